@@ -192,7 +192,7 @@ def _markdown_page(
     compared: Sequence[Comparison],
     figures: Sequence[FigureFile],
 ) -> str:
-    answer = _bullets(_answer(found))
+    answer = _bullets(_answer(found, cells))
     rest = len(cells) - MAX_SHOWN_CELLS
     more = f"\n{more_label(rest, 'cell')}; {ALL_IN}\n" if rest > 0 else ""
     shown = cells.first(MAX_SHOWN_CELLS)
@@ -237,11 +237,12 @@ def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {markdown_cell(line)}" for line in lines)
 
 
-def _answer(found: Verdict) -> list[str]:
+def _answer(found: Verdict, cells: Cells) -> list[str]:
     caveat = [found.caveat] if found.caveat else []
     way = [found.to_decide] if found.to_decide else []
     lines = [
         found.answer,
+        *(found.details if cells.is_all_predicted else ()),
         *caveat,
         *found.replayed,
         *found.failures,
@@ -277,6 +278,8 @@ def _print_summary(
     found: Verdict,
     compared: Sequence[Comparison],
 ) -> None:
+    first = [*max_length_lines(longest), *_answer(found, cells)] if cells.is_all_predicted else []
+    _print_lines(console, first, found)
     print_cells(console, cells)
     if len(cells) > TERMINAL_ROWS:
         console.print(f"{more_label(len(cells) - TERMINAL_ROWS, 'cell')} in summary.csv")
@@ -289,19 +292,17 @@ def _print_summary(
     for line in (f"{each.name}: {equivalence_line(each)}" for each in compared):
         if line not in found.answer:  # which repeats those that found something else
             console.print(Text(line))
-    lines = [
-        *failure_reasons(cells),
-        *next_steps(cells),
-        *score_lines(cells),
-        *max_length_lines(longest),
-        *_answer(found),
-    ]
+    lines = [*failure_reasons(cells), *next_steps(cells), *score_lines(cells)]
+    lines += [] if first else [*max_length_lines(longest), *_answer(found, cells)]
     if not cells.are_predicted.any():  # the reasons have said which cells failed, and how
         lines = [line for line in lines if line not in found.failures]
+    _print_lines(console, lines, found)
+
+
+def _print_lines(console: Console, lines: Sequence[str], found: Verdict) -> None:
+    """Print a line each, without breaking those that end in a command."""
     for line in lines:
-        console.print(
-            Text(line), soft_wrap=line in (found.to_decide, *found.replayed[-1:])
-        )  # a command is copied whole
+        console.print(Text(line), soft_wrap=line in (found.to_decide, *found.replayed[-1:]))
 
 
 if __name__ == "__main__":

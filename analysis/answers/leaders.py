@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
 
+import pandas as pd
+
 from analysis.cells.cells import Cells
+from analysis.cells.comparison import work_number
 from analysis.cells.difference import (
     LEVEL_SHARE,
     NO_LINK,
@@ -15,10 +18,12 @@ from analysis.cells.difference import (
     RateBand,
     band_difference,
     difference,
+    predicted_difference,
     too_few,
 )
 from analysis.cells.selection import ALL_IN
-from analysis.labels import band_label, more_label, number_label
+from analysis.labels import band_label, more_label, number_label, percent_label
+from bench.cost.band import Fit
 from bench.labels import length_label, rate_range_label
 from bench.statistics import MIN_PROCESSES
 
@@ -100,25 +105,40 @@ class Ranking:
 
 
 def rankings(cells: Cells) -> list[Ranking]:
-    """Per length and kind of work what may be said of its cells, by length."""
-    groups: dict[tuple[int, int], list[Timed]] = {}
+    """Per length and kind of work what may be said of its cells, by length.
+
+    Predicted cells of one length are compared by tokens/s also where a step takes other numbers of sequences.
+    """
+    groups: dict[tuple[int, bool, int], list[Timed]] = {}
     frame = cells.frame
+    free_work = work_number(frame, but=("sequences_per_step",))
     columns = (
         frame["seq_len"],
-        cells.work,
+        cells.are_predicted,
+        free_work.where(cells.are_predicted, cells.work),
         cells.names,
         frame.index,
         frame["tokens_per_s"],
         cells.process_counts,
         cells.are_replayed,
     )
-    bands, faster_ranks = _bands(cells), _faster_ranks(cells)
-    for seq_len, work, name, row, *speed in zip(*(column.tolist() for column in columns), strict=True):
+    bands, left_out = _bands(cells), _faster_ranks(cells) | _unsure_of_memory(cells, free_work)
+    for seq_len, is_predicted, work, name, row, *speed in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
         tokens_per_s, processes, is_replayed = speed
         cell = Timed(name, row, tokens_per_s, processes, bands.get(row), is_replayed)
-        if cell.processes and row not in faster_ranks:
-            groups.setdefault((int(seq_len), work), []).append(cell)
-    return [_ranking(seq_len, groups[seq_len, work], cells) for seq_len, work in sorted(groups)]
+        if cell.processes and row not in left_out:
+            groups.setdefault((int(seq_len), is_predicted, work), []).append(cell)
+    return [_ranking(key[0], groups[key], cells) for key in sorted(groups)]
+
+
+def _unsure_of_memory(cells: Cells, work: pd.Series[int]) -> set[int]:
+    """Return rows of predicted cells that may not fit where others of the same work fit for certain."""
+    predicted = cells.frame[cells.are_predicted & cells.frame["status"].eq("ok")]
+    is_unsure = predicted["predicted_fit"].eq(Fit.UNDECIDED)
+    has_sure = (~is_unsure).groupby(work[predicted.index]).transform("any")
+    return {*predicted.index[is_unsure & has_sure]}
 
 
 def _faster_ranks(cells: Cells) -> set[int]:
@@ -182,7 +202,8 @@ def _ranking(seq_len: int, timed: Sequence[Timed], cells: Cells) -> Ranking:
 def _leads_by_band(first: Timed, others: Sequence[Timed]) -> Iterator[tuple[Timed, Difference]]:
     for other in others:
         if first.band is not None and other.band is not None:
-            yield other, band_difference(first.band, other.band)
+            compare = band_difference if first.is_replayed else predicted_difference
+            yield other, compare(first.band, other.band)
 
 
 def _measured(ranking: Ranking) -> str:
@@ -210,16 +231,39 @@ def _detail(ranking: Ranking) -> str:
     if ranking.undecided is not None:
         return f"{_measured(ranking)}; undecided: {ranking.undecided}"
     first = ranking.first
-    start = f"{_place(ranking)}: {first.name}, {first.text} tokens/s"
+    name = bracketed(first.name) if ranking.is_predicted else first.name
+    start = f"{_place(ranking)}: {name}, {first.text} tokens/s"
     if not ranking.lead:
         return f"{start}; nothing to compare it with"
+    if ranking.is_predicted:
+        return "; ".join([start, *_behind(ranking)])
     ratios = [_ratio(other, found) for other, found in ranking.lead[:MAX_FIGURES]]
     once = ", ".join(f"{cell.name}: {cell.text}" for cell in ranking.not_repeated[:MAX_FIGURES])
     return f"{start}, {'; '.join(ratios)}" + (f"; too few processes to compare: {once}" if once else "")
 
 
+def _behind(ranking: Ranking) -> Iterator[str]:
+    """Yield `no clear difference: usp (sp 4)` and `slower: ring (sp 8) by 9.8 %` of a prediction."""
+    level = [bracketed(other.name) for other, found in ranking.lead if not found.is_faster]
+    slower = [
+        f"{bracketed(other.name)} by {percent_label(1 - 1 / found.ratio)}"
+        for other, found in ranking.lead
+        if found.is_faster and found.ratio
+    ]
+    for said, names in {"no clear difference": level, "slower": slower}.items():
+        rest = [more_label(len(names) - MAX_FIGURES, "cell")] if len(names) > MAX_FIGURES else []
+        if names:
+            yield f"{said}: {', '.join([*names[:MAX_FIGURES], *rest])}"
+
+
+def bracketed(name: str) -> str:
+    """Return `ring (sp 2)` for `ring, sp 2`: a name that can stand in a list."""
+    strategy, _, settings = name.partition(", ")
+    return f"{strategy} ({settings})" if settings else name
+
+
 def _ratio(other: Timed, found: Difference) -> str:
     level = f", no difference above {LEVEL_SHARE:.0%}".replace("%", " %")
     clear = "" if found.is_faster else level if found.is_level else ", no clear difference"
-    by_bands = "" if other.band is None else " by both bands"
-    return f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f}{by_bands}) times {other.name}{clear}"
+    by_ranges = "" if other.band is None else " by both ranges"
+    return f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f}{by_ranges}) times {other.name}{clear}"

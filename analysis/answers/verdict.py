@@ -11,11 +11,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.answers.leaders import Ranking, Timed, leader_lines, measured_lines, rankings
+from analysis.answers.leaders import Ranking, Timed, bracketed, leader_lines, measured_lines, rankings
 from analysis.answers.observed import observed_lines
 from analysis.cells.cells import Cells
 from analysis.cells.comparison import BASE
-from analysis.cells.difference import LEVEL_SHARE, NO_LINK
+from analysis.cells.difference import LEVEL_SHARE, MODEL_SHARE, NO_LINK
 from analysis.cells.selection import ALL_IN
 from analysis.cells.statuses import NO_SPARE, UNDECIDED, shown_statuses
 from analysis.labels import count_label, more_label, percent_label, signed_percent_label, status_label
@@ -122,18 +122,24 @@ def _fastest(found: Sequence[Ranking]) -> str:
         _level([ranking for ranking in ran if ranking.is_level], NO_DIFFERENCE),
         _level([ranking for ranking in ran if not ranking.is_level], "No clear difference"),
         _left_open(ran, "Undecided"),
-        _ahead(replayed, "Most tokens/s in a replay, however much of the link's time is exposed"),
+        _ahead(
+            [ranking for ranking in replayed if ranking.is_clear],
+            "Most tokens/s in a replay, however much of the link's time is exposed",
+        ),
         _level(replayed, "Not separated by a replay, as ranges overlap"),
         _left_open(replayed, "Undecided in a replay"),
-        _ahead(predicted, "Predicted to have most tokens/s"),
-        _level(predicted, "No clear difference predicted"),
+        _ahead([ranking for ranking in predicted if ranking.is_clear], "Predicted fastest"),
+        _ahead(
+            [ranking for ranking in predicted if not ranking.is_clear],
+            "Predicted fastest, without a clear lead",
+        ),
     ]
     return " ".join(filter(None, parts))
 
 
 def _ahead(found: Sequence[Ranking], said: str) -> str:
-    """`Predicted to have most tokens/s: ulysses at 8k.`; empty where none is clearly ahead of all others."""
-    ahead = _by_name((ranking.first.name, ranking.seq_len) for ranking in found if ranking.is_clear)
+    """Return `Predicted fastest: ulysses at 8k.`, the first of each comparison; empty without any."""
+    ahead = _by_name((ranking.first.name, ranking.seq_len) for ranking in found)
     return f"{said}: {_places(ahead)}." if ahead else ""
 
 
@@ -141,9 +147,9 @@ def _faster(found: Sequence[Ranking]) -> str:
     """`Faster: ulysses than ring at 64k.`; empty where none is faster than all that ran often enough."""
     ahead: dict[str, set[int]] = {}
     for ranking in (ranking for ranking in found if ranking.is_clear):
-        others = [_bracketed(other.name) for other, _ in ranking.lead]
+        others = [bracketed(other.name) for other, _ in ranking.lead]
         than = _listed(others) if len(others) <= MAX_OTHERS else f"all {len(others)} others"
-        ahead.setdefault(f"{_bracketed(ranking.first.name)} than {than}", set()).add(ranking.seq_len)
+        ahead.setdefault(f"{bracketed(ranking.first.name)} than {than}", set()).add(ranking.seq_len)
     return f"Faster: {_places(ahead)}." if ahead else ""
 
 
@@ -152,7 +158,7 @@ def _level(found: Sequence[Ranking], said: str) -> str:
     lengths: dict[str, set[int]] = {}
     for ranking in found:
         if ranking.lead and not ranking.is_clear:
-            lengths.setdefault(_listed(map(_bracketed, ranking.unbeaten)), set()).add(ranking.seq_len)
+            lengths.setdefault(_listed(map(bracketed, ranking.unbeaten)), set()).add(ranking.seq_len)
     if len(lengths) > MAX_NAMES:
         where = _lengths(set().union(*lengths.values()))
         return f"{said}: {len(lengths):,} comparisons at {where}."
@@ -238,7 +244,7 @@ def _done(cells: Cells, rows: pd.Series[bool], said: str) -> str:
     pairs = zip(cells.names[rows], cells.frame.loc[rows, "seq_len"], strict=True)
     for name, where in _by_name(pairs).items():
         lengths.setdefault(tuple(sorted(where)), []).append(name)
-    parts = [f"{_listed(map(_bracketed, who))} at {_lengths(where)}" for where, who in lengths.items()]
+    parts = [f"{_listed(map(bracketed, who))} at {_lengths(where)}" for where, who in lengths.items()]
     return f"{said}: {'; '.join(parts)}."
 
 
@@ -293,7 +299,8 @@ def where(cells: Cells, rows: pd.Series[bool]) -> str:
 def _fits(cells: Cells) -> list[str]:
     """One sentence where anything ran out of memory: the longest length that fits, per series of cells.
 
-    Another where anything is predicted to run out, or may. Names at most MAX_SERIES_NAMED series.
+    Another where anything is predicted to run out, or may, and where all predicted cells fit. Names at most
+    MAX_SERIES_NAMED series.
     """
     predicted, replayed = cells.are_predicted, cells.are_replayed
     kinds = {
@@ -304,7 +311,9 @@ def _fits(cells: Cells) -> list[str]:
     found = {
         said: _longest_of(cells.frame.loc[rows, FITTED_BY], cells.names[rows]) for said, rows in kinds.items()
     }
-    return [f"{said}: {longest}." for said, longest in found.items() if longest]
+    fitting = cells.frame.loc[predicted, "predicted_fit"].eq(Fit.FITS)
+    all_fit = ["Every predicted cell fits in memory."] if len(fitting) and fitting.all() else []
+    return [*(f"{said}: {longest}." for said, longest in found.items() if longest), *all_fit]
 
 
 def _longest_of(summary: pd.DataFrame, names: pd.Series[str]) -> str:
@@ -373,8 +382,8 @@ def _banded(predicted: pd.DataFrame) -> str:
     width = f"{signed_percent_label(low)} to {signed_percent_label(high)}"
     return (
         f"How sure: {_cells(known)} predicted by a model with the rates of {names}; nothing ran. Their"
-        f" tokens/s may be off by {width}: the band of the model, not a confidence interval. Cells share much"
-        " of what it holds, so bands that overlap do not say that there is no difference."
+        f" tokens/s may be off by {width}: the band of the model, not a confidence interval. Cells are"
+        f" compared at equal rates, and differences below {MODEL_SHARE * 100:.0f} % are called none."
     )
 
 
@@ -421,12 +430,6 @@ def _lengths(lengths: Iterable[int]) -> str:
     """`8k and 64k`; only first and last of many."""
     labels = [*map(length_label, sorted(lengths))]
     return _listed(labels) if len(labels) <= MAX_LENGTHS else f"{labels[0]} to {labels[-1]}"
-
-
-def _bracketed(name: str) -> str:
-    """`ring (sp 2)` of `ring, sp 2`: a name that can stand in a list."""
-    strategy, _, settings = name.partition(", ")
-    return f"{strategy} ({settings})" if settings else name
 
 
 def _listed(items: Iterable[str]) -> str:

@@ -1,7 +1,8 @@
 """Whether one cell may be called faster than another: the one rule, wherever it is asked.
 
 Identical cells in fresh processes differ by more than the steps within one process do, so only processes are
-compared: MIN_PROCESSES on each side, run in turns. Predictions are compared by their bands.
+compared: MIN_PROCESSES on each side, run in turns. Predictions are compared at equal rates, replays by their
+ranges.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from bench.statistics import MIN_PROCESSES, pair_rank, ratio_interval
 
 LEVEL_SHARE = 0.05
 """Differences smaller than this are called none where an interval excludes larger ones."""
+MODEL_SHARE = 0.05
+"""Predicted differences smaller than this are called none: the model leaves out kernels that share a device
+with copies, congestion and ranks that wait, and no run on several GPUs has confirmed it."""
 NO_LINK = "the time on the link is not known"
 NOT_IN_TURNS = "run one after the other, not in turns"
 
@@ -41,10 +45,11 @@ class Difference:
     """Why nothing may be said, in a few words; None where something may."""
     ratio: float | None = None
     """The median ratio of all pairs of processes; above 1 the one side is faster. None where undecided.
-    Of predictions that of the expected speeds."""
+    Of predictions and replays that of the expected speeds."""
     low: float | None = None
     high: float | None = None
-    """The ratio's 95 % interval; of predictions what both bands leave possible."""
+    """The ratio's 95 % interval; of replays what both ranges leave possible, of predictions what equal rates
+    and MODEL_SHARE do."""
 
     @property
     def is_faster(self) -> bool:
@@ -72,14 +77,22 @@ class RateBand:
 
 
 def band_difference(one: RateBand, other: RateBand) -> Difference:
-    """The speed of `one` over that of `other`, predicted or replayed: apart where their bands do not meet.
-
-    Two strategies on one machine share much of what their bands hold, such as the rate of matrix products, so
-    bands that meet do not say that there is no difference.
-    """
+    """Return the replayed speed of `one` over that of `other`: apart where their ranges do not meet."""
     return Difference(
         None, one.expected / other.expected, low=one.low / other.high, high=one.high / other.low
     )
+
+
+def predicted_difference(one: RateBand, other: RateBand) -> Difference:
+    """Return the predicted speed of `one` over that of `other`, at equal rates of the hardware.
+
+    Low ends are compared with low ends and high ones with high ones: two strategies on one machine share
+    most of what their bands hold, such as the rate of matrix products. MODEL_SHARE is added on both sides.
+    """
+    ends = ((one.low, other.low), (one.expected, other.expected), (one.high, other.high))
+    ratios = [mine / theirs for mine, theirs in ends]
+    low, high = min(ratios) / (1 + MODEL_SHARE), max(ratios) * (1 + MODEL_SHARE)
+    return Difference(None, one.expected / other.expected, low, high)
 
 
 def processes_of(frame: pd.DataFrame) -> Processes:

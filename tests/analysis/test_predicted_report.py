@@ -4,6 +4,7 @@ import re
 from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from analysis.report import write_report
 from bench.cell.outcome import outcome
 from bench.cell.planned import planned_cell
 from bench.cell.run import run
-from tests.analysis.predictions import with_prediction
+from bench.environment import REPOSITORY
+from tests.analysis.predictions import make_predicted, with_prediction
 from tests.analysis.records import make_record, make_timing, write_sweep
 from tests.cells import TWO_CORES, make_cell
 
+PAGE = (REPOSITORY / "docs" / "predict.md").read_text()
 WORDS = ("mode=predict", "hardware=h100_80gb", "model=qwen3_4b", "cluster.world_size=4", "loss=untiled")
 OF_SAMPLES = (
     "n=1", "one process", "processes of each cell", "95 % interval", "do not say what was checked",
@@ -54,7 +57,46 @@ def test_a_report_of_predictions_speaks_of_bands_and_of_no_sample_process_or_che
     assert not [words for words in OF_SAMPLES if words in text]
     assert "OOM (predicted)" in text
     assert "the band of the model, not a confidence interval" in text
-    assert "No clear difference predicted: ring and ulysses at 8k, 16k, 32k and 64k." in text
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_the_page_shows_what_its_command_prints(tmp_path, capsys):
+    command, output = re.findall(r"(?:^ {4}.*\n)+", PAGE, re.MULTILINE)
+    axes = [word.partition("=") for word in command.split()[3:]]
+    choices = [[f"{key}={value}" for value in values.split(",")] for key, _, values in axes]
+    cells = {cell.cell_id: cell for cell in (make_cell(*words) for words in product(*choices))}
+    planned = [planned_cell(cell, TWO_CORES) for cell in cells.values()]
+    records = [run(each, None, Path()).to_json() for each in planned]
+    write_report(write_sweep(tmp_path, records))
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in map(str.strip, output.splitlines()) if line not in ("...", *printed)] == []
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_the_first_lines_say_which_is_fastest_by_how_much_and_what_fits(tmp_path, capsys):
+    """Each value stands before any table, in this order."""
+    times = {"ulysses": (80.0, 100.0, 125.0), "usp": (83.0, 104.0, 130.0), "ring": (96.0, 120.0, 150.0)}
+    fast = [make_predicted(config={"strategy": name}, step_ms=step_ms) for name, step_ms in times.items()]
+    long = [
+        make_predicted(config={"strategy": name, "seq_len": 65536}, fit="out_of_memory") for name in times
+    ]
+    write_report(write_sweep(tmp_path, [*fast, *long]))
+    page = re.sub("<style>.*?</style>|<[^>]+>", " ", (tmp_path / "report.html").read_text(), flags=re.DOTALL)
+    for text in (capsys.readouterr().out, (tmp_path / "summary.md").read_text(), page):
+        *parts, table = (
+            "fastest, without a clear lead: ulysses at 8k",
+            "8k, predicted: ulysses, 81,920 (65,536 to 102,400)",
+            "no clear difference: usp; slower: ring by 16.7 %",
+            "ring at 64k; ulysses at 64k; usp at 64k",
+            "ulysses 8k (64k runs out)",
+            "rates of hardware=h100_80gb; nothing ran",
+            "OOM (predicted)",
+        )
+        shown = " ".join(text.split())
+        places = [shown.find(part) for part in parts]
+        assert -1 not in places, parts[places.index(-1)]
+        assert places == sorted(places)
+        assert places[-1] < shown.index(table)
 
 
 def test_a_prediction_s_page_says_what_the_expected_step_and_memory_are_made_of(told, records):

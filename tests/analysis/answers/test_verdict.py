@@ -200,35 +200,55 @@ def predicted(strategy, step_ms, seq_len=8192, **prediction):
     return make_predicted(config={"strategy": strategy, "seq_len": seq_len}, step_ms=step_ms, **prediction)
 
 
-def test_predictions_whose_bands_meet_are_no_clear_difference_and_lack_no_process(cells_of):
-    records = [predicted("ulysses", (80.0, 100.0, 125.0)), predicted("ring", (90.0, 110.0, 130.0))]
+def test_predictions_are_compared_at_equal_rates_and_lack_no_process(cells_of):
+    """Of bands that overlap, those that are apart at each end by more than the model leaves out."""
+    times = {"ulysses": (80.0, 100.0, 125.0), "usp": (83.2, 104.0, 130.0), "ring": (96.0, 120.0, 150.0)}
+    records = [predicted(strategy, step_ms) for strategy, step_ms in times.items()]
     found = verdict(cells_of(records), "python run_sweep.py")
-    assert found.answer == "No clear difference predicted: ring and ulysses at 8k."
+    assert found.answer == "Predicted fastest, without a clear lead: ulysses at 8k."
     (line,) = found.details
-    assert line == (
-        "8k, predicted: ulysses, 81,920 (65,536 to 102,400) tokens/s,"
-        " 1.10 (0.72 to 1.62 by both bands) times ring, no clear difference"
-    )
+    assert line.startswith("8k, predicted: ulysses, 81,920 (65,536 to 102,400) tokens/s;")
+    assert line.endswith("; no clear difference: usp; slower: ring by 16.7 %")
     assert (found.to_decide, found.unchecked) == (None, [])
+    assert found.fits == ["Every predicted cell fits in memory."]
     assert found.certainty.startswith(
-        "How sure: 2 cells predicted by a model with the rates of hardware=h100_80gb; nothing ran. Their"
+        "How sure: 3 cells predicted by a model with the rates of hardware=h100_80gb; nothing ran. Their"
         " tokens/s may be off by -20.0 % to +25.0 %: the band of the model, not a confidence interval."
     )
+    alone = verdict(cells_of([record for record in records if record["config"]["strategy"] != "usp"]))
+    assert alone.answer == "Predicted fastest: ulysses at 8k."
 
 
-def test_a_prediction_leads_where_its_band_lies_above_all_others(cells_of):
-    slow = [predicted("ring", (130.0, 150.0, 170.0)), predicted("usp", (125.5, 150.0, 170.0))]
-    found = verdict(cells_of([predicted("ulysses", (80.0, 100.0, 125.0)), *slow]))
-    assert found.answer == "Predicted to have most tokens/s: ulysses at 8k."
+def test_a_prediction_that_differs_at_one_end_of_the_rates_only_is_no_clear_difference(cells_of):
+    records = [predicted("ulysses", (80.0, 100.0, 125.0)), predicted("ring", (81.0, 120.0, 150.0))]
+    (line,) = verdict(cells_of(records)).details
+    assert line.endswith("; no clear difference: ring")
+
+
+def test_a_prediction_that_may_not_fit_leads_only_where_none_fits(cells_of):
+    fast = predicted("gather_kv", (8.0, 10.0, 12.5), fit="undecided")
+    sure = [predicted("ulysses", (80.0, 100.0, 125.0)), predicted("ring", (96.0, 120.0, 150.0))]
+    assert verdict(cells_of([fast, *sure])).answer == "Predicted fastest: ulysses at 8k."
+    slow = predicted("ulysses", (80.0, 100.0, 125.0), fit="undecided")
+    assert verdict(cells_of([fast, slow])).answer == "Predicted fastest: gather_kv at 8k."
+
+
+def test_predictions_of_one_length_are_compared_over_degrees(cells_of):
+    config = {"cluster.world_size": 8, "strategy": "ulysses"}
+    records = [
+        make_predicted(config=config | {"sp_degree": degree, "dp_shard": 8 // degree}, step_ms=(ms,) * 3)
+        for degree, ms in {4: 100.0, 8: 120.0}.items()
+    ]
+    (line,) = verdict(cells_of(records)).details
+    assert line.endswith("ulysses (sp 4), 81,920 tokens/s; slower: ulysses (sp 8) by 16.7 %")
 
 
 def test_what_is_predicted_is_never_ranked_with_what_was_measured(cells_of):
     sure = [*repeated("ulysses", [100.0] * 6), *repeated("ring", [200.0] * 6)]
-    both = [predicted("ulysses", (80.0, 100.0, 125.0)), predicted("ring", (90.0, 110.0, 130.0))]
+    both = [predicted("ulysses", (80.0, 100.0, 125.0)), predicted("ring", (90.0, 110.0, 140.0))]
     found = verdict(cells_of([*sure, *both]))
     assert found.answer == (
-        "Faster: ulysses (measured) than ring (measured) at 8k."
-        " No clear difference predicted: ring (predicted) and ulysses (predicted) at 8k."
+        "Faster: ulysses (measured) than ring (measured) at 8k. Predicted fastest: ulysses, predicted at 8k."
     )
     assert len(found.details) == 2
     assert found.certainty.count("How sure:") == 2

@@ -39,7 +39,7 @@ def test_a_gpu_counts_as_often_as_there_are_ranks():
     assert make_cell("mode=replay", "strategy=ring", machine=TWO_CORES).cluster.world_size == 2
 
 
-def test_another_rank_is_another_cell_and_a_measured_cell_keeps_its_id():
+def test_another_rank_is_another_cell():
     ranks = [make_cell(*FOUR, "strategy=ring", f"replay.rank={rank}") for rank in (0, 1)]
     assert len({cell.cell_id for cell in ranks}) == 2
 
