@@ -29,8 +29,6 @@ from analysis.frame.archive import MADE_WITH, Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
 from analysis.labels import more_label
 from analysis.page.page import render
-from analysis.tables.ablation import HEADINGS as ABLATION_HEADINGS
-from analysis.tables.ablation import ablation_rows
 from analysis.tables.attention import HEADINGS, SHORT_HEADINGS, attention_rows
 from analysis.tables.csv_text import csv_text
 from analysis.tables.equivalence import equivalence_markdown
@@ -199,11 +197,7 @@ def _markdown_page(
     table, calls = markdown_text(shown), attention_rows(shown)
     attention = f"\n## Attention alone\n\n{markdown_table(HEADINGS, calls)}" if calls else ""
     losses = f"## Loss equivalence\n\n{equivalence_markdown(compared)}\n" if compared else ""
-    saved = ablation_rows(cells)
-    ablation = f"\n## What each switch saves\n\n{markdown_table(ABLATION_HEADINGS, saved)}" if saved else ""
-    tables = (
-        f"{losses}{_longest(longest)}{table}{more}{attention}{ablation}{_score(shown)}{_captions(figures)}"
-    )
+    tables = f"{losses}{_longest(longest)}{table}{more}{attention}{_score(shown)}{_captions(figures)}"
     return f"# Summary\n\n{markdown_cell(cells.subtitle)}\n\n{answer}\n\n{tables}"
 
 

@@ -17,10 +17,6 @@ KEEP_ANY = "resume=any"
 TOOLS: Mapping[str, str] = {
     "report": "analysis.report",
     "compare": "analysis.compare",
-    "implementations": "analysis.implementations",
-    "overhead": "bench.overhead",
-    "compare-implementations": "bench.compare_implementations",
-    "judge-packages": "bench.judge_packages",
     "agent": "bench.nodes",
 }
 """What the command's first word may be, and the module that `python -m` takes for the same."""

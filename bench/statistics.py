@@ -30,10 +30,6 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
-
 
 def slowest_median(by_rank: Sequence[Sequence[float]]) -> float:
     """The median over steps or calls of what the slowest rank took, in the unit of the samples."""
@@ -63,29 +59,6 @@ def median_interval(samples: Sequence[float]) -> Interval | None:
         return None
     ordered = sorted(samples)
     return Interval(low=ordered[k - 1], high=ordered[-k])
-
-
-def signed_rank(n: int) -> int:
-    """The k for which [k-th smallest, k-th largest] of the means of all pairs of n samples covers the centre.
-
-    With at least 95 % of symmetric samples; 0 where n is too small for that, below six. From the normal
-    approximation of Wilcoxon's statistic, rounded down: the exact interval or a slightly wider one.
-    """
-    pairs = n * (n + 1) / 2
-    deviation = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
-    return max(0, math.floor(pairs / 2 - statistics.NormalDist().inv_cdf(1 - ERROR_SHARE / 2) * deviation))
-
-
-def centre_interval(samples: Sequence[float]) -> tuple[float, Interval | None]:
-    """The centre of samples whose distribution is symmetric, and the centre's 95 % interval.
-
-    The centre is the median of the means of all pairs, each sample paired with itself too (J. L. Hodges and
-    E. L. Lehmann, 1963); the interval inverts the signed-rank test (F. Wilcoxon, Individual comparisons by
-    ranking methods, 1945). None below six samples.
-    """
-    means = sorted((one + other) / 2 for i, one in enumerate(samples) for other in samples[: i + 1])
-    k = signed_rank(len(samples))
-    return statistics.median(means), Interval(low=means[k - 1], high=means[-k]) if k else None
 
 
 @cache

@@ -39,7 +39,7 @@ WHOLE = {"bench/passes/trace/launched.py", *(
     f"bench/attention/kernels/{name}.py" for name, facts in KERNEL_FACTS.items() if "cpu" not in facts.dtypes
 )}  # fmt: skip
 """Files that only a GPU uses, beside those that are named so."""
-NO_RANK = {"request", "sweep", "cost", "nodes", "experiments", "overhead"}
+NO_RANK = {"request", "sweep", "cost", "predict", "nodes", "experiments"}
 """Rooms that plan: they read the device of a cell and run on any machine."""
 NO_STATEMENT = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Global)
 

@@ -9,10 +9,10 @@ import torch.distributed as dist
 
 from bench.node import worker
 from bench.node.worker import join, run_cell
-from bench.overhead.turns import compare
 from bench.passes.objective import rank as objective
 from bench.passes.timing.clock import StepClock
 from bench.training import models
+from tests.benchmarks.overhead import compare
 from tests.fault_classes import attention, tampering, tokens
 from tests.fault_classes.tampering import change_the_model, tampered, wrap
 

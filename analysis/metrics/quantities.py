@@ -169,10 +169,6 @@ CELL_TIME = Quantity(
     "cell_time", "Time of a cell and its fixed cost", "s",
     "What a cell took from start to end, and what of it was not its own steps, checks and traces.",
 )  # fmt: skip
-HARNESS_OVERHEAD = Quantity(
-    "harness_overhead", "What the harness costs", "ratio, s",
-    "A timed step over the same step in a bare loop, and a cell's fixed cost over torchrun's.",
-)  # fmt: skip
 STABILITY = Quantity(
     "stability", "Flags on a cell", "text",
     "What a reader must know before trusting a number: unsteady steps, a busy machine, excluded shares.",
@@ -185,6 +181,6 @@ SWEEP_RATIO = Quantity(
 WITHOUT_METRIC = (
     OUT_OF_MEMORY, CAUSAL_AREA, DOCUMENTS, PAYLOAD, ATTENTION_PARITY, FULL_LENGTH,
     OBJECTIVE, UPDATES, POSITIONS, PROBE,
-    TELEMETRY, HARNESS_OVERHEAD, SWEEP_RATIO,
+    TELEMETRY, SWEEP_RATIO,
 )  # fmt: skip
 """Those of which only the record says something, or another command."""

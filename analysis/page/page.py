@@ -23,7 +23,7 @@ from analysis.frame.load import node_links
 from analysis.labels import count_label, more_label
 from analysis.metrics.definitions import meanings_of
 from analysis.page.facts import cell_facts
-from analysis.tables import ablation, attention, equivalence, max_length, score
+from analysis.tables import attention, equivalence, max_length, score
 from analysis.tables.environment import environment_facts
 from analysis.tables.record import BLOCK_HEADINGS, CHECK_HEADINGS, Attempt, Pairs, as_text, attempt
 from analysis.tables.rows import (
@@ -153,10 +153,8 @@ def _tables(cells: Cells, shown: Cells) -> list[Table]:
     """What stands below the table of cells."""
     calls = with_meanings(attention.HEADINGS, attention.COLUMNS)
     scored = with_meanings(score.HEADINGS, score.COLUMNS)
-    saved = with_meanings(ablation.HEADINGS)
     return [
         Table("Attention alone", calls, attention.attention_rows(shown), reading=attention.READING),
-        Table("What each switch saves", saved, ablation.ablation_rows(cells), (1, 2), (), ablation.READING),
         Table(
             "Predicted beside measured",
             scored,

@@ -10,9 +10,8 @@ from bench.environment import installed
 
 ANY_DTYPE = ("bf16", "fp16", "fp32", "fp64")
 HALF = ("bf16", "fp16")
-WHY_HALF = "flash-attn takes 16 bits; our stand-in would take float32, which the package is not written for"
-"""Of packages built on flash-attn whose gradients are sums in float32: given float32 they add in place to a
-buffer that the next block overwrites, as `.to(torch.float32)` is then no copy."""
+"""Dtypes of flash-attn, and of packages that add up its gradients in float32: given float32, these add in
+place to a buffer that the next block overwrites, as `.to(torch.float32)` is then no copy."""
 HEAD_DIM_MULTIPLE = 8
 """Fused kernels load 16 bytes at a time; torch's attention pads heads, the operators below it refuse them."""
 FLASH_ATTN = "flash_attn_2"

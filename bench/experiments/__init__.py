@@ -12,9 +12,6 @@ from typing import Any
 
 from bench.config import ConfigError, RunConfig
 from bench.environment import Machine
-from bench.experiments.alst_ablation import ablation_cells
-from bench.experiments.implementations import implementation_cells
-from bench.experiments.implementations_table import write_implementations
 from bench.experiments.loss_equivalence import cells_side_by_side, roles_of
 from bench.experiments.max_length import Grow, growing, opening_line
 from bench.experiments.probe import probed_cells, write_probe
@@ -51,10 +48,6 @@ class Experiment:
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     "none": Experiment(lambda raws, machine: [resolve(raw, machine) for raw in raws], needs_sharing=False),
-    "alst_ablation": Experiment(ablation_cells),
-    "implementations": Experiment(
-        implementation_cells, "attention", conclude=write_implementations, compares_values=True
-    ),
     "loss_equivalence": Experiment(cells_side_by_side, "train", roles=roles_of, compares_values=True),
     "max_length": Experiment(
         lambda raws, machine: growing(raws, machine)([]), opening=opening_line, growing=growing

@@ -10,10 +10,11 @@ import msgspec
 
 from bench.config import AUTO, RunConfig
 from bench.environment import Machine
-from bench.experiments.markdown import reasons, table, write
+from bench.labels import length_label
 from bench.passes.probe.section import Moved, Probe
 from bench.request.choices import Raw, read_option
 from bench.request.resolve import resolve
+from bench.store import write_whole
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import Facts
 
@@ -60,8 +61,13 @@ def _dtype(facts: Facts | None) -> str:
 
 def write_probe(records: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Write probe.md into the folder, and print it; `records` are the lines of the sweep."""
-    lines = ["# Leak probe", "", *(f"- {line}" for line in LEGEND), "", *table(HEADS, _rows(records))]
-    write("\n".join([*lines, "", *reasons(records)]).rstrip() + "\n", folder / FILE)
+    rows = (HEADS, ["---"] * len(HEADS), *_rows(records))
+    table = [f"| {' | '.join(row)} |" for row in rows]
+    lines = ["# Leak probe", "", *(f"- {line}" for line in LEGEND), "", *table, "", *_reasons(records)]
+    text = "\n".join(lines).rstrip() + "\n"
+    write_whole(folder / FILE, text)
+    print(text)
+    print(f"table: {folder / FILE}")
 
 
 def _rows(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
@@ -84,3 +90,12 @@ def _counts(moved: Moved) -> tuple[str, ...]:
         (moved.own_outputs, moved.of_own),
     )
     return tuple(f"{count:,} of {of:,}" for count, of in pairs)
+
+
+def _reasons(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each record whose cell did not end well."""
+    for record in records:
+        if record["reason"] is not None:
+            config = record["config"]
+            named = f"{config['strategy']} {config['layout']} {length_label(config['seq_len'])}"
+            yield f"- {named} {config['trainer']}: {record['status']}: {record['reason']}"

@@ -12,9 +12,6 @@ from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
 from bench.strategies.options import Option
 from bench.strategies.schedule import WIDE_BYTES, Schedule, wide
 
-NOT_OFFERED, NOT_ASKED = "not offered here", "not asked"
-"""Our adapter lacks it; the package has no argument for it. docs/implementations.md explains them."""
-
 
 @dataclass(frozen=True, slots=True)
 class CallMemory:
@@ -37,21 +34,12 @@ class Facts(ABC):
     """Which tokens a rank may hold, the default first."""
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPE_BYTES)
     """The dtypes it can run in."""
-    why_these_dtypes: ClassVar[str] = ""
-    """Why its package is not asked for the others; empty where there is no such reason."""
-    ours: ClassVar[str | None] = None
-    """The strategy of ours that it is compared with: of a package's that which does the same.
-
-    Of ours the plain form, or the one whose place it takes; None where there is neither.
-    """
     takes_fewer_kv_heads: ClassVar[bool] = True
     """Whether there may be fewer KV heads than ranks that share heads: it repeats them then."""
     package: ClassVar[str | None] = None
     """The distribution whose code runs; None where it is ours."""
     tried: ClassVar[str | None] = None
     """The version of it that passed the gates, where it is no requirement of ours; None where any will do."""
-    calls_flash_attn: ClassVar[bool] = False
-    """Whether its package calls flash-attn's functions: only on `flash_attn_2` are they no stand-ins."""
     shares_sequences: ClassVar[bool] = True
     """Whether ranks share a sequence at all; false only for `local`."""
     is_hybrid: ClassVar[bool] = False
@@ -66,10 +54,8 @@ class Facts(ABC):
     """Whether its attention stays within the documents of packed sequences, wherever they end."""
     why_it_packs_not: ClassVar[str] = "its attention is not told where documents end"
     """The reason, where it does not."""
-    packing_is: ClassVar[str] = NOT_OFFERED
-    """Where it does not: NOT_OFFERED, or NOT_ASKED of a package that has no argument for boundaries."""
     why_no_full_mask: ClassVar[str] = ""
-    """Why its package is not asked for a full mask; empty where it takes one, or refuses it itself."""
+    """Reason that a refusal of the full mask gives; empty for none."""
     kept_copies: ClassVar[tuple[int, int]] = (0, 0)
     """How many tensors of all query heads, and of all KV heads, are saved beyond Q, K, V and the output."""
     sends_unevenly: ClassVar[bool] = False
@@ -97,29 +83,9 @@ class Facts(ABC):
         """How many of the ranks that share a sequence share its heads, unless the user says so."""
         return 1
 
-    def counterpart(self, cell: RunConfig) -> str | None:  # noqa: ARG002
-        """The strategy of ours that it is compared with, where that follows from its own choices."""
-        return self.ours
-
     def causal_masks(self, layout: str) -> tuple[bool, ...]:  # noqa: ARG002
         """Whether attention can be causal (True) and full (False) in this layout."""
         return (True, False)
-
-    def untold(self, cell: RunConfig) -> tuple[str, str] | None:
-        """NOT_OFFERED or NOT_ASKED, and why, of the first setting of the cell that the package is not given.
-
-        The result says nothing about the package then. None where it is given all.
-        """
-        told = (
-            (cell.dtype in self.dtypes or not self.why_these_dtypes, NOT_ASKED, self.why_these_dtypes),
-            (not cell.data.packs or self.packs, self.packing_is, self.why_it_packs_not),
-            (
-                cell.workload.mask == "causal" or not self.why_no_full_mask,
-                NOT_ASKED,
-                self.why_no_full_mask,
-            ),
-        )
-        return next(((word, why) for is_told, word, why in told if not is_told), None)
 
     def kept_bytes_per_token(self, cell: RunConfig) -> int:
         """Bytes of each of a rank's tokens that attention saves beyond Q, K, V, the output and its LSE."""
@@ -156,7 +122,7 @@ class Facts(ABC):
     def mask_refusals(self, cell: RunConfig) -> list[str]:
         if (cell.workload.mask == "causal") in self.causal_masks(cell.layout):
             return []
-        reason = f" ({NOT_ASKED}: {self.why_no_full_mask})" if self.why_no_full_mask else ""
+        reason = f" ({self.why_no_full_mask})" if self.why_no_full_mask else ""
         who = f"{self.name} in {cell.layout} layout{reason}"
         return [f"workload.mask=full is not for {who}; take workload.mask=causal"]
 
@@ -169,8 +135,7 @@ class Facts(ABC):
         if self.packs:
             return []
         way_out = "take strategy=ulysses or ring, or data.packing=none"
-        reason = f"{self.packing_is}: {self.why_it_packs_not}"
-        return [f"data.packing=documents is not for {self.name} ({reason}); {way_out}"]
+        return [f"data.packing=documents is not for {self.name} ({self.why_it_packs_not}); {way_out}"]
 
     def degree_refusals(self, cell: RunConfig) -> list[str]:
         """Why `ulysses_degree` is not legal: only a hybrid has a choice of degrees."""

@@ -10,11 +10,11 @@ from bench.cell.planned import PlannedCell
 from bench.config import AUTO, UNKNOWN_HARDWARE, RunConfig
 from bench.cost.newer_kernels import newer_kernel_lines
 from bench.environment import Machine
-from bench.experiments.implementations import label_of
 from bench.request.choices import Raw
 from bench.request.hardware import capability_of
 from bench.request.modes import starts_ranks
 from bench.strategies import STRATEGIES
+from bench.strategies.options import default_text
 
 CHECKPOINTING: Mapping[bool, str] = {
     True: "on for GPU ranks: layers are computed again in backward, so that longer sequences fit",
@@ -92,10 +92,20 @@ def _balance_lines(cells: Sequence[RunConfig]) -> list[str]:
     uneven = [cell for cell in causal if cell not in even]
     if not uneven or not even:
         return []
-    named, others = (", ".join(sorted({label_of(cell) for cell in each})) for each in (uneven, even))
+    named, others = (", ".join(sorted({_balance_name(cell) for cell in each})) for each in (uneven, even))
     return [
         f"layout: causal work is uneven with {named} and even with {others}; alike: layout=contiguous for all"
     ]
+
+
+def _balance_name(cell: RunConfig) -> str:
+    """Return the cell's strategy, with its options and layout where they are not the default."""
+    facts = STRATEGIES[cell.strategy]
+    options = [
+        f"{key}={value}" for key, value in cell.options if value != default_text(facts.options[key], cell)
+    ]
+    layout = [cell.layout] if cell.layout != facts.default_layout else []
+    return " ".join([cell.strategy, *options, *layout])
 
 
 def _idle_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machine) -> list[str]:

@@ -26,10 +26,8 @@ REPORTS = (
     (("loss_equivalence_seeds",), "loss_equivalence_seeds", ("summary.md",)),
     (("loss_equivalence_fresh_seeds",), "loss_equivalence_fresh_seeds", ("summary.md",)),
     ((*SEEDS, "--mix", "code"), "loss_equivalence_fresh_seeds", (f"{LOSSES}_6_seeds.png",)),
-    (("alst_ablation",), "alst_ablation", ("summary.md",)),
 )
 """Folders (and options) of a report, the folder here that keeps files of it, and which."""
-IMPLEMENTATIONS = "implementations/four_heads"
 WIDTH = 112
 LEFT_OUT = ("Differences may be chance", "report: ")
 """How the lines begin that the README leaves out: what to run next, and where the page is."""
@@ -76,9 +74,6 @@ def main() -> None:
             printed = report(words, kept_in, kept, scratch)
             if kept_in == README_SWEEP:
                 write_block(block(printed))
-        run("analysis.implementations", str(REFERENCE / IMPLEMENTATIONS), scratch=scratch)
-        for path in (ROOT / REFERENCE / IMPLEMENTATIONS).glob("*.png"):
-            shutil.copyfile(scratch / REFERENCE / IMPLEMENTATIONS / path.name, path)
 
 
 if __name__ == "__main__":

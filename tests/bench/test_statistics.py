@@ -2,16 +2,13 @@
 
 from itertools import combinations
 
-import numpy as np
 import pytest
 
 from bench.statistics import (
     MIN_PROCESSES,
-    centre_interval,
     interval_rank,
     pair_rank,
     ratio_interval,
-    signed_rank,
 )
 
 
@@ -39,18 +36,3 @@ def test_the_ratio_is_a_factor_whichever_side_stands_first():
     assert (inverse, inverted.low, inverted.high) == pytest.approx(
         (1 / ratio, 1 / interval.high, 1 / interval.low)
     )
-
-
-@pytest.mark.parametrize("n", [5, 6, 7, 12, 20, 117])
-def test_the_signed_rank_never_gives_a_narrower_interval_than_counting_does(n):
-    counts = np.array([1.0])
-    for rank in range(1, n + 1):
-        counts = np.append(counts, np.zeros(rank)) + np.append(np.zeros(rank), counts)
-    exact = int(np.sum(2 * np.cumsum(counts) <= 0.05 * counts.sum()))
-    assert exact - 2 <= signed_rank(n) <= exact
-
-
-def test_the_centre_is_where_symmetric_samples_balance_whatever_one_of_them_is():
-    centre, interval = centre_interval([0.8, 0.9, 1.0, 1.0, 1.1, 1.2, 90.0])
-    assert (centre, interval.low, interval.high) == pytest.approx((1.05, 0.85, 45.6))
-    assert centre_interval([1.0] * 5) == (1.0, None)

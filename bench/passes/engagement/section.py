@@ -53,7 +53,7 @@ class EngagementFacts(PassFacts[Engagement, Engagement]):
         """Shapes and bytes are the strategy's; of one that is in no table no formula is known."""
         if cell.strategy not in STRATEGIES:
             return None
-        return _wrong_shapes(cell, section) or wrong_exchange(cell, section)
+        return _wrong_shapes(cell, section) or _wrong_exchange(cell, section)
 
     def checks(self, cell: RunConfig, section: Engagement | None) -> list[Check]:
         """What attention was given and what it exchanged in one step."""
@@ -83,7 +83,7 @@ def _wrong_shapes(cell: RunConfig, engagement: Engagement) -> str | None:
     return None
 
 
-def wrong_exchange(cell: RunConfig, engagement: Engagement) -> str | None:
+def _wrong_exchange(cell: RunConfig, engagement: Engagement) -> str | None:
     """Attention handed to collectives exactly the bytes that the strategy's formula says.
 
     The formula is ours, also for a package: that its bytes differ does not show that its numbers are wrong.

@@ -12,7 +12,6 @@ POSITION_ID_BYTES = 8
 
 class DeepSpeedUlysses(Ulysses):
     name = "deepspeed_ulysses"
-    ours = "ulysses"
     kept_copies = (1, 0)
     package = "deepspeed"
 

@@ -16,7 +16,6 @@ CHECKPOINTS, LAYER_INPUT, ATTENTION_OUTPUT = "checkpoints", "layer_input", "atte
 
 class DistFlashAttn(ScheduledFacts):
     name = "distflash_attn"
-    ours = "ring"
     sends_unevenly = True
     options = {CHECKPOINTS: (LAYER_INPUT, ATTENTION_OUTPUT)}  # noqa: RUF012  a class's own constant
 

@@ -54,7 +54,6 @@ def _calls(tiles_of: TilesOf, sources: range) -> Iterator[Call]:
 
 class GatherKV(ScheduledFacts):
     name = "gather_kv"
-    ours = "ring"
     packs = True
     layouts = ("zigzag", "contiguous", "striped")
 

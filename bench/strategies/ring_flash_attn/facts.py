@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from bench.attention.kernel_facts import HALF, WHY_HALF
+from bench.attention.kernel_facts import HALF
 from bench.config import RunConfig
 from bench.strategies.ring.facts import Ring
 
 
 class RingFlashAttn(Ring):
     name = "ring_flash_attn"
-    ours = "ring"
     packs = False
     first_gradients_wait = False
     why_it_packs_not = (
@@ -17,8 +16,7 @@ class RingFlashAttn(Ring):
         " and each document laid out by itself"
     )
     package = "ring-flash-attn"
-    calls_flash_attn = True
-    dtypes, why_these_dtypes = HALF, WHY_HALF
+    dtypes = HALF
 
     def refusals(self, cell: RunConfig) -> list[str]:
         return [*super().refusals(cell), *rounding_refusals(cell)]

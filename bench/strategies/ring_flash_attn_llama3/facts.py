@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.attention.kernel_facts import HALF, WHY_HALF
+from bench.attention.kernel_facts import HALF
 from bench.config import RunConfig
 from bench.strategies.facts import ScheduledFacts
 from bench.strategies.options import WholeNumber
@@ -11,11 +11,9 @@ from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_b
 
 class RingFlashAttnLlama3(ScheduledFacts):
     name = "ring_flash_attn_llama3"
-    ours = "gather_kv"
     packs = True
     package = "ring-flash-attn"
-    calls_flash_attn = True
-    dtypes, why_these_dtypes = HALF, WHY_HALF
+    dtypes = HALF
     # As the package's README has it: least memory, most overlap; more heads at a time are fewer launches.
     options = {"heads_k_stride": WholeNumber(auto=lambda _: 1)}  # noqa: RUF012  the package's own word
 

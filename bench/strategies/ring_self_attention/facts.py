@@ -12,7 +12,6 @@ from bench.strategies.schedule import WIDE_BYTES, Schedule, wide
 
 class RingSelfAttention(Ring):
     name = "ring_self_attention"
-    ours = "ring"
     # It calls none: its scores are in memory at once, as that kernel's.
     kernels = ("math",)
     is_unfused = True

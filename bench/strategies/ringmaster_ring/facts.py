@@ -25,14 +25,9 @@ class RingmasterRing(ScheduledFacts):
     packs = True
     layouts = ("contiguous", "zigzag")
     package = "axolotl-ringmaster"
-    calls_flash_attn = True
     tried = "0.2.7"
     options = {ROTATION: (ALLGATHER, P2P, HEAD_TAIL, DISTFLASH)}  # noqa: RUF012  a class's own constant
     sends_unevenly = True
-
-    def counterpart(self, cell: RunConfig) -> str | None:
-        ours = {ALLGATHER: "gather_kv", P2P: "ring", HEAD_TAIL: "ring", DISTFLASH: "distflash_attn"}
-        return ours[cell.option(ROTATION)]
 
     def layouts_with(self, options: Mapping[str, str]) -> tuple[str, ...]:
         return ("zigzag",) if options[ROTATION] == HEAD_TAIL else ("contiguous",)

@@ -12,7 +12,6 @@ from bench.strategies.ulysses.facts import Ulysses, attend_to_heads, exchange_he
 
 class RingmasterUlysses(Ulysses):
     name = "ringmaster_ulysses"
-    ours = "ulysses"
     takes_fewer_kv_heads = False
     package = "axolotl-ringmaster"
     tried = "0.2.7"

@@ -19,12 +19,10 @@ from bench.strategies.usp.facts import USP
 
 class RingmasterUSP(USP):
     name = "ringmaster_usp"
-    ours = "usp"
     takes_fewer_kv_heads = False
     kept_copies = (1, 0)
     layouts = ("contiguous",)
     package = "axolotl-ringmaster"
-    calls_flash_attn = True
     tried = "0.2.7"
     options = {ROTATION: (ALLGATHER, P2P), **USP.options}  # noqa: RUF012  a class's own constant, as in torch_cp
 

@@ -26,9 +26,6 @@ class TorchCP(Ring):
     options = {"rotation": ("allgather", "alltoall")}  # noqa: RUF012  torch's own words
     kernels = ("torch_flash", "cudnn")
 
-    def counterpart(self, cell: RunConfig) -> str | None:
-        return "ring" if cell.option("rotation") == "alltoall" else "gather_kv"
-
     def schedule(self, cell: RunConfig) -> Schedule:
         """As our ring's, but for what `rotation` says of keys and values."""
         ring = super().schedule(cell)

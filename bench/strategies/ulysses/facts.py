@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bench.config import ModelConfig, RunConfig
 from bench.strategies.facts import (
-    NOT_ASKED,
     ScheduledFacts,
     activation_bytes,
     exchanged_kv_heads,
@@ -36,11 +35,8 @@ class Ulysses(ScheduledFacts):
 class PackagedUlysses(Ulysses):
     """A package's that exchanges Q, K, V and the output each by itself, and repeats no KV head."""
 
-    ours = "ulysses"
     takes_fewer_kv_heads = False
     packs = False
-    packing_is = NOT_ASKED
-    calls_flash_attn = True
 
     def schedule(self, cell: RunConfig) -> Schedule:
         """The bytes of `ulysses`, in four all-to-alls."""

@@ -39,7 +39,6 @@ class RoundHeads:
 
 class UlyssesChunked(Ulysses):
     name = "ulysses_chunked"
-    ours = "ulysses"
     kept_copies = (0, 0)
     options = {"chunks": WholeNumber(auto=most_chunks), "overlap": Flag(default=True)}  # noqa: RUF012
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bench.config import ModelConfig, RunConfig
-from bench.strategies.facts import NOT_ASKED
 from bench.strategies.ring_flash_attn.facts import rounding_refusals
 from bench.strategies.schedule import Schedule
 from bench.strategies.usp.facts import USP
@@ -13,18 +12,14 @@ from bench.strategies.yunchang_ulysses.facts import YunchangUlysses
 
 class YunchangUSP(USP):
     name = "yunchang_usp"
-    ours = "usp"
     takes_fewer_kv_heads = False
     packs = False
     kept_copies = (1, 0)
     first_gradients_wait = YunchangRing.first_gradients_wait
-    packing_is = NOT_ASKED
     why_it_packs_not = "yunchang's LongContextAttention takes no boundaries of documents"
     package = "yunchang"
-    calls_flash_attn = True
     tried = YunchangRing.tried
     dtypes = YunchangRing.dtypes
-    why_these_dtypes = YunchangRing.why_these_dtypes
 
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:
         """Such that there is a ring, where there can be: of one rank its backward sends to itself."""

@@ -17,15 +17,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from bench.config import RunConfig
 from bench.environment import this_machine
 from bench.node.job import RankJob
 from bench.node.worker import join
-from bench.overhead.steps import Kinds
 from bench.passes.timing.clock import synchronise
 from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
@@ -33,6 +35,9 @@ from bench.ranks.products import use_wide_products
 from bench.request.composition import composed
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES, runnable
+from bench.strategies.strategy import IGNORED_LABEL
+from bench.training.data import FedTokens
+from bench.training.engines import DDP
 from bench.training.trainers.trainer import StepOutcome
 from bench.workloads import Rank
 from bench.workloads.train import Train
@@ -56,6 +61,13 @@ class TimedStep:
     issued_ms: float
     whole_ms: float
     loss_and_norm: tuple[float, float] | None
+
+
+class UnseenTokens(FedTokens):
+    """Record of tokens that stays empty, as a plain step has none."""
+
+    def add(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> None:
+        pass
 
 
 def main() -> None:
@@ -89,7 +101,7 @@ def measured(cell: RunConfig, *, is_plain: bool) -> list[TimedStep]:
     strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
     with strategy.install() as wiring:
         workload = Train(Rank(strategy, wiring, device, StepPhase()))
-        step = Kinds(workload).bare if is_plain else workload.step
+        step = partial(plain_step, workload) if is_plain else workload.step
         steps = [timed(step, number, device) for number in range(FIRST_STEPS)]
         until_s = time.monotonic() + SECONDS
         while time.monotonic() < until_s or len(steps) < FIRST_STEPS + LEAST_STEPS:
@@ -99,7 +111,27 @@ def measured(cell: RunConfig, *, is_plain: bool) -> list[TimedStep]:
     return steps
 
 
-def timed(step: Callable[[int], StepOutcome | float], number: int, device: torch.device) -> TimedStep:
+def plain_step(workload: Train, number: int) -> None:
+    """Take the step that a user writes by hand, with the model, strategy and data of the harness."""
+    rank, cell, engine = workload.rank, workload.cell, workload.optimizer
+    assert isinstance(engine, DDP)
+    engine.model.fed = UnseenTokens()
+    groups = rank.strategy.groups
+    batch = rank.strategy.shard(
+        workload.trainer.data.micro_batch(number, 0, groups.data_rank, cell.padded_len)
+    )
+    valid = (batch.labels != IGNORED_LABEL).sum()
+    dist.all_reduce(valid)
+    with engine.autocast:
+        loss_sum = engine.module(batch.input_ids, batch.labels, batch.position_ids)
+        (loss_sum * (groups.world_size / valid)).backward()
+    torch.nn.utils.clip_grad_norm_(engine.model.parameters(), cell.optimizer.max_grad_norm)
+    engine.updater.optimizer.step()
+    engine.updater.schedule.step()
+    engine.updater.optimizer.zero_grad()
+
+
+def timed(step: Callable[[int], StepOutcome | None], number: int, device: torch.device) -> TimedStep:
     """Take a step, and wait for the device before the clock stops."""
     start_s = time.perf_counter()
     outcome = step(number)

@@ -145,7 +145,7 @@ def bf16_instructions(monkeypatch):
     monkeypatch.setattr("bench.cost.memory.estimated_bf16_instructions", lambda: True)
 
 
-FOLDERS = ("cpu", "alst_ablation", "loss_equivalence")
+FOLDERS = ("cpu", "loss_equivalence")
 SAME_KEYS = (
     "seq_len", "dtype", "loss", "checkpointing", "grad_accum", "layout", "kernel", "sp_degree", "dp_shard",
     "cluster.world_size", "model.num_layers", "model.hidden_size", "model.intermediate_size",

@@ -168,7 +168,7 @@ ILLEGAL = {
     f"{KEPT} checkpointing=true offload.activations=true": "take offload.activations=false",
     "strategy=deepspeed_ulysses batch=2 data.packing=documents": "take batch=1",
     "strategy=ring_flash_attn data.packing=documents": "a multiple of sp_degree",
-    "strategy=torch_cp data.packing=documents": "not offered here: torch knows documents",
+    "strategy=torch_cp data.packing=documents": "torch knows documents",
     "workload=attention data.packing=documents": "take workload=train",
     "offload.activations=true": "take checkpointing=true",
     "offload.optimizer=true engine=ddp": "take engine=zero3",

@@ -1,12 +1,14 @@
-"""ZeRO-3's hooks are where `engine.leaf` puts them."""
+"""ZeRO-3's hooks are where `engine.leaf` puts them, and offloading counts what it moves."""
 
 import pytest
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config, get_z3_leaf_modules
 
+from bench.cost.weights import parameters
 from bench.training.engines import zero3_config
 from bench.training.models import FAMILIES, empty_model
 from tests.cells import make_cell
+from tests.together import seen_inside, watch_offloading
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -17,3 +19,18 @@ def test_whole_layers_have_hooks_where_asked(family, leaf):
     settings = DeepSpeedZeroConfig(**zero3_config(cell)["zero_optimization"])
     apply_zero_leaf_module_config(model, settings.leaf_module)
     assert get_z3_leaf_modules(model) == ([] if leaf == "none" else [*model.model.layers])
+
+
+def test_offloading_says_what_it_moves(launcher, tmp_path):
+    common = ("strategy=local", "seq_len=1k", "engine=zero3", "model.vocab_size=64", "model.num_layers=2")
+    switches = ("checkpointing=true", "offload.activations=true", "offload.optimizer=true")
+    cells = {"plain": make_cell(*common), "offload": make_cell(*common, *switches)}
+    seen = {name: of[0] for name, of in seen_inside(launcher, tmp_path, cells, watch_offloading).items()}
+    model = cells["offload"].model
+    assert seen == {
+        "plain": {"activations": None, "optimizer": None},
+        "offload": {
+            "activations": 2 * model.num_layers * model.hidden_size * 1024,
+            "optimizer": (4 + 2) * parameters(model),
+        },
+    }

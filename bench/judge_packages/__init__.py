@@ -1,1 +1,0 @@
-"""What the installed packages can do, found by the gates. May import cell and all below."""

@@ -1,1 +1,0 @@
-"""What the harness itself costs. May import cell, request and all below."""

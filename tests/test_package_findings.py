@@ -1,0 +1,47 @@
+"""What docs/implementations.md says of packages is what its commands and their cells show."""
+
+import re
+import shlex
+
+import pytest
+
+from bench.cell.planned import PlannedCell
+from bench.cell.run import SharedSections, measure
+from bench.config import RunConfig
+from bench.environment import REPOSITORY, installed
+from bench.store import read_records
+from bench.strategies import STRATEGIES
+from tests.command import typed_here
+from tests.installed import INSTALLED
+
+PAGE = (REPOSITORY / "docs" / "implementations.md").read_text()
+OUTCOME = r"`(\w+)`, \"(.+)\"\n"
+FINDING = re.compile(
+    rf"^ {{4}}python run_sweep\.py (-m .*)\n\n- A sweep: {OUTCOME}- Past the refusal: {OUTCOME}", re.MULTILINE
+)
+FINDINGS = FINDING.findall(PAGE)
+
+
+def test_every_command_of_the_page_states_two_outcomes():
+    assert len(FINDINGS) == PAGE.count("    python run_sweep.py ") > 0
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding[0])
+def test_a_package_does_what_the_page_says(finding, launcher, tmp_path):
+    words, status, reason, status_past, reason_past = finding
+    done = typed_here(tmp_path, *shlex.split(words))
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("results/sweeps/*/records.jsonl")
+    for record in read_records(path):
+        cell = RunConfig.from_flat(record["config"])
+        if cell.strategy not in INSTALLED:
+            continue
+        package = STRATEGIES[cell.strategy].package
+        assert f"{package} {installed(package).partition('+')[0]}" in PAGE
+        assert record["status"] == status
+        assert reason in record["reason"]
+        past = measure(PlannedCell(cell, repeat=0, order=0), launcher, tmp_path, shared=SharedSections())
+        assert past.status == status_past
+        assert reason_past in past.reason
