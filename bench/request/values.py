@@ -17,17 +17,29 @@ from bench.config import ConfigError, Flag, Resume, positive_rule, whole_rule
 from bench.labels import LENGTH_UNITS, shown
 
 MAX_CELLS = 10_000
-SYNONYMS: Mapping[str, str] = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "float32": "fp32",
-    "float": "fp32",
-    "float64": "fp64",
-    "double": "fp64",
-    "gpu": "cuda",
+SYNONYMS: Mapping[str, Collection[str]] = {
+    "bf16": ("bfloat16",),
+    "fp16": ("float16", "half"),
+    "fp32": ("float32", "float"),
+    "fp64": ("float64", "double"),
+    "cuda": ("gpu",),
+    "ring": ("ring_attention", "ringattention"),
+    "ulysses": ("ulysses_attention", "deepspeed"),
+    "strategy": ("ring_attention", "sp_backend", "sequence_parallel_backend"),
+    "seq_len": ("max_length", "max_seq_len", "max_seq_length", "context_length"),
+    "sp_degree": (
+        *("sp", "sp_size", "sequence_parallel_size", "sequence_parallel_degree"),
+        *("cp", "cp_size", "cp_degree", "context_parallel_size", "context_parallel_degree"),
+    ),
+    "batch": ("micro_batch_size", "per_device_train_batch_size"),
+    "grad_accum": ("gradient_accumulation_steps",),
+    "checkpointing": ("gradient_checkpointing", "activation_checkpointing"),
+    "kernel": ("attn_implementation", "attention_backend"),
+    "cluster.world_size": ("num_gpus", "num_processes", "nproc_per_node"),
 }
-"""Common names for values of ours, where similar spelling would suggest none or the wrong one."""
+"""Other tools' names for a key or value, where similar spelling would suggest none or the wrong one."""
+PACKAGES: Mapping[str, str] = {"ring": "ring_flash_attn", "ulysses": "deepspeed_ulysses"}
+"""The published package that a strategy may be meant instead of."""
 Section = TypeVar("Section")
 _LENGTH = re.compile(r"([0-9]{1,80})([kKmM]?)")
 
@@ -128,8 +140,13 @@ def resume(key: str, value: Any) -> Resume:
 def choice(key: str, value: Any, known: Collection[str]) -> str:
     """One of `known`, spelt exactly so."""
     if not isinstance(value, str) or value not in known:
-        near = nearest(str(value).lower().removeprefix("torch."), known)
+        word = str(value).lower().removeprefix("torch.").rpartition("/")[2]
+        word = re.sub(r"[-.]", "_", word)  # Qwen/Qwen3-4B is qwen3_4b
+        near = nearest(word, known)
         hint = f"did you mean {key}={near}?" if near else f"write for example {key}={min(known)}"
+        if word in SYNONYMS.get(str(near), ()) and PACKAGES.get(str(near)) in known:
+            package = PACKAGES[str(near)]
+            hint = f"did you mean {key}={near}, or {key}={package}, which runs the published package?"
         raise ConfigError(f"{key}={shown(value)}: must be one of {', '.join(sorted(known))}; {hint}")
     return value
 
@@ -141,10 +158,11 @@ def no_such_key(key: str, known: Collection[str]) -> str:
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
-    """The known word that was probably meant, or None."""
-    synonym = SYNONYMS.get(word)
-    if synonym in known:
-        return synonym
+    """The known word that was probably meant, or None; a synonym of a key counts in any group."""
+    bare = word.rpartition(".")[2]
+    for ours, others in SYNONYMS.items():
+        if bare in others and ours in known:
+            return ours
     return next(iter(difflib.get_close_matches(word, known, n=1)), None)
 
 

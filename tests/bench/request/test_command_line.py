@@ -37,6 +37,20 @@ def refused(typed, tmp_path, line):
 
 HYDRAS_ERRORS = {
     "an unknown key": ("seqlen=8k", "did you mean seq_len?"),
+    "Accelerate's word for a key": ("sp_size=4", "did you mean sp_degree?"),
+    "torch's word for a key": ("context_parallel_size=4", "did you mean sp_degree?"),
+    "another word in a group": ("cluster.cp_size=4", "did you mean sp_degree?"),
+    "another word with dashes": ("--sp-size=4", "did you mean sp_degree=4?"),
+    "a strategy as a key": ("ring_attention=true", "did you mean strategy?"),
+    "a strategy's common name": (
+        "strategy=ring_attention",
+        "did you mean strategy=ring, or strategy=ring_flash_attn, which runs the published package?",
+    ),
+    "a model's name on the hub": ("model=Qwen/Qwen3-4B", "did you mean model=qwen3_4b?"),
+    "a model that is spelt in another way": (
+        "model=meta-llama/Llama-3.1-8B",
+        "did you mean model=llama3_1_8b?",
+    ),
     "a key below a value": ("measure.steps.foo=1", "did you mean measure.steps?"),
     "a model with experts": ("model=qwen3_30b_a3b", "model=qwen3_30b_a3b: this model has experts"),
     "an unknown choice by its name": ("-m strategy.name=foo", "strategy=foo: must be one of"),
