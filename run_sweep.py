@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from bench.cell.planned import PlannedCell
-from bench.command import again_command
+from bench.command import again_command, outlive_readers
 from bench.config import ConfigError, ExitCode
 from bench.environment import this_machine
 from bench.experiments import experiment_of
@@ -134,6 +134,7 @@ def room_for(folder: Path) -> Iterator[None]:
 
 def main() -> None:
     """Compose, plan, run. SIGTERM and SIGHUP are interruptions, as Ctrl-C is: what is done is kept."""
+    outlive_readers()
     Interrupts().install()
     modes.register()
     folder = f"results/sweeps/{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"

@@ -20,7 +20,7 @@ from analysis.cells.series import cell_names, keys_and_number
 from analysis.frame.archive import Archive, read_archive
 from analysis.frame.load import peak_flops_per_s
 from analysis.labels import count_label, more_label, number_label
-from bench.command import tool_words
+from bench.command import outlive_readers, tool_words
 from bench.config import ExitCode
 from bench.labels import duration_label, length_label
 from bench.record import Provenance
@@ -41,6 +41,7 @@ IN_TURNS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit code."""
+    outlive_readers()
     parser = argparse.ArgumentParser(prog=tool_words("analysis.compare"), description=__doc__)
     parser.add_argument("before", type=Path, metavar="BEFORE", help="a sweep's folder")
     parser.add_argument("after", type=Path, metavar="AFTER", help="another sweep's folder")

@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,7 +48,7 @@ from analysis.tables.rows import markdown_cell, markdown_table, markdown_text
 from analysis.tables.score import HEADINGS as SCORE_HEADINGS
 from analysis.tables.score import score_rows
 from analysis.tables.terminal import TERMINAL_ROWS, print_cells, print_table
-from bench.command import again_command, is_sweep, tool_words
+from bench.command import again_command, is_sweep, outlive_readers, tool_words
 from bench.config import ExitCode
 from bench.record import Role
 from bench.statistics import MIN_PROCESSES
@@ -111,8 +110,7 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     names = {*archive.frame["experiment"]}
     if len(names) == 1 and names <= PUBLISHED:
         said += _write_post_table(names.pop(), archive, output)
-    with suppress(BrokenPipeError):  # who reads has seen enough
-        print(said, end="", flush=True)
+    print(said, end="", flush=True)
     return all(map(is_as_expected, compared))
 
 
@@ -153,6 +151,7 @@ def _deciding_command(archive: Archive) -> Callable[[str], str] | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit code."""
+    outlive_readers()
     parser = argparse.ArgumentParser(prog=tool_words("analysis.report"), description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep's folder")
     parser.add_argument(
@@ -301,6 +300,5 @@ def _print_lines(console: Console, lines: Sequence[str], found: Verdict) -> None
 
 if __name__ == "__main__":
     code = main()
-    with suppress(BrokenPipeError):
-        sys.stdout.flush()
-    os._exit(code)  # without a second flush, which would complain of a closed pipe
+    sys.stdout.flush()
+    os._exit(code)  # values of a large report are not freed one by one

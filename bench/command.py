@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import os
 import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SCRIPT = "run_sweep.py"
@@ -62,6 +65,35 @@ def again_command(arguments: Sequence[str], folder: Path, *words: str) -> str:
     replaced = {*map(_key, added)}
     kept = [word for word in given if _key(word) not in replaced]
     return shlex.join([*sweep_command(program), *kept, *added])
+
+
+class _Descriptor(io.FileIO):
+    """Standard output or error that discards text once its reader has gone, as in `| head`."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return len(data)
+
+
+def outlive_readers() -> None:
+    """Let this command finish, and write its files, where the reader of what it prints has gone.
+
+    Streams that were replaced, as tests do, stay as they are.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None or stream is not getattr(sys, f"__{name}__"):
+            continue
+        buffer = io.BufferedWriter(_Descriptor(stream.fileno(), "w", closefd=False))
+        ways = {
+            each: getattr(stream, each) for each in ("encoding", "errors", "line_buffering", "write_through")
+        }
+        setattr(sys, name, io.TextIOWrapper(buffer, **ways))
 
 
 def _key(word: str) -> str:

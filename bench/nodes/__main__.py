@@ -11,6 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from bench.command import outlive_readers
 from bench.config import ConfigError, ExitCode, WhenTaken
 from bench.environment import describe
 from bench.node.lease import add_lease_option, lease
@@ -30,6 +31,7 @@ TERM_GRACE_S = 5
 
 def main() -> int:
     """Connect, say hello, and do what the launcher says; the exit code."""
+    outlive_readers()
     parser = argparse.ArgumentParser(prog="bench.nodes", description=__doc__)
     parser.add_argument("launcher", metavar="ADDRESS:PORT", help="as the launcher printed it")
     add_lease_option(parser)

@@ -104,10 +104,10 @@ def _option(word: str, rest: Iterator[str]) -> list[str]:
     key = name.lstrip("-").replace("-", "_")
     if key in (*all_keys(), *groups()):
         raise ConfigError(f"{word}: a key has no dashes; write {key}={value or '...'}")
-    meant = values.nearest(key, [*all_keys(), *groups()]) if has_value else None
     near = values.nearest(name, [*SHOWING, *SWEEP_OPTIONS, PLAN_OPTION])
-    near = f"{meant}={value}" if meant and not near else near
-    hint = f"did you mean {near}?" if near else "keys have no dashes, as in seq_len=8k; --help-all lists them all"
+    if near is None and has_value and (meant := values.nearest(key, [*all_keys(), *groups()])):
+        near = f"{meant}={value}"
+    hint = f"did you mean {near}?" if near else "keys have no dashes, as in seq_len=8k; --help lists them"
     raise ConfigError(f"{word}: no such option; {hint}")
 
 

@@ -1,5 +1,7 @@
 """The command that goes on is the one that was given, with what has to change."""
 
+import os
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +13,13 @@ from bench.command import TOOLS, again_command, sweep_words, tool_words
 from bench.environment import REPOSITORY
 from ulysses_ring_bench.command import main
 
+CPU = str(REPOSITORY / "results" / "reference" / "cpu")
+PRINTING = (
+    ("run_sweep.py", "--help"),
+    ("run_sweep.py", "--plan", "seq_len=256"),
+    ("-m", "analysis.report", CPU, "--table", "markdown"),
+    ("-m", "analysis.compare", CPU, CPU),
+)
 GIVEN = ["run_sweep.py", "-m", "seq_len=1k,2k"]
 
 
@@ -59,3 +68,18 @@ def test_the_first_word_runs_a_tool(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["ulysses-ring-bench", "report", str(tmp_path)])
     assert main() == 2
     assert "no file records.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", PRINTING, ids=" ".join)
+def test_a_command_ends_well_where_the_reader_of_its_output_has_gone(words, tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
+    program = (
+        [sys.executable, *words] if words[0] == "-m" else [sys.executable, REPOSITORY / words[0], *words[1:]]
+    )
+    done = subprocess.run(
+        program, cwd=tmp_path, env=env, stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
