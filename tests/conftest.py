@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -72,6 +73,14 @@ def _sweeps_draw_nothing(request):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("analysis.report.draw_figures", lambda *_: [])
         yield
+
+
+@pytest.fixture
+def sigint_raises():
+    """Ctrl-C interrupts, also where pytest was started with SIGINT ignored, as after `&` in a script."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -129,6 +129,7 @@ SWEEP = ("-m", "seq_len=256", "strategy=local", "sweep_dir=out")
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("sigint_raises")
 def test_ctrl_c_while_a_sweep_waits_is_an_interruption_that_leaves_nothing(tmp_path, held):
     path = tmp_path / "said"
 

@@ -35,6 +35,7 @@ def test_a_rank_does_not_run_the_command_s_main_module_and_collects_garbage(tmp_
     assert (process.exitcode, sys.modules["__main__"]) == (0, main)
 
 
+@pytest.mark.usefixtures("sigint_raises")
 def test_an_interruption_while_a_rank_is_started_leaves_no_rank(launcher, tmp_path, monkeypatch):
     """It comes when the rank runs and the launcher does not know its number yet."""
     read_number = forkserver.read_signed

@@ -58,6 +58,14 @@ def test_what_a_destructor_swallowed_is_raised_again(interrupts):
         interrupts.raise_swallowed()
 
 
+def test_where_a_shell_has_ctrl_c_ignored_sigterm_ends_a_sweep():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Interrupts().install()
+    send(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        send(signal.SIGTERM)
+
+
 def test_nohup_is_respected():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     Interrupts().install()

@@ -55,6 +55,7 @@ def test_a_reference_that_takes_too_long_is_given_up_and_the_cell_is_ok(swept, s
     assert "256: no reference, timed_out: " in said
 
 
+@pytest.mark.usefixtures("sigint_raises")
 def test_ctrl_c_during_a_reference_ends_the_sweep_without_a_record(swept, tmp_path):
     def interrupt():
         deadline = time.monotonic() + 60
