@@ -61,10 +61,16 @@ HOMES: Mapping[str, str] = {
     for name in names
 }
 """Every public name, and the module that defines it."""
+__all__ = tuple(HOMES)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, which are attributes only once they have been used, and the module's own."""
+    return sorted({*globals(), *HOMES})
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported from its module."""
+    """Import a public name from its module."""
     if name not in HOMES:
         raise AttributeError(f"module 'bench' has no attribute {name!r}")
     return getattr(importlib.import_module(HOMES[name]), name)

@@ -47,12 +47,6 @@ def _without_instructions() -> frozenset[torch.dtype]:
     return frozenset(dtype for dtype, is_there in has.items() if not is_there)
 
 
-def estimated_products(dtype: str) -> str:
-    """What `cpu_arithmetic` will find for a cell's dtype, by torch's name: for estimates only."""
-    is_wide = dtype in ("fp32", "fp64") or estimated_bf16_instructions()
-    return TORCH_NAMES[dtype] if is_wide else "float32"
-
-
 @cache
 def estimated_bf16_instructions() -> bool:
     """What `cpu_arithmetic` will find for bf16, without importing torch: for estimates of memory only."""

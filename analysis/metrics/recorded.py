@@ -19,7 +19,6 @@ Whole = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 Amount = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
-Amounts = Annotated[list[Amount], Meta(min_length=1)]
 Times = Annotated[list[Positive], Meta(min_length=1)]
 Bytes = Annotated[list[Amount | None], Meta(min_length=1)] | None
 PerRank = Annotated[list[float], Meta(min_length=1)]

@@ -39,6 +39,7 @@ def test_the_names_are_there_and_no_others():
     with pytest.raises(AttributeError, match="'bench' has no attribute 'Offer'"):
         bench.Offer  # noqa: B018
 
+    assert {*dir(bench)} >= NAMES == {*bench.__all__}
     of_editors = [line for line in inspect.getsource(bench).splitlines() if line.startswith("    from ")]
     assert {line.rpartition(" as ")[2] for line in of_editors} == NAMES
 

@@ -167,7 +167,7 @@ def test_the_second_engine_of_a_strategy_has_hollow_markers(cells_of):
 
 
 def test_every_strategy_of_ours_has_a_look_and_a_mark_that_no_other_has():
-    assert {*STRATEGIES} == {*STRATEGY_STYLES}
+    assert {*STRATEGIES.ours} == {*STRATEGY_STYLES}
     assert len({look.marker for look in STRATEGY_STYLES.values()}) == len(STRATEGY_STYLES)
 
 
