@@ -8,6 +8,7 @@ work in other, equivalent ways, so their differences are noise. Known mistakes s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bench.cell.trajectory import REFERENCE_STRATEGY, work_of
@@ -74,8 +75,9 @@ def _references(raw: Raw, base: RunConfig, machine: Machine) -> Iterator[RunConf
     local = {**raw, "strategy": read_option("strategy", REFERENCE_STRATEGY), "layout": "auto", "sp_degree": 1}
     ranks, micro_steps = base.cluster.world_size, base.grad_accum // base.sp_degree
     of_all = {**local, "dp_shard": ranks, "grad_accum": micro_steps, "trainer": {"name": "native"}}
-    yield resolve(of_all, machine)
-    yield resolve({**of_all, "data": {**raw["data"], "deal": "reversed"}}, machine)
+    reference = resolve(of_all, machine)
+    yield reference
+    yield replace(reference, data=replace(reference.data, deal="reversed"))
     kernels = [name for name in OTHER_KERNELS if name != base.kernel][:2]
     for kernel in kernels:
         yield resolve({**of_all, "kernel": kernel}, machine)
@@ -109,9 +111,9 @@ def _mistakes(raw: Raw, machine: Machine) -> Iterator[RunConfig]:
     """Known mistakes of our own strategies under our own trainer, whatever is compared; those that can be."""
     own = {**raw, "layout": "auto", "trainer": {"name": "native"}}
     for name, facts in MISTAKES.items():
-        cell = _subject({**own, "mistake": name}, facts.made_in, machine)
-        if refusal(cell) is None:
-            yield cell
+        cell = _subject(own, facts.made_in, machine)
+        if facts.needs(cell) and refusal(cell) is None:
+            yield replace(cell, mistake=name)
 
 
 def _subject(raw: Raw, strategy: str, machine: Machine) -> RunConfig:

@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 class MistakeFacts:
     """One mistake, and the cells in which it changes anything."""
 
-    meaning: str
     made_in: str
     """The strategy that `experiment=loss_equivalence` makes it in."""
     needs: Callable[[RunConfig], bool]
-    way_out: str
-    """What to choose where a cell is not of these."""
 
 
 def _shares(cell: RunConfig) -> bool:
@@ -41,29 +38,14 @@ def _is_uneven(cell: RunConfig) -> bool:
     return _shares(cell) and cell.trainer == "native" and cell.data.prompt_tokens > 0
 
 
-OURS = "it is made in strategy=ulysses, ring or usp, with sp_degree=2 or more"
 MISTAKES: Mapping[str, MistakeFacts] = {
-    "mean_of_rank_means": MistakeFacts(
-        "each rank divides by its own number of valid tokens, and the ranks' gradients are averaged",
-        "ulysses", _is_uneven, f"{OURS}, trainer=native, and data.prompt_tokens=1 or more",
-    ),
-    "mask_off_by_one": MistakeFacts(
-        "every query sees the key after its own", "ulysses", _shares, OURS,
-    ),
-    "labels_shifted_in_shards": MistakeFacts(
-        "labels are shifted after the sequence is cut, so that the last token of a shard has none",
-        "ulysses", _shares, OURS,
-    ),
-    "gradients_divided_by_sp": MistakeFacts(
-        "gradients are averaged over the ranks of a sequence as over sequences", "ulysses", _shares, OURS,
-    ),
-    "own_block_in_ring_backward": MistakeFacts(
-        "backward computes with the rank's own keys where it should with those that arrived",
-        "ring", _is_unpacked_ring,
-        "it is made in strategy=ring or usp, with two ranks in a ring or more, and data.packing=none",
-    ),
-}  # fmt: skip
-"""By name; `mistake=...` on the command line."""
+    "mean_of_rank_means": MistakeFacts("ulysses", _is_uneven),
+    "mask_off_by_one": MistakeFacts("ulysses", _shares),
+    "labels_shifted_in_shards": MistakeFacts("ulysses", _shares),
+    "gradients_divided_by_sp": MistakeFacts("ulysses", _shares),
+    "own_block_in_ring_backward": MistakeFacts("ring", _is_unpacked_ring),
+}
+"""The mistakes by name; `experiment=loss_equivalence` makes each (docs/loss_equivalence.md)."""
 
 
 def mistaken(name: str) -> Mistake:

@@ -87,7 +87,7 @@ class Gathering(AbstractContextManager["Gathering"]):
         while len(self.nodes) < count:
             if time.monotonic() > until_s:
                 raise ConfigError(
-                    f"cluster.nodes={count}: {len(self.nodes)} came within cluster.wait_s={within_s:g};"
+                    f"cluster.nodes={count}: {len(self.nodes)} came within {within_s:g} s;"
                     f" start on each of the others: {self.command}"
                 )
             check()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.attention.kernel_facts import KERNEL_FACTS
-from bench.config import NO_MISTAKE, NOT_USED, RunConfig
-from bench.mistakes import MISTAKES
+from bench.config import NOT_USED, RunConfig
 from bench.request.layer_types import shortest_window, unplain_layers
 from bench.request.model_numbers import read_config
 from bench.request.modes import MODES
@@ -35,7 +34,6 @@ def refusal(cell: RunConfig) -> str | None:
         *KERNEL_FACTS[cell.kernel].refusals(cell),
         *_window_refusals(cell),
         *_engine_refusals(cell),
-        *_mistake_refusals(cell),
         *_trainer_refusals(cell),
         *_offload_refusals(cell),
         *MODES[cell.mode].refusals(cell),
@@ -75,13 +73,6 @@ def _engine_refusals(cell: RunConfig) -> list[str]:
             " engine=zero3"
         )
     return reasons
-
-
-def _mistake_refusals(cell: RunConfig) -> list[str]:
-    """Why the cell's mistake would change nothing."""
-    if cell.mistake == NO_MISTAKE or MISTAKES[cell.mistake].needs(cell):
-        return []
-    return [f"mistake={cell.mistake} would change nothing here: {MISTAKES[cell.mistake].way_out}"]
 
 
 def _trainer_refusals(cell: RunConfig) -> list[str]:

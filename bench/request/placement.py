@@ -35,7 +35,6 @@ class Place:
 
     name: str
     device: str
-    backend: str
     ranks_per_gpu: int
     world_size: int
     """How many there may be."""
@@ -59,12 +58,11 @@ class Degrees:
 
 
 def place(raw: Raw, machine: Machine) -> Place:
-    """Device, backend and number of ranks, filled in from what is there.
+    """Device and number of ranks, filled in from what is there.
 
     Raises ConfigError for a request that the machine cannot fulfil.
     """
     device = _device(raw, machine)
-    backend = _backend(raw, device)
     ranks_per_gpu = _ranks_per_gpu(raw, device)
     name = values.choice("cluster", raw["name"], options("cluster"))
     nodes = _nodes(raw, name)
@@ -75,7 +73,7 @@ def place(raw: Raw, machine: Machine) -> Place:
     if name == "auto":
         name = "gpu" if device == "cuda" else "cpu"
     is_open = raw["world_size"] == "auto" and device == "cuda" and nodes == 1
-    where = Place(name, device, backend, ranks_per_gpu, world_size, nodes, is_open)
+    where = Place(name, device, ranks_per_gpu, world_size, nodes, is_open)
     _refuse_too_many("cluster.world_size", world_size, where, machine)
     return where
 
@@ -149,19 +147,6 @@ def _refuse_unseen_gpus(raw: Raw, machine: Machine) -> None:
             " sweep on one of its nodes, by sbatch or srun --overlap --nodes=1 --ntasks=1 --gpus-per-node=,"
             " or write cluster.device=cpu"
         )
-
-
-def _backend(raw: Raw, device: str) -> str:
-    backend: str = raw["backend"]
-    if backend == "auto":
-        return "nccl" if device == "cuda" else "gloo"
-    values.choice("cluster.backend", backend, ("nccl", "gloo"))
-    if (backend == "nccl") != (device == "cuda"):
-        raise ConfigError(
-            f"cluster.backend={backend}: works with {'GPUs' if backend == 'nccl' else 'CPU ranks'} only, but"
-            f" cluster.device={device}; leave cluster.backend=auto"
-        )
-    return backend
 
 
 def degrees(raw: Raw, where: Place) -> Degrees:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bench.config import AUTO, NO_MISTAKE, ConfigError, ReplayConfig, RunConfig
+from bench.config import AUTO, ConfigError, ReplayConfig, RunConfig
 from bench.request import values
 from bench.request.placement import GATHERED
 from bench.request.target import REPLAY
@@ -59,7 +59,6 @@ def replay_refusals(cell: RunConfig) -> list[str]:
     shared = f"cluster.ranks_per_gpu={cluster.ranks_per_gpu} needs several ranks; leave it out"
     refused = (
         (is_stack(cell.trainer), stack),
-        (cell.mistake != NO_MISTAKE, f"mistake={cell.mistake} is found by comparing ranks; leave it out"),
         (measure.gradients, "measure.gradients=true needs the gradients of all ranks; leave it out"),
         (measure.keep_traces, "measure.keep_traces=true needs a traced step; leave it out"),
         (cluster.name in GATHERED, f"cluster={cluster.name} starts ranks on other machines; leave it out"),

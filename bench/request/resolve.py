@@ -10,11 +10,9 @@ from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.config import (
     AUTO,
-    DEALS,
     DTYPE_BYTES,
     LEAVES,
     MASKS,
-    NO_MISTAKE,
     NOT_USED,
     NUMA_BINDINGS,
     OPTIMIZERS,
@@ -35,7 +33,6 @@ from bench.config import (
 )
 from bench.environment import Machine
 from bench.labels import shown
-from bench.mistakes import MISTAKES
 from bench.request import values
 from bench.request.choices import Raw, options
 from bench.request.env import env_pairs
@@ -70,10 +67,10 @@ WORKLOADS = ("train", "attention")
 """The names in the tables of `training`, `workloads` and `cell`, which the request must not import."""
 
 
-AGENT_KEYS = ("address", "port", "wait_s")
+AGENT_KEYS = ("address", "port")
 """Keys of `cluster` that say how agents are met: no cell's business."""
-RESOLVED = ("options", "padding")
-"""Fields of a cell that have no key of their name."""
+NO_KEYS = ("options", "padding", "mistake", "deal", "backend")
+"""Fields of a cell and its sections that are derived, or that only an experiment sets."""
 
 
 OF_A_SWEEP = ("lease", "plan", "resume", "sweep_dir")
@@ -81,11 +78,11 @@ OF_A_SWEEP = ("lease", "plan", "resume", "sweep_dir")
 
 
 def _names(section: type[Any]) -> list[str]:
-    return [field.name for field in fields(section)]
+    return [field.name for field in fields(section) if field.name not in NO_KEYS]
 
 
 KNOWN_KEYS: Mapping[str, list[str]] = {
-    "": [*(name for name in _names(RunConfig) if name not in RESOLVED), "length_step", "pad", *OF_A_SWEEP],
+    "": [*_names(RunConfig), "length_step", "pad", *OF_A_SWEEP],
     "model": _names(ModelConfig),
     "engine": _names(EngineConfig),
     "optimizer": _names(OptimizerConfig),
@@ -186,7 +183,6 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         seed=values.whole("seed", raw["seed"], least=0),
         env=env_pairs(raw["env"], where.device),
         experiment=values.choice("experiment", raw["experiment"]["name"], options("experiment")),
-        mistake=values.choice("mistake", raw["mistake"], (NO_MISTAKE, *MISTAKES)),
     )
     own_choices = _options(raw["strategy"], cell)
     return replace(cell, options=own_choices, layout=_layout(raw["layout"], strategy, dict(own_choices)))
@@ -200,7 +196,7 @@ def _cluster(raw: Raw, where: Place, machine: Machine, world_size: int) -> Clust
         network=_network(raw["network"], where),
         ranks_per_gpu=min(where.ranks_per_gpu, where.world_size),
         device=where.device,
-        backend=where.backend,
+        backend="nccl" if where.device == "cuda" else "gloo",
         threads_per_rank=1,
         memory_limit_gib=memory_limit_gib(raw, where.device),
         numa_binding=_numa_binding(raw["numa_binding"], where.device),
@@ -339,11 +335,8 @@ def _data(raw: Raw, vocab_size: int) -> DataConfig:
         if tokenizer is not None:
             refuse_tokenizer(tokenizer, text, vocab_size)
     prompt = values.whole("data.prompt_tokens", raw["prompt_tokens"], least=0)
-    deal = values.choice("data.deal", raw["deal"], DEALS)
     packing = values.choice("data.packing", raw.get("packing", NOT_USED), PACKING)
-    return DataConfig(
-        name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt, deal=deal, packing=packing
-    )
+    return DataConfig(name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt, packing=packing)
 
 
 def _hardware(raw: Raw, machine: Machine, where: Place, mode: str) -> str:

@@ -22,7 +22,7 @@ CHECKPOINTING: Mapping[bool, str] = {
 }
 """What `checkpointing=auto` became, and why."""
 CHOICES = (
-    "cluster.device", "cluster.backend", "cluster.world_size", "cluster.threads_per_rank", "hardware.name",
+    "cluster.device", "cluster.world_size", "cluster.threads_per_rank", "hardware.name",
     "model.name", "sp_degree", "ulysses_degree", "dp_shard", "layout", "kernel", "checkpointing", "loss",
     "measure.budget_s", "measure.warmup_s", "measure.least_steps", "measure.reference_budget_s",
     "measure.repeats", "replay.rank", "engine.name",

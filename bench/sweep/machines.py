@@ -18,6 +18,8 @@ from bench.request.placement import GATHERED
 from bench.sweep.plan import Plan
 
 Say = Callable[[str], None]
+WAIT_S = 600.0
+"""Longest wait for the agents of all nodes."""
 
 
 @contextmanager
@@ -28,12 +30,11 @@ def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
         yield Launcher()
         return
     nodes = max(each.cell.cluster.nodes for each in plan.cells)
-    wait_s = values.positive("cluster.wait_s", raw["cluster"]["wait_s"], example="600")
     key = os.environ.get(KEY, "").encode()
     address, port = _address(raw["cluster"]), _port(raw["cluster"])
     with (
         Gathering(address, port, key or None, plan.lease) as gathering,
-        STARTS[cluster](gathering, nodes, wait_s, say),
+        STARTS[cluster](gathering, nodes, say),
     ):
         yield Launcher(gathering.nodes)
 
@@ -53,14 +54,14 @@ def _address(raw: Raw) -> str:
     return address_of_this_machine(own_address(os.environ) if raw["name"] == "slurm" else None)
 
 
-def _by_hand(gathering: Gathering, nodes: int, wait_s: float, say: Say) -> AbstractContextManager[object]:
+def _by_hand(gathering: Gathering, nodes: int, say: Say) -> AbstractContextManager[object]:
     say(f"start on each of {nodes} nodes: {gathering.command}")
-    gathering.wait_for(nodes, wait_s, say, lambda: None)
+    gathering.wait_for(nodes, WAIT_S, say, lambda: None)
     return nullcontext()
 
 
 @contextmanager
-def _by_slurm(gathering: Gathering, nodes: int, wait_s: float, say: Say) -> Iterator[None]:
+def _by_slurm(gathering: Gathering, nodes: int, say: Say) -> Iterator[None]:
     names = allocated_nodes(os.environ)
     if nodes > len(names):
         raise ConfigError(
@@ -69,13 +70,13 @@ def _by_slurm(gathering: Gathering, nodes: int, wait_s: float, say: Say) -> Iter
         )
     with slurm_agents(names[:nodes], gathering.arguments, gathering.environment) as refuse_ended:
         try:
-            gathering.wait_for(nodes, wait_s, say, refuse_ended)
+            gathering.wait_for(nodes, WAIT_S, say, refuse_ended)
             yield
         finally:
             gathering.leave()
 
 
-STARTS: Mapping[str, Callable[[Gathering, int, float, Say], AbstractContextManager[object]]] = {
+STARTS: Mapping[str, Callable[[Gathering, int, Say], AbstractContextManager[object]]] = {
     "nodes": _by_hand,
     "slurm": _by_slurm,
 }

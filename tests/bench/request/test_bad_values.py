@@ -42,7 +42,7 @@ FLAGS = (
     "measure.gradients",
 )  # fmt: skip
 CHOICES = (
-    "dtype", "kernel", "layout", "loss", "mode", "cluster.device", "cluster.backend", "optimizer.schedule",
+    "dtype", "kernel", "layout", "loss", "mode", "cluster.device", "optimizer.schedule",
 )  # fmt: skip
 NANO = "model=qwen3_nano model."
 BAD_VALUES = {
@@ -74,7 +74,6 @@ BAD_VALUES = {
     "kernel=flash": "did you mean kernel=torch_flash?",
     "cluster.device=gpu": "did you mean cluster.device=cuda?",
     "cluster=gpu": "cluster=gpu: no GPU is visible here; take cluster=cpu",
-    "cluster=cpu cluster.backend=nccl": "leave cluster.backend=auto",
     "cluster.name=mine": "must be one of auto, cpu, gpu",
     f"cluster.world_size={MAX_CPU_RANKS + 1}": f"write cluster.world_size={MAX_CPU_RANKS}",
     "strategy=local dp_shard=1000": "CPU ranks are the most; write",
@@ -108,6 +107,8 @@ BAD_VALUES = {
     "strategy=ulysses_chunked strategy.chunks=0": "strategy.chunks=0: must be a whole number from 1",
     "strategy=ulysses_chunked strategy.overlap=2": "strategy.overlap=2: must be true or false",
     "+foo=1": "foo: no such key",
+    "+mistake=mask_off_by_one": "mistake: no such key",
+    "+data.deal=reversed": "data.deal: no such key",
     "+measure.stepz=1": "did you mean measure.steps?",
     "++env.PATH=/": "set others before the command",
     "env=3": "write env.NAME=value",
@@ -134,7 +135,7 @@ def test_a_word_is_the_number_that_it_means():
 GOOD_VALUES = (
     "seq_len=8K", "seq_len=8e3", "seq_len=1_000", "seq_len=010", "seq_len=1m", "batch=2.0", "measure.steps=1",
     "measure.steps=5", "measure.warmup_steps=0", "measure.timeout_s=1e-3", "cluster.world_size=1",
-    "cluster=cpu cluster.backend=gloo", f"seed={MAX_WHOLE}", f"{NANO}hidden_size=100", f"{NANO}head_dim=512",
+    f"seed={MAX_WHOLE}", f"{NANO}hidden_size=100", f"{NANO}head_dim=512",
     f"{NANO}num_kv_heads=1", f"{NANO}name=mine", "strategy=local cluster.world_size=8",
 )  # fmt: skip
 
@@ -192,7 +193,6 @@ def test_an_illegal_combination_has_a_way_out_and_in_a_sweep_a_record(line):
         ("cluster.world_size=65", "write cluster.world_size=4, or less$"),
         ("cluster.ranks_per_gpu=17", "at most 16 ranks share a GPU"),
         ("strategy=local dp_shard=8", "4 GPUs are visible"),
-        ("cluster.backend=gloo", "leave cluster.backend=auto"),
     ],
 )
 def test_no_more_ranks_than_gpus_and_only_nccl_between_them(line, said):

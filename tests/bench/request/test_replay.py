@@ -63,7 +63,6 @@ def test_a_value_that_is_no_good_is_refused_at_once(words, said):
     [
         "trainer=transformers",
         "cluster=slurm",
-        "mistake=mask_off_by_one",
         "measure.gradients=true",
         "measure.keep_traces=true",
     ],

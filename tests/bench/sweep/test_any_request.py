@@ -53,7 +53,6 @@ AXES = {
         "loss=untiled", "tiled_mlp=true", "offload.activations=true", "offload.optimizer=true",
         "data.packing=documents", "layout=striped", "batch=2 grad_accum=4", "optimizer=sgd",
         "cluster.memory_limit_gib=0.5", "measure.budget_s=1", "hardware=cpu", "cluster=cpu",
-        "mistake=mask_off_by_one",
     ],
     "device": DEVICES,
 }  # fmt: skip
