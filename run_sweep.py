@@ -44,7 +44,8 @@ from bench.sweep.progress import Progress
 from bench.sweep.run import folder_lines, pending_cells, run_plan
 from bench.sweep.stored import whole_request
 
-ASKS_FOR_HELP = (["--help"], ["-h"])
+HELP = {"--help": False, "-h": False, "--help-all": True}
+"""Options that print the keys, and whether all of them."""
 PROBE_PAYS_S = 60.0
 """Timing the CPU takes some three seconds: a plan of less than a minute does without."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
@@ -146,8 +147,8 @@ def main() -> None:
         refuse_no_conf()
         register_plugins_with_hydra()
         sys.argv[1:] = readable_by_hydra(whole_request(sys.argv[1:]))
-        if sys.argv[1:2] in ASKS_FOR_HELP:
-            print(help_text())
+        if (asked := sys.argv[1:2]) and asked[0] in HELP:
+            print(help_text(whole=HELP[asked[0]]))
             return
         OmegaConf.register_new_resolver("hydra_dir", lambda: scratch, replace=True)
         run_one()

@@ -50,7 +50,7 @@ def test_the_readme_fits_its_size():
 def test_a_sweep_that_is_shown_can_be_planned(words, tmp_path):
     shown = re.sub(r"[A-Z]+\b", lambda m: STANDS_FOR.get(m[0], m[0]), " ".join(words[2:]))
     words = shown.replace("=results/reference", f"={ROOT}/results/reference").split()
-    plans = [] if {"--help", "--plan"} & {*words} else ["--plan"]
+    plans = [] if {"--help", "--help-all", "--plan"} & {*words} else ["--plan"]
     done = typed_here(tmp_path, *plans, *words)
     refused = [said for word, said in NEEDS.items() if word in words]
     if refused:

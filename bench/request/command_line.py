@@ -24,6 +24,7 @@ PLAN_OPTION, PLAN_WORD = "--plan", "plan=true"
 SHOWING: Mapping[str, tuple[str, ...]] = {
     "--help": (),
     "-h": (),
+    "--help-all": (),
     "--cfg": ("job", "hydra", "all"),
     "-c": ("job", "hydra", "all"),
 }
@@ -107,7 +108,7 @@ def _option(word: str, rest: Iterator[str]) -> list[str]:
     near = values.nearest(name, [*SHOWING, *SWEEP_OPTIONS, PLAN_OPTION])
     if near is None and has_value and (meant := values.nearest(key, [*all_keys(), *groups()])):
         near = f"{meant}={value}"
-    hint = f"did you mean {near}?" if near else "keys have no dashes, as in seq_len=8k; --help lists them"
+    hint = f"did you mean {near}?" if near else "keys have no dashes, as in seq_len=8k; --help lists some"
     raise ConfigError(f"{word}: no such option; {hint}")
 
 

@@ -1,95 +1,113 @@
-"""What `--help` prints: every choice and every key in a line, from the comments of conf/."""
+"""Text of `--help` and `--help-all`: choices and keys with their defaults, from the comments of conf/."""
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
-from bench.attention.kernel_facts import KERNEL_FACTS
-from bench.attention.layouts import LAYOUTS
 from bench.command import sweep_words
-from bench.config import DEALS, DTYPE_BYTES, LEASES, MASKS, NO_MISTAKE, PACKING, SCHEDULES, ConfigError
+from bench.config import ConfigError
 from bench.labels import shown
-from bench.mistakes import MISTAKES
 from bench.request.choices import CONF, default_strategies, groups, options
-from bench.request.resolve import KNOWN_KEYS, LOSSES, strategy_keys
-from bench.request.target import MODE_NAMES
+from bench.request.resolve import all_keys
 from bench.strategies import STRATEGIES
 from bench.strategies.options import in_words, in_yaml
 
 COLUMNS, WIDEST = 110, 40
-"""Of the page, and of what a line is about."""
+"""Largest width of the page, and of its left column."""
 HEAD = "Ulysses or Ring Attention? Measures both, with local attention as the base."
 EXAMPLES: Sequence[tuple[str, str]] = (
     ("{program} --plan -m seq_len=8k,64k,96k", "what a sweep would run, how long, and what fits"),
-    ("{program} -m seq_len=8k,64k,96k", "the sweep: {strategies}"),
+    ("{program} -m seq_len=8k,64k,96k", "the sweep: {strategies}, unless strategy= names others"),
     ("{program} strategy=ulysses seq_len=32k", "one cell"),
 )
 OPTIONS: Sequence[tuple[str, str]] = (
     ("-m, --multirun", "several values of a key are an axis, as in seq_len=8k,64k"),
     ("--plan", "resolve, list and estimate the cells; runs and writes nothing"),
     ("-c, --cfg job|hydra|all", "the composed configuration, as Hydra shows it"),
-    ("-h, --help", "this"),
+    ("-h, --help", "the common keys"),
+    ("--help-all", "every key and every option of a choice"),
 )
-"""Options with what each is for."""
-WORDS: Mapping[str, Sequence[str]] = {
-    "mode": MODE_NAMES,
-    "dtype": tuple(DTYPE_BYTES),
-    "layout": tuple(LAYOUTS),
-    "kernel": tuple(KERNEL_FACTS),
-    "lease": LEASES,
-    "loss": LOSSES,
-    "mistake": (NO_MISTAKE, *MISTAKES),
-    "optimizer.schedule": SCHEDULES,
-    "data.deal": DEALS,
-    "data.packing": PACKING,
-    "cluster.device": ("cpu", "cuda"),
-    "cluster.backend": ("nccl", "gloo"),
-    "workload.mask": MASKS,
-}
-"""Keys whose values are one of some words."""
-ALSO: Mapping[str, str] = {
-    "model": "of a model chosen by name",
-    "workload": "of workload=attention",
-    "strategy": "of one strategy each",
-}
-"""Groups whose keys not every option has."""
-IN_CONFIG = ("offload", "replay")
-"""Groups whose keys stand in conf/config.yaml."""
-LINE = re.compile(r"^ *(?P<key>\w+):\s*(?P<value>[^#]*?)\s*(?:#\s*(?P<words>.*))?$")
-COMMANDS = "docs/commands.md"
+COMMON = (
+    *("strategy", "model", "engine", "trainer", "workload", "data", "hardware", "cluster", "experiment"),
+    *("mode", "seq_len", "batch", "grad_accum", "dtype", "layout", "kernel"),
+    *("sp_degree", "ulysses_degree", "dp_replicate", "dp_shard"),
+    *("checkpointing", "loss", "tiled_mlp", "offload.activations", "offload.optimizer"),
+    *("seed", "env", "resume", "sweep_dir", "model.path", "data.path", "data.packing"),
+    *("cluster.world_size", "cluster.memory_limit_gib", "cluster.nodes"),
+    *("measure.steps", "measure.warmup_steps", "measure.budget_s", "measure.repeats", "measure.timeout_s"),
+)
+"""Keys of `--help`."""
+LINE = re.compile(r"^(?P<indent>[ -]*)(?P<key>\w+):\s*(?P<value>[^#]*?)\s*(?:#\s*(?P<words>.*))?$")
 
 
-def help_text() -> str:
-    """The whole page, in lines of at most COLUMNS characters."""
-    return "\n".join(
-        [
-            HEAD,
-            "",
-            *_examples(),
-            "",
-            "Choices (group=option); * is the default. When to take which: docs/choices.md",
-            *(line for group in groups() for line in _choices(group)),
-            "",
-            "Any strategy may come from an installed package (CONTRIBUTING.md).",
-            "",
-            "Keys (key=value) with their defaults",
-            *(line for section, keys in _sections().items() for line in _keys(section, keys)),
-            "",
-            "Options",
-            *_two_columns(OPTIONS),
-            "",
-            f"Every command: {COMMANDS}",
-        ]
-    )
+def help_text(*, whole: bool = False) -> str:
+    """Return the page, in lines of at most COLUMNS characters: the COMMON keys, or with `whole` all."""
+    lines, program, strategies = key_lines(), sweep_words(), ", ".join(default_strategies())
+    page = [HEAD, ""]
+    for command, meaning in EXAMPLES:
+        page += [f"  {command.format(program=program)}", f"      {meaning.format(strategies=strategies)}"]
+    page += ["", "Choices and keys (key=value) with their defaults. When to take which: docs/choices.md"]
+    for section in dict.fromkeys(key.rpartition(".")[0] for key in lines):
+        keys = [key for key in lines if key.rpartition(".")[0] == section and (whole or key in COMMON)]
+        page += ["", *_two_columns([_row(key, *lines[key], names=not whole) for key in keys])] if keys else []
+    if whole:
+        page += ["", "Options of each choice: * is the default, m is what a sweep (-m) runs by default"]
+        page += [line for group in groups() for line in _options(group, lines[group][0])]
+        page += ["", "Any strategy may come from an installed package: docs/your_strategy.md"]
+    page += ["", "Options of the command line", *_two_columns(OPTIONS), "", "Every command: docs/commands.md"]
+    return "\n".join(page)
+
+
+def key_lines() -> dict[str, tuple[str, str]]:
+    """Return each key's default and comment; of a group's key those of its default option, if that has it."""
+    lines = {key: (value, words) for key, value, words in _lines_of(CONF / "config.yaml")}
+    for group in groups():
+        default = CONF / group / f"{lines[group][0]}.yaml"
+        for file in sorted((CONF / group).glob("*.yaml"), key=lambda file: (file != default, file)):
+            for key, value, words in _lines_of(file, group):
+                lines.setdefault(key, (value, words))
+    for facts in STRATEGIES.usable():
+        for name, own in facts.options.items():
+            words = f"of strategy={facts.name}: {in_words(own)}"
+            lines.setdefault(f"strategy.{name}", (shown(in_yaml(own)), words))
+    known = all_keys()
+    return {key: line for key, line in lines.items() if key in known}
+
+
+def _lines_of(file: Path, group: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield key, default and comment of each line with a comment; only top-level lines of a group's file."""
+    section = group
+    for match in filter(None, map(LINE.match, file.read_text().splitlines())):
+        indent, key, value, words = match["indent"], match["key"], match["value"], match["words"]
+        section = section if indent else group
+        if not value:
+            section = "" if key == "defaults" else key
+        elif words and not (indent and group):
+            yield f"{section}.{key}".lstrip("."), value, words
+
+
+def _row(key: str, default: str, words: str, *, names: bool) -> tuple[str, str]:
+    """Return a key's two columns; a default that each model or sweep has for itself is left out."""
+    is_open = default.startswith("${") or key.startswith("model.")
+    if key == "strategy":
+        words += f"; the default of one cell: a sweep (-m) runs {', '.join(default_strategies())}"
+    if key in groups() and names:
+        words += f" [{', '.join(options(key))}]"
+    return key if is_open else f"{key}={default}", words
+
+
+def _options(group: str, default: str) -> list[str]:
+    names = options(group)
+    marks = {default: "*"} | (dict.fromkeys(default_strategies(), "m") if group == "strategy" else {})
+    rows = [(f"{marks.get(name, ' ')} {group}={name}", described(group, name)) for name in names]
+    return ["", *_two_columns(rows)] if len(names) > 1 else []
 
 
 def described(group: str, name: str) -> str:
-    """An option's line: the first sentence of its file, or of a plugin's facts."""
+    """Return an option's line: the first sentence of its file, or of a plug-in's facts."""
     path = CONF / group / f"{name}.yaml"
     if path.exists():
         comments = (line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#"))
@@ -102,94 +120,8 @@ def described(group: str, name: str) -> str:
     return text.strip().splitlines()[0].rstrip(".") if text.strip() else "offered by an installed package"
 
 
-def _examples() -> Iterator[str]:
-    for command, said in EXAMPLES:
-        yield f"  {command.format(program=sweep_words())}"
-        yield f"      {said.format(strategies=', '.join(default_strategies()))}"
-
-
-def _choices(group: str) -> list[str]:
-    default = _defaults().get(group)
-    names = options(group)
-    rows = [(f"{'* ' if name == default else '  '}{group}={name}", described(group, name)) for name in names]
-    return ["", *_two_columns(rows)] if len(names) > 1 else []
-
-
-def _defaults() -> Mapping[str, str]:
-    """The option of each group that is taken where nobody names one."""
-    listed = OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml").defaults)
-    assert isinstance(listed, list)
-    found: dict[str, str] = {}
-    for each in listed:
-        if isinstance(each, Mapping):
-            found |= {str(group): str(name) for group, name in each.items()}
-    return found
-
-
-def _sections() -> Mapping[str, Sequence[str]]:
-    """Groups of keys in the order in which they are told, those of a cell itself first."""
-    groups_of_keys = {
-        "": KNOWN_KEYS[""],
-        **{group: KNOWN_KEYS[group] for group in IN_CONFIG},
-        "strategy": strategy_keys(),
-        **{group: names for group, names in KNOWN_KEYS.items() if group not in ("", *IN_CONFIG)},
-    }
-    chosen = groups()
-    return {
-        group: [name for name in names if name != "name" and (group or name not in chosen)]
-        for group, names in groups_of_keys.items()
-    }
-
-
-def _keys(section: str, keys: Sequence[str]) -> list[str]:
-    prefix, lines = f"{section}." if section else "", _lines(section)
-    rows = [
-        (_shown(f"{prefix}{key}", value), _with_words(f"{prefix}{key}", words))
-        for key, (value, words) in lines.items()
-        if key in keys
-    ]
-    title = [f"  {ALSO[section]}:"] if section in ALSO else []
-    return ["", *title, *_two_columns(rows)] if rows else []
-
-
-def _shown(key: str, value: str) -> str:
-    """The key with its default, where it has one that is the same for all."""
-    return key if value.startswith("${") or key.startswith("model.") else f"{key}={value}"
-
-
-def _with_words(key: str, said: str) -> str:
-    if key not in WORDS:
-        return said
-    words = ", ".join(WORDS[key])
-    return said if words in said else f"{said} [{words}]".strip()
-
-
-def _lines(section: str) -> dict[str, tuple[str, str]]:
-    """Each key's default and comment: of a choice those of its default option, else of the first with it."""
-    if section in ("", *IN_CONFIG):
-        return _lines_of(CONF / "config.yaml")
-    default = CONF / section / f"{_defaults().get(section)}.yaml"
-    files = sorted((CONF / section).glob("*.yaml"), key=lambda file: (file != default, file))
-    found: dict[str, tuple[str, str]] = {}
-    for lines in map(_lines_of, files):
-        for key, (value, words) in lines.items():
-            known = found.get(key, (value, words))
-            found[key] = known[0], known[1] or words
-    if section == "strategy":
-        for facts in STRATEGIES.usable():
-            for key, own in facts.options.items():
-                found.setdefault(key, (shown(in_yaml(own)), f"of strategy={facts.name}: {in_words(own)}"))
-    return found
-
-
-def _lines_of(file: Path) -> dict[str, tuple[str, str]]:
-    """The keys of a file with a value, by their own names: sections share none."""
-    matches = map(LINE.match, file.read_text().splitlines())
-    return {each["key"]: (each["value"], each["words"] or "") for each in matches if each and each["value"]}
-
-
 def _two_columns(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Rows of a name and what it is; a name longer than WIDEST has a line of its own."""
+    """Return rows of a name and its meaning; a name longer than WIDEST has a line of its own."""
     width = min(WIDEST, max((len(left) for left, _ in rows), default=0))
     lines = []
     for left, right in rows:

@@ -25,7 +25,7 @@ def translated(error: Exception) -> str:
         if match:
             return match.expand(say) if isinstance(say, str) else say(match)
     own = next((line for line in chain.splitlines() if line.strip()), type(error).__name__).strip()
-    return f"{own}; {sweep_words()} --help lists every key and choice"
+    return f"{own}; {sweep_words()} --help-all lists every key and choice"
 
 
 def _texts(error: BaseException | None) -> list[str]:

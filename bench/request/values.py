@@ -154,7 +154,7 @@ def choice(key: str, value: Any, known: Collection[str]) -> str:
 def no_such_key(key: str, known: Collection[str]) -> str:
     """The message about a key that does not exist, with the nearest that does."""
     near = nearest(key, known)
-    return f"no such key; did you mean {near}?" if near else "no such key; --help lists them all"
+    return f"no such key; did you mean {near}?" if near else "no such key; --help-all lists every key"
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""What was chosen where the request said `auto`. `--help` says by which rule."""
+"""What was chosen where the request said `auto`. `--help-all` says by which rule."""
 
 from __future__ import annotations
 

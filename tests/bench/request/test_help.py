@@ -1,4 +1,4 @@
-"""`--help` has a line for every key, option of a choice and option of the command line."""
+"""`--help` has a line for every common key, `--help-all` for every key and every option of a choice."""
 
 import re
 
@@ -6,40 +6,65 @@ import pytest
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
-from bench.config import DTYPE_BYTES, MASKS
+from bench.config import DTYPE_BYTES, LEASES, MASKS, PACKING, SCHEDULES
 from bench.environment import REPOSITORY
 from bench.request.choices import default_strategies, groups, options
 from bench.request.command_line import PLAN_OPTION, SHOWING, SWEEP_OPTIONS
-from bench.request.help import COLUMNS, IN_CONFIG, OPTIONS, described, help_text
-from bench.request.resolve import LOSSES, all_keys
+from bench.request.help import COLUMNS, COMMON, OPTIONS, described, help_text
+from bench.request.resolve import LOSSES, MODES, all_keys
 from tests.command import COMMAND, typed_here
 
-KEYS = [key for key in all_keys() if not key.endswith("name") and key not in (*groups(), *IN_CONFIG)]
+SECTIONS = ("offload", "replay")
+"""Names in a cell that are no keys, only the keys below them."""
+KEYS = [key for key in all_keys() if not key.endswith(".name") and key not in SECTIONS]
+KEY = re.compile(r"^  ([a-z_.]+)(?:=\S+)?  +[^\s\[]", re.MULTILINE)
+"""A line of a key with more than the words that it may be."""
 
 
 @pytest.fixture(scope="module")
 def page():
-    return help_text()
+    return help_text(whole=True)
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_every_key_has_a_line(key, page):
-    line = rf"^  {re.escape(key)}(=\S+)?\s+[^\s\[]"  # more than the words that it may be
-    assert re.search(line, page, flags=re.MULTILINE)
+def test_every_key_has_a_line_and_the_common_ones_are_at_most_40(page):
+    assert {*KEY.findall(page)} == {*KEYS}
+    assert {*KEY.findall(help_text())} == {*COMMON}
+    assert len(COMMON) <= 40
+    assert not {"mistake", "data.deal", "cluster.backend"} & {*KEYS}
 
 
 @pytest.mark.parametrize("group", groups())
 def test_every_option_of_a_choice_has_a_line_and_one_is_the_default(group, page):
-    for name in options(group):
+    names = options(group)
+    for name in names:
         assert described(group, name)
-        assert len(options(group)) == 1 or re.search(rf"^  [* ] {group}={name}  +\S", page, re.MULTILINE)
-    assert len(options(group)) == 1 or len(re.findall(rf"^  \* {group}=", page, re.MULTILINE)) == 1
+        assert len(names) == 1 or re.search(rf"^  [*m ] {group}={name}  +\S", page, re.MULTILINE)
+    assert len(names) == 1 or len(re.findall(rf"^  \* {group}=", page, re.MULTILINE)) == 1
+    assert group not in COMMON or f"[{', '.join(names)}]" in " ".join(help_text().split())
+
+
+def test_what_a_sweep_runs_by_default_is_said_beside_the_default_of_a_cell(page):
+    sweep = ", ".join(default_strategies())
+    for text in (page, help_text()):
+        assert f"the default of one cell: a sweep (-m) runs {sweep}" in " ".join(text.split())
+    assert sorted(re.findall(r"^  m strategy=(\w+)", page, re.MULTILINE)) == sorted(default_strategies())
 
 
 def test_the_words_that_a_value_may_be_are_named(page):
     flat = " ".join(page.split())
-    for words in (DTYPE_BYTES, LAYOUTS, KERNEL_FACTS, LOSSES, ("cpu", "cuda"), ("nccl", "gloo"), MASKS):
+    for words in (
+        DTYPE_BYTES,
+        LAYOUTS,
+        KERNEL_FACTS,
+        LOSSES,
+        ("cpu", "cuda"),
+        MASKS,
+        LEASES,
+        PACKING,
+        SCHEDULES,
+    ):
         assert ", ".join(words) in flat
+    assert all(re.search(rf"\b{mode}\b", flat) for mode in MODES)
 
 
 def test_every_option_of_the_command_line_is_named():
@@ -47,13 +72,12 @@ def test_every_option_of_the_command_line_is_named():
     assert not {*SHOWING, *SWEEP_OPTIONS, PLAN_OPTION} - {*re.findall(r"--?[\w-]+", named)}
 
 
-def test_the_command_prints_it_and_three_examples(tmp_path, page):
-    for option in ("--help", "-h"):
-        said = typed_here(tmp_path, option)
-        head, *rest = said.stdout.strip().partition("\nChoices ")
-        assert (said.returncode, rest, said.stderr) == (0, [*page.partition("\nChoices ")[1:]], "")
-        assert head.count(f"  python {COMMAND[1]} ") == 3  # as it was typed
-    assert ", ".join(default_strategies()) in page
+@pytest.mark.parametrize(("option", "whole"), [("--help", False), ("-h", False), ("--help-all", True)])
+def test_the_command_prints_it_and_three_examples(tmp_path, option, whole):
+    said, page = typed_here(tmp_path, option), help_text(whole=whole)
+    head, *rest = said.stdout.strip().partition("\nChoices ")
+    assert (said.returncode, rest, said.stderr) == (0, [*page.partition("\nChoices ")[1:]], "")
+    assert head.count(f"  python {COMMAND[1]} ") == 3  # as it was typed
     assert len(re.findall(r"^  python run_sweep\.py", page, flags=re.MULTILINE)) == 3
     assert max(map(len, page.splitlines())) <= COLUMNS
     assert "docs/choices.md" in page

@@ -126,9 +126,9 @@ def typed(tmp_path, monkeypatch, installed):
 def test_beside_a_broken_package_the_command_line_works(tmp_path, typed, installed):
     installed("broken", "import no_such_module")
     installed("my_ring", package="my-package")
-    shown = typed("--help")
+    shown = typed("--help-all")
     assert (shown.returncode, shown.stderr) == (0, "")
-    names = re.findall(r"^  [* ] strategy=(\w+)", shown.stdout, flags=re.MULTILINE)
+    names = re.findall(r"^  [*m ] strategy=(\w+)", shown.stdout, flags=re.MULTILINE)
     assert names == sorted([*STRATEGIES.ours, "broken", "my_ring"])
     assert "of strategy=my_ring: " in shown.stdout
     job = typed("--cfg", "job", "strategy=my_ring", "strategy.order=backwards")
