@@ -1,7 +1,7 @@
 """How attention is spread over ranks, and the one table of names.
 
 A new strategy is a folder here, a line below and a YAML in conf/strategy/. Or it is a package of its own with
-an entry point: see CONTRIBUTING.md. May import ranks, attention and all below.
+an entry point: see docs/your_strategy.md. May import ranks, attention and all below.
 """
 
 from __future__ import annotations

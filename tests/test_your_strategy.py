@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md followed word for word: its package is installed, runs, is checked, and is reported."""
+"""docs/your_strategy.md followed word for word: its package is installed, runs, is checked, and is reported."""
 
 import os
 import re
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.ranks
 walked = pytest.mark.slow
 """What follows the page with a sweep of its own: `.ci/run` asks for it by name."""
 
-PAGE = (REPOSITORY / "CONTRIBUTING.md").read_text()
+PAGE = (REPOSITORY / "docs" / "your_strategy.md").read_text()
 FILE = re.compile(r"^`(gather_twice/[\w./]+)`.+?```\w+\n(.*?)```", re.MULTILINE | re.DOTALL)
 MISTAKE = re.compile(r"^\| `(\w+\.py)` \| `(.+?)` \| `(.+?)` \| `(.+?)` \|$", re.MULTILINE)
 SWEEP = re.search(r"^python (run_sweep\.py .*strategy=gather_twice.*)$", PAGE, re.MULTILINE)[1]
@@ -85,10 +85,12 @@ def test_the_page_holds_a_whole_package_and_some_mistakes():
     assert {file for file, *_ in MISTAKES.values()} == {"facts.py", "attention.py"}
 
 
-def test_every_path_that_the_page_names_is_there():
-    named = set(re.findall(r"`((?:bench|analysis|tests|docs|conf)/[\w./]+)`", PAGE))
-    assert len(named) > 20
+def test_every_path_that_the_page_and_contributing_name_is_there():
+    contributing = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`((?:bench|analysis|tests|docs|conf)/[\w./]+)`", PAGE + contributing))
+    assert len(named) > 40
     assert not [path for path in named if "gather_twice" not in path and not (REPOSITORY / path).exists()]
+    assert len(contributing.splitlines()) <= 160
 
 
 @walked
