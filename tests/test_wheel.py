@@ -30,7 +30,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plugins(tmp_path_factory):
-    """A folder with the package of docs/your_strategy.md twice: one imports from `bench`, one from `ulysses_ring_bench`."""
+    """A folder with the package of docs/your_strategy.md for each name that it may import from."""
     written, site = tmp_path_factory.mktemp("written"), tmp_path_factory.mktemp("plugins")
     other = {path: text.replace("from bench", "from ulysses_ring_bench") for path, text in FILES.items()}
     packages = [write_package(written, "by_bench", FILES), write_package(written, "by_long_name", other)]

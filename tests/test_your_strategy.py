@@ -1,4 +1,4 @@
-"""docs/your_strategy.md followed word for word: its package is installed, runs, is checked, and is reported."""
+"""docs/your_strategy.md followed word for word: its package is installed, runs and is reported."""
 
 import os
 import re
