@@ -35,9 +35,8 @@ from bench.environment import Machine
 from bench.labels import shown
 from bench.request import values
 from bench.request.choices import Raw, options
-from bench.request.env import env_pairs
+from bench.request.device_sections import env_pairs, measure_config
 from bench.request.hardware import refuse_changed, this_hardware
-from bench.request.measure import measure_config
 from bench.request.model_numbers import model_config
 from bench.request.modes import MODES
 from bench.request.placement import (

@@ -15,8 +15,7 @@ from bench.experiments.max_length import Grow
 from bench.record import Role, Status
 from bench.request import values
 from bench.request.choices import Raw
-from bench.request.lone_rank import for_lone_ranks
-from bench.request.one_engine import with_one_engine
+from bench.request.open_choices import for_lone_ranks, with_one_engine
 from bench.request.target import PREDICT
 from bench.request.values import refuse_too_many
 from bench.strategies import STRATEGIES

@@ -9,7 +9,7 @@ from rich.console import Console
 from analysis.cells.comparison import FREE, FREE_GROUPS
 from bench.config import AUTO
 from bench.environment import describe
-from bench.request.measure import WINDOWS
+from bench.request.device_sections import WINDOWS
 from bench.statistics import MAX_PROCESSES, MIN_PROCESSES
 from bench.store import read_records
 from bench.sweep import run as sweep_run

@@ -1,4 +1,4 @@
-"""The default sweep where no ranks can share a sequence, as on one GPU."""
+"""Choices that the requests of a sweep leave open, made once for all of its cells."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from collections.abc import Iterator, Sequence
 from bench.config import AUTO
 from bench.environment import Machine
 from bench.request import values
-from bench.request.choices import Raw
+from bench.request.choices import Raw, read_option
+from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
+from bench.training.trainer_facts import is_stack
 
 
 def for_lone_ranks(raws: Sequence[Raw], machine: Machine) -> tuple[list[Raw], str | None]:
-    """The requests that compare something here, and what was left out; all, where ranks share sequences.
+    """Return the requests that compare something where no ranks share a sequence, and a note of the others.
 
-    CPU ranks keep every strategy: they show that the loop works, which one rank does too.
+    All are returned where ranks share sequences. CPU ranks keep every strategy: they show that the loop
+    works, which one rank does too.
     """
     sharing = {
         name: [raw for raw in raws if raw["strategy"]["name"] == name]
@@ -40,9 +43,28 @@ def for_lone_ranks(raws: Sequence[Raw], machine: Machine) -> tuple[list[Raw], st
 
 
 def _with_and_without(raw: Raw) -> Iterator[Raw]:
-    """Checkpointing on and off, unless the request says which."""
+    """Yield the request with checkpointing on and off, unless it says which."""
     if raw["checkpointing"] != AUTO:
         yield raw
         return
     for flag in (True, False):
         yield {**raw, "checkpointing": flag}
+
+
+def with_one_engine(raws: Sequence[Raw], machine: Machine) -> list[Raw]:
+    """Return the requests with ZeRO-3 for every `engine=auto` where one of them has no other.
+
+    Speeds are compared under equal engines. Cells that do not run under ZeRO-3 keep their own choice.
+    """
+    left_open = [raw for raw in raws if raw["engine"]["name"] == AUTO]
+    if not any(is_stack(raw["trainer"]["name"]) or raw["offload"]["optimizer"] for raw in left_open):
+        return [*raws]
+    if all(resolve(raw, machine).engine.name != "zero3" for raw in left_open):
+        return [*raws]
+    zero3 = read_option("engine", "zero3")
+
+    def with_zero3(raw: Raw) -> Raw:
+        asked = {**raw, "engine": {**zero3, "leaf": raw["engine"]["leaf"]}}
+        return asked if refusal(resolve(asked, machine)) is None else raw
+
+    return [with_zero3(raw) if raw["engine"]["name"] == AUTO else raw for raw in raws]

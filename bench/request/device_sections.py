@@ -1,12 +1,14 @@
-"""Environment variables of the ranks, as the user's words: which may be set, and to what."""
+"""The words of `measure` and `env`, whose defaults and rules depend on the device that ranks run on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from bench.config import ALLOCATOR_VARIABLES, ConfigError
+from bench.config import ALLOCATOR_VARIABLES, AUTO, ConfigError, MeasureConfig, Seconds
 from bench.labels import shown
+from bench.request import values
+from bench.request.choices import Raw
 
 ENV_ALLOWED = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -15,10 +17,34 @@ ENV_ALLOWED = (
     *ALLOCATOR_VARIABLES,
     "TORCH_NCCL_",
 )
+WINDOWS: Mapping[str, Mapping[str, Any]] = {
+    "cpu": {
+        "budget_s": 20.0, "warmup_s": 0.0, "least_steps": 0, "reference_budget_s": 60.0, "repeats": 1,
+    },
+    "cuda": {
+        "budget_s": 30.0, "warmup_s": 10.0, "least_steps": 3, "reference_budget_s": 180.0, "repeats": AUTO,
+    },
+}  # fmt: skip
+"""Values of `auto` by device. On a GPU a step of the longest lengths takes 10 s and three have to do, as
+processes differ by more than steps of one process do; on a CPU it takes half a minute, and one has to do.
+Repeats tell strategies apart, which results of a CPU cannot do. A reference on a GPU takes half a minute to
+begin."""
+
+
+def measure_config(raw: Raw, device: str) -> MeasureConfig:
+    """Return the numbers of `measure` for ranks on this device; raises ConfigError for a bad value."""
+    window = WINDOWS[device]
+    given = {key: window.get(key, value) if value == AUTO else value for key, value in raw.items()}
+    for key in ("budget_s", "repeats_budget_s", "timeout_s"):  # 0 is for loops that are observed
+        values.checked(f"measure.{key}", given[key], Seconds)
+    measure = values.section("measure", given, MeasureConfig)
+    if device == "cpu" and measure.nvtx:
+        raise ConfigError("measure.nvtx=true: the ranks run on the CPU, not on a GPU; leave it out")
+    return measure
 
 
 def env_pairs(raw: Any, device: str) -> tuple[tuple[str, str], ...]:
-    """Name and value of each variable, sorted; raises ConfigError for one that would have no effect."""
+    """Return sorted pairs of name and value; raises ConfigError for a variable that would have no effect."""
     if not isinstance(raw, Mapping):
         raise ConfigError(f"env={shown(raw)}: must be variables by name; write env.NAME=value")
     for name, value in raw.items():
