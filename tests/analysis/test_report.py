@@ -260,22 +260,6 @@ def test_of_newer_gpus_it_is_said_that_there_are_likely_faster_kernels(config, s
     assert all(f"is FlashAttention-2; {newer} or cuDNN is likely faster" in line for line in lines)
 
 
-@pytest.mark.usefixtures("without_figures")
-def test_all_is_written_although_nobody_reads_what_is_printed(tmp_path, monkeypatch):
-    """As with `| head -1`."""
-
-    class Closed(StringIO):
-        def write(self, text):
-            if text:
-                raise BrokenPipeError
-            return 0
-
-    sweep = write_sweep(tmp_path, [make_record()])
-    monkeypatch.setattr(sys, "stdout", Closed())
-    assert main([str(sweep)]) == 0
-    assert {"summary.csv", "summary.md", "report.html"} <= {each.name for each in sweep.iterdir()}
-
-
 def first_screen(source):
     return source[source.index('id="answer"') : source.index('id="cells"')]
 

@@ -1,6 +1,7 @@
 """The command that goes on is the one that was given, with what has to change."""
 
 import os
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,12 +14,12 @@ from bench.command import TOOLS, again_command, sweep_words, tool_words
 from bench.environment import REPOSITORY
 from ulysses_ring_bench.command import main
 
-CPU = str(REPOSITORY / "results" / "reference" / "cpu")
+RECORDS = REPOSITORY / "results" / "reference" / "cpu" / "records.jsonl"
 PRINTING = (
     ("run_sweep.py", "--help"),
     ("run_sweep.py", "--plan", "seq_len=256"),
-    ("-m", "analysis.report", CPU, "--table", "markdown"),
-    ("-m", "analysis.compare", CPU, CPU),
+    ("-m", "analysis.report", "sweep"),
+    ("-m", "analysis.compare", "sweep", "sweep"),
 )
 GIVEN = ["run_sweep.py", "-m", "seq_len=1k,2k"]
 
@@ -72,6 +73,9 @@ def test_the_first_word_runs_a_tool(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.parametrize("words", PRINTING, ids=" ".join)
 def test_a_command_ends_well_where_the_reader_of_its_output_has_gone(words, tmp_path):
+    sweep = tmp_path / "sweep"
+    sweep.mkdir()
+    shutil.copy(RECORDS, sweep)
     reading, writing = os.pipe()
     os.close(reading)
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
@@ -83,3 +87,4 @@ def test_a_command_ends_well_where_the_reader_of_its_output_has_gone(words, tmp_
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+    assert (sweep / "report.html").exists() == ("analysis.report" in words)
