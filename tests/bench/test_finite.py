@@ -34,6 +34,7 @@ STEP = {
     "other_calls": None,
 }  # fmt: skip
 TELEMETRY = {
+    "cpus": ["0"],
     "reason": None, "sample_ms": [[0.5]], "power_w": [[300.0]], "sm_clock_mhz": [[1500.0]],
     "reference_clock_mhz": [1980.0], "utilisation": [[0.9]], "device_used_bytes": [[1e9]],
     "clock_events": [[]], "foreign_processes": [0], "throttled": False, "load_average": 1.0,

@@ -9,6 +9,7 @@ from rich.console import Console
 from analysis.cells.comparison import FREE, FREE_GROUPS
 from bench.config import AUTO
 from bench.environment import describe
+from bench.record import SCHEMA_VERSION
 from bench.request.device_sections import WINDOWS
 from bench.statistics import MAX_PROCESSES, MIN_PROCESSES
 from bench.store import read_records
@@ -206,7 +207,7 @@ def swept(tmp_path, monkeypatch):
         (record,) = ended([each], {1024: 10.0, 2048: 40.0}, status=status)
         record |= {"environment": describe({})}
         with sweep.store.path.open("a") as file:
-            file.write(json.dumps({"schema_version": 3} | record) + "\n")
+            file.write(json.dumps({"schema_version": SCHEMA_VERSION} | record) + "\n")
         return record["status"] == "ok"
 
     class Idle:
