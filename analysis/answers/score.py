@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from analysis.cells.cells import Cells
-from analysis.cells.score import FIT_OUTCOME, RIGHT, UNDECIDED, WRONG, Score, scores
+from analysis.cells.score import FIT_OUTCOME, PEAK, RIGHT, STEP_TIME, STEP_TIME_IN_BAND, UNDECIDED, WRONG, YES
 from analysis.labels import count_label, percent_label
 
 OUTCOMES = (RIGHT, WRONG, UNDECIDED)
 
 
 def score_lines(cells: Cells) -> list[str]:
-    """A sentence about all cells that have both; none where no cell has."""
-    found = [_scored(score) for score in scores(cells.frame)]
+    """Return a sentence about all cells that have both; none where no cell has."""
+    found = []
+    for name, column in {"step time": STEP_TIME, "peak allocated": PEAK}.items():
+        errors = cells.frame[column].dropna().abs()
+        if len(errors):
+            median, most = percent_label(errors.median()), percent_label(errors.max())
+            cells_of = count_label(len(errors), "cell")
+            found.append(f"{name} off by {median} in the median of {cells_of}, {most} at the most")
+    in_band = cells.frame[STEP_TIME_IN_BAND].dropna()
+    if len(in_band):
+        found.append(f"{int(in_band.eq(YES).sum()):,} of {len(in_band):,} step times within the band")
     counts = cells.frame[FIT_OUTCOME].value_counts()
     if len(counts):
         outcomes = ", ".join(f"{int(counts.get(outcome, 0)):,} {outcome}" for outcome in OUTCOMES)
         found.append(f"verdicts on memory: {outcomes}")
     return [f"Predicted beside measured: {'; '.join(found)}."] if found else []
-
-
-def _scored(score: Score) -> str:
-    """`step time off by 6.1 % in the median of 12 cells, 14.0 % at the most, 10 of 12 within the band`."""
-    error = f"{score.name} off by {percent_label(score.median_error)}"
-    if score.cells > 1:
-        most = percent_label(score.largest_error)
-        error += f" in the median of {count_label(score.cells, 'cell')}, {most} at the most"
-    inside = f", {score.in_band:,} of {score.with_band:,} within the band" if score.with_band else ""
-    return error + inside

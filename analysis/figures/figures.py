@@ -16,7 +16,6 @@ from analysis.cells.cells import Cells
 from analysis.cells.equivalence import Comparison
 from analysis.cells.parts import SPLIT
 from analysis.cells.scaling import EFFICIENCY
-from analysis.cells.score import PEAK
 from analysis.cells.selection import Selection
 from analysis.cells.statuses import excluded_statuses, undecided_statuses
 from analysis.figures.equivalence import write_equivalence
@@ -27,15 +26,13 @@ from analysis.figures.quantity import Quantity, draw_beside, draw_series
 from analysis.figures.scaling import scaling_sheet
 from analysis.figures.sheet import Heading, Sheet, drawn, save
 from analysis.figures.step_parts import step_parts_sheet
-from analysis.figures.style import LENGTH, LOG_FROM_RATIO, PERCENT, REFERENCE, linear_y, scale_y
+from analysis.figures.style import LENGTH, LOG_FROM_RATIO, PERCENT, linear_y, scale_y
 from analysis.figures.waterfall import waterfall_sheet
 from analysis.labels import count_label
 from analysis.metrics.traced_shares import MAX_TRACED_TO_TIMED, MIN_TRACED_TO_TIMED
 
 MANY_LENGTHS_RATIO, LOG_OF_MANY_LENGTHS = 4, 2
 """Over lengths that span more than the first, tokens/s are on a logarithmic axis from the second ratio on."""
-MIN_ERROR_REACH = 0.05
-"""An axis of errors shows at least so much on either side, so that small ones look small."""
 SELECTED = "a part of the series; all are in summary.csv"
 TRACED = "traced step"
 
@@ -91,11 +88,6 @@ THROUGHPUT = Quantity(
     "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "95 % interval",
     band="predicted_tokens_per_s{}", with_link="tokens_per_s_with_link", unit="tokens/s",
 )  # fmt: skip
-PREDICTION_ERROR = Quantity(
-    "step_time_error_share", "step_time_error_low_share", "step_time_error_high_share", "band of the model",
-    unit="step time",
-)  # fmt: skip
-PEAK_ERROR = Quantity(PEAK, unit="peak allocated")
 ATTENTION_OF_SINGLE = Quantity("attention_of_single")
 OUT_ERROR = Quantity("out_error_ulps", unit="ulps")
 CONTROL_ERROR = Quantity("control_out_error_ulps", unit="ulps, the kernel alone")
@@ -113,21 +105,6 @@ def draw_throughput(cells: Cells, sheet: Sheet) -> None:
         axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
-    )
-
-
-def draw_prediction_error(cells: Cells, sheet: Sheet) -> None:
-    """How far predicted step times (bars: the band) and peaks (flat marks) are from measured ones."""
-    draw_series(sheet, cells, PREDICTION_ERROR)
-    draw_beside(sheet, cells, PEAK_ERROR, "peak allocated")
-    sheet.axes.axhline(0, linestyle="--", **REFERENCE)
-    error = PREDICTION_ERROR
-    errors = cells.frame[[error.column, PEAK, error.low, error.high]]
-    low, high = errors.min().min(), errors.max().max()
-    # fmin and fmax leave out what is missing
-    linear_y(sheet.axes, 1.1 * np.fmin(low, -MIN_ERROR_REACH), 1.1 * np.fmax(high, MIN_ERROR_REACH))
-    sheet.axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{100 * value:+g} %" if value else "0 %")
     )
 
 
@@ -218,12 +195,6 @@ FIGURES: Mapping[str, FigureKind] = {
         "One traced step, which is not a timed one, of the rank that attention kept busiest, part by part",
         needs=SPLIT, make=waterfall_sheet,
         of_predicted="Predicted: the expected step of the rank with most to do, part by part from the top",
-    ),
-    "prediction_error": FigureKind(
-        "Predicted beside measured", "predicted over measured, less 1",
-        "Step time predicted, over the measured median; bars: band of the model, not a confidence interval;"
-        " where they meet the dashed line, the measured step lies in it. Flat marks: peak allocated",
-        needs=PREDICTION_ERROR.column, draw=draw_prediction_error,
     ),
     "scaling": FigureKind(
         "Strong scaling", "tokens/s per rank, of the base's",

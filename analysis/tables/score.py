@@ -15,13 +15,12 @@ from bench.labels import length_label
 
 HEADINGS = (
     "strategy", "length", "ranks/sp", "step time (ms)", "predicted", "error", "in the band",
-    "tokens/s", "predicted", "error", "peak allocated", "predicted", "error", "in the band", "memory verdict",
+    "peak allocated", "predicted", "error", "memory verdict",
 )  # fmt: skip
 COLUMNS = (
     "strategy", "seq_len", "cluster.world_size", "step_time_ms", "predicted_step_time_ms",
-    "step_time_error_share", "step_time_in_band", "tokens_per_s", "predicted_tokens_per_s",
-    "tokens_per_s_error_share", "peak_allocated_bytes", "predicted_peak_allocated_bytes",
-    "peak_allocated_error_share", "peak_allocated_in_band", FIT_OUTCOME,
+    "step_time_error_share", "step_time_in_band", "peak_allocated_bytes", "predicted_peak_allocated_bytes",
+    "peak_allocated_error_share", FIT_OUTCOME,
 )  # fmt: skip
 """The summary's column behind each of HEADINGS."""
 READING = (
@@ -31,7 +30,6 @@ READING = (
 )
 BANDS: Mapping[str, str] = {
     "predicted_step_time_ms": "step_time{}_ms",
-    "predicted_tokens_per_s": "tokens_per_s{}",
     "predicted_peak_allocated_bytes": "peak_allocated{}_bytes",
 }
 """The columns that are shown with their bands."""

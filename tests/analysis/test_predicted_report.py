@@ -120,7 +120,7 @@ def test_measurements_that_were_predicted_have_a_section_of_their_own(tmp_path, 
     write_report(write_sweep(tmp_path, records))
     said = " ".join(capsys.readouterr().out.split())
     page, summary = (tmp_path / "report.html").read_text(), (tmp_path / "summary.md").read_text()
-    line = "step time off by 10.0 %, 1 of 1 within the band"
+    line = "step time off by 10.0 % in the median of 1 cell"
     assert all(line in " ".join(text.split()) for text in (said, page, summary))
     assert "Predicted beside measured</h2>" in page
     header, *_ = (tmp_path / "summary.csv").read_text().splitlines()

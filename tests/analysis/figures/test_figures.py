@@ -311,12 +311,3 @@ def test_a_figure_of_predictions_speaks_of_no_sample_interval_or_trace(cells_of)
         said = " ".join([*texts(sheet.figure), FIGURES[name].reading_of(cells)])
         assert not [words for words in ("95 % interval", "traced step", "median of") if words in said]
         assert "Predicted: " in said
-
-
-def test_the_bars_of_an_error_reach_zero_where_the_measurement_lies_in_the_band(cells_of):
-    records = [with_prediction(make_record(), step_ms=ms) for ms in ((80.0, 90.0, 99.0), (80.0, 90.0, 101.0))]
-    for record, reaches in zip(records, (False, True), strict=True):
-        axes = axes_of("prediction_error", cells_of([record]))
-        ((low, high),) = bars_of(axes)
-        assert (low < 0 <= high) == reaches
-        assert axes.get_ylim()[0] <= low
