@@ -65,10 +65,6 @@ class Subject(ABC):
         """The last call, where attention alone is measured."""
         return None
 
-    def added_ms(self, calls: int) -> list[float] | None:  # noqa: ARG002
-        """Of so many calls, what our way to call a package adds to each, measured alone; None: nothing."""
-        return None
-
     def fed_positions(self) -> Tensor | None:
         """Those that the last step's first micro-step was given, of its first sequence; None without any."""
         return None

@@ -107,13 +107,6 @@ class Strategy(ABC):
         """LSE of this rank's queries over all keys, [B, N, S], where the strategy's code exposes it."""
         return None
 
-    def added_work(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor | None:  # noqa: ARG002
-        """What `attention` does because of how we call a package, alone and differentiable; None: nothing.
-
-        Who uses the package without us does not pay for it.
-        """
-        return None
-
     def slices(self, seq_len: int) -> tuple[slice, ...]:
         """The pieces of a whole sequence that this rank holds."""
         return self.facts.slices(self.cell, seq_len, self.groups.sequence_rank)

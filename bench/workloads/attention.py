@@ -64,20 +64,6 @@ class Attention(Workload):
         dq, dk, dv = (leaf.grad for leaf in self.leaves if leaf.grad is not None)
         return AttentionCall(self.out.detach(), dq, dk, dv)
 
-    def added_ms(self, calls: int) -> list[float] | None:
-        """Forward and backward, after a call that warms up."""
-        clocks = []
-        for _ in range(1 + calls):
-            leaves = [leaf.detach().requires_grad_() for leaf in self.leaves]
-            clocks.append(clock := StepClock(self.device))
-            clock.mark()
-            added = self.rank.strategy.added_work(*leaves)
-            if added is None:
-                return None
-            added.backward(added.detach())
-            clock.mark()
-        return [ms for clock in clocks[1:] for ms in clock.step_times_ms()]
-
     def _forward(self) -> Tensor:
         strategy = self.rank.strategy
         attention = partial(strategy.attention, causal=self.causal)

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from bench.attention.kernels import attend
 from bench.passes.attention.row_errors import RowErrors
 from bench.passes.attention.section import AttentionCalls
-from bench.passes.facts import of_one
 from bench.passes.parity.attention import laid_out_as_by_a_model, random_input
 from bench.passes.rank_pass import RankPass, Steps
 from bench.passes.subject import AttentionCall
@@ -51,7 +50,6 @@ class AttentionPass(RankPass):
             backward_ms=[[*backward_ms]],
             error_ulps=error_ulps,
             error_rows=len(errors.rows),
-            added_ms=of_one(subject.added_ms(len(clocks))),
         )
         if strategy.groups.rank == strategy.cell.running_ranks[0]:
             try:

@@ -36,9 +36,6 @@ class AttentionCalls:
     each row's own maximum; infinite where a number is not finite. Finite errors of a replay are left out."""
     control_error_ulps: dict[str, float] | None = None
     """The single device's."""
-    added_ms: list[list[float]] | None = None
-    """By rank and call, forward and backward, of what our way to call the package adds to it, measured alone;
-    null where it adds nothing."""
 
 
 class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):
@@ -48,7 +45,7 @@ class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> AttentionCalls:  # noqa: ARG002
         """Times by rank; what rank 0 alone measured is rank 0's."""
         parts = self.parts(reports)
-        return replace(parts[0], **together(parts, "forward_ms", "backward_ms", "added_ms"))
+        return replace(parts[0], **together(parts, "forward_ms", "backward_ms"))
 
     def gate(self, cell: RunConfig, section: AttentionCalls) -> str | None:
         """The results of a timed call are numbers, and as near to float64 as those of one device."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from bench.attention.flash_attn_bridge import package_on
 from bench.config import RunConfig
@@ -53,12 +52,6 @@ class DeepSpeedFPDTAttention(Strategy):
             offloads(self.cell),
         )
         return out_BSND.transpose(1, 2)
-
-    def added_work(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-        """The projection, chunk by chunk; its weight's gradient is made too, as in the package's backward."""
-        qkv_SBE, identity_EE, zero_E = _projection(q_BNSD, k_BKSD, v_BKSD)
-        weights = identity_EE.requires_grad_(), zero_E.requires_grad_()
-        return torch.cat([linear(chunk, *weights) for chunk in qkv_SBE.chunk(self.cell.number("chunks"))])
 
 
 def _projection(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:

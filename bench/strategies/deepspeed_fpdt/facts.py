@@ -35,7 +35,7 @@ class DeepSpeedFPDT(PackagedUlysses):
 
     The operation projects its input to Q, K and V itself. Here they are projected already, as models
     norm and rotate them in between, so it is given a matrix of ones and zeros: its time holds that product,
-    forward and backward. `workload=attention` times it alone, too.
+    forward and backward.
     """
 
     name = "deepspeed_fpdt"

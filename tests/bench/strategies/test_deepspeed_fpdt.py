@@ -1,4 +1,4 @@
-"""FPDT's operators are chosen and called as the package does it; what we add to a call is known."""
+"""FPDT's operators are chosen and called as the package does it."""
 
 import inspect
 from types import SimpleNamespace
@@ -67,16 +67,3 @@ def test_only_a_gpu_offloads_and_keeps_nothing_on_it_for_backward():
         for each in ("true", "false")
     ]
     assert kept[0] == 0 < kept[1]
-
-
-def test_what_is_added_to_a_call_is_the_identity(monkeypatch):
-    monkeypatch.setattr(attention, "join_deepspeed", lambda _: None)
-    cell = make_cell("strategy=deepspeed_fpdt", "seq_len=1k", machine=TWO_CORES)
-    strategy = attention.STRATEGY(cell, SimpleNamespace(sequence="group"), STRATEGIES["deepspeed_fpdt"])
-    leaves = [torch.randn(1, heads, 8, 4, requires_grad=True) for heads in (4, 2, 2)]
-    added_SBE = strategy.added_work(*leaves)
-    joined_BSE = torch.cat([x.transpose(1, 2).flatten(2) for x in leaves], dim=-1)
-    torch.testing.assert_close(added_SBE, joined_BSE.transpose(0, 1))
-    added_SBE.backward(added_SBE.detach())
-    for leaf in leaves:
-        torch.testing.assert_close(leaf.grad, leaf)
