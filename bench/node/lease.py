@@ -6,18 +6,16 @@ GPUs, a CPU's sweep the machine.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bench.config import LEASES, ConfigError, RunConfig, WhenTaken
+from bench.config import ConfigError, RunConfig, WhenTaken
 from bench.labels import shown
 from bench.nvml import visible_uuids
 
@@ -78,21 +76,6 @@ def gpus_of(cells: Collection[RunConfig]) -> Sequence[str]:
     uuids = visible_uuids()
     used = {cell.cluster.device_index(rank) for cell in cells for rank in range(len(cell.running_ranks))}
     return [uuids[index] for index in sorted(used) if index < len(uuids)]
-
-
-def add_lease_option(parser: argparse.ArgumentParser) -> None:
-    """Give a command the option `--lease`, as a sweep has the key; `lease_of` reads it."""
-    parser.add_argument(
-        "--lease",
-        choices=LEASES,
-        default=WhenTaken.WAIT.value,
-        help="while another sweep runs on these devices: wait, refuse, or none to run beside it",
-    )
-
-
-def lease_of(arguments: argparse.Namespace, cells: Collection[RunConfig]) -> AbstractContextManager[None]:
-    """The lease of a command's cells, on the devices that they use."""
-    return lease(gpus_of(cells), WhenTaken(arguments.lease), partial(print, flush=True))
 
 
 def leases_folder() -> Path:

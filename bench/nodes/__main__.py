@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from bench.command import outlive_readers
-from bench.config import ConfigError, ExitCode, WhenTaken
+from bench.config import LEASES, ConfigError, ExitCode, WhenTaken
 from bench.environment import describe
-from bench.node.lease import add_lease_option, lease
+from bench.node.lease import lease
 from bench.node.local import LocalNode
 from bench.nodes.agent import Agent, keep_store
 from bench.nodes.interface import interface_of
@@ -34,7 +34,12 @@ def main() -> int:
     outlive_readers()
     parser = argparse.ArgumentParser(prog="bench.nodes", description=__doc__)
     parser.add_argument("launcher", metavar="ADDRESS:PORT", help="as the launcher printed it")
-    add_lease_option(parser)
+    parser.add_argument(
+        "--lease",
+        choices=LEASES,
+        default=WhenTaken.WAIT.value,
+        help="while another sweep runs on these devices: wait, refuse, or none to run on them as well",
+    )
     arguments = parser.parse_args()
     when_taken, say = WhenTaken(arguments.lease), partial(print, flush=True)
     try:
