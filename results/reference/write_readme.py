@@ -18,14 +18,10 @@ README_SWEEP = "cpu"
 BLOCK = re.compile(r"(<!-- output[^>]*-->\n).*?(<!-- end of output -->)", re.DOTALL)
 OF_A_SWEEP = ("throughput", "peak_memory", "attention_exchange", "step_parts", "waterfall")
 LOSSES = "figures/loss_equivalence_1k_qwen3_nano_bf16_zero3_adamw"
-SEEDS = ("loss_equivalence", "loss_equivalence_seeds", "loss_equivalence_fresh_seeds")
 REPORTS = (
     (("cpu",), "cpu", ("summary.md", "summary.csv", *(f"figures/{name}.png" for name in OF_A_SWEEP))),
     (("loss_equivalence",), "loss_equivalence", ("summary.md", f"{LOSSES}.png")),
     (("loss_equivalence_whole",), "loss_equivalence_whole", ("summary.md", f"{LOSSES}_3_seeds.png")),
-    (("loss_equivalence_seeds",), "loss_equivalence_seeds", ("summary.md",)),
-    (("loss_equivalence_fresh_seeds",), "loss_equivalence_fresh_seeds", ("summary.md",)),
-    ((*SEEDS, "--mix", "code"), "loss_equivalence_fresh_seeds", (f"{LOSSES}_6_seeds.png",)),
 )
 """Folders (and options) of a report, the folder here that keeps files of it, and which."""
 WIDTH = 112
