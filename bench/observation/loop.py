@@ -13,11 +13,10 @@ from torch.distributed.tensor import DTensor
 from bench.attention.watch import AttentionWatch
 from bench.config import ConfigError
 from bench.observation.attention import captured_attention, module_of, noted_dtype, watched_attention
-from bench.observation.fed_tokens import FedTokens
 from bench.observation.objective import RankObjective
 from bench.observation.observed_model import ObservedModel
 from bench.observation.parity import DTYPE_WORDS, Sharers, compare
-from bench.observation.tokens import RankTokens, StepSize, positions_of
+from bench.observation.tokens import FedTokens, RankTokens, StepSize, positions_of
 from bench.observation.trained_tokens import TrainedTokens
 from bench.passes.full_length.section import FullLength
 from bench.passes.optimizer_spans import Spans, step_spans

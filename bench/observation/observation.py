@@ -26,8 +26,14 @@ from bench.node.end import RankEnd, lost_a_peer
 from bench.node.failure import describe_failure
 from bench.observation.cell import ObserveRequest, observed_cell
 from bench.observation.loop import Loop, LoopFullLength, LoopParity, LoopReplicas
-from bench.observation.loop_ranks import agreed_time, device_of, gathered_on_rank_0, sigterm_held_back
-from bench.observation.meetings import Meetings, PeerStoppedError
+from bench.observation.loop_ranks import (
+    Meetings,
+    PeerStoppedError,
+    agreed_time,
+    device_of,
+    gathered_on_rank_0,
+    sigterm_held_back,
+)
 from bench.observation.observed_model import observed_model, refuse_compiled
 from bench.observation.outcome import check_records, failed_record, kept, observed_record, report, sharing
 from bench.observation.parity import Sharers

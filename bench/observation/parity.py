@@ -23,8 +23,7 @@ from bench.passes.full_length.comparison import compare as compare_rows
 from bench.passes.full_length.section import FullLength
 from bench.passes.full_length.shards import Attention, Shards
 from bench.passes.parity.exact import CHUNK, relative_error, whole_attention, whole_attention_flops
-from bench.passes.parity.limits import limit_of
-from bench.passes.parity.section import Parity
+from bench.passes.parity.section import Parity, limit_of
 from bench.training.models import TORCH_DTYPES
 
 BUDGET_FLOPS: Mapping[str, float] = {"cpu": 1e11, "cuda": 1e14}

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.kept_errors import KeptErrors
-from bench.observation.fed_tokens import tensors_given
 from bench.observation.objective import UNTRAINED, MicroStep
+from bench.observation.tokens import tensors_given
 from bench.passes.hook import Hook
 from bench.strategies.strategy import IGNORED_LABEL
 

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 import bench
 from bench.node.worker import join
-from bench.observation import meetings
-from bench.observation.meetings import LONGEST_WAIT_S, Meetings, PeerMissingError, PeerStoppedError
+from bench.observation import loop_ranks as meetings
+from bench.observation.loop_ranks import LONGEST_WAIT_S, Meetings, PeerMissingError, PeerStoppedError
 from tests.cells import make_cell
 from tests.scripts import own_loop
 

@@ -18,8 +18,8 @@ from bench.cell.watch import GRACE_S
 from bench.config import OWN, ConfigError
 from bench.environment import REPOSITORY
 from bench.node.worker import join
-from bench.observation.checks import UNKNOWN, checks_of_loop
 from bench.observation.observation import LOST_PEER_WAIT_S
+from bench.observation.outcome import UNKNOWN, checks_of_loop
 from bench.observation.tokens import RankTokens, layout_of, misfed
 from bench.store import read_records
 from tests.cells import make_cell
