@@ -54,8 +54,7 @@ from bench.request.replay import with_replayed_rank
 from bench.request.target import PREDICT, REPLAY, target_machine
 from bench.strategies import STRATEGIES
 from bench.strategies.options import Flag, Option, WholeNumber, default_text, flag_text, in_yaml
-from bench.training.text import beginning
-from bench.training.tokenizer import refuse_tokenizer
+from bench.training.text import beginning, refuse_tokenizer
 from bench.training.trainer_facts import TRAINER_FACTS, UNTILED
 
 DATA = ("text", "synthetic")

@@ -23,8 +23,7 @@ from bench.config import RunConfig
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import IGNORED_LABEL, Batch
 from bench.training.packing import PackedText, drawn_ends
-from bench.training.text import read_documents, read_text
-from bench.training.tokenizer import token_ids
+from bench.training.text import read_documents, read_text, token_ids
 
 SampleTokens = Callable[[int, int], Tensor]
 """(sample, length) -> that many token ids, int64: the first tokens of the sample."""

@@ -1,4 +1,4 @@
-"""The text of `data=text`: checked before a cell starts, read by its ranks. No torch."""
+"""The text of `data=text` and its tokens: tried before a cell starts, read whole by its ranks. No torch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ import os
 import pydoc_data.topics
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bench.config import ConfigError, DataConfig
+from bench.labels import shown
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 CHECKED_CHARACTERS = 2**16
@@ -87,3 +95,38 @@ def _read_as_text(name: str) -> Iterator[None]:
 
 def _empty(name: str) -> ConfigError:
     return ConfigError(f"data.path={name}: holds no text; name another file or folder")
+
+
+def token_ids(text: str, tokenizer: str, vocab_size: int) -> NDArray[Any]:
+    """The ids of a text, [T] int32; raises ConfigError for a tokenizer that fails or exceeds a vocabulary."""
+    try:
+        ids = np.array(_encoder(tokenizer)(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+    except Exception as error:  # noqa: BLE001  the library below raises Exception itself
+        raise ConfigError(
+            f"data.tokenizer={tokenizer}: cannot be used ({_first_line(error)}); name a folder with a"
+            " tokenizer.json, such as a model's own"
+        ) from None
+    if len(ids) and int(ids.max()) >= vocab_size:
+        raise ConfigError(
+            f"data.tokenizer={tokenizer}: gives ids up to {int(ids.max())}, but the model's vocabulary has"
+            f" {vocab_size}; take the model's own tokenizer"
+        )
+    return ids
+
+
+@cache
+def refuse_tokenizer(tokenizer: str, beginning: str, vocab_size: int) -> None:
+    """Raises ConfigError for a tokenizer that no rank could use on a text that begins so."""
+    token_ids(beginning, tokenizer, vocab_size)
+
+
+@cache
+def _encoder(tokenizer: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tokenizer, local_files_only=True, trust_remote_code=False)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return shown(lines[0].rstrip(":")) if lines else type(error).__name__

@@ -15,10 +15,8 @@ from torch.distributed.nn.functional import all_gather
 
 from bench.training.data import count_valid
 from bench.training.optimizer import make_optimizer, make_schedule
-from bench.training.trainers.stack import StackTrainer
-from bench.training.trainers.stack_accelerator import ENGINE_PLUGINS, MIXED_PRECISION, parallelism
-from bench.training.trainers.stack_data import NEXT_LABELS, SHIFT_LABELS
-from bench.training.trainers.stack_engines import bare_optimizer
+from bench.training.trainers.stack import NEXT_LABELS, SHIFT_LABELS, StackTrainer
+from bench.training.trainers.stack_engines import ENGINE_PLUGINS, MIXED_PRECISION, bare_optimizer, parallelism
 from bench.training.trainers.trainer import NextStep, StepOutcome
 
 CUT_IN_PLACE = "torch_cp"

@@ -15,10 +15,8 @@ from torch import Tensor
 from bench.config import RunConfig
 from bench.training.engines import zero3_config
 from bench.training.optimizer import make_optimizer, make_schedule
-from bench.training.trainers.stack import StackTrainer
-from bench.training.trainers.stack_accelerator import parallelism
-from bench.training.trainers.stack_data import NEXT_LABELS, SAMPLES, SHIFT_LABELS, collated
-from bench.training.trainers.stack_engines import bare_optimizer
+from bench.training.trainers.stack import NEXT_LABELS, SAMPLES, SHIFT_LABELS, StackTrainer, collated
+from bench.training.trainers.stack_engines import bare_optimizer, parallelism
 from bench.training.trainers.trainer import NextStep, StepOutcome
 
 

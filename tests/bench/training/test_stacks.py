@@ -10,7 +10,7 @@ from bench.environment import installed
 from bench.request.legality import refusal
 from bench.training.data import open_data
 from bench.training.trainer_facts import TRAINER_FACTS
-from bench.training.trainers.stack_data import NEXT_LABELS, StackSamples, dealt
+from bench.training.trainers.stack import NEXT_LABELS, StackSamples, dealt
 from tests.cells import make_cell, run_cell, tiny_cell
 
 PAGE = Path(__file__).parents[3] / "docs" / "stacks.md"
@@ -51,9 +51,9 @@ def test_a_stack_with_ulysses_has_the_native_loops_losses_and_norms(launcher, tm
 def train_without_the_process_group(job, log):
     """Accelerate as it comes: on CPU ranks it finds no process group."""
     from bench.node.worker import run_cell as run_in_rank
-    from bench.training.trainers import stack_accelerator
+    from bench.training.trainers import stack_engines
 
-    stack_accelerator.name_the_cpu_ranks = lambda *_: None
+    stack_engines.name_the_cpu_ranks = lambda *_: None
     return run_in_rank(job, log)
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from bench.config import RunConfig
 from bench.cost.weights import head_parameters, layer_parameters, matrix_parameters
 from bench.node.worker import join
-from bench.passes.memory.allocations import AllocationTracker
+from bench.passes.memory.trackers import AllocationTracker
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.strategies import STRATEGIES, runnable
