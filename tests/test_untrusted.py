@@ -8,7 +8,7 @@ import pytest
 import run_sweep
 from bench.config import ConfigError
 from bench.environment import REPOSITORY
-from bench.node.rank_files import LOG_TAIL_BYTES, tail_of
+from bench.node.job import LOG_TAIL_BYTES, tail_of
 from bench.sweep.stored import read_plan
 from tests.command import typed_here
 

@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING
 import psutil
 
 from bench.node.end import Failing, RankEnd, lost_a_peer
-from bench.node.job import NodeJob, RankJob
-from bench.node.rank_files import failure_path, log_path, read_file, report_path, tail_of, take_file
+from bench.node.job import (
+    NodeJob,
+    RankJob,
+    failure_path,
+    log_path,
+    read_file,
+    report_path,
+    tail_of,
+    take_file,
+)
 from bench.node.ranks import Left, News
 from bench.node.server import ForkServer
 from bench.node.stacks import Doing, ask_for_stacks

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from bench.environment import REPOSITORY
 from bench.node.end import Failing
-from bench.node.job import RankJob
+from bench.node.job import RankJob, failure_path, log_path
 from bench.node.lifeline import die_with_launcher
-from bench.node.rank_files import failure_path, log_path
 from bench.ranks.log import Stage
 
 if TYPE_CHECKING:

@@ -26,9 +26,8 @@ from bench.cpu_arithmetic import cpu_arithmetic
 from bench.mistakes import mistaken
 from bench.node.end import Failing, lost_a_peer
 from bench.node.failure import describe_failure
-from bench.node.job import RankJob, StoreAddress
+from bench.node.job import RankJob, StoreAddress, failure_path, log_path, report_path
 from bench.node.lifeline import die_with_parent
-from bench.node.rank_files import failure_path, log_path, report_path
 from bench.node.stacks import STACK_SIGNAL
 from bench.passes.rank_pass import Measurement
 from bench.ranks.cpus import bind_near_gpu
