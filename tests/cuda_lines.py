@@ -35,7 +35,7 @@ ON_GPU = re.compile(
 ELSEWHERE = re.compile(r"== '(cpu|gloo)'|!= '(cuda|nccl)'")
 """Conditions that hold on a GPU alone, and elsewhere alone."""
 NAMED_SO = re.compile("cuda|nccl|nvml|nvtx|gpu", re.IGNORECASE)
-WHOLE = {"bench/passes/trace/launched.py", *(
+WHOLE = {"bench/passes/trace/cuda_timeline.py", *(
     f"bench/attention/kernels/{name}.py" for name, facts in KERNEL_FACTS.items() if "cpu" not in facts.dtypes
 )}  # fmt: skip
 """Files that only a GPU uses, beside those that are named so."""

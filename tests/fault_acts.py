@@ -19,7 +19,7 @@ from torch.profiler import profile
 
 from bench.node.worker import run_cell
 from bench.passes.telemetry import rank as telemetry_rank
-from bench.passes.telemetry.telemetry import open_nvml
+from bench.passes.telemetry.rank import open_nvml
 from bench.passes.trace import trace
 from bench.training.trainers.native import NativeTrainer
 from tests.faults import sleep_for_an_hour

@@ -16,16 +16,14 @@ from bench.passes import calls
 from bench.passes.attention import rank as attention_rank
 from bench.passes.attention import row_errors
 from bench.passes.attention import section as attention_section
-from bench.passes.full_length import limits as full_length
-from bench.passes.full_length import section as full_length_section
+from bench.passes.full_length import section as full_length
 from bench.passes.memory import live_blocks
 from bench.passes.objective import noise as objective_noise
 from bench.passes.objective import rank as objective
 from bench.passes.objective import section as objective_section
-from bench.passes.parity import limits
-from bench.passes.parity import section as parity_section
-from bench.passes.probe import cut
-from bench.passes.telemetry import telemetry
+from bench.passes.parity import section as parity
+from bench.passes.probe import rank as probe
+from bench.passes.telemetry import rank as telemetry
 from bench.passes.timing import section as timing_section
 from bench.passes.trace.section import TRACED_PART, TRACED_STEPS
 from bench.request.resolve import resolve
@@ -126,12 +124,12 @@ def test_the_page_on_samples_has_the_interval_s_rank():
     ("page", "said"),
     [
         ("attention_alone", f"at most {WORDS_OF_NUMBERS[attention_rank.MAX_CALLS]} calls"),
-        ("attention_parity", f"up to {parity_section.MAX_TOKENS} tokens"),
-        ("attention_parity", ", ".join(f"{factor:.0f} {name}" for name, factor in limits.FACTORS.items())),
-        ("attention_parity", f"{limits.FLOORS['fp32'].forward:.0e} fp32"),
-        ("attention_parity", f"{limits.FLOORS['fp16'].backward:.0e} for dq, dk and dv"),
-        ("probe", f"at most {cut.CUT_VOCABULARY} words"),
-        ("objective", f"{limits.FLOORS['bf16'].loss:.0e} bf16 for the loss"),
+        ("attention_parity", f"up to {parity.MAX_TOKENS} tokens"),
+        ("attention_parity", ", ".join(f"{factor:.0f} {name}" for name, factor in parity.FACTORS.items())),
+        ("attention_parity", f"{parity.FLOORS['fp32'].forward:.0e} fp32"),
+        ("attention_parity", f"{parity.FLOORS['fp16'].backward:.0e} for dq, dk and dv"),
+        ("probe", f"at most {probe.CUT_VOCABULARY} words"),
+        ("objective", f"{parity.FLOORS['bf16'].loss:.0e} bf16 for the loss"),
         ("objective", f"up to {objective_section.MAX_TOKENS:,} tokens"),
         ("objective", f"max(floor, {objective_noise.FACTOR:.0f} * noise(x))"),
         ("objective", f"{objective_noise.SCALE_FACTOR:.0f} * noise(scale)"),
@@ -140,9 +138,9 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("objective", f"limit {objective.NORM_LIMIT:.0e}"),
         ("objective", f"{objective_noise.CHANCE:.0f} * e / sqrt(n)"),
         ("error_ulps", ", ".join(f"{x:.0f} {name}" for name, x in attention_section.ERROR_FACTORS.items())),
-        ("full_length", f"Of {full_length_section.SAMPLED_ROWS} tokens"),
-        ("full_length", f"of {full_length_section.SAMPLED_KEYS} more, some on each rank"),
-        ("full_length", f"more than {full_length_section.CPU_SCORES:,} scores a rank"),
+        ("full_length", f"Of {full_length.SAMPLED_ROWS} tokens"),
+        ("full_length", f"of {full_length.SAMPLED_KEYS} more, some on each rank"),
+        ("full_length", f"more than {full_length.CPU_SCORES:,} scores a rank"),
         ("full_length", f"max(floor, {full_length.CONTROL_FACTOR} * error of the control)"),
         ("full_length", ", ".join(f"{x:.0e} {dtype}" for dtype, x in full_length.GRADIENT_FLOORS.items())),
         ("full_length", ", ".join(f"{x:.0e} {dtype}" for dtype, x in full_length.KEY_FLOORS.items())),

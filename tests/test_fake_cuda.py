@@ -36,8 +36,7 @@ from bench.sweep.progress import Progress
 from bench.sweep.resume import kept_records
 from bench.sweep.run import run_plan
 from bench.training.models import empty_model
-from bench.training.trainers.stack_accelerator import prepare_accelerate
-from bench.training.trainers.stack_engines import STACK_ENGINES
+from bench.training.trainers.stack_engines import STACK_ENGINES, prepare_accelerate
 from bench.training.weights import filled_layers, numbers_of
 from tests.cells import CHECKS, NEED_ALL_RANKS, TWO_CORES, make_cell, make_raw, run_cell, variants, words_for
 from tests.fake_cuda import CUDA, OnDevice

@@ -10,7 +10,7 @@ import torch
 from bench.attention.kernels import KERNELS, torch_flash
 from bench.cost.memory import wide_copies_bytes
 from bench.cpu_arithmetic import cpu_arithmetic, estimated_bf16_instructions
-from bench.passes.memory.allocations import AllocationTracker
+from bench.passes.memory.trackers import AllocationTracker
 from bench.ranks import products
 from bench.ranks.products import BLOCK_NUMBERS, use_wide_products
 from tests.cells import tiny_cell

@@ -13,7 +13,7 @@ from bench.cell.planned import PlannedCell
 from bench.finite import finite, not_finite, worst
 from bench.node.end import RankEnd
 from bench.passes.parity.exact import relative_error
-from bench.passes.parity.limits import limit_of
+from bench.passes.parity.section import limit_of
 from bench.passes.timing.section import Timing
 from bench.store import Store
 from tests.cells import make_cell, run_cell, tiny_cell

@@ -10,7 +10,7 @@ import torch
 
 from bench.cost.memory import memory_need
 from bench.environment import REPOSITORY, installed
-from bench.passes.telemetry.telemetry import Telemetry, open_nvml
+from bench.passes.telemetry.rank import Telemetry, open_nvml
 from bench.request.legality import ENGINE_DTYPES
 from bench.request.packages import ENGINE_PACKAGES
 from bench.store import read_records

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from bench.passes.telemetry.telemetry import open_nvml
+from bench.passes.telemetry.rank import open_nvml
 from tests.gpus import NEEDS_GPU, OUT_OF_MEMORY_IN, gpu_cell, run_on_gpu
 
 pytestmark = [*NEEDS_GPU]

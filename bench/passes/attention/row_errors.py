@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.passes.full_length.rows import rows
-from bench.passes.full_length.shards import hidden_keys
+from bench.passes.full_length.shards import hidden_keys, rows
 from bench.passes.parity.attention import random_input
 from bench.passes.subject import AttentionCall
 from bench.strategies.strategy import Strategy

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from bench.config import RunConfig
 from bench.passes.facts import NO_OTHER_RANKS, NOT_RUN, PassFacts, RankReport, together
-from bench.passes.parity.limits import FLOORS
+from bench.passes.parity.section import FLOORS
 from bench.record import Check
 
 ERROR_FACTORS: Mapping[str, float] = {"out": 4.0, "dq": 10.0}

@@ -20,10 +20,16 @@ from torch import Tensor
 
 from bench.finite import worst
 from bench.passes.full_length.key_errors import key_errors
-from bench.passes.full_length.limits import GRADIENT_FLOORS, IDENTITY_LIMITS, OUT_FLOORS, limit_of
-from bench.passes.full_length.rows import rows
-from bench.passes.full_length.section import SAMPLED_ROWS, FullLength, why_no_keys
-from bench.passes.full_length.shards import Attention, Shards, drawn, hidden_keys
+from bench.passes.full_length.section import (
+    GRADIENT_FLOORS,
+    IDENTITY_LIMITS,
+    OUT_FLOORS,
+    SAMPLED_ROWS,
+    FullLength,
+    limit_of,
+    why_no_keys,
+)
+from bench.passes.full_length.shards import Attention, Shards, drawn, hidden_keys, rows
 from bench.training.models import TORCH_DTYPES
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from bench.passes.full_length.limits import KEY_FLOORS, limit_of
-from bench.passes.full_length.section import SAMPLED_KEYS
+from bench.passes.full_length.section import KEY_FLOORS, SAMPLED_KEYS, limit_of
 from bench.passes.full_length.shards import Attention, Shards, drawn, hidden_keys
 from bench.training.models import TORCH_DTYPES
 

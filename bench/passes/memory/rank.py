@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from bench.passes.facts import of_one
-from bench.passes.memory.allocations import AllocationTracker
-from bench.passes.memory.cuda_peaks import CudaTracker
 from bench.passes.memory.section import Memory
+from bench.passes.memory.trackers import AllocationTracker, CudaTracker
 from bench.passes.rank_pass import Measurement, RankPass
 from bench.ranks.memory_limit import process_bytes
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench.passes.parity.limits import FLOORS
+from bench.passes.parity.section import FLOORS
 
 FACTOR = 4.0
 """A sound step errs at most this many times as much as the controls do, root mean square."""

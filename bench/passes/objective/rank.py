@@ -33,7 +33,7 @@ from bench.passes.objective.noise import (
 from bench.passes.objective.plain_attention import plain_attention_installed
 from bench.passes.objective.section import Objective, objective_tokens
 from bench.passes.objective.whole_model import CONTROLS, EXACT, MISTAKEN, Weights, WholeModel
-from bench.passes.parity.limits import FLOORS
+from bench.passes.parity.section import FLOORS
 from bench.passes.rank_pass import RankPass
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import Batch, Strategy

@@ -14,8 +14,7 @@ from torch import Tensor
 from bench.config import RunConfig
 from bench.passes.parity.divergence import first_divergence
 from bench.passes.parity.exact import Tensors, plain_attention, relative_error
-from bench.passes.parity.limits import limit_of
-from bench.passes.parity.section import MAX_TOKENS, Parity
+from bench.passes.parity.section import MAX_TOKENS, Parity, limit_of
 from bench.strategies.strategy import Strategy
 from bench.training.models import TORCH_DTYPES
 from bench.training.packing import drawn_documents

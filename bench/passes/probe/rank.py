@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TypeVar
 
 import torch
@@ -14,11 +14,10 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from bench.attention.documents import Documents
-from bench.config import LOW_PRECISION, RunConfig
+from bench.config import LOW_PRECISION, DataConfig, RunConfig
 from bench.passes.objective.plain_attention import PLAIN_NAME, plain_attention_installed
 from bench.passes.parity.attention import parity_len
-from bench.passes.parity.limits import limit_of
-from bench.passes.probe.cut import cut_cell
+from bench.passes.parity.section import limit_of
 from bench.passes.probe.leaks import Places, changes_of, leaks, parts_of
 from bench.passes.probe.section import EXPERIMENT, Moved, Probe, why_wrong
 from bench.passes.rank_pass import RankPass
@@ -27,6 +26,23 @@ from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy, Wiring
 from bench.training.data import open_data
 from bench.training.models import TORCH_DTYPES, build_model
+
+CUT_LAYERS = 2
+CUT_VOCABULARY = 512
+
+
+def cut_cell(cell: RunConfig, seq_len: int) -> RunConfig:
+    """Return the cell with a two-layer model, a small vocabulary, a narrow MLP and random weights."""
+    model = replace(
+        cell.model,
+        path=None,
+        num_layers=CUT_LAYERS,
+        vocab_size=min(cell.model.vocab_size, CUT_VOCABULARY),
+        intermediate_size=min(cell.model.intermediate_size, cell.model.hidden_size),
+    )
+    data = DataConfig(name="synthetic", path=None, tokenizer=None, prompt_tokens=0, packing=cell.data.packing)
+    return replace(cell, model=model, data=data, seq_len=seq_len, padding=0, checkpointing=False)
+
 
 Ordered = TypeVar("Ordered", float, tuple[float, int])
 

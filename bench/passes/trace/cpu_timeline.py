@@ -8,16 +8,17 @@ import numpy as np
 
 from bench.passes.calls import Call
 from bench.passes.trace.intervals import Spans, subtract
-from bench.passes.trace.issued import Issued, paired
 from bench.passes.trace.reader import Track
 from bench.passes.trace.timeline import (
     CLOCK_MARK,
     MOVEMENTS,
     Flight,
+    Issued,
     JoinError,
     Regions,
     Timeline,
     by_part,
+    paired,
     unknown_call,
 )
 

@@ -1,6 +1,8 @@
 """One rank's traced step as spans of time: what computed, what communicated, for which purpose. No torch.
 
-All times are microseconds of the host's monotonic clock. A `Timeline` says nothing yet about shares.
+All times are microseconds of the host's monotonic clock. A `Timeline` says nothing yet about shares. A rank
+asks for communication by `c10d::` operators, and the profiler writes down when; how much each call carried it
+does not say, so kinds and counts are compared with those of an inspected step.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.passes.calls import Call
+from bench.passes.calls import COLLECTIVES, Call
 from bench.passes.trace.intervals import Spans, covers, spans_of, union
 from bench.passes.trace.reader import TraceError, Track
 
@@ -121,3 +123,52 @@ def by_part(
         "other": ~in_attention & ~in_optimizer,
     }
     return {part: union(spans[mask]) for part, mask in masks.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """One call as the profiler saw it on the host: its thread, and when it began and returned."""
+
+    thread: int
+    start: float
+    end: float
+
+
+def issued_calls(operators: Track, regions: Regions) -> dict[str, list[Issued]]:
+    """Per kind this rank's calls of the step, in order; a dispatch mode makes one look like several."""
+    rows = np.flatnonzero(operators.named(lambda n: n.startswith("c10d::") and n in COLLECTIVES))
+    rows = operators.outermost(rows)
+    issued: dict[str, list[Issued]] = {}
+    for row in rows[np.argsort(operators.spans[rows, 0])]:
+        start, end = operators.spans[row].tolist()
+        if regions.hold(start):
+            kind = COLLECTIVES[operators.names[operators.name[row]]].kind
+            issued.setdefault(kind, []).append(Issued(int(operators.thread[row]), start, end))
+    return issued
+
+
+def paired(issued: Mapping[str, Sequence[Issued]], calls: Sequence[Call]) -> list[tuple[Issued, Call]]:
+    """Of every kind the k-th call that the profiler saw with the tap's k-th.
+
+    Raises JoinError unless they are as many.
+    """
+    tapped: dict[str, list[Call]] = {}
+    for call in calls:
+        tapped.setdefault(call.kind, []).append(call)
+    counts, seen = ({kind: len(each) for kind, each in found.items()} for found in (tapped, issued))
+    if counts != seen:
+        raise JoinError(f"the tap saw {counts}, the profiler {seen}")
+    return [pair for kind, found in issued.items() for pair in zip(found, tapped[kind], strict=True)]
+
+
+def other_calls(issued: Mapping[str, Sequence[Issued]], calls: Sequence[Call]) -> str | None:
+    """The first kind of call of which a traced step made more or fewer than the inspected one's `calls`.
+
+    As in `it made 0 calls of all_to_all, the inspected step 8 (attention)`; None where there is none.
+    """
+    for kind in dict.fromkeys([*(call.kind for call in calls), *issued]):
+        made, purposes = len(issued.get(kind, ())), [call.purpose for call in calls if call.kind == kind]
+        if made != len(purposes):
+            why = f" ({', '.join(dict.fromkeys(purposes))})" if purposes else ""
+            return f"it made {made} calls of {kind}, the inspected step {len(purposes)}{why}"
+    return None

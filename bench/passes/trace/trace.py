@@ -25,11 +25,18 @@ from bench.passes.optimizer_spans import Spans
 from bench.passes.timing.clock import synchronise
 from bench.passes.trace.cpu_timeline import cpu_timeline
 from bench.passes.trace.cuda_timeline import cuda_timeline
-from bench.passes.trace.issued import Issued, issued_calls, other_calls
 from bench.passes.trace.one_profiler import tracing
 from bench.passes.trace.reader import KEPT_TRACE, Track, read_events, read_tracks
 from bench.passes.trace.split import split
-from bench.passes.trace.timeline import CLOCK_MARK, Regions, Timeline, on_hosts_clock
+from bench.passes.trace.timeline import (
+    CLOCK_MARK,
+    Issued,
+    Regions,
+    Timeline,
+    issued_calls,
+    on_hosts_clock,
+    other_calls,
+)
 from bench.passes.trace.waiting import RankTrace
 
 CLOCK_MARKS = 5

@@ -20,7 +20,7 @@ from bench.attention.kernels import (
 )
 from bench.attention.packed import packed_backward, packed_forward
 from bench.passes.parity.exact import relative_error
-from bench.passes.parity.limits import FLOORS, limit_of
+from bench.passes.parity.section import FLOORS, limit_of
 from bench.request.legality import refusal
 from bench.training.models import TORCH_DTYPES
 from tests.cells import FOUR_H100, make_cell

@@ -14,10 +14,10 @@ import bench
 from bench.attention import watch
 from bench.node.worker import join
 from bench.observation import attention, loop, observation, outcome, parity, trained_tokens
-from bench.observation.fed_tokens import FedTokens
+from bench.observation.tokens import FedTokens
 from bench.passes import optimizer_spans
 from bench.passes.engagement.rank import EngagementPass
-from bench.passes.memory import allocations
+from bench.passes.memory import trackers
 from bench.passes.memory.rank import MemoryPass
 from bench.passes.rank_pass import Measurement
 from bench.passes.tap import CommunicationTap
@@ -50,7 +50,7 @@ PARTS = {
     "gradients on their way back to attention": (1, watch._Report, "forward", fail),
     "when the optimizer is at work": (1, optimizer_spans, "time", SimpleNamespace(monotonic_ns=fail)),
     "collectives": (1, CommunicationTap, "_call", fail),
-    "live tensors": (1, allocations, "_tensors_in", fail),
+    "live tensors": (1, trackers, "_tensors_in", fail),
     "one head of parity": (1, parity, "_one_head", fail),
     "parity on the rank that compares": (0, parity, "_errors", fail),
     "reading the trace": (1, trace.StepTracer, "read", fail),

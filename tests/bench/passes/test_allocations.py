@@ -8,7 +8,7 @@ import torch
 
 from bench.cost.memory import memory_need
 from bench.node.worker import run_cell as run_in_rank
-from bench.passes.memory.allocations import AllocationTracker
+from bench.passes.memory.trackers import AllocationTracker
 from bench.ranks.log import StepPhase
 from bench.training.engines import ENGINES
 from bench.workloads.workload import Workload

@@ -12,10 +12,9 @@ import pytest
 
 from bench.environment import REPOSITORY
 from bench.passes.trace.cuda_timeline import NO_KERNELS, cuda_timeline
-from bench.passes.trace.issued import issued_calls
 from bench.passes.trace.reader import TraceError, read_tracks
 from bench.passes.trace.split import split
-from bench.passes.trace.timeline import CLOCK_MARK, Regions
+from bench.passes.trace.timeline import CLOCK_MARK, Regions, issued_calls
 from bench.passes.trace.waiting import waiting
 from tests.bench.passes.traces import (
     WORKER,

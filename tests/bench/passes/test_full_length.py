@@ -15,8 +15,7 @@ from bench.passes.full_length import key_errors, section
 from bench.passes.full_length.comparison import compare
 from bench.passes.full_length.key_errors import drawn_keys, key_sums, log_sum_exp
 from bench.passes.full_length.rank import FullLengthPass
-from bench.passes.full_length.rows import rows
-from bench.passes.full_length.shards import Attention, Shards, drawn, first_keys
+from bench.passes.full_length.shards import Attention, Shards, drawn, first_keys, rows
 from bench.passes.parity.exact import visible
 from bench.ranks.memory_limit import without_memory_limit
 from tests.cells import run_cell, tiny_cell

@@ -15,8 +15,7 @@ from bench.experiments.probe import probed_cells, write_probe
 from bench.node.worker import join
 from bench.passes import PASSES
 from bench.passes.probe import leaks
-from bench.passes.probe.cut import cut_cell
-from bench.passes.probe.rank import ProbePass, places_of, probe
+from bench.passes.probe.rank import ProbePass, cut_cell, places_of, probe
 from bench.passes.probe.section import Moved, Probe, why_wrong
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups

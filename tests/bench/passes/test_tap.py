@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.attention.watch import AttentionWatch
 from bench.node.worker import join
 from bench.passes.calls import COLLECTIVES, COMMUNICATION, WITHOUT_PAYLOAD, collective_of
-from bench.passes.memory.allocations import AllocationTracker
+from bench.passes.memory.trackers import AllocationTracker
 from bench.passes.tap import CommunicationTap
 from bench.passes.trace.cpu_timeline import GLOO_EVENTS
 from tests.cells import make_cell

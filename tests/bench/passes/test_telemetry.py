@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench.passes.telemetry import rank
-from bench.passes.telemetry.telemetry import (
+from bench.passes.telemetry.rank import (
     CLOCK_EVENTS,
     FIGURES,
     PERIOD_S,
@@ -119,7 +119,7 @@ def test_heat_a_power_brake_and_a_clock_under_three_quarters_are_throttling(cloc
 
 
 def test_a_long_window_keeps_a_bounded_number_of_samples(monkeypatch):
-    monkeypatch.setattr("bench.passes.telemetry.telemetry.MAX_SAMPLES", 8)
+    monkeypatch.setattr("bench.passes.telemetry.rank.MAX_SAMPLES", 8)
     found = watched(Driver(), seconds=0.4)
     assert len(found.sample_ms[0]) == len(found.power_w[0]) <= 9
     assert found.sample_ms[0][-1] > 100

@@ -9,9 +9,9 @@ from bench.passes import PASSES
 from bench.passes.calls import COLLECTIVES
 from bench.passes.facts import RankReport
 from bench.passes.trace.cpu_timeline import GLOO_EVENTS, cpu_timeline
-from bench.passes.trace.issued import issued_calls, other_calls
 from bench.passes.trace.section import RankSteps, traced_steps
 from bench.passes.trace.split import split
+from bench.passes.trace.timeline import issued_calls, other_calls
 from tests.bench.passes.traces import (
     MAIN,
     WORKER,

@@ -1,10 +1,9 @@
 """Events as torch's profiler writes them, and what a rank knew of the step they are of."""
 
 from bench.passes.calls import Call
-from bench.passes.trace.issued import issued_calls
 from bench.passes.trace.reader import read_tracks
 from bench.passes.trace.split import split
-from bench.passes.trace.timeline import CLOCK_MARK, Regions, on_hosts_clock
+from bench.passes.trace.timeline import CLOCK_MARK, Regions, issued_calls, on_hosts_clock
 from bench.passes.trace.waiting import RankTrace
 
 MAIN, WORKER, STREAM = 100, 200, 7

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.attention.kernels import torch_flash
-from bench.passes.memory.allocations import AllocationTracker
+from bench.passes.memory.trackers import AllocationTracker
 from bench.passes.parity.attention import random_input
 from bench.ranks.log import StepPhase
 from bench.strategies import STRATEGIES

@@ -1,7 +1,8 @@
-"""Tensor memory on the CPU, where the allocator keeps no peak: every storage alive, after every operator."""
+"""Peaks of tensor memory by phase of the step: CUDA keeps them itself, on a CPU storages are counted."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 from weakref import ref
@@ -13,8 +14,58 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.kept_errors import KeptErrors
 from bench.passes.memory.live_blocks import reachable_objects
-from bench.passes.memory.phases import PhaseBytes
 from bench.ranks.log import StepPhase
+
+
+class PhaseBytes:
+    """Bytes by phase; of a phase that comes several times the most."""
+
+    def __init__(self) -> None:
+        self.taken: Counter[str] = Counter()
+        """Its peak, less what was there at its start."""
+        self.kept: Counter[str] = Counter()
+        """What was there at its end, less what was there at its start."""
+        self._start_bytes = 0
+
+    def end(self, name: str | None, peak_bytes: int, live_bytes: int) -> None:
+        """A phase ends, and another begins with what is live; None is what lies between phases."""
+        if name is not None:
+            self.taken[name] = max(self.taken[name], peak_bytes - self._start_bytes)
+            self.kept[name] = max(self.kept[name], live_bytes - self._start_bytes)
+        self._start_bytes = live_bytes
+
+
+class CudaTracker:
+    """CUDA's own peaks, read and set back whenever a part of the step ends; waits for nothing."""
+
+    def __init__(self, device: torch.device, phase: StepPhase) -> None:
+        self.device = device
+        self.phase = phase
+        self.peak_bytes = 0
+        self.peak_reserved_bytes = 0
+        self._phase_bytes = 0
+        self.peak_phase: str | None = None
+        self.phases = PhaseBytes()
+
+    def __enter__(self) -> Self:
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.phases.end(None, 0, torch.cuda.memory_allocated(self.device))
+        self.phase.on_change = self.note
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.note(self.phase.name)
+        self.phase.on_change = None
+
+    def note(self, phase: str | None) -> None:
+        """Take in the peaks since the last time, reached in `phase`."""
+        peak_bytes = torch.cuda.max_memory_allocated(self.device)
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
+        if phase is not None and peak_bytes > self._phase_bytes:
+            self._phase_bytes, self.peak_phase = peak_bytes, phase
+        self.phases.end(phase, peak_bytes, torch.cuda.memory_allocated(self.device))
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, torch.cuda.max_memory_reserved(self.device))
+        torch.cuda.reset_peak_memory_stats(self.device)
 
 
 class AllocationTracker(TorchDispatchMode):
