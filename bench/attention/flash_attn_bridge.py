@@ -5,6 +5,9 @@ ringmaster, which asks transformers for them, need two public ones and a version
 algorithms run unchanged where flash-attn cannot be installed. With the kernel `flash_attn_2` the installed
 package is used and there is no bridge. With any other there is one even where flash-attn is installed: the
 strategies of a comparison run on one kernel, the one that the record names.
+
+Shapes: B batch, S query tokens, T key tokens of a sequence, Q and L those of all packed sequences, N query
+heads, K KV heads, D head size. A causal mask is aligned to the bottom right: queries are the last tokens.
 """
 # ruff: noqa: ARG001  dropout is a parameter of flash-attn that is not used here, as are all after those named
 
@@ -19,17 +22,22 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+import torch
 import transformers.modeling_flash_attention_utils as transformers_flash
 from torch import Tensor
 
-from bench.attention.flash_attn_autograd import flash_attn_func_on, flash_attn_varlen_func_on
-from bench.attention.kernels import KERNELS, Kernel, Packing, kernel_backward_into, kernel_forward
-from bench.attention.packed import packed_backward, packed_forward
+from bench.attention.kernels import (
+    KERNELS,
+    Kernel,
+    Packing,
+    attend_with_lse,
+    kernel_backward_into,
+    kernel_forward,
+)
+from bench.attention.packed import attend_end_to_end, packed_backward, packed_forward
 
 # ring-flash-attn 0.1.8 asks transformers for a name that is gone since transformers 5.
 _GONE_FROM_TRANSFORMERS = "is_flash_attn_greater_or_equal_2_10"
-
-
 VERSION = "2.8.3"
 """Of flash-attn, whose functions the bridge offers: packages ask for it to know their parameters."""
 INTERFACE = "flash_attn.flash_attn_interface"
@@ -109,15 +117,9 @@ def forward_with(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor, None, No
     """`_flash_attn_forward` of whole sequences."""
 
     def _flash_attn_forward(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dropout_p: float,
-        softmax_scale: float,
-        causal: bool,
-        *_: Any,
+        q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, causal: bool, *_: Any,
         **__: Any,
-    ) -> tuple[Tensor, Tensor, None, None]:
+    ) -> tuple[Tensor, Tensor, None, None]:  # fmt: skip
         """Output [B, S, N, D] and LSE [B, N, S]; the last two of flash-attn's four values are unused."""
         q_BNSD, k_BKTD, v_BKTD = (x.transpose(1, 2) for x in (q, k, v))
         out_BNSD, lse_BNS = kernel_forward(kernel, q_BNSD, k_BKTD, v_BKTD, causal=causal, scale=softmax_scale)
@@ -130,21 +132,10 @@ def backward_with(kernel: Kernel) -> Callable[..., None]:
     """`_flash_attn_backward` of whole sequences."""
 
     def _flash_attn_backward(
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        softmax_lse: Tensor,
-        dq: Tensor,
-        dk: Tensor,
-        dv: Tensor,
-        dropout_p: float,
-        softmax_scale: float,
-        causal: bool,
-        *_: Any,
+        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor,
+        dk: Tensor, dv: Tensor, dropout_p: float, softmax_scale: float, causal: bool, *_: Any,
         **__: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Fills dq, dk and dv in place, [B, S, heads, D]."""
         tensors = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
         into = dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
@@ -157,20 +148,11 @@ def varlen_forward_with(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor, N
     """`_flash_attn_varlen_forward` of packed sequences."""
 
     def _flash_attn_varlen_forward(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        dropout_p: float,
-        softmax_scale: float,
-        causal: bool = False,
-        *_: Any,
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+        max_seqlen_k: int, dropout_p: float, softmax_scale: float, causal: bool = False, *_: Any,
         **__: Any,
-    ) -> tuple[Tensor, Tensor, None, None]:
-        """Output [T, N, D] and LSE [N, T]."""
+    ) -> tuple[Tensor, Tensor, None, None]:  # fmt: skip
+        """Output [Q, N, D] and LSE [N, Q]."""
         packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, softmax_scale)
         return *packed_forward(kernel, q, k, v, packing), None, None
 
@@ -181,27 +163,69 @@ def varlen_backward_with(kernel: Kernel) -> Callable[..., None]:
     """`_flash_attn_varlen_backward` of packed sequences."""
 
     def _flash_attn_varlen_backward(
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        softmax_lse: Tensor,
-        dq: Tensor,
-        dk: Tensor,
-        dv: Tensor,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        dropout_p: float,
-        softmax_scale: float,
-        causal: bool,
-        *_: Any,
-        **__: Any,
-    ) -> None:
-        """Fills dq, dk and dv in place, [T, heads, D]."""
+        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor,
+        dk: Tensor, dv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+        max_seqlen_k: int, dropout_p: float, softmax_scale: float, causal: bool, *_: Any, **__: Any,
+    ) -> None:  # fmt: skip
+        """Fills dq [Q, N, D], dk and dv [L, K, D] in place."""
         packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, softmax_scale)
         packed_backward(kernel, (dq, dk, dv), dout, (q, k, v), out, softmax_lse, packing)
 
     return _flash_attn_varlen_backward
+
+
+Attended = Tensor | tuple[Tensor, Tensor, None]
+"""The output; where asked for, also the LSE, which has no gradient, and no probabilities."""
+
+
+def flash_attn_func_on(kernel: Kernel) -> Callable[..., Attended]:
+    """`flash_attn_func` of whole sequences."""
+
+    def flash_attn_func(
+        q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+        causal: bool = False, *_: Any, return_attn_probs: bool = False, **__: Any,
+    ) -> Attended:  # fmt: skip
+        """Output [B, S, N, D] and LSE [B, N, S]."""
+        scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+        if causal and q.shape[1] < k.shape[1]:
+            alone = [_last_of_a_sequence(kernel, *qkv, scale) for qkv in zip(q, k, v, strict=True)]
+            # One alone without a copy: it is saved for backward already.
+            out_BSND, lse_BNS = (
+                parts[0][None] if len(parts) == 1 else torch.stack(parts)
+                for parts in zip(*alone, strict=True)
+            )
+        else:
+            by_heads = (x.transpose(1, 2) for x in (q, k, v))
+            out_BNSD, lse_BNS = attend_with_lse(*by_heads, kernel=kernel, causal=causal, scale=scale)
+            out_BSND = out_BNSD.transpose(1, 2)
+        return (out_BSND, lse_BNS, None) if return_attn_probs else out_BSND
+
+    return flash_attn_func
+
+
+def flash_attn_varlen_func_on(kernel: Kernel) -> Callable[..., Attended]:
+    """`flash_attn_varlen_func` of packed sequences."""
+
+    def flash_attn_varlen_func(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+        max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
+        causal: bool = False, *_: Any, return_attn_probs: bool = False, **__: Any,
+    ) -> Attended:  # fmt: skip
+        """Output [Q, N, D] and LSE [N, Q]."""
+        scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+        packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, scale)
+        out_QND, lse_NQ = attend_end_to_end(q, k, v, kernel=kernel, packing=packing)
+        return (out_QND, lse_NQ, None) if return_attn_probs else out_QND
+
+    return flash_attn_varlen_func
+
+
+def _last_of_a_sequence(
+    kernel: Kernel, q_SND: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Output [S, N, D] and LSE [N, S] of a sequence's last queries; one alone, as no kernel takes more so."""
+    queries, keys = len(q_SND), len(k_TKD)
+    # On the device: the host waits for nothing.
+    begins = torch.arange(2, dtype=torch.int32, device=q_SND.device)
+    packing = Packing(begins * queries, begins * keys, queries, keys, causal=True, scale=scale)
+    return attend_end_to_end(q_SND, k_TKD, v_TKD, kernel=kernel, packing=packing)

@@ -8,8 +8,12 @@ import pytest
 import torch
 import transformers.modeling_flash_attention_utils as transformers_flash
 
-from bench.attention.flash_attn_autograd import flash_attn_func_on, flash_attn_varlen_func_on
-from bench.attention.flash_attn_bridge import VERSION, flash_attn_from
+from bench.attention.flash_attn_bridge import (
+    VERSION,
+    flash_attn_from,
+    flash_attn_func_on,
+    flash_attn_varlen_func_on,
+)
 from bench.attention.kernels import KERNELS
 
 QUERIES, KEYS, HEADS, KV_HEADS, HEAD_DIM = 6, 16, 4, 2, 8

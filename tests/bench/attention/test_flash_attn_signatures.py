@@ -12,7 +12,8 @@ import transformers.modeling_flash_attention_utils as transformers_flash
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from bench.attention import flash_attn_autograd, flash_attn_bridge
+from bench.attention import flash_attn_bridge
+from bench.attention import flash_attn_bridge as flash_attn_autograd
 from bench.attention.flash_attn_bridge import package_on
 from bench.attention.kernels import KERNELS, Packing, kernel_forward
 from bench.attention.packed import packed_backward, packed_forward
