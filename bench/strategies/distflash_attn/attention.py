@@ -9,6 +9,8 @@ Shapes: B batch, S tokens of a shard, N query heads, K KV heads, D head size. K 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -22,11 +24,12 @@ from bench.attention.rotation import HandOver, hand_over
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
 from bench.strategies.distflash_attn.balance import Lent, Round, rounds
-from bench.strategies.distflash_attn.checkpoint import KeptOutputs, Output
 from bench.strategies.facts import Facts
 from bench.strategies.ring.attention import Ring, RingAttention
 
 Tensors = tuple[Tensor, ...]
+Output = tuple[Tensor, Tensor]
+"""Attention's output and its LSE."""
 NOTHING = HandOver((), (), ())
 Group = dist.ProcessGroup
 
@@ -186,6 +189,48 @@ class Backward:
             self.ring.kernel, dout, q, k, v, out, lse, causal=causal, scale=q.shape[-1] ** -0.5
         )
         return dq, torch.stack([dk, dv])
+
+
+class KeptOutputs:
+    """What attention returned in each checkpointed layer, for when the layer runs once more, in backward.
+
+    Attention itself is computed once (arXiv:2310.03294, section 3.3). `torch.utils.checkpoint` says which
+    layer that is, and keeps what it needs as long as the layer's graph.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[Output] | None = None
+        self._again: Iterator[Output] | None = None
+
+    def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Of one layer, for `context_fn`: what it runs under first, and what when it runs again."""
+        kept: list[Output] = []
+        return self._keeping(kept), self._finding(kept)
+
+    def once(self, compute: Callable[[], Output]) -> Output:
+        """What `compute` returned for the same call of this layer, or returns now."""
+        if self._again is not None:
+            return next(self._again)
+        out, lse = compute()
+        if self._kept is not None:
+            self._kept.append((out.detach(), lse))  # without the graph that its caller makes it part of
+        return out, lse
+
+    @contextmanager
+    def _keeping(self, kept: list[Output]) -> Iterator[None]:
+        self._kept = kept
+        try:
+            yield
+        finally:
+            self._kept = None
+
+    @contextmanager
+    def _finding(self, kept: list[Output]) -> Iterator[None]:
+        self._again = iter(kept)
+        try:
+            yield
+        finally:
+            self._again = None
 
 
 STRATEGY = DistFlashAttention

@@ -41,20 +41,17 @@ class RingmasterRing(ScheduledFacts):
     def mask_refusals(self, cell: RunConfig) -> list[str]:
         if cell.option(ROTATION) not in BALANCED or cell.workload.mask == "causal":
             return super().mask_refusals(cell)
-        who = f"{self.name} with strategy.{ROTATION}={cell.option(ROTATION)}"
-        return [f"workload.mask=full is not for {who}; take workload.mask=causal"]
+        return [f"workload.mask=full is not for {with_rotation(cell)}; take workload.mask=causal"]
 
     def packing_refusals(self, cell: RunConfig) -> list[str]:
         return [*super().packing_refusals(cell), *boundary_refusals(cell)]
 
     def head_refusals(self, cell: RunConfig) -> list[str]:
         """Its balanced contiguous ring repeats no KV head in backward, on a CPU and without documents."""
-        model, is_packed = cell.model, cell.data.packs
-        if cell.option(ROTATION) != DISTFLASH or cell.cluster.device != "cpu" or is_packed:
+        model, repeats = cell.model, cell.cluster.device != "cpu" or cell.data.packs
+        if cell.option(ROTATION) != DISTFLASH or repeats or model.num_kv_heads == model.num_heads:
             return []
-        if model.num_kv_heads == model.num_heads:
-            return []
-        who = f"{self.name} with strategy.{ROTATION}={DISTFLASH} on CPU ranks, which repeats none"
+        who = f"{with_rotation(cell)} on CPU ranks, which repeats none"
         way_out = f"take model.num_kv_heads={model.num_heads}, or strategy.{ROTATION}={P2P}"
         return [f"model.num_kv_heads={model.num_kv_heads} is not for {who}; {way_out}"]
 
@@ -74,6 +71,11 @@ class RingmasterRing(ScheduledFacts):
         return ring_schedule(cell, cell.model.num_heads, cell.model.num_kv_heads)
 
 
+def with_rotation(cell: RunConfig) -> str:
+    """The strategy and its choice, as refusals name them."""
+    return f"{cell.strategy} with strategy.{ROTATION}={cell.option(ROTATION)}"
+
+
 def boundary_refusals(cell: RunConfig) -> list[str]:
     """One rank hands over no boundaries. The balanced rings know those of the first sequence of a batch."""
     if not cell.data.packs:
@@ -81,9 +83,8 @@ def boundary_refusals(cell: RunConfig) -> list[str]:
     if cell.sp_degree == 1:
         return [f"data.packing=documents is not for {cell.strategy} on one rank; take strategy=local"]
     if cell.option(ROTATION) in BALANCED and cell.batch > 1:
-        who = f"{cell.strategy} with strategy.{ROTATION}={cell.option(ROTATION)}"
+        who, way_out = with_rotation(cell), f"take batch=1 and grad_accum={cell.batch * cell.grad_accum}"
         reason = "it masks every sequence by the documents of the first"
-        way_out = f"take batch=1 and grad_accum={cell.batch * cell.grad_accum}"
         return [f"data.packing=documents with batch={cell.batch} is not for {who}: {reason}; {way_out}"]
     return []
 
@@ -105,33 +106,25 @@ def kernel_refusals(cell: RunConfig) -> list[str]:
     Under autocast, which is DDP's bf16, its products are rounded to bf16 all the same.
     """
     rotation, device = cell.option(ROTATION), cell.cluster.device
-    chosen = f"strategy.{ROTATION}={rotation}"
-    other = f"strategy.{ROTATION}={ALLGATHER}"
+    chosen, other = (f"strategy.{ROTATION}={each}" for each in (rotation, ALLGATHER))
     if rotation == HEAD_TAIL and device == "cpu" and not cell.data.packs:
         return [f"{chosen} needs a GPU, as the package's zigzag ring computes there only; take {other}"]
     documents = " and documents" if cell.data.packs else ""
-    who = f"{cell.strategy} with {chosen}{documents} on {device.upper()} ranks"
+    who, kernel = f"{with_rotation(cell)}{documents} on {device.upper()} ranks", f"kernel={cell.kernel}"
     if not takes_scores(cell):
         if device == "cpu" and cell.data.packs and cell.kernel not in OWN_KERNELS.values():
-            said = "which computes with torch's masked attention"
-            return [f"kernel={cell.kernel} is not for {who}, {said}; take kernel={TORCH_KERNEL}"]
+            computes = "which computes with torch's masked attention"
+            return [f"{kernel} is not for {who}, {computes}; take kernel={TORCH_KERNEL}"]
         return []
-    own = OWN_KERNELS[rotation]
-    refused = (
-        (cell.kernel != own, f"kernel={cell.kernel}", "computes all scores itself", f"kernel={own}"),
-        (
-            cell.engine.name == "ddp" and cell.dtype == "bf16",
-            "engine=ddp with dtype=bf16",
-            "has its products rounded to bf16 by autocast",
-            "engine=fsdp2 or zero3",
-        ),
-        (cell.dtype == "fp64", "dtype=fp64", "computes in float32", "dtype=fp32"),
-    )
-    return [
-        f"{asked} is not for {who}, which {does}; take {way_out}, or {other}"
-        for is_refused, asked, does, way_out in refused
-        if is_refused
-    ]
+    refusals, own = [], OWN_KERNELS[rotation]
+    if cell.kernel != own:
+        refusals.append(f"{kernel} is not for {who}, which computes all scores itself; take kernel={own}")
+    if cell.engine.name == "ddp" and cell.dtype == "bf16":
+        rounds = "has its products rounded to bf16 by autocast; take engine=fsdp2 or zero3"
+        refusals.append(f"engine=ddp with dtype=bf16 is not for {who}, which {rounds}")
+    if cell.dtype == "fp64":
+        refusals.append(f"dtype=fp64 is not for {who}, which computes in float32; take dtype=fp32")
+    return [f"{refusal}, or {other}" for refusal in refusals]
 
 
 def kept_by_ring(cell: RunConfig) -> int:
@@ -140,16 +133,12 @@ def kept_by_ring(cell: RunConfig) -> int:
     Passing keys on a CPU, those of all query heads, and the output in float32 beside the one it returns.
     """
     model, number_bytes = cell.model, DTYPE_BYTES[cell.dtype]
-    if cell.ring_degree == 1:
-        return 0
     if gathers(cell):
-        heads_bytes = (cell.ring_degree - 1) * 2 * model.num_kv_heads * number_bytes
-    elif cell.option(ROTATION) == P2P and cell.cluster.device == "cpu":
-        repeated = 2 * (model.num_heads - model.num_kv_heads) * number_bytes
-        heads_bytes = repeated + model.num_heads * FLOAT32_BYTES
-    else:
-        heads_bytes = 0
-    return heads_bytes * model.head_dim
+        return (cell.ring_degree - 1) * 2 * model.num_kv_heads * number_bytes * model.head_dim
+    if cell.ring_degree == 1 or cell.option(ROTATION) != P2P or cell.cluster.device != "cpu":
+        return 0
+    repeated = 2 * (model.num_heads - model.num_kv_heads) * number_bytes
+    return (repeated + model.num_heads * FLOAT32_BYTES) * model.head_dim
 
 
 def ring_schedule(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
@@ -177,11 +166,8 @@ def _gathered(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
     is_causal = cell.workload.mask == "causal"
     attention = Stage((Block(cell.batch, heads, kv_heads, shard_len, cell.padded_len, is_causal),))
     gather = Stage(exchanges=(Exchange("all_gather", (ranks - 1) * shard_bytes, ranks, stride),))
-    if cell.cluster.backend == "gloo":
-        reduced = Exchange("all_reduce", 2 * (ranks - 1) * shard_bytes, ranks, stride)
-    else:
-        reduced = Exchange("reduce_scatter", (ranks - 1) * shard_bytes, ranks, stride)
-    home = Stage(exchanges=(reduced,))
+    kind, times = ("all_reduce", 2) if cell.cluster.backend == "gloo" else ("reduce_scatter", 1)
+    home = Stage(exchanges=(Exchange(kind, times * (ranks - 1) * shard_bytes, ranks, stride),))
     return Schedule(forward=(gather, gather, attention), backward=(attention, home, home))
 
 
@@ -221,20 +207,17 @@ def balanced_schedule(cell: RunConfig, rank: int) -> Schedule:
         for masked in (True, False)
     )
 
-    def sent(size: int, *, when: bool = True) -> list[Stage]:
-        return [Stage(exchanges=(Exchange("send", size, ranks),))] if when else []
-
-    def computed(*, when: bool) -> list[Stage]:
-        return [whole] if when else []
+    def send(size: int) -> Stage:
+        return Stage(exchanges=(Exchange("send", size, ranks),))
 
     forward, backward = [own], [own]
     for hop in range(1, ranks):
-        is_mine = hop > half and rank >= hop
-        forward += [*sent(kv), *computed(when=is_mine)]
-        backward += [*sent(kv), *computed(when=is_mine), *sent(kv)]
+        computed = [whole] if hop > half and rank >= hop else []
+        forward += [send(kv), *computed]
+        backward += [send(kv), *computed, send(kv)]
     for hop in range(1, half + 1):
         helps, is_helped = rank + hop < ranks, rank >= hop
-        forward += [*sent(q), *computed(when=helps), *sent(q + lse, when=helps)]
-        backward += [*sent(q), *sent(3 * q + lse, when=is_helped or sends_always)]
-        backward += [*computed(when=helps), *sent(q, when=helps or sends_always)]
+        forward += [send(q), *([whole, send(q + lse)] if helps else [])]
+        backward += [send(q), *([send(3 * q + lse)] if is_helped or sends_always else [])]
+        backward += [*([whole] if helps else []), *([send(q)] if helps or sends_always else [])]
     return Schedule(tuple(forward), tuple(backward))
