@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.watch import AttentionWatch
 from bench.kept_errors import KeptErrors
+from bench.strategies.strategy import attention_replaced
 
 Result = tuple[Tensor, Any]
 """Output, and the weights where there are any."""
@@ -136,22 +137,12 @@ def _other_kinds(module: nn.Module, named: Mapping[str, Any], tokens: int) -> li
     return [name for name, is_there in kinds.items() if is_there]
 
 
-@contextmanager
-def _around_attention(attention_name: str, around: Callable[..., Result]) -> Iterator[None]:
+def _around_attention(attention_name: str, around: Callable[..., Result]) -> AbstractContextManager[None]:
     """Every model that asks transformers for this attention gets `around` it while the context lasts."""
-    table = ALL_ATTENTION_FUNCTIONS
-    was_local = attention_name in table._local_mapping
-    plain: Callable[..., Result] | None = table.get(attention_name)
+    plain: Callable[..., Result] | None = ALL_ATTENTION_FUNCTIONS.get(attention_name)
 
     def instead(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, **named: Any) -> Result:
         run = plain or sys.modules[type(module).__module__].eager_attention_forward
         return around(lambda *inputs: run(module, *inputs, mask, **named), (q, k, v), module, mask, named)
 
-    table[attention_name] = instead
-    try:
-        yield
-    finally:
-        if was_local and plain is not None:
-            table[attention_name] = plain
-        else:
-            del table[attention_name]
+    return attention_replaced(attention_name, instead)

@@ -60,6 +60,20 @@ class Wiring:
     """Over how many ranks the engine averages gradients: a rank's loss is multiplied by it."""
 
 
+@contextmanager
+def attention_replaced(name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Let transformers find this function by the name of an attention for as long as the context lasts."""
+    was_local, before = name in ALL_ATTENTION_FUNCTIONS._local_mapping, ALL_ATTENTION_FUNCTIONS.get(name)
+    ALL_ATTENTION_FUNCTIONS[name] = function
+    try:
+        yield
+    finally:
+        if was_local:
+            ALL_ATTENTION_FUNCTIONS[name] = before
+        else:
+            del ALL_ATTENTION_FUNCTIONS[name]
+
+
 class Strategy(ABC):
     """One strategy on one rank. `attention` takes and returns [B, N, S, D] shards in the cell's layout."""
 
@@ -134,15 +148,12 @@ class Strategy(ABC):
     @contextmanager
     def install(self) -> Iterator[Wiring]:
         """Register the attention with transformers for as long as the context lasts."""
-        ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME] = self._transformers_attention
-        try:
+        with attention_replaced(ATTENTION_NAME, self._transformers_attention):
             yield Wiring(
                 attention_name=ATTENTION_NAME,
                 shards_batch=self.cell.sp_degree > 1,
                 gradient_divisor=self.groups.world_size,
             )
-        finally:
-            del ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME]
 
     @contextmanager
     def watched(self, watch: AttentionWatch) -> Iterator[None]:

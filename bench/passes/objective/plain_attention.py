@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.documents import Documents
 from bench.passes.parity.exact import masked_scores, visible
+from bench.strategies.strategy import attention_replaced
 
 PLAIN_NAME = "bench_plain_attention"
 
@@ -49,8 +49,5 @@ class PlainAttention:
 def plain_attention_installed() -> Iterator[PlainAttention]:
     """Let transformers find plain attention by its name for as long as the context lasts."""
     attention = PlainAttention()
-    ALL_ATTENTION_FUNCTIONS[PLAIN_NAME] = attention
-    try:
+    with attention_replaced(PLAIN_NAME, attention):
         yield attention
-    finally:
-        del ALL_ATTENTION_FUNCTIONS[PLAIN_NAME]

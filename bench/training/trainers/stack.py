@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from bench.attention.watch import AttentionWatch
 from bench.config import RunConfig
 from bench.ranks.log import StepPhase
-from bench.strategies.strategy import IGNORED_LABEL, Strategy, Wiring
+from bench.strategies.strategy import IGNORED_LABEL, Strategy, Wiring, attention_replaced
 from bench.training.data import FedTokens, StepData, count_valid
 from bench.training.loss import ModelWithLoss
 from bench.training.trainer_facts import STACK_KERNELS
@@ -183,8 +183,7 @@ class StackTrainer(Trainer):
     @contextmanager
     def watched(self, watch: AttentionWatch) -> Iterator[None]:
         """Around the function that transformers calls, which is whatever the stack has put there."""
-        name, run = self.attention_name, ALL_ATTENTION_FUNCTIONS[self.attention_name]
-        was_local = name in ALL_ATTENTION_FUNCTIONS._local_mapping
+        run = ALL_ATTENTION_FUNCTIONS[self.attention_name]
 
         def seen(
             module: nn.Module, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Any = None, **named: Any
@@ -195,14 +194,8 @@ class StackTrainer(Trainer):
 
             return watch.run(attention, q_BNSD, k_BKSD, v_BKSD), None
 
-        ALL_ATTENTION_FUNCTIONS[name] = seen
-        try:
+        with attention_replaced(self.attention_name, seen):
             yield
-        finally:
-            if was_local:
-                ALL_ATTENTION_FUNCTIONS[name] = run
-            else:
-                del ALL_ATTENTION_FUNCTIONS[name]
 
     def samples(self, first: int, seq_len: int) -> StackSamples:
         """Those from step `first` on."""
