@@ -13,7 +13,6 @@ from bench.node import server
 from bench.node.lease import VARIABLE
 from bench.node.local import LocalNode
 from bench.predict.modes import register
-from tests.fault_table import LEGEND, NUMBER, fault_table
 
 SERVER = "server"
 """The group of tests that share a fork server: a second one would import everything again."""
@@ -95,8 +94,6 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "launcher" in getattr(item, "fixturenames", ()):
             item.add_marker("ranks")
-        for fault in item.iter_markers("fault"):
-            item.user_properties.append((NUMBER, *fault.args))
     wanted = config.getoption("markexpr")
     if "slow" not in wanted:
         named = {item for item in items if "fault" in wanted and item.get_closest_marker("fault")}
@@ -129,17 +126,6 @@ def _only_marked_tests_start_ranks(request, monkeypatch):
     if not request.node.get_closest_marker("ranks"):
         said = "this test starts ranks: mark it with pytest.mark.ranks"
         monkeypatch.setattr(Launcher, "run", lambda *_, **__: pytest.fail(said))
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    """Whoever asks for the tests of faults is shown what was found of each."""
-    if "fault" not in config.getoption("markexpr"):
-        return
-    stats = terminalreporter.stats
-    reports = [each for name in ("passed", "failed", "error", "skipped") for each in stats.get(name, ())]
-    terminalreporter.section("faults")
-    for line in [*fault_table(reports), LEGEND]:
-        terminalreporter.write_line(line)
 
 
 @pytest.fixture

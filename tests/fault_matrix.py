@@ -1,4 +1,4 @@
-"""The faults of the matrix that happen to ranks, each with all that its record has to say."""
+"""The faults that a sweep has to survive, and of those of ranks all that the record has to say."""
 
 import importlib.metadata
 import os
@@ -17,11 +17,41 @@ from analysis.metrics.measured import measured
 from analysis.metrics.recorded import as_recorded
 from bench.config import ExitCode
 from bench.environment import installed
-from tests import fault_acts
+from tests import faults
 from tests.fault_classes.attention import skip_the_lse_rescale
 from tests.fault_classes.not_finite import overflow_the_loss_of_rank_1_in_step_1
 from tests.fault_classes.tampering import tampered
-from tests.faults import never_connect, sleep_for_an_hour, sleep_in_rank_1
+
+MATRIX = {
+    1: "out of memory in one rank, the others in a collective",
+    2: "out of memory, then a slow cleanup",
+    3: "out of memory on every rank",
+    4: "an error that looks like one of memory",
+    5: "a rank is killed",
+    6: "a rank crashes",
+    7: "a rank hangs",
+    8: "a rank ignores SIGTERM",
+    9: "a rank leaves with code 0 and no result",
+    10: "ranks call different collectives",
+    11: "the launcher is killed",
+    12: "Ctrl-C, once and twice",
+    13: "a port is taken, or two sweeps run at once",
+    14: "two sweeps write to one folder",
+    15: "the disk is full",
+    16: "the last line is torn",
+    17: "a line of the records is corrupt",
+    18: "a sweep is resumed",
+    19: "records are of other code, torch or device",
+    20: "a folder cannot be written to, or has an odd name",
+    21: "GPU counters are missing or die",
+    22: "the device is throttled",
+    23: "the profiler fails, or its trace is no good",
+    24: "a package is not installed",
+    25: "attention computes wrong numbers",
+    26: "the wall clock jumps",
+    27: "a GPU is truly full, then the next cell",
+}
+"""Tests name them by number, in `pytest.mark.fault(NUMBER)`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +84,11 @@ class Fault:
 
 
 def in_a_step(act, *words, ranks=(1,)):
-    return partial(fault_acts.in_a_step, partial(act, *words), ranks)
+    return partial(faults.in_a_step, partial(act, *words), ranks)
 
 
 def from_the_start(fault):
-    return partial(fault_acts.from_the_start, partial(tampered, fault))
+    return partial(faults.from_the_start, partial(tampered, fault))
 
 
 @contextmanager
@@ -139,57 +169,57 @@ FINDING = {"status": "out_of_memory", "code": ExitCode.OK}
 
 FAULTS = (
     Fault(
-        number=1, what="out of memory", entry=in_a_step(fault_acts.ask_for_too_much), **FINDING,
+        number=1, what="out of memory", entry=in_a_step(faults.ask_for_too_much), **FINDING,
         reason=IN_A_STEP + ALLOCATOR, memory=("host", 2**60), within_s=AT_ONCE_S,
     ),
     Fault(
-        number=2, what="and cleans up", entry=in_a_step(fault_acts.ask_for_too_much_and_clean_up), **FINDING,
+        number=2, what="and cleans up", entry=in_a_step(faults.ask_for_too_much_and_clean_up), **FINDING,
         reason=IN_A_STEP + ALLOCATOR, memory=("host", 2**60), within_s=AT_ONCE_S,
     ),
     Fault(
-        number=3, what="on every rank", entry=in_a_step(fault_acts.ask_for_too_much, ranks=(0, 1)), **FINDING,
+        number=3, what="on every rank", entry=in_a_step(faults.ask_for_too_much, ranks=(0, 1)), **FINDING,
         reason="rank 0, objective forward: " + ALLOCATOR, rank=0, memory=("host", 2**60), within_s=AT_ONCE_S,
     ),
     Fault(
-        number=4, what="of a device", entry=in_a_step(fault_acts.run_out_of_device_memory), **FINDING,
+        number=4, what="of a device", entry=in_a_step(faults.run_out_of_device_memory), **FINDING,
         reason=IN_A_STEP + "no room for 2.0 GiB more of device memory", memory=("device", 2 * 2**30),
         within_s=AT_ONCE_S,
     ),
     Fault(
-        number=4, what="only the word memory", entry=in_a_step(fault_acts.speak_of_memory), status="error",
+        number=4, what="only the word memory", entry=in_a_step(faults.speak_of_memory), status="error",
         reason=IN_A_STEP + "RuntimeError: tensors must be in contiguous memory format", within_s=AT_ONCE_S,
     ),
     Fault(
-        number=5, what="SIGKILL", entry=in_a_step(fault_acts.receive, SIGKILL), status="killed",
+        number=5, what="SIGKILL", entry=in_a_step(faults.receive, SIGKILL), status="killed",
         reason=IN_A_STEP + "killed by another process; .*", within_s=AT_ONCE_S,
     ),
     Fault(
-        number=6, what="SIGSEGV", entry=in_a_step(fault_acts.receive, SIGSEGV), status="crashed",
+        number=6, what="SIGSEGV", entry=in_a_step(faults.receive, SIGSEGV), status="crashed",
         reason=IN_A_STEP + "ended by a signal; .*", log="in receive", within_s=AT_ONCE_S,
     ),
     Fault(
-        number=7, what="asleep", entry=in_a_step(sleep_for_an_hour), words=LOOKS_OFTEN, status="timed_out",
-        reason=IN_A_STEP + SILENT + r"in sleep_for_an_hour \(faults.py:\d+\), " + WAITS,
+        number=7, what="asleep", entry=in_a_step(faults.sleep_for_an_hour), words=LOOKS_OFTEN,
+        status="timed_out", reason=IN_A_STEP + SILENT + r"in sleep_for_an_hour \(faults.py:\d+\), " + WAITS,
         log="in sleep_for_an_hour", within_s=AFTER_SILENCE_S,
     ),
     Fault(
-        number=7, what="past the deadline", entry=sleep_in_rank_1, words=("measure.timeout_s=3",),
+        number=7, what="past the deadline", entry=faults.sleep_in_rank_1, words=("measure.timeout_s=3",),
         status="timed_out", phase="start", log="in sleep_in_rank_1",
         reason=r"rank 1, start: still running at the deadline, in sleep_in_rank_1 \(faults.py:\d+\),"
         " while rank 0 waits in init_process_group; raise measure.*",
     ),
     Fault(
-        number=7, what="never connects", entry=never_connect, words=LOOKS_OFTEN, status="timed_out",
+        number=7, what="never connects", entry=faults.never_connect, words=LOOKS_OFTEN, status="timed_out",
         phase="join", log="in sleep_for_an_hour",
         reason="rank 1, join: " + SILENT + r"in sleep_for_an_hour \(faults.py:\d+\), " + WAITS,
     ),
     Fault(
-        number=7, what="SIGSTOP", entry=in_a_step(fault_acts.receive, SIGSTOP), words=LOOKS_OFTEN,
+        number=7, what="SIGSTOP", entry=in_a_step(faults.receive, SIGSTOP), words=LOOKS_OFTEN,
         status="timed_out", reason=IN_A_STEP + SILENT + "stopped by a signal, such as SIGSTOP, " + WAITS,
         within_s=AFTER_SILENCE_S,
     ),
     Fault(
-        number=8, what="and so does its child", entry=in_a_step(fault_acts.ignore_sigterm_with_a_child),
+        number=8, what="and so does its child", entry=in_a_step(faults.ignore_sigterm_with_a_child),
         words=LOOKS_OFTEN, status="timed_out", reason=IN_A_STEP + SILENT + "in sleep_for_an_hour .*" + WAITS,
         within_s=AFTER_SILENCE_S,
     ),
@@ -198,7 +228,7 @@ FAULTS = (
         reason=IN_A_STEP + "error: exited with code 0 and no result; .*", within_s=AT_ONCE_S,
     ),
     Fault(
-        number=10, what="another size", entry=in_a_step(fault_acts.reduce, 3), status="crashed",
+        number=10, what="another size", entry=in_a_step(faults.reduce, 3), status="crashed",
         reason=IN_A_STEP + "ended by a signal; .*", within_s=AT_ONCE_S,
     ),
     Fault(
@@ -207,28 +237,28 @@ FAULTS = (
         is_slow=True,
     ),
     Fault(
-        number=12, what="twice", entry=in_a_step(fault_acts.interrupt_the_launcher), status="interrupted",
+        number=12, what="twice", entry=in_a_step(faults.interrupt_the_launcher), status="interrupted",
         reason=r"stopped by Ctrl-C after \d+ s", rank=None, within_s=AT_ONCE_S, code=ExitCode.INTERRUPTED,
     ),
     Fault(
-        number=21, what="no NVML", entry=partial(fault_acts.with_nvml, {"without": ("nvml",)}), **SOUND,
+        number=21, what="no NVML", entry=partial(faults.with_nvml, {"without": ("nvml",)}), **SOUND,
         holds=partial(has_no_figures, "no NVML figures: NVML Shared Library Not Found"), is_slow=True,
     ),
     Fault(
-        number=21, what="lost after some samples", entry=partial(fault_acts.with_nvml, {"dies_after": 1}),
+        number=21, what="lost after some samples", entry=partial(faults.with_nvml, {"dies_after": 1}),
         words=("measure.steps=20",), **SOUND,
         holds=partial(has_no_figures, "sm_clock_mhz lost after 1 samples: GPU is lost"),
     ),
     Fault(
-        number=22, what="too hot", entry=partial(fault_acts.with_nvml, {"events": 0x40}), **SOUND,
+        number=22, what="too hot", entry=partial(faults.with_nvml, {"events": 0x40}), **SOUND,
         holds=is_throttled,
     ),
     Fault(
-        number=23, what="does not start", entry=partial(fault_acts.with_profiler, fault_acts.DeadProfiler),
+        number=23, what="does not start", entry=partial(faults.with_profiler, faults.DeadProfiler),
         **TRACED, holds=partial(is_not_traced, "rank 1: the profiler did not start: kineto is not there"),
     ),
     Fault(
-        number=23, what="a torn trace", entry=partial(fault_acts.with_profiler, fault_acts.TornTrace),
+        number=23, what="a torn trace", entry=partial(faults.with_profiler, faults.TornTrace),
         **TRACED, holds=partial(is_not_traced, "rank 1: the trace cannot be read: "), is_slow=True,
     ),
     Fault(
@@ -237,7 +267,7 @@ FAULTS = (
         reason="strategy=ring_flash_attn needs the package ring-flash-attn; install it with: pip install .*",
     ),
     Fault(
-        number=26, what="back by an hour at every look", entry=fault_acts.set_the_wall_clock_back, **SOUND,
+        number=26, what="back by an hour at every look", entry=faults.set_the_wall_clock_back, **SOUND,
         around=a_wall_clock_that_goes_back, holds=took_as_long_as_it_took,
     ),
     Fault(
