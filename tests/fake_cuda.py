@@ -44,7 +44,6 @@ from bench.passes.calls import COLLECTIVES
 from bench.passes.timing.clock import StepClock
 from bench.record import Provenance
 from bench.request.modes import MODES
-from tests.cuda_lines import FOLDER, Executed, cuda_only
 from tests.fake_nvml import MEMORY_BYTES, NAME, FakeNvml, uuid
 
 NOTES = "fake_cuda_{rank}.json"
@@ -641,14 +640,9 @@ def install(job):
 def played(entry, job, log):
     """A rank's life on the fake, `entry` or else the cell's passes; what it noted is left in its folder."""
     install(job)
-    executed = Executed(cuda_only()) if FOLDER in os.environ else None
-    if executed is not None:
-        executed.start()
     try:
         return (entry or run_cell)(job, log)
     finally:
-        if executed is not None:
-            executed.stop(os.environ[FOLDER])
         notes = json.dumps(CUDA.notes())
         (job.folder / NOTES.format(rank=job.rank)).write_text(notes)
 
