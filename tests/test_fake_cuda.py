@@ -39,9 +39,8 @@ from bench.training.models import empty_model
 from bench.training.trainers.stack_engines import STACK_ENGINES, prepare_accelerate
 from bench.training.weights import filled_layers, numbers_of
 from tests.cells import CHECKS, NEED_ALL_RANKS, TWO_CORES, make_cell, make_raw, run_cell, variants, words_for
-from tests.fake_cuda import CUDA, OnDevice
+from tests.fake_cuda import CUDA, OnDevice, notes_of, problems
 from tests.fake_nvml import MEMORY_BYTES, NAME
-from tests.fake_order import notes_of, problems
 from tests.together import seen_inside
 
 pytestmark = pytest.mark.ranks

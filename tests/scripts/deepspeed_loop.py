@@ -1,6 +1,6 @@
 """DeepSpeed's Ulysses for Hugging Face models, driven as its tutorial does; every step observed.
 
-torchrun --nproc-per-node=2 tests/scripts/deepspeed_loop.py FOLDER [STAGE]
+torchrun --nproc-per-node=2 tests/scripts/deepspeed_loop.py FOLDER
 """
 
 import os
@@ -81,7 +81,6 @@ def train(observed):
 
 
 if __name__ == "__main__":
-    CONFIG["zero_optimization"]["stage"] = int(sys.argv[2]) if len(sys.argv) > 2 else 3
     deepspeed.ops.__compatible_ops__ = {}  # compiles nothing for `inference_all_reduce`
     deepspeed.init_distributed("gloo", verbose=False)
     train(partial(bench.observe, folder=sys.argv[1], strategy="deepspeed_ulysses", steps=6))

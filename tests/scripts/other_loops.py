@@ -5,6 +5,7 @@
 
 import copy
 from functools import partial
+from tempfile import TemporaryDirectory
 from threading import Thread
 
 import torch
@@ -19,6 +20,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
+import bench
 from bench.strategies.torch_cp.attention import flash_operator_for_cpu
 from tests.scripts.own_loop import NUMBERS, VOCABULARY
 
@@ -142,15 +144,30 @@ def alst(observed):
 
 
 def transformers_trainer(observed):
-    from tests.scripts import trainer_loop
+    """Steps of a Trainer, which a callback observes where `observed` is `bench.observe` with choices."""
+    from transformers import Trainer, TrainingArguments
 
+    losses = []
     rows = [
         {"input_ids": ids, "labels": partly_ignored(ids)} for each in range(STEPS) for ids in tokens(each)
     ]
-    return trainer_loop.train(
-        observed, small_model(attention_dropout=0.1), rows,
-        max_steps=STEPS, per_device_train_batch_size=BATCH, gradient_accumulation_steps=2,
-    )  # fmt: skip
+
+    class LossesOfTrainer(Trainer):
+        def training_step(self, *args, **named):
+            loss = super().training_step(*args, **named)
+            losses.append(loss.item())
+            return loss
+
+    with TemporaryDirectory() as folder:
+        chosen = TrainingArguments(
+            folder, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True, logging_strategy="no",
+            max_steps=STEPS, per_device_train_batch_size=BATCH, gradient_accumulation_steps=2,
+        )  # fmt: skip
+        trainer = LossesOfTrainer(small_model(attention_dropout=0.1), chosen, train_dataset=rows)
+        if isinstance(observed, partial):
+            trainer.add_callback(bench.ObserveCallback(**observed.keywords))
+        trainer.train()
+    return losses
 
 
 def partly_ignored(ids):

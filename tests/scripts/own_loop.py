@@ -1,10 +1,4 @@
-"""A training script as somebody else would write it, with attention of its own; mistakes on request.
-
-torchrun --nproc-per-node=2 tests/scripts/own_loop.py FOLDER [MISTAKE]
-"""
-
-import sys
-from datetime import timedelta
+"""A training script as somebody else would write it, with attention of its own; mistakes on request."""
 
 import torch
 import torch.distributed as dist
@@ -142,10 +136,3 @@ def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
             optimizer.zero_grad()
         losses.append(loss.item())
     return losses
-
-
-if __name__ == "__main__":
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    train(*sys.argv[1:], report=True)
-    dist.barrier()
-    dist.destroy_process_group()

@@ -26,7 +26,6 @@ from tests.cells import make_cell
 from tests.scripts import own_loop
 from tests.trace_cases import TRACED
 
-SCRIPTS = REPOSITORY / "tests" / "scripts"
 MISTAKES = {
     "no_gradient_to_others": "attention parity: dk of a real step at 512 tokens is off by",
     "no_gradient_to_any": "attention parity: dk of a real step at 512 tokens is off by 1.0e+00",
@@ -193,20 +192,15 @@ def test_a_loss_that_is_gathered_from_all_ranks_is_traced_like_any_other(records
 
 @pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("stage", "said"), [(3, None), (1, "DeepSpeed was given sequence groups (mpu) under")]
-)
-def test_deepspeeds_ulysses_in_its_own_loop_passes_our_gates_and_is_reported(tmp_path, stage, said):
+def test_a_loop_of_deepspeeds_under_torchrun_is_reported(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, str(SCRIPTS / "deepspeed_loop.py"), str(tmp_path), str(stage)],
+        [*command, str(REPOSITORY / "tests" / "scripts" / "deepspeed_loop.py"), str(tmp_path)],
         capture_output=True, text=True, check=False, timeout=600, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     record = json.loads((tmp_path / "records.jsonl").read_text())
-    assert (record["status"], record["config"]["engine"]) == ("ok", f"zero{stage}")
-    (objective,) = (check for check in record["checks"] if check["what"] == "objective")
-    assert objective["reason"] is None if said is None else objective["reason"].startswith(said)
+    assert (record["status"], record["config"]["engine"]) == ("ok", "zero3")
     exchanged = record["analytic"]["exchange_bytes"]
     assert record["engagement"]["sent_bytes"]["attention"] == [exchanged, exchanged]
     assert "deepspeed_ulysses" in (tmp_path / "report.html").read_text()
