@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 import bench.strategies.ulysses.attention as ulysses
-from bench.attention.kernels import call, math
+from bench.attention.kernels import kernel, math
 from bench.attention.merge import Partial
 from bench.strategies import runnable
 from bench.strategies.local.attention import LocalAttention
@@ -47,7 +47,7 @@ def skip_the_lse_rescale(job):
 
 def tile_the_kv_heads(job):
     """Heads 0 1 0 1 where 0 0 1 1 was meant: the classic mistake of GQA."""
-    call._repeat = lambda kv, groups: kv.repeat(1, groups, 1, 1)
+    kernel._repeat = lambda kv, groups: kv.repeat(1, groups, 1, 1)
 
 
 def sum_gradients_over_the_ranks(job):

@@ -18,14 +18,15 @@ from bench.attention.kernels import (
     math,
     torch_flash,
 )
-from bench.attention.kernels.call import (
+from bench.attention.kernels.kernel import (
+    Kernel,
+    Packing,
     attend,
     attend_with_lse,
     kernel_backward,
     kernel_backward_into,
     kernel_forward,
 )
-from bench.attention.kernels.kernel import Kernel, Packing
 
 __all__ = [
     "KERNELS", "Kernel", "Packing", "attend", "attend_with_lse", "kernel_backward", "kernel_backward_into",
