@@ -18,8 +18,7 @@ from bench.node.lease import lease
 from bench.node.local import LocalNode
 from bench.nodes.agent import Agent, keep_store
 from bench.nodes.interface import interface_of
-from bench.nodes.link import Link, LinkLostError, key_from_environment
-from bench.nodes.messages import Hello, ToAgent
+from bench.nodes.link import Hello, Link, LinkLostError, ToAgent, key_from_environment
 from bench.nodes.slurm import NODE_NAME
 from bench.nvml import visible_uuids
 

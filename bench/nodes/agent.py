@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from bench.node.local import LocalNode, LocalRanks
 from bench.nodes.interface import family_of
-from bench.nodes.link import Link
-from bench.nodes.messages import Answered, Ask, Ended, Kept, Leave, Message, Start, Stop, Told
+from bench.nodes.link import Answered, Ask, Ended, Kept, Leave, Link, Message, Start, Stop, Told
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore

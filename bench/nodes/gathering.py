@@ -15,8 +15,7 @@ from bench.command import tool_words
 from bench.config import ConfigError, WhenTaken
 from bench.environment import describe
 from bench.nodes.interface import family_of
-from bench.nodes.link import KEY, Link, LinkLostError
-from bench.nodes.messages import Hello, Leave, ToLauncher
+from bench.nodes.link import KEY, Hello, Leave, Link, LinkLostError, ToLauncher
 from bench.nodes.remote import RemoteNode
 
 CHECK_S = 1.0

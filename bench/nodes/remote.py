@@ -13,8 +13,20 @@ from bench.node.end import RankEnd
 from bench.node.job import NodeJob
 from bench.node.ranks import Lost, News
 from bench.node.stacks import Doing
-from bench.nodes.link import SILENT_S, Link, LinkLostError
-from bench.nodes.messages import Answered, Ask, Ended, Hello, Kept, Message, Start, Stop, Told
+from bench.nodes.link import (
+    SILENT_S,
+    Answered,
+    Ask,
+    Ended,
+    Hello,
+    Kept,
+    Link,
+    LinkLostError,
+    Message,
+    Start,
+    Stop,
+    Told,
+)
 
 if TYPE_CHECKING:
     from bench.node.worker import RankEntry

@@ -14,8 +14,7 @@ from bench.environment import describe
 from bench.node.local import LocalNode
 from bench.nodes.agent import Agent, keep_store
 from bench.nodes.gathering import Gathering
-from bench.nodes.link import Link, LinkLostError
-from bench.nodes.messages import Hello, ToAgent
+from bench.nodes.link import Hello, Link, LinkLostError, ToAgent
 from tests.cells import counted_and_computed, make_cell, run_cell, tiny_cell
 
 NODES = ("cluster=nodes", "cluster.nodes=2", "cluster.world_size=4", "engine=ddp")
