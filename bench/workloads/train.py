@@ -9,13 +9,12 @@ from torch import Tensor
 
 from bench.attention.watch import AttentionWatch
 from bench.mistakes import mistaken
-from bench.passes.optimizer_spans import Spans, step_spans
+from bench.passes.hooks import Spans, step_spans
 from bench.passes.timing.section import first_step_tokens
 from bench.training.activation_memory import ActivationOffload, tile_mlps
 from bench.training.data import open_data
-from bench.training.embedding import sum_embedding_gradient_in_float32
 from bench.training.loss import ModelWithLoss
-from bench.training.models import TORCH_DTYPES, empty_model
+from bench.training.models import TORCH_DTYPES, empty_model, sum_embedding_gradient_in_float32
 from bench.training.trainer_facts import TRAINER_FACTS
 from bench.training.trainers import trainer_code
 from bench.training.trainers.trainer import NextStep, StepOutcome, Trainer

@@ -23,8 +23,7 @@ from bench.passes.objective.noise import LOSS_BLOCK, StepLoss
 from bench.passes.objective.plain_attention import PLAIN_NAME, PlainAttention
 from bench.strategies.strategy import IGNORED_LABEL, Batch
 from bench.training.data import count_valid
-from bench.training.embedding import sum_embedding_gradient_in_float32
-from bench.training.models import TORCH_DTYPES, empty_model
+from bench.training.models import TORCH_DTYPES, empty_model, sum_embedding_gradient_in_float32
 from bench.training.trainers.trainer import Trainer
 from bench.training.weights import Filling, numbers_of
 

@@ -11,9 +11,8 @@ from bench.passes.objective.plain_attention import PLAIN_NAME, plain_attention_i
 from bench.passes.objective.whole_model import EXACT, WholeModel
 from bench.ranks.log import StepPhase
 from bench.training.data import open_data
-from bench.training.embedding import sum_embedding_gradient_in_float32
 from bench.training.loss import ModelWithLoss
-from bench.training.models import build_model
+from bench.training.models import build_model, sum_embedding_gradient_in_float32
 from tests.cells import make_cell
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import embedding
 
-from bench.training.embedding import WideSumEmbedding
+from bench.training.models import WideSumEmbedding
 from tests.cells import make_cell
 from tests.together import gradients_of
 
