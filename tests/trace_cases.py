@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.profiler import profile
 
 from bench.attention.watch import AttentionWatch
-from bench.passes.optimizer_spans import method_spans
+from bench.passes.hooks import method_spans
 from bench.passes.tap import CommunicationTap
 from bench.passes.trace import trace
 from bench.passes.trace.section import RankSteps

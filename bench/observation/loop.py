@@ -19,7 +19,7 @@ from bench.observation.parity import DTYPE_WORDS, Sharers, compare
 from bench.observation.tokens import FedTokens, RankTokens, StepSize, positions_of
 from bench.observation.trained_tokens import TrainedTokens
 from bench.passes.full_length.section import FullLength
-from bench.passes.optimizer_spans import Spans, step_spans
+from bench.passes.hooks import Spans, step_spans
 from bench.passes.parity.section import Parity
 from bench.passes.rank_pass import Ask, RankPass, Steps
 from bench.passes.subject import Subject

@@ -19,7 +19,7 @@ from bench.config import OWN, ConfigError
 from bench.kept_errors import KeptErrors
 from bench.observation.objective import RankObjective
 from bench.passes.facts import RankReport
-from bench.passes.hook import Hook
+from bench.passes.hooks import Hook
 from bench.ranks.log import StepPhase
 
 StepSize = tuple[int, int, int]

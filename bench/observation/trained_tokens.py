@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bench.kept_errors import KeptErrors
 from bench.observation.objective import UNTRAINED, MicroStep
 from bench.observation.tokens import tensors_given
-from bench.passes.hook import Hook
+from bench.passes.hooks import Hook
 from bench.strategies.strategy import IGNORED_LABEL
 
 CHUNK_NUMBERS = 2**24

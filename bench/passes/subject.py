@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.attention.watch import AttentionWatch
-from bench.passes.optimizer_spans import Spans
+from bench.passes.hooks import Spans
 from bench.strategies.strategy import Strategy
 from bench.training.activation_memory import ActivationOffload
 from bench.training.trainers.trainer import Trainer

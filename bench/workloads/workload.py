@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bench.attention.watch import AttentionWatch
-from bench.passes.optimizer_spans import Spans, method_spans
+from bench.passes.hooks import Spans, method_spans
 from bench.passes.rank_pass import Ask, Steps
 from bench.passes.subject import Subject
 from bench.ranks.log import StepPhase

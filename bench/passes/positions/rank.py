@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.kept_errors import KeptErrors
-from bench.passes.hook import Hook
+from bench.passes.hooks import Hook
 from bench.passes.positions.section import Positions
 from bench.passes.rank_pass import RankPass, Steps
 

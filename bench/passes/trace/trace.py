@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.attention.watch import AttentionWatch
 from bench.passes.calls import Call
-from bench.passes.optimizer_spans import Spans
+from bench.passes.hooks import Spans
 from bench.passes.timing.clock import synchronise
 from bench.passes.trace.cpu_timeline import cpu_timeline
 from bench.passes.trace.cuda_timeline import cuda_timeline

@@ -15,7 +15,7 @@ from bench.attention import watch
 from bench.node.worker import join
 from bench.observation import attention, loop, observation, outcome, parity, trained_tokens
 from bench.observation.tokens import FedTokens
-from bench.passes import optimizer_spans
+from bench.passes import hooks
 from bench.passes.engagement.rank import EngagementPass
 from bench.passes.memory import trackers
 from bench.passes.memory.rank import MemoryPass
@@ -48,7 +48,7 @@ PARTS = {
     "what attention is given": (1, attention, "_other_kinds", fail),
     "when attention begins and ends": (1, watch, "time", SimpleNamespace(monotonic_ns=fail)),
     "gradients on their way back to attention": (1, watch._Report, "forward", fail),
-    "when the optimizer is at work": (1, optimizer_spans, "time", SimpleNamespace(monotonic_ns=fail)),
+    "when the optimizer is at work": (1, hooks, "time", SimpleNamespace(monotonic_ns=fail)),
     "collectives": (1, CommunicationTap, "_call", fail),
     "live tensors": (1, trackers, "_tensors_in", fail),
     "one head of parity": (1, parity, "_one_head", fail),

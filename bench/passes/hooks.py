@@ -1,16 +1,35 @@
-"""When the optimizer was at work in a step."""
+"""Hooks on models and optimizers that are not ours, and when an optimizer was at work in a step."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from bench.kept_errors import KeptErrors
 from bench.ranks.log import StepPhase
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A hook that copies of the model do not have: a loop may copy or pickle its model within a step.
+
+    A bound method would take the loop's wrapped model and its process groups into the copy.
+    """
+
+    run: Callable[..., None]
+
+    def __call__(self, *given: Any) -> None:
+        self.run(*given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Something that does nothing, and that is unpickled where there is no bench."""
+        return getattr, (nullcontext(), "__exit__")
+
 
 Spans = list[tuple[int, int]]
 """When something was entered and left, in `time.monotonic_ns`."""
