@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from bench.ranks.place import Place
+from bench.ranks.log import Place
 
 LOST_PEER_TEXTS = (
     "Connection closed by peer",

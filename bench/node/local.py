@@ -31,7 +31,7 @@ from bench.node.ranks import Left, News
 from bench.node.server import ForkServer
 from bench.node.stacks import Doing, ask_for_stacks
 from bench.nvml import idle_gpus
-from bench.ranks.place import Place, place_path, read_place
+from bench.ranks.log import Place, place_path, read_place
 
 if TYPE_CHECKING:
     from bench.node.worker import RankEntry

@@ -30,9 +30,9 @@ from bench.node.job import RankJob, StoreAddress, failure_path, log_path, report
 from bench.node.lifeline import die_with_parent
 from bench.node.stacks import STACK_SIGNAL
 from bench.passes.rank_pass import Measurement
-from bench.ranks.cpus import bind_near_gpu
 from bench.ranks.device import (
     NvtxRanges,
+    bind_near_gpu,
     claim_device,
     finish_together,
     make_first_collective,
@@ -41,9 +41,8 @@ from bench.ranks.device import (
     set_allocator,
 )
 from bench.ranks.groups import deadline, make_groups, outwait_the_launcher
-from bench.ranks.log import JOIN, RankLog, Stage
+from bench.ranks.log import JOIN, PlaceFile, RankLog, Stage, place_path
 from bench.ranks.memory_limit import set_memory_limit
-from bench.ranks.place import PlaceFile, place_path
 from bench.ranks.products import use_wide_products
 from bench.strategies import STRATEGIES, runnable
 from bench.training.models import TORCH_DTYPES

@@ -18,7 +18,7 @@ import torch
 from bench.passes.facts import of_one
 from bench.passes.rank_pass import RankPass, Steps
 from bench.passes.telemetry.section import RankTelemetry
-from bench.ranks.cpus import own_cpus
+from bench.ranks.device import own_cpus
 
 PERIOD_S = 0.2
 MAX_SAMPLES = 1000

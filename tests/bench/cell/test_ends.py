@@ -4,7 +4,7 @@ import pytest
 
 from bench.cell.ends import classify
 from bench.node.end import RankEnd
-from bench.ranks.place import Place
+from bench.ranks.log import Place
 
 PEER_GONE = {
     "phase": "timing",

@@ -12,8 +12,7 @@ from bench.node import local
 from bench.node.job import NodeJob
 from bench.node.local import LocalRanks
 from bench.node.stacks import Doing, doing
-from bench.ranks.log import JOIN, Stage
-from bench.ranks.place import PlaceFile, place_path
+from bench.ranks.log import JOIN, PlaceFile, Stage, place_path
 from tests.cells import make_cell
 
 

@@ -12,12 +12,13 @@ from bench.node.end import Failing, RankEnd
 from bench.node.job import NodeJob, StoreAddress
 from bench.node.ranks import Left
 from bench.node.stacks import Doing
-from bench.nodes.link import Link, LinkLostError
-from bench.nodes.messages import (
+from bench.nodes.link import (
     MAX_BYTES,
     Answered,
     Ended,
     Kept,
+    Link,
+    LinkLostError,
     Message,
     MessageError,
     Start,
@@ -27,8 +28,7 @@ from bench.nodes.messages import (
     decoded,
     encoded,
 )
-from bench.ranks.log import Stage
-from bench.ranks.place import Place
+from bench.ranks.log import Place, Stage
 from tests.cells import tiny_cell
 from tests.fuzzing import as_line, changed_bytes, changed_json, few_and_many, fuzz
 
