@@ -8,7 +8,7 @@ from dataclasses import replace
 from analysis.answers.verdict import Verdict
 from analysis.cells.equivalence import LEAST_CONTROLS, LEAST_FALL, Compared, Comparison
 from analysis.labels import count_label
-from bench.equivalence.noise import FALSE_ALARMS, LEAST_FACTOR
+from bench.equivalence import FALSE_ALARMS, LEAST_FACTOR
 from bench.record import Role
 
 CROSSED = f"equivalent ones cross it in {FALSE_ALARMS * 100:g} % of comparisons"

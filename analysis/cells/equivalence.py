@@ -13,8 +13,7 @@ from analysis.cells.comparison import FREE, FREE_GROUPS
 from analysis.frame.archive import MADE_WITH, Archive
 from analysis.frame.load import Record
 from analysis.labels import count_label
-from bench.equivalence.noise import Draw, Noise, distance_of
-from bench.equivalence.trajectory import NAMES, Limit, first_departure, units
+from bench.equivalence import NAMES, Draw, Limit, Noise, distance_of, first_departure, units
 from bench.labels import length_label
 from bench.record import Role, Status
 

@@ -15,7 +15,7 @@ import msgspec
 
 from bench.cell.outcome import found_wrong
 from bench.config import RunConfig
-from bench.equivalence.trajectory import Signals, first_departure, limit_for, moved_for
+from bench.equivalence import Signals, first_departure, limit_for, moved_for
 from bench.passes import checks
 from bench.passes.losses.section import Losses
 from bench.passes.objective.section import objective_tokens

@@ -4,8 +4,7 @@ from random import Random
 
 import pytest
 
-from bench.equivalence.noise import FALSE_ALARMS, LEAST_FACTOR, Draw, Noise, distance_of
-from bench.equivalence.trajectory import ROUNDING, Signals
+from bench.equivalence import FALSE_ALARMS, LEAST_FACTOR, ROUNDING, Draw, Noise, Signals, distance_of
 
 STEPS = 6
 TRAININGS = 4

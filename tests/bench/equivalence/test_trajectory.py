@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.equivalence.trajectory import (
+from bench.equivalence import (
     LIMITS,
     MOVED,
     NOISE_FACTOR,
