@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import chain, count
+from itertools import count
 
 import numpy as np
 
@@ -40,16 +40,11 @@ class PackedText:
 
     def sample_ends(self, sample: int, length: int) -> tuple[int, ...]:
         """Where the documents among the first `length` tokens of a sample end, the last one cut."""
-        start = self.start(sample)
-        repeats = range(start // self.tokens, (start + length) // self.tokens + 1)
-        inside = (self._ends_between(start, length, repeat) for repeat in repeats)
-        return (*chain.from_iterable(inside), length)
-
-    def _ends_between(self, start: int, length: int, repeat: int) -> list[int]:
-        """Ends inside of a sample, in one repetition of the text."""
-        ends = self.ends + (repeat * self.tokens - start)
-        inside: list[int] = ends[(ends > 0) & (ends < length)].tolist()
-        return inside
+        start, inside = self.start(sample), list[int]()
+        for repeat in range(start // self.tokens, (start + length) // self.tokens + 1):
+            ends = self.ends + (repeat * self.tokens - start)
+            inside += ends[(ends > 0) & (ends < length)].tolist()
+        return (*inside, length)
 
     def _boundary_from(self, token: int) -> int:
         """The first token from here on that begins a document."""

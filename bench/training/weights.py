@@ -162,7 +162,9 @@ class Filling:
                 self.numbers.fill(self.model, module, names)
             elif buffers:
                 self.model._init_weights(module)  # rotary frequencies, which no checkpoint has
-            self._refuse_unset(module, [*names, *buffers])
+            for key in (*names, *buffers):
+                if getattr(module, key).sum().isnan():
+                    raise ValueError(f"{type(module).__name__}.{key}: not all of its numbers were set")
 
     def _with_memory(self, module: nn.Module) -> Names:
         """Give memory to the parameters that have none yet, in all modules that they are tied to."""
@@ -177,8 +179,3 @@ class Filling:
 
     def _unset(self, like: Tensor) -> Tensor:
         return torch.full_like(like, math.nan, device=self.device)
-
-    def _refuse_unset(self, module: nn.Module, keys: Sequence[str]) -> None:
-        for key in keys:
-            if getattr(module, key).sum().isnan():
-                raise ValueError(f"{type(module).__name__}.{key}: not all of its numbers were set")

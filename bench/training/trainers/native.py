@@ -25,7 +25,10 @@ class NativeTrainer(Trainer):
         loss_sum, valid_tokens = self.accumulate(number, seq_len)
         self.phase.enter("optimizer")
         outcome = StepOutcome(loss_sum, valid_tokens, self.engine.update(), self.fed.take())
-        self._look_ahead(number + 1, seq_len)
+        if self.data.device.type == "cuda":
+            # While the GPU works at this step; a CPU would only make the next one's batches earlier.
+            self.phase.enter("load")
+            self.ready = {(number + 1, seq_len): self.fetch(number + 1, seq_len)}
         self.phase.enter(None)
         return outcome
 
@@ -37,12 +40,6 @@ class NativeTrainer(Trainer):
         dist.all_reduce(valid_tokens)
         sums = [self._micro_step(batch, valid_tokens, last=batch is batches[-1]) for batch in batches]
         return torch.stack(sums).sum(), valid_tokens
-
-    def _look_ahead(self, number: int, seq_len: int) -> None:
-        """Make the next step's batches while the GPU works at this one; a CPU would only do it earlier."""
-        if self.data.device.type == "cuda":
-            self.phase.enter("load")
-            self.ready = {(number, seq_len): self.fetch(number, seq_len)}
 
     def _micro_step(self, batch: Batch, valid_tokens: Tensor, *, last: bool) -> Tensor:
         with self.engine.micro_step(last=last), self.strategy.step(batch):

@@ -142,7 +142,11 @@ class HuggingFaceTrainer(StackTrainer):
         loop, outcome = self.loop, None
         self.phase.enter(None)
         if loop.state.global_step > 0:
-            outcome = self._outcome()
+            loss_sum, valid_tokens = self.signal.take()
+            # As the Trainer adds them: some stacks' losses are in bf16.
+            logged = torch.stack(loop.losses).sum(dtype=torch.float32)
+            norm = self.engine.reported_norm(loop.grad_norm)
+            outcome = StepOutcome(loss_sum, valid_tokens, norm, self.fed.take(), logged)
         else:
             self.engine.attach(loop.model_wrapped, bare_optimizer(loop.optimizer), loop.lr_scheduler)
         goes_on = next_step(outcome)
@@ -161,13 +165,6 @@ class HuggingFaceTrainer(StackTrainer):
         loss_sum, valid_tokens = self._micro_steps(number, seq_len)
         dist.all_reduce(valid_tokens)
         return loss_sum, valid_tokens
-
-    def _outcome(self) -> StepOutcome:
-        loss_sum, valid_tokens = self.signal.take()
-        # As the Trainer adds them: some stacks' losses are in bf16.
-        logged = torch.stack(self.loop.losses).sum(dtype=torch.float32)
-        norm = self.engine.reported_norm(self.loop.grad_norm)
-        return StepOutcome(loss_sum, valid_tokens, norm, self.fed.take(), logged)
 
     def _micro_steps(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
         self.fed.take()
