@@ -83,7 +83,8 @@ def ask_for_stacks(ranks: Mapping[int, tuple[int, Path]], device: str, wait_s: f
         before, sizes = sizes, {rank: _size(log) for rank, (_, log) in ranks.items()}
         if sizes == before and all(sizes[rank] > starts[rank] for rank in ranks):
             break
-    found = {rank: doing(_text_from(log, starts[rank]), device) for rank, (_, log) in ranks.items()}
+    stacks = {rank: log.read_bytes()[starts[rank] :] for rank, (_, log) in ranks.items() if log.exists()}
+    found = {rank: doing(each.decode(errors="replace"), device) for rank, each in stacks.items()}
     return {rank: each for rank, each in found.items() if each is not None}
 
 
@@ -128,7 +129,3 @@ def _threads(stacks: str) -> list[list[Frame]]:
 
 def _size(log: Path) -> int:
     return log.stat().st_size if log.exists() else 0
-
-
-def _text_from(log: Path, start: int) -> str:
-    return log.read_bytes()[start:].decode(errors="replace") if log.exists() else ""
