@@ -9,7 +9,7 @@ from functools import cache
 import torch
 
 from bench.config import RunConfig
-from bench.passes.parity.attention import check_attention, parity_len, random_inputs
+from bench.passes.parity.rank import check_attention, parity_len, random_inputs
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.request.legality import refusal

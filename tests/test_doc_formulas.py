@@ -11,10 +11,10 @@ from analysis.metrics import notes, traced_shares
 from analysis.metrics.definitions import QUANTITIES
 from bench.config import DTYPE_BYTES
 from bench.cost import flops
-from bench.equivalence.trajectory import LIMITS, MOVED, NOISE_FACTOR, UNMEASURED
+from bench.equivalence import LIMITS, MOVED, NOISE_FACTOR, UNMEASURED
 from bench.passes import calls
 from bench.passes.attention import rank as attention_rank
-from bench.passes.attention import row_errors
+from bench.passes.attention import rank as row_errors
 from bench.passes.attention import section as attention_section
 from bench.passes.full_length import section as full_length
 from bench.passes.memory import live_blocks

@@ -115,11 +115,16 @@ def _bytes(handed: Any) -> int:
     return sum(map(_bytes, handed)) if isinstance(handed, list | tuple) else 0
 
 
+def group_named(name: str) -> dist.ProcessGroup:
+    """The group of this rank that has this name, as calls and traces give it."""
+    return _resolve_process_group(cast("GroupName", name))
+
+
 def _group(args: Sequence[Any]) -> dist.ProcessGroup:
     """The last argument that is a group or names one: the reduction is named before the group is."""
     for arg in reversed(args):
         if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
             return dist.ProcessGroup.unbox(arg)
         if isinstance(arg, str):
-            return _resolve_process_group(cast("GroupName", arg))
+            return group_named(arg)
     raise TypeError("a collective without a group")

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.passes.parity.attention import laid_out_as_by_a_model, random_input
+from bench.passes.parity.rank import laid_out_as_by_a_model, random_input
 from bench.passes.subject import AttentionCall
 from bench.passes.timing.clock import StepClock, synchronise
 from bench.workloads.workload import Rank, Workload

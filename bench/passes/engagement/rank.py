@@ -7,19 +7,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import _resolve_process_group
 
 from bench.cost.traffic import Messages
 from bench.passes.calls import Call
 from bench.passes.engagement.section import Engagement
 from bench.passes.rank_pass import RankPass, Steps
+from bench.passes.tap import group_named
 from bench.strategies.schedule import Exchange
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import GroupName  # a name that torch had not always
 
 ATTENTION_CODE = (
     "bench.strategies.",
@@ -69,7 +66,7 @@ def messages_of(calls: Sequence[Call]) -> list[Messages]:
     """Count equal calls; the ranks of a send or receive are those of its whole group."""
     counts = Counter[tuple[str, Exchange]]()
     for call in calls:
-        ranks = dist.get_process_group_ranks(_resolve_process_group(cast("GroupName", call.group)))
+        ranks = dist.get_process_group_ranks(group_named(call.group))
         stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
         moved_bytes = call.received_bytes if call.kind == "recv" else call.sent_bytes
         counts[call.purpose, Exchange(call.kind, moved_bytes, len(ranks), stride)] += 1

@@ -13,6 +13,7 @@ Whatever is wrong in P and dS themselves shows in the sampled rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -45,7 +46,9 @@ def compare(x: Mapping[str, Tensor], attention: Attention, shards: Shards) -> Fu
             name: (error, IDENTITY_LIMITS[attention.dtype])
             for name, error in _identity_errors(x, shards).items()
         }
-        reason = why_no_keys(x["q"].device.type, _scores(x["q"], attention, shards))
+        # What a rank has to make for the LSE of its queries, if all have equal parts.
+        scores = math.prod(x["q"].shape[:3]) * shards.tokens // (2 if attention.causal else 1)
+        reason = why_no_keys(x["q"].device.type, scores)
         keys, of_keys = (0, {}) if reason else key_errors(x, attention, shards)
     found = {**of_rows, **of_sums, **{f"{name}_keys": each for name, each in of_keys.items()}}
     return FullLength(
@@ -56,12 +59,6 @@ def compare(x: Mapping[str, Tensor], attention: Attention, shards: Shards) -> Fu
         errors={name: error for name, (error, _) in found.items()},
         limits={name: limit for name, (_, limit) in found.items()},
     )
-
-
-def _scores(q_BNSD: Tensor, attention: Attention, shards: Shards) -> int:
-    """That a rank has to make for the LSE of its queries, if all have equal parts."""
-    sequences, heads, held = q_BNSD.shape[:3]
-    return sequences * heads * held * shards.tokens // (2 if attention.causal else 1)
 
 
 def _row_errors(

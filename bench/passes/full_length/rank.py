@@ -15,7 +15,7 @@ from bench.attention.documents import Documents
 from bench.passes.full_length.comparison import compare
 from bench.passes.full_length.section import FullLength
 from bench.passes.full_length.shards import Attention, Shards, first_keys
-from bench.passes.parity.attention import whole_of
+from bench.passes.parity.rank import whole_of
 from bench.passes.rank_pass import Measurement, RankPass, Steps
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import Strategy

@@ -90,7 +90,8 @@ class ObjectivePass(RankPass):
             because = f"all gradients would take about {needed} on one rank and {kept} in its host memory"
             if chosen == len(choices):
                 self.found = Objective(tokens=tokens, sequences=cell.sequences_per_step, reason=because)
-                take(trainer, tokens, device)
+                # The same step, and nothing compared: cells of one work train alike, whatever room they have.
+                _on_uncounted_labels(trainer, tokens, device).step(0, tokens)
                 return
             self.found, coverage = check(trainer, tokens, device, choices[chosen]), choices[chosen]
             if not coverage.is_whole:
@@ -111,11 +112,6 @@ def check(trainer: Trainer, tokens: int, device: torch.device, coverage: Coverag
             outcome = _compared(outcome, found, checked, device, coverage)
     dist.barrier()
     return outcome
-
-
-def take(trainer: Trainer, tokens: int, device: torch.device) -> None:
-    """Take the same step and compare nothing: cells of one work train alike, whatever room they have."""
-    _on_uncounted_labels(trainer, tokens, device).step(0, tokens)
 
 
 def _on_uncounted_labels(trainer: Trainer, tokens: int, device: torch.device) -> Trainer:

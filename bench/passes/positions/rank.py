@@ -148,7 +148,8 @@ def _cut(value: Any) -> Any:
 def _whole_pair(call: Call, shard: int, tokens: int) -> tuple[Tensor, Tensor] | str:
     """Cos and sin of a sequence of so many tokens, or why the module cannot be asked for them."""
     given = [*call.args, *call.named.values()]
-    if any(_is_positions(each, shard) and _rows_differ(each) for each in given):
+    rows = [each for each in given if _is_positions(each, shard) and each.dim() > 2]  # noqa: PLR2004  [rows, B, S]
+    if any(bool((each != each[:1]).any()) for each in rows):
         return SEVERAL_ROWS
     args = [_whole(each, shard, tokens) for each in call.args]
     named = {name: _whole(each, shard, tokens) for name, each in call.named.items()}
@@ -169,11 +170,6 @@ def _is_positions(value: Any, shard: int) -> bool:
         and value.dim() > 0
         and value.shape[-1] == shard
     )
-
-
-def _rows_differ(positions: Tensor) -> bool:
-    """[rows, B, S], of which models for images have three."""
-    return positions.dim() > 2 and bool((positions != positions[:1]).any())  # noqa: PLR2004
 
 
 def _whole(value: Any, shard: int, tokens: int) -> Any:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from bench.attention.documents import Documents
 from bench.config import LOW_PRECISION, DataConfig, RunConfig
 from bench.passes.objective.plain_attention import PLAIN_NAME, plain_attention_installed
-from bench.passes.parity.attention import parity_len
+from bench.passes.parity.rank import parity_len
 from bench.passes.parity.section import limit_of
 from bench.passes.probe.leaks import Places, changes_of, leaks, parts_of
 from bench.passes.probe.section import EXPERIMENT, Moved, Probe, why_wrong

@@ -93,8 +93,9 @@ class TracePass(RankPass):
             tracer.warm()
             read = list[RankTrace]()
             for _ in range(steps):
-                if not shares:
-                    yield from self._up_to_a_step_like_the_inspected_one()
+                for _ in range(0 if shares else subject.step_period - 1):
+                    # Nobody looks at these: the next step makes the calls that the inspected one made.
+                    yield from measurement.step(nullcontext)
                 before = None if clocks is None else clocks.offset()
                 yield from measurement.step(tracer.step)
                 after = None if clocks is None else clocks.offset()
@@ -111,11 +112,6 @@ class TracePass(RankPass):
             )
             if keep and failure is None:
                 keep_trace(tracer.traced, median, folder)
-
-    def _up_to_a_step_like_the_inspected_one(self) -> Steps:
-        """Steps that nobody looks at, for the next to make the calls that the inspected one made."""
-        for _ in range(self.measurement.subject.step_period - 1):
-            yield from self.measurement.step(nullcontext)
 
     def part(self) -> RankSteps | None:
         return self.steps

@@ -8,7 +8,7 @@ import torch
 
 from bench.attention.kernels import torch_flash
 from bench.passes.memory.trackers import AllocationTracker
-from bench.passes.parity.attention import random_input
+from bench.passes.parity.rank import random_input
 from bench.ranks.log import StepPhase
 from bench.strategies import STRATEGIES
 from tests.cells import make_cell, variants

@@ -9,7 +9,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.cell.outcome import analytic
-from bench.passes.attention.row_errors import error_ulps, ulp
+from bench.passes.attention.rank import error_ulps, ulp
 from bench.passes.attention.section import FACTS, AttentionCalls
 from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
