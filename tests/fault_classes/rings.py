@@ -6,7 +6,7 @@ import torch
 
 import bench.strategies.distflash_attn.attention as distflash
 import bench.strategies.ring_self_attention.attention as rsa
-from bench.strategies.distflash_attn.balance import Lent
+from bench.strategies.distflash_attn.facts import Lent
 from tests.fault_classes.tampering import wrap
 
 

@@ -23,7 +23,7 @@ from bench.attention.merge import Partial
 from bench.attention.rotation import HandOver, hand_over
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
-from bench.strategies.distflash_attn.balance import Lent, Round, rounds
+from bench.strategies.distflash_attn.facts import Lent, Round, rounds
 from bench.strategies.facts import Facts
 from bench.strategies.ring.attention import Ring, RingAttention
 

@@ -14,7 +14,7 @@ from bench.node.worker import join
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.strategies import STRATEGIES, runnable
-from bench.strategies.distflash_attn.balance import Lent, rounds
+from bench.strategies.distflash_attn.facts import Lent, rounds
 from tests.cells import make_cell
 
 LAYOUTS = {"distflash_attn": "contiguous", "ring": "zigzag"}
