@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.attention.capture import CapturedCall
 from bench.attention.documents import Documents
+from bench.attention.watch import CapturedCall
 from bench.passes.full_length.comparison import compare
 from bench.passes.full_length.section import FullLength
 from bench.passes.full_length.shards import Attention, Shards, first_keys

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bench.attention.capture import bits_of
+from bench.attention.watch import bits_of
 from bench.passes.rank_pass import RankPass
 from bench.passes.updates.section import RankUpdates
 from bench.ranks.log import WrongResultError
