@@ -1,4 +1,4 @@
-"""A sweep in a real terminal and in a pipe: what a person sees, byte by byte."""
+"""A sweep in a real terminal: what a person sees, byte by byte."""
 
 import fcntl
 import os
@@ -134,14 +134,3 @@ def test_a_terminal_shows_cell_pass_step_and_time_left_and_then_table_and_report
     assert after[0].split()[:4] == ["strategy", "length", "ranks/sp", "status"]
     assert all(len(line) <= 80 for line in after)
     assert after[-1] == "report: out/report.html"
-
-
-@pytest.mark.usefixtures("launcher")
-def test_a_log_holds_lines_and_moves_no_cursor_even_where_colours_are_forced(tmp_path):
-    done = typed_here(tmp_path, "-m", "seq_len=256,512", *TINY, **environment(FORCE_COLOR="1"))
-    assert done.returncode == 0, done.stderr
-    assert not re.search(r"\x1b\[[0-9;?]*[A-LN-Za-ln-z]", done.stdout)  # anything but colours
-    assert "\r" not in done.stdout
-    lines = drawn_lines(done.stdout.encode())
-    assert [line[:6] for line in lines if line.startswith("[")] == ["[1/2] ", "[2/2] "]
-    assert lines[-1] == "report: out/report.html"
