@@ -19,22 +19,6 @@ def with_steps(*steps, **overrides):
     return make_record(trace=make_trace(2, steps=[*steps], **overrides))
 
 
-def test_ranks_are_added_up_and_what_one_waits_is_no_transfer_of_any():
-    shares = shares_of(make_step([100.0, 100.0], exposed_ms=[60.0, 6.0], waiting_ms=[55.0, 1.0]))
-    assert shares.exchange.transfer.median == pytest.approx(10 / 200)
-    assert shares.exchange.waiting.median == pytest.approx(56 / 200)
-
-
-def test_all_communication_is_that_for_every_purpose():
-    step = make_step([100.0, 100.0], exposed_ms=[8.0, 8.0], waiting_ms=[2.0, 2.0])
-    step["purpose_exposed_ms"]["parameters"] = [10.0, 6.0]
-    step["purpose_exposed_waiting_ms"]["parameters"] = [4.0, 0.0]
-    shares = shares_of(step)
-    assert shares.communication.transfer.median == pytest.approx((16 - 4 + 16 - 4) / 200)
-    assert shares.communication.waiting.median == pytest.approx(8 / 200)
-    assert shares.exchange.transfer.median == pytest.approx(12 / 200)
-
-
 @pytest.mark.parametrize(("step_ms", "kept"), [(79.0, 1), (80.0, 2), (120.0, 2), (121.0, 1)])
 def test_a_step_far_above_or_below_the_timed_one_is_left_out(step_ms, kept):
     shares = shares_of(make_step([step_ms, 10.0]), make_step([100.0, 100.0]))
