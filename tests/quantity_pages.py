@@ -56,9 +56,8 @@ def a_record():
         timing=make_timing(steps_ms),
         trace=a_trace(),
         memory=MEMORY,
-        analytic=analytic(cell)
+        analytic=analytic(cell, need=memory_need(cell))
         | {
-            "needed_bytes": memory_need(cell).total,
             "link_ms": LINK_MS,
             "prediction": prediction_of(cell).to_json(),
         },

@@ -34,10 +34,11 @@ def test_a_package_does_what_the_page_says(finding, launcher, tmp_path):
     done = typed_here(tmp_path, *shlex.split(words))
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("results/sweeps/*/records.jsonl")
-    for record in read_records(path):
+    records = [each for each in read_records(path) if each["config"]["strategy"] in INSTALLED]
+    if not records:
+        pytest.skip("no package of this command is installed")
+    for record in records:
         cell = RunConfig.from_flat(record["config"])
-        if cell.strategy not in INSTALLED:
-            continue
         package = STRATEGIES[cell.strategy].package
         assert f"{package} {installed(package).partition('+')[0]}" in PAGE
         assert record["status"] == status

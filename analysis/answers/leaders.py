@@ -107,11 +107,13 @@ class Ranking:
 def rankings(cells: Cells) -> list[Ranking]:
     """Per length and kind of work what may be said of its cells, by length.
 
-    Predicted cells of one length are compared by tokens/s also where a step takes other numbers of sequences.
+    Predicted cells of one length are compared by tokens/s also where their degrees differ, and with them the
+    sequences of a step.
     """
     groups: dict[tuple[int, bool, int], list[Timed]] = {}
     frame = cells.frame
-    free_work = work_number(frame, but=("sequences_per_step",))
+    any_degree = work_number(frame, but=("sequences_per_step",))
+    free_work = frame.groupby([any_degree, "batch", "grad_accum"], dropna=False, sort=False).ngroup()
     columns = (
         frame["seq_len"],
         cells.are_predicted,

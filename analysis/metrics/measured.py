@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from analysis.metrics.checks import Checked, checked, told
 from analysis.metrics.notes import note_of
-from analysis.metrics.prediction import predicted_for
 from analysis.metrics.recorded import (
     Analytic,
     AttentionCalls,
@@ -210,9 +209,9 @@ def _expected(record: Recorded, peaks: Mapping[str, float]) -> Measured:
 
 
 def _predicted(record: Recorded) -> Measured:
-    """The prediction for a record's cell, and nothing else."""
+    """The prediction that a predicted record carries, and nothing else."""
     tokens = record.analytic.tokens_per_step if record.analytic else None
-    found = predicted_for(record)
+    found = record.analytic.prediction if record.analytic else None
     if found is None or tokens is None:
         return Measured()
     times = found.step_time_ms

@@ -94,7 +94,7 @@ class Analytic(Struct):
     link_ms: dict[str, LinkTime] | None = None
     """Of a replayed step by purpose; None of other records, and where the link's rates are not known."""
     prediction: Prediction | None = None
-    """None of a cell that ran; the report computes one where rates are known."""
+    """None of a cell that ran."""
 
 
 class Timing(Struct):

@@ -17,6 +17,7 @@ from bench.cost.flops import (
     hardware_flops,
     model_flops,
 )
+from bench.cost.memory import MemoryNeed
 from bench.cost.traffic import payload
 from bench.environment import describe
 from bench.finite import not_finite
@@ -26,7 +27,7 @@ from bench.passes import PASSES, Sections, checks, decoded, evidence, first_fail
 from bench.passes.documents.section import PackedDocuments
 from bench.passes.facts import RankReport, worst_by_name
 from bench.record import SCHEMA_VERSION, Check, Failure, OutOfMemory, Provenance, Record, Status
-from bench.request.modes import MODES
+from bench.request.modes import mode_of
 from bench.statistics import slowest_median
 from bench.strategies import STRATEGIES
 
@@ -183,10 +184,10 @@ def record_with(
         order=planned.order,
         status=status,
         reason=reason,
-        provenance=MODES[cell.mode].provenance,
+        provenance=mode_of(cell).provenance,
         config=cell.flat(),
         environment=describe(STRATEGIES.packages(cell.strategy)),
-        analytic={**analytic(cell, sections), "needed_bytes": planned.need and planned.need.total},
+        analytic=analytic(cell, sections, planned.need),
         started_at=(started_at or datetime.now(UTC)).isoformat(timespec="seconds"),
         wall_s=wall_s,
         fixed_cost_s=None,
@@ -196,8 +197,10 @@ def record_with(
     )
 
 
-def analytic(cell: RunConfig, sections: Sections | None = None) -> dict[str, Any]:
-    """Return what arithmetic says of one step: FLOPs of all ranks, and the bytes that one exchanges.
+def analytic(
+    cell: RunConfig, sections: Sections | None = None, need: MemoryNeed | None = None
+) -> dict[str, Any]:
+    """Return what arithmetic says of one step: FLOPs of all ranks, bytes that one exchanges and needs.
 
     FLOPs of packed documents are those of the mean step, unknown where no rank counted any. Bytes are unknown
     of a strategy that is not in the table.
@@ -208,6 +211,7 @@ def analytic(cell: RunConfig, sections: Sections | None = None) -> dict[str, Any
         **ANALYTIC_FLOPS[cell.workload.name](cell, (sections or {}).get("documents")),
         "exchange_bytes": facts and facts.exchange_bytes(cell),
         "payload_bytes": payload(cell),
+        "needed_bytes": need and need.total,
     }
 
 

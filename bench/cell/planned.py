@@ -10,6 +10,7 @@ from bench.cost.memory import MemoryNeed, memory_need
 from bench.environment import Machine
 from bench.record import Role
 from bench.request.legality import refusal
+from bench.strategies import STRATEGIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,11 @@ class PlannedCell:
     """Its place among all cells of the sweep, from 0."""
     role: Role = Role.CELL
     reason: str | None = None
-    """Why it cannot run; None where it can."""
+    """Reason why the cell cannot run; None where it can."""
     need: MemoryNeed | None = None
     """Bytes that a rank needs; None where no formula is known, and of a cell that cannot run."""
     room: Room | None = None
-    """The same need and what a rank may use; None where either is not known."""
+    """Needed and usable memory of a rank; None where either is not known."""
 
     @property
     def folder_name(self) -> str:
@@ -37,6 +38,7 @@ class PlannedCell:
 def planned_cell(cell: RunConfig, machine: Machine, role: Role = Role.CELL) -> PlannedCell:
     """Return the first process of a cell, with its refusal and its memory: both are asked here alone."""
     reason = refusal(cell)
-    need = memory_need(cell) if reason is None else None
+    with STRATEGIES.plugin_errors_named(cell.strategy):
+        need = memory_need(cell) if reason is None else None
     room = None if need is None else room_of(cell, need, machine)
     return PlannedCell(cell, repeat=0, order=0, role=role, reason=reason, need=need, room=room)

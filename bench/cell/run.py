@@ -15,7 +15,7 @@ from bench.cell.watch import SILENT, Listener
 from bench.config import RunConfig
 from bench.passes import PASSES, Sections
 from bench.record import Record, Role, Status
-from bench.request.modes import MODES
+from bench.request.modes import mode_of
 from bench.request.target import REPLAY
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def run(
     """
     if planned.reason is not None:
         return refused(planned, planned.reason, wall_s=0.0)
-    mode = MODES[planned.cell.mode]
+    mode = mode_of(planned.cell)
     if not mode.starts_ranks:
         return mode.complete(planned.cell, record_with(planned, Status.OK, None))
     shared = shared or SharedSections()

@@ -14,6 +14,8 @@ from bench.cell.ends import classify
 from bench.cell.outcome import failed, judged, not_finite_on_a_rank, refused, with_software
 from bench.cell.planned import PlannedCell
 from bench.config import ConfigError, RunConfig
+from bench.cost.engine_memory import ENGINE_MEMORY
+from bench.cost.memory import MemoryNeed, memory_need
 from bench.environment import REPOSITORY
 from bench.node.end import RankEnd
 from bench.observation.objective import RankObjective, has_known_scale, not_compared, wrong_objective
@@ -23,6 +25,7 @@ from bench.passes import Sections, checks, first_failure, merge
 from bench.passes.facts import NOT_RUN
 from bench.record import Check, Record, Role
 from bench.store import Store, read_records
+from bench.strategies import STRATEGIES
 
 
 def observed_record(
@@ -34,7 +37,7 @@ def observed_record(
     started_at: datetime,
 ) -> Record:
     """The record of a loop that ran to the end of its observation; `groups` are what sharers were fed."""
-    planned = PlannedCell(cell, repeat, repeat, Role.OBSERVED)
+    planned = PlannedCell(cell, repeat, repeat, Role.OBSERVED, need=_need(cell))
     uneven = _uneven(reports)
     if uneven is not None:
         return refused(planned, uneven, wall_s, started_at)
@@ -56,6 +59,12 @@ def observed_record(
     )
     made = checks_of_loop(cell, sections, groups, objectives)
     return with_software(judged(planned, sections, made, wrong, wall_s, started_at), ranks)
+
+
+def _need(cell: RunConfig) -> MemoryNeed | None:
+    """Return the bytes that a rank needs; None where the loop's strategy or engine has no formula."""
+    has_formula = cell.strategy in STRATEGIES and cell.engine.name in ENGINE_MEMORY
+    return memory_need(cell) if has_formula else None
 
 
 def failed_record(cell: RunConfig, end: RankEnd, wall_s: float, started_at: datetime) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from bench.config import RunConfig
 from bench.predict.cpu_speed import ProbeTask, ProbeTimes, probed, seconds_here
@@ -12,7 +13,8 @@ from bench.request.modes import starts_ranks
 from bench.sweep.estimate import Expected
 
 PROBED = "attention and matrix products timed here just now"
-OTHER_CPU = "the cost model at the rates of another CPU, an AMD EPYC, of which this one may take a multiple"
+OTHER_CPU = "the cost model at another CPU's rates"
+CAVEAT = "that other CPU is an AMD EPYC; this one may take a multiple"
 
 
 def timed_here(cells: Iterable[RunConfig]) -> Callable[[RunConfig], Expected | None]:
@@ -34,9 +36,10 @@ def _as_probed(cell: RunConfig, times: dict[ProbeTask, ProbeTimes]) -> Expected 
 
 
 def modelled(cell: RunConfig) -> Expected | None:
-    """By arithmetic, where the hardware's file says what it sustains, and a CPU by another CPU's."""
+    """Return what arithmetic expects of a step: by the file of a GPU, or on a CPU by another CPU's rates."""
     if cell.cluster.device == "cpu":
-        return _predicted(cell, another_cpu(), OTHER_CPU, threads=cell.cluster.threads_per_rank)
+        expected = _predicted(cell, another_cpu(), OTHER_CPU, threads=cell.cluster.threads_per_rank)
+        return expected and replace(expected, caveat=CAVEAT)
     if not has_rates(cell.hardware):
         return None
     return _predicted(cell, hardware_of(cell.hardware), f"the cost model on hardware={cell.hardware}")

@@ -8,7 +8,7 @@ from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.config import NOT_USED, RunConfig
 from bench.request.layer_types import shortest_window, unplain_layers
 from bench.request.model_numbers import read_config
-from bench.request.modes import MODES
+from bench.request.modes import mode_of
 from bench.strategies import STRATEGIES
 from bench.training.trainer_facts import TRAINER_FACTS
 
@@ -36,7 +36,7 @@ def refusal(cell: RunConfig) -> str | None:
         *_engine_refusals(cell),
         *_trainer_refusals(cell),
         *_offload_refusals(cell),
-        *MODES[cell.mode].refusals(cell),
+        *mode_of(cell).refusals(cell),
     ]
     return "; ".join(reasons) or None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.config import RunConfig
+from bench.config import ConfigError, RunConfig
 from bench.record import Provenance, Record
 from bench.request.packages import package_refusals
 
@@ -28,6 +28,15 @@ MODES: dict[str, Mode] = {"measure": Mode(provenance=Provenance.MEASURED, refusa
 """The modes by their names. `bench.predict.modes.register` adds `replay` and `predict`."""
 
 
+def mode_of(cell: RunConfig) -> Mode:
+    """Return the mode of a cell; raises ConfigError for one that is not in the table."""
+    if cell.mode not in MODES:
+        raise ConfigError(
+            f"mode={cell.mode}: run_sweep.py adds this mode; elsewhere call bench.predict.modes.register()"
+        )
+    return MODES[cell.mode]
+
+
 def starts_ranks(cell: RunConfig) -> bool:
-    """Whether ranks of the cell run; otherwise its record is computed."""
-    return MODES[cell.mode].starts_ranks
+    """Return whether ranks of the cell run; otherwise its record is computed."""
+    return mode_of(cell).starts_ranks

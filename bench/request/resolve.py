@@ -38,7 +38,6 @@ from bench.request.choices import Raw, options
 from bench.request.device_sections import env_pairs, measure_config
 from bench.request.hardware import refuse_changed, this_hardware
 from bench.request.model_numbers import model_config
-from bench.request.modes import MODES
 from bench.request.placement import (
     GATHERED,
     Place,
@@ -51,7 +50,7 @@ from bench.request.placement import (
     unshared_degrees,
 )
 from bench.request.replay import with_replayed_rank
-from bench.request.target import PREDICT, REPLAY, target_machine
+from bench.request.target import MODE_NAMES, PREDICT, REPLAY, target_machine
 from bench.strategies import STRATEGIES
 from bench.strategies.options import Flag, Option, WholeNumber, default_text, flag_text, in_yaml
 from bench.training.text import beginning, refuse_tokenizer
@@ -166,7 +165,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
             mask=values.choice("workload.mask", raw["workload"].get("mask", "causal"), MASKS),
         ),
         data=_data(raw["data"], model.vocab_size),
-        mode=values.choice("mode", raw["mode"], MODES),
+        mode=values.choice("mode", raw["mode"], MODE_NAMES),
         hardware=_hardware(raw["hardware"], machine, where, raw["mode"]),
         cluster=_cluster(raw["cluster"], where, machine, ranks),
         sp_degree=spread.sp_degree,

@@ -32,7 +32,9 @@ class Expected:
 
     seconds: float
     basis: str
-    """What says so, in words."""
+    """Source of the estimate, in words."""
+    caveat: str | None = None
+    """Warning about the source; None without one."""
 
 
 class Estimate:

@@ -89,7 +89,7 @@ class Forecast:
         of_cell = {name: self._of(each) for name, each in distinct.items()}
         self.cells = tuple(replace(of_cell[each.cell.cell_id], planned=each) for each in pending)
         work = {work_of(each.cell) for each in distinct.values()}
-        references = [each for of, each in plan.references.items() if of in work]
+        references = [reference for done, reference in plan.references.items() if done in work]
         self.references = tuple(each.cell for each in references if why_not_tried(each) is None)
         """Cells of `local` that run besides, for losses to be compared with."""
         self.not_tried = tuple(reason for each in references if (reason := why_not_tried(each)) is not None)

@@ -168,6 +168,8 @@ def _time(forecast: Forecast) -> Iterator[str]:
     yield from _repeats(forecast)
     if any(each.step is None for each in forecast.cells if each.reason is None):
         yield "unknown times: no file of conf/hardware/ has rates of the cells' kernel, data or device"
+    steps = (each.step for each in forecast.cells if each.step is not None)
+    yield from dict.fromkeys(step.caveat for step in steps if step.caveat is not None)
 
 
 def _repeats(forecast: Forecast) -> list[str]:

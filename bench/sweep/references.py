@@ -116,7 +116,7 @@ def why_not_tried(reference: PlannedCell) -> str | None:
 def reference_of(cell: RunConfig) -> RunConfig | None:
     """The native loop's cell of `local` that does the same work on one rank a sequence; None where none does.
 
-    It may be refused. It is timed for nobody, so its budget alone limits its steps.
+    It may be refused. Its time is not reported, so its budget alone limits its steps.
     """
     facts = STRATEGIES[REFERENCE_STRATEGY]
     threads = min(cell.cluster.threads_per_rank * cell.sp_degree, len(os.sched_getaffinity(0)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from bench.sweep.plan import Plan
 from bench.sweep.progress import Progress
 from bench.sweep.references import References
 from bench.sweep.resume import Resumed, kept_records
-from bench.sweep.stored import CONFIG
+from bench.sweep.stored import CONFIG, stored_sweep
 
 if TYPE_CHECKING:
     from bench.node.worker import RankEntry
@@ -82,6 +82,8 @@ def run_plan(
     Resumed(plan)  # refuses another sweep's folder
     interrupts = interrupts or Interrupts()
     with Store(plan.folder) as store, ExitStack() as held:
+        if store.size_bytes != plan.stored.size_bytes:  # another sweep ended here since the plan was made
+            plan = replace(plan, stored=stored_sweep(plan.folder, plan.resume))
         kept = kept_records(plan, plan.stored.records)
         plan, pending = _whatever_is_missing(plan, kept.records)
         resumed = Resumed(plan)

@@ -23,7 +23,7 @@ SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def whole_request(arguments: Sequence[str]) -> list[str]:
-    """What was typed; where that only names a sweep to go on with, that sweep's own words come first.
+    """Return the request's words, after those of the sweep where they only name one to go on with.
 
     Raises ConfigError where its folder holds none, and Hydra's OverrideParseException for an unreadable word.
     """
@@ -68,6 +68,8 @@ class StoredSweep:
 
     cells: Sequence[RunConfig] = ()
     records: Sequence[dict[str, Any]] = ()
+    size_bytes: int = 0
+    """Size of the file of records when it was read."""
 
 
 def stored_sweep(folder: Path, resume: Resume) -> StoredSweep:
@@ -76,15 +78,16 @@ def stored_sweep(folder: Path, resume: Resume) -> StoredSweep:
     Raises ConfigError for a folder with records without `resume`, and for one without a sweep with it.
     """
     path = folder / RECORDS
+    size_bytes = path.stat().st_size if path.exists() else 0
     records = read_records(path) if path.exists() else []
     if resume is not Resume.NEVER:
-        return StoredSweep(_stored_cells(folder, records), records)
+        return StoredSweep(_stored_cells(folder, records), records, size_bytes)
     if records:
         raise ConfigError(
             f"sweep_dir={folder}: contains records already; add resume=true to run only what is missing, or"
             " name another folder"
         )
-    return StoredSweep()
+    return StoredSweep(size_bytes=size_bytes)
 
 
 def _stored_cells(folder: Path, records: Sequence[Mapping[str, Any]]) -> list[RunConfig]:

@@ -20,7 +20,7 @@ OF_A_SWEEP = ("throughput", "peak_memory", "attention_exchange", "step_parts", "
 LOSSES = "figures/loss_equivalence_1k_qwen3_nano_bf16_zero3_adamw"
 REPORTS = (
     (("cpu",), "cpu", ("summary.md", "summary.csv", *(f"figures/{name}.png" for name in OF_A_SWEEP))),
-    (("loss_equivalence",), "loss_equivalence", ("summary.md", f"{LOSSES}.png")),
+    (("loss_equivalence",), "loss_equivalence", ("summary.md", "summary.csv", f"{LOSSES}.png")),
     (("loss_equivalence_whole",), "loss_equivalence_whole", ("summary.md", f"{LOSSES}_3_seeds.png")),
 )
 """Folders (and options) of a report, the folder here that keeps files of it, and which."""

@@ -7,6 +7,7 @@ import pytest
 from bench.config import ConfigError, RunConfig
 from bench.environment import REPOSITORY
 from bench.store import read_records
+from bench.sweep.stored import read_plan
 from tests.cells import FOUR_H100, make_cell
 
 WORDS = ("strategy=torch_cp", "strategy.rotation=alltoall", "++env.NCCL_DEBUG=INFO", "measure.budget_s=20")
@@ -46,6 +47,12 @@ def test_a_cell_keeps_its_id():
 
 
 @pytest.mark.parametrize("folder", ["cpu", "h100/one_gpu", "h100/correctness"])
-def test_cells_of_shipped_records_have_the_ids_that_they_were_stored_with(folder):
+def test_cells_of_shipped_records_keep_their_ids(folder):
     for record in read_records(REPOSITORY / "results" / "reference" / folder / "records.jsonl"):
         assert RunConfig.from_flat(record["config"]).cell_id == record["cell_id"]
+
+
+def test_the_cells_of_every_shipped_plan_can_be_read():
+    for path in REPOSITORY.glob("results/reference/**/config.yaml"):
+        _, cells = read_plan(path.parent)
+        assert [RunConfig.from_flat(cell).flat() for cell in cells] == cells

@@ -29,7 +29,21 @@ def test_ranks_that_take_turns_on_a_gpu_have_memory_scored_and_no_time(summary_o
     assert cell["peak_allocated_error_share"] == 0
 
 
-def test_neither_a_prediction_nor_an_older_record_is_scored(cells_of):
+def test_a_cell_is_compared_with_the_predicted_cell_of_the_same_settings(cells_of):
+    config = {"measure.steps": 3, "cluster.world_size": 4, "cluster.backend": "nccl"}
+    ran = make_record(config=config, timing=make_timing([[125.0] * 8] * 4))
+    longer = make_record(config=config | {"seq_len": 65536})
+    predicted = make_predicted(
+        config={"measure.steps": 20, "cluster.world_size": 4}, step_ms=(80.0, 100.0, 120.0)
+    )
+    frame = cells_of([ran, longer, predicted]).frame.set_index(["provenance", "seq_len"])[
+        "step_time_error_share"
+    ]
+    assert frame["measured", 8192] == pytest.approx(-0.2)
+    assert frame.drop([("measured", 8192)]).isna().all()
+
+
+def test_cells_without_a_predicted_twin_are_not_scored(cells_of):
     cells = cells_of([make_record(), make_predicted(config={"seq_len": 4096})])
     columns = [column for column in cells.frame if "error_share" in column or "in_band" in column]
     assert cells.frame[[*columns, "predicted_fit_outcome"]].isna().all().all()

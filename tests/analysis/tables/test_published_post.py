@@ -30,7 +30,7 @@ def record_of(cell, *, device="NVIDIA H100 80GB HBM3", seconds=None, gib=None, c
     """A record of the cell with steps of `seconds` and a peak of `gib`; measured by default."""
     record = make_record(config={**cell.flat(), **(config or {})}, experiment=cell.experiment)
     record |= {
-        "analytic": {**analytic(cell), "needed_bytes": memory_need(cell).total},
+        "analytic": analytic(cell, need=memory_need(cell)),
         "environment": {"device_name": device},
     }
     if seconds is not None:

@@ -19,6 +19,7 @@ ALONE = make_cell("strategy=ulysses", "seq_len=4k", "cluster.world_size=2", "wor
 NOTHING = dict.fromkeys(PASSES)
 LOSSES = Losses(
     loss=[5.0] * 14,
+    loss_sums=[[20.0] * 14],
     grad_norm=[1.0] * 14,
     valid_tokens=[4] * 14,
     tokens_digest=["a"] * 14,
