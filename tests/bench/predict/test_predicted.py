@@ -10,7 +10,7 @@ import pytest
 from analysis.metrics.recorded import as_recorded
 from bench.cell.planned import planned_cell
 from bench.cell.run import run
-from bench.config import ConfigError, ExitCode
+from bench.config import ConfigError
 from bench.cost.band import Fit
 from bench.predict.hardware import hardware_of
 from bench.predict.predicted import prediction_of
@@ -18,7 +18,6 @@ from bench.record import Provenance, Status
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from tests.cells import TWO_CORES, make_cell, make_raw
-from tests.command import typed_here
 
 H100 = ("mode=predict", "hardware=h100_80gb", "model=qwen3_8b")
 
@@ -108,17 +107,3 @@ def changed(key, value):
     raw = deepcopy(make_raw(*H100))
     raw["hardware"][key.removeprefix("hardware.")] = value
     return raw
-
-
-def test_a_sweep_of_predictions_starts_nothing_and_resumes(tmp_path, monkeypatch):
-    """No rank is started: this test has no mark for that. What is there is not computed again."""
-    monkeypatch.setattr("analysis.report.write_report", lambda _: True)
-    words = ("-m", *H100, "strategy=ulysses,ring", "seq_len=8k", "sweep_dir=o")
-    done = typed_here(tmp_path, *words)
-    assert done.returncode == ExitCode.OK, done.stderr
-    lines = (tmp_path / "o" / "records.jsonl").read_text().splitlines()
-    assert [json.loads(line)["provenance"] for line in lines] == ["predicted"] * 2
-    assert "tried all the same" not in done.stdout
-    again = typed_here(tmp_path, *words, "resume=true")
-    assert "nothing is missing in o" in again.stdout
-    assert len((tmp_path / "o" / "records.jsonl").read_text().splitlines()) == 2
