@@ -1,4 +1,4 @@
-"""What was predicted beside what was measured, cell by cell, as rows of text."""
+"""Predicted next to measured values, cell by cell, as rows of text."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def observed_record(
     started_at: datetime,
 ) -> Record:
     """The record of a loop that ran to the end of its observation; `groups` are what sharers were fed."""
-    planned = PlannedCell(cell, repeat, repeat, Role.OBSERVED, need=_need(cell))
+    planned = PlannedCell(cell, repeat, repeat, Role.OBSERVED, need=need_of_loop(cell))
     uneven = _uneven(reports)
     if uneven is not None:
         return refused(planned, uneven, wall_s, started_at)
@@ -61,7 +61,7 @@ def observed_record(
     return with_software(judged(planned, sections, made, wrong, wall_s, started_at), ranks)
 
 
-def _need(cell: RunConfig) -> MemoryNeed | None:
+def need_of_loop(cell: RunConfig) -> MemoryNeed | None:
     """Return the bytes that a rank needs; None where the loop's strategy or engine has no formula."""
     has_formula = cell.strategy in STRATEGIES and cell.engine.name in ENGINE_MEMORY
     return memory_need(cell) if has_formula else None

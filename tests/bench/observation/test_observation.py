@@ -16,10 +16,11 @@ from bench.attention.layouts import LAYOUTS
 from bench.cell.ends import lost_a_peer
 from bench.cell.watch import GRACE_S
 from bench.config import OWN, ConfigError
+from bench.cost.memory import memory_need
 from bench.environment import REPOSITORY
 from bench.node.worker import join
 from bench.observation.observation import LOST_PEER_WAIT_S
-from bench.observation.outcome import UNKNOWN, checks_of_loop
+from bench.observation.outcome import UNKNOWN, checks_of_loop, need_of_loop
 from bench.observation.tokens import RankTokens, layout_of, misfed
 from bench.store import read_records
 from tests.cells import make_cell
@@ -212,6 +213,13 @@ def rank_tokens(place, positions, digest, **more):
         group=[0, 1], place=place, batch=1, length=len(positions), micro_steps=1, digest=digest,
         positions=positions, model_shifts_labels=False, **more,
     )  # fmt: skip
+
+
+def test_needed_memory_is_known_of_our_strategies_and_engines():
+    cell = make_cell("strategy=ulysses")
+    assert need_of_loop(cell) == memory_need(cell)
+    assert need_of_loop(replace(cell, strategy="gathered_keys")) is None
+    assert need_of_loop(replace(cell, engine=replace(cell.engine, name="theirs"))) is None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

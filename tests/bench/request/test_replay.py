@@ -1,5 +1,7 @@
 """Requests of `mode=replay`: which rank runs, on which device, and what cannot be replayed."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -76,3 +78,20 @@ def test_what_needs_several_ranks_is_unsupported_with_a_way_out(word):
 def test_an_experiment_about_values_is_refused(name):
     with pytest.raises(ConfigError, match=f"mode=replay: experiment={name} compares values, and a replay"):
         experiment_of([make_raw(f"experiment={name}", "mode=replay")])
+
+
+def test_without_the_command_a_mode_that_it_adds_is_refused_with_a_way_out():
+    """In a process of its own, as the modes are registered once for all tests."""
+    code = """
+import sys
+from tests.cells import make_cell
+from bench.request.legality import refusal
+cell = make_cell("mode=predict", "hardware=h100_80gb")
+try:
+    refusal(cell)
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.startswith("ConfigError: mode=predict: ")
+    assert "bench.predict.modes.register()" in done.stderr

@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
+from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
-from bench.config import ConfigError, Resume
+from bench.config import ConfigError, ExitCode, Resume
 from bench.environment import describe
 from bench.store import read_records
-from bench.sweep.plan import Plan
+from bench.sweep.plan import Plan, plan
+from bench.sweep.progress import Progress
 from bench.sweep.resume import kept_records
+from bench.sweep.run import run_plan
 from bench.sweep.stored import StoredSweep, read_plan
-from tests.cells import TWO_CORES, make_cell
+from tests.cells import TWO_CORES, make_cell, make_raw
 from tests.command import typed_here
 
 ASKED = ("-m", "mode=predict", "hardware=h100_80gb", "cluster.world_size=8", "strategy=ulysses,ring")
@@ -45,6 +49,16 @@ def half(begun, tmp_path, monkeypatch):
 
 def planned(folder):
     return yaml.safe_load((folder / "out" / "config.yaml").read_text())["cells"]
+
+
+def test_records_that_another_sweep_wrote_since_the_plan_was_made_count(tmp_path):
+    """Two plans of one new folder, of which one runs first."""
+    words = ["mode=predict", "hardware=h100_80gb", "cluster.world_size=8", f"sweep_dir={tmp_path / 'new'}"]
+    first, second = (plan([make_raw(*words)], TWO_CORES, single=False) for _ in range(2))
+    quiet = Progress(Console(quiet=True))
+    assert run_plan(first, Launcher(), quiet, write_report=lambda _: True) == ExitCode.OK
+    with pytest.raises(ConfigError, match="contains records already"):
+        run_plan(second, Launcher(), quiet, write_report=lambda _: True)
 
 
 @pytest.mark.fault(18)
