@@ -8,9 +8,8 @@ import pytest
 from bench.cell.planned import PlannedCell
 from bench.cell.run import SharedSections, measure
 from bench.config import RunConfig
-from bench.environment import REPOSITORY, installed
+from bench.environment import REPOSITORY
 from bench.store import read_records
-from bench.strategies import STRATEGIES
 from tests.command import typed_here
 from tests.installed import INSTALLED
 
@@ -39,8 +38,6 @@ def test_a_package_does_what_the_page_says(finding, launcher, tmp_path):
         pytest.skip("no package of this command is installed")
     for record in records:
         cell = RunConfig.from_flat(record["config"])
-        package = STRATEGIES[cell.strategy].package
-        assert f"{package} {installed(package).partition('+')[0]}" in PAGE
         assert record["status"] == status
         assert reason in record["reason"]
         past = measure(PlannedCell(cell, repeat=0, order=0), launcher, tmp_path, shared=SharedSections())

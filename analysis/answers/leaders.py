@@ -113,7 +113,8 @@ def rankings(cells: Cells) -> list[Ranking]:
     groups: dict[tuple[int, bool, int], list[Timed]] = {}
     frame = cells.frame
     any_degree = work_number(frame, but=("sequences_per_step",))
-    free_work = frame.groupby([any_degree, "batch", "grad_accum"], dropna=False, sort=False).ngroup()
+    sizes = frame.reindex(columns=["batch", "grad_accum"])
+    free_work = sizes.assign(work=any_degree).groupby([*sizes, "work"], dropna=False, sort=False).ngroup()
     columns = (
         frame["seq_len"],
         cells.are_predicted,

@@ -155,15 +155,19 @@ def kernel_forward(
 
 
 def kernel_backward(
-    kernel: Kernel, *tensors: Tensor, causal: bool, scale: float, **keywords: Gradients
+    kernel: Kernel,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    causal: bool,
+    scale: float,
 ) -> Gradients:
-    """dq, dk, dv from dout, q, k, v, out and lse: gradients of repeated KV heads are summed back."""
-    dout, q, k, v, out, lse = tensors
-    groups = _repeats(kernel, q, k)
-    k, v = _repeat(k, groups), _repeat(v, groups)
-    # CUDA kernels read the LSE as if it were contiguous; a ring's rows of a longer one are not.
-    dq, dk, dv = kernel.backward(dout, q, k, v, out, lse.contiguous(), causal, scale, **keywords)
-    return dq, _sum_groups(dk, groups), _sum_groups(dv, groups)
+    """Return dq, dk, dv in the shapes of q, k, v: gradients of repeated KV heads are summed back."""
+    return _backward(kernel, (dout, q, k, v, out, lse), causal, scale)
 
 
 def kernel_backward_into(
@@ -171,11 +175,21 @@ def kernel_backward_into(
 ) -> None:
     """Write the gradients of `kernel_backward` to given tensors: copied, unless the kernel fills them."""
     if kernel.fills_gradients and _repeats(kernel, *tensors[1:3]) == 1:
-        kernel_backward(kernel, *tensors, causal=causal, scale=scale, into=into)
+        _backward(kernel, tensors, causal, scale, into=into)
         return
-    gradients = kernel_backward(kernel, *tensors, causal=causal, scale=scale)
-    for given, gradient in zip(into, gradients, strict=True):
+    for given, gradient in zip(into, _backward(kernel, tensors, causal, scale), strict=True):
         given.copy_(gradient)
+
+
+def _backward(
+    kernel: Kernel, tensors: tuple[Tensor, ...], causal: bool, scale: float, **keywords: Gradients
+) -> Gradients:
+    dout, q, k, v, out, lse = tensors
+    groups = _repeats(kernel, q, k)
+    k, v = _repeat(k, groups), _repeat(v, groups)
+    # CUDA kernels read the LSE as if it were contiguous; a ring's rows of a longer one are not.
+    dq, dk, dv = kernel.backward(dout, q, k, v, out, lse.contiguous(), causal, scale, **keywords)
+    return dq, _sum_groups(dk, groups), _sum_groups(dv, groups)
 
 
 def _repeats(kernel: Kernel, q: Tensor, k: Tensor) -> int:

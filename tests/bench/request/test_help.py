@@ -11,7 +11,8 @@ from bench.environment import REPOSITORY
 from bench.request.choices import default_strategies, groups, options
 from bench.request.command_line import PLAN_OPTION, SHOWING, SWEEP_OPTIONS
 from bench.request.help import COLUMNS, COMMON, OPTIONS, described, help_text
-from bench.request.resolve import LOSSES, MODES, all_keys
+from bench.request.resolve import LOSSES, all_keys
+from bench.request.target import MODE_NAMES
 from tests.command import COMMAND, typed_here
 
 SECTIONS = ("offload", "replay")
@@ -64,7 +65,7 @@ def test_the_words_that_a_value_may_be_are_named(page):
         SCHEDULES,
     ):
         assert ", ".join(words) in flat
-    assert all(re.search(rf"\b{mode}\b", flat) for mode in MODES)
+    assert all(re.search(rf"\b{mode}\b", flat) for mode in MODE_NAMES)
 
 
 def test_every_option_of_the_command_line_is_named():
