@@ -24,7 +24,9 @@ def cluster(tmp_path_factory):
 
 
 def test_every_strategy_gives_on_two_nodes_the_losses_gradients_and_bytes_of_one(cluster, tmp_path):
-    words = (*FAST, "seq_len=1k", "measure.steps=3", "cluster.world_size=4", f"strategy={','.join(SHARING)}")
+    heads = ("model=qwen3_nano", "model.num_kv_heads=4")  # FPDT splits KV heads over all four ranks
+    words = (*FAST, *heads, "seq_len=1k", "measure.steps=3", "cluster.world_size=4")
+    words += (f"strategy={','.join(SHARING)}",)
     two = {record["config"]["strategy"]: record for record in cluster.records(tmp_path / "two", *words)}
     typed(tmp_path, "-m", "cluster=cpu", *words, f"sweep_dir={tmp_path / 'one'}", OMP_NUM_THREADS="1")
     one = read_records(tmp_path / "one" / "records.jsonl")
