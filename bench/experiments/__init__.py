@@ -21,7 +21,7 @@ from bench.record import Role
 from bench.request import values
 from bench.request.choices import Raw
 from bench.request.resolve import resolve
-from bench.request.target import REPLAY
+from bench.request.target import PREDICT, REPLAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,10 @@ def experiment_of(raws: Sequence[Raw]) -> Experiment:
                 f"workload={shown(raw['workload']['name'])}: experiment={name} is about workload={workload};"
                 " leave it out"
             )
-        if raw["mode"] == REPLAY and EXPERIMENTS[name].compares_values:
+        if raw["mode"] in (PREDICT, REPLAY) and EXPERIMENTS[name].compares_values:
             raise ConfigError(
-                f"mode={REPLAY}: experiment={name} compares values, and a replay has none; leave mode out"
+                f"mode={raw['mode']}: experiment={name} compares values, which only measuring has; leave mode"
+                " out"
             )
         if raw["length_step"] is not None and EXPERIMENTS[name].growing is None:
             raise ConfigError(

@@ -74,10 +74,11 @@ def test_what_needs_several_ranks_is_unsupported_with_a_way_out(word):
     assert f"mode=replay runs one rank: {word}" in refusal(cell)
 
 
+@pytest.mark.parametrize("mode", ["replay", "predict"])
 @pytest.mark.parametrize("name", ["loss_equivalence", "probe"])
-def test_an_experiment_about_values_is_refused(name):
-    with pytest.raises(ConfigError, match=f"mode=replay: experiment={name} compares values, and a replay"):
-        experiment_of([make_raw(f"experiment={name}", "mode=replay")])
+def test_an_experiment_about_values_is_refused(name, mode):
+    with pytest.raises(ConfigError, match=f"mode={mode}: experiment={name} compares values, which only"):
+        experiment_of([make_raw(f"experiment={name}", f"mode={mode}")])
 
 
 def test_without_the_command_a_mode_that_it_adds_is_refused_with_a_way_out():
