@@ -142,10 +142,11 @@ def _pairs(
 
 
 FALSE_ALARMS = 0.05
-"""In how many comparisons of equivalent trainings, at most, any of them crosses the floor by chance."""
+"""Largest share of comparisons in which any of several equivalent trainings crosses the floor by chance."""
 LEAST_FACTOR = 2.0
-"""Of the deviation: the floor is no less, however many seeds there are. Sequence parallelism sums sp times as
-many rounded pieces of a gradient as its controls do, whose errors add up to sqrt(sp) times theirs."""
+"""Smallest floor, in multiples of the controls' deviation, for any number of seeds. Sequence parallelism sums
+sp times as many rounded pieces of a gradient as its controls do, whose errors add up to sqrt(sp) times
+theirs."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits_of(tensor: Tensor) -> Tensor:
-    """The same memory as integers: numpy has no bf16, and other bits are other integers."""
+    """Return a view of the tensor's memory as integers, which numpy has; bf16 it has not."""
     return tensor.view(_INTEGERS[tensor.element_size()])
 
 

@@ -45,7 +45,7 @@ class Room:
 
 
 def room_of(cell: RunConfig, need: MemoryNeed, machine: Machine) -> Room | None:
-    """Return what one rank of a legal cell needs and has; None where it is not known what it has.
+    """Return the needed and usable memory of one rank of a legal cell; None where the usable is not known.
 
     CPU ranks without a limit share what memory the host has.
     """

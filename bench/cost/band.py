@@ -39,7 +39,7 @@ class Fit(StrEnum):
 
     FITS = "fits"
     UNDECIDED = "undecided"
-    """What it has lies within the band of what it needs."""
+    """Usable memory lies within the band of needed memory."""
     OUT_OF_MEMORY = "out_of_memory"
 
 

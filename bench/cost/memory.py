@@ -38,14 +38,14 @@ CONTEXT_BYTES = GIB
 """CUDA's context and libraries take 0.5 to 0.7 GiB by public out-of-memory messages (memory in use beyond
 torch's own); the rest is room for NCCL's buffers, which nothing here measures."""
 FORMULA_SHARE = 0.03
-"""Of tensors: nine in ten of the measured peaks of CPU ranks in results/reference/ are as near to the formula
-(docs/published_memory.md)."""
+"""Share of the tensors' bytes by which a peak may differ from the formula. Nine in ten measured peaks of CPU
+ranks in results/reference/ differ by less (docs/published_memory.md)."""
 CONTEXT_GIB = (0.5, 2.5)
 """CUDA's context and libraries take 0.5 to 0.7 GiB by public out-of-memory messages; NCCL's buffers, for each
 group of ranks that share a channel, are not measured by us: 2 GiB are left for them."""
 FRAGMENTATION_SHARE = 0.15
-"""Of tensors: what the caching allocator holds and cannot use, on average over eight models that are trained
-with recomputation, sharding and offloading (GMLake, arXiv:2401.08156); none of it with luck."""
+"""Memory that the caching allocator holds and cannot use, as a share of the tensors' bytes: the average over
+eight models with recomputation, sharding and offloading (GMLake, arXiv:2401.08156). It may be none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How many numbers a model has, by what holds them, the tensors that it trains, and the bytes of a number.
+"""Number of weights of a model and of its parts, its trained tensors, and the bytes of each dtype.
 
 Tensors are those of each module, in the order of transformers' forward pass: sharding engines gather and
 reduce them one by one or layer by layer, each padded on its own.

@@ -147,7 +147,7 @@ UNKNOWN: Mapping[str, str] = {
     "training signal": "no other computation of this loop is known",
 }
 """Why a check is never made of a loop."""
-NOT_IN_A_LOOP = "never compared in somebody's own loop"
+NOT_IN_A_LOOP = "never compared in an observed loop"
 """Why any other check is not made whose pass left no section."""
 OF_CELLS = frozenset({
     "every gradient on the cell's engine", "every shard of the parameters",

@@ -19,15 +19,15 @@ class Prediction:
 
     step_time_ms: Band
     parts: StepParts
-    """Of the expected step."""
+    """Parts of the expected step."""
     peak_allocated_bytes: Band
-    """Of tensors alone."""
+    """Bytes of tensors at their peak."""
     needed_bytes: Band
-    """With what the process takes beside tensors."""
+    """Bytes of tensors, CUDA's context and what the allocator cannot use."""
     memory: MemoryNeed
     """The expected need, term by term."""
     usable_bytes: int | None
-    """What one rank may take; None where nothing says it."""
+    """Bytes that one rank may take; None where they are not known."""
 
     @property
     def fit(self) -> Fit | None:

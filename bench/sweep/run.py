@@ -137,9 +137,13 @@ def _run_all(
 
 
 def _first_length(plan: Plan, pending: Sequence[PlannedCell]) -> PlannedCell | None:
-    """The last cell before the first longer one; None where all have one length, or where records decide."""
+    """Return the last cell before the first longer one.
+
+    None where all have one length, where records decide, and where nothing runs: then all is done at once.
+    """
     lengths = [each.cell.seq_len for each in pending]
-    if plan.grow is not None or len({*lengths}) < 2:  # noqa: PLR2004  lengths
+    runs = any(starts_ranks(each.cell) for each in pending)
+    if plan.grow is not None or not runs or len({*lengths}) < 2:  # noqa: PLR2004  lengths
         return None
     return pending[len([*takewhile(lambda length: length == lengths[0], lengths)]) - 1]
 

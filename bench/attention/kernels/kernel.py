@@ -193,7 +193,7 @@ def _backward(
 
 
 def _repeats(kernel: Kernel, q: Tensor, k: Tensor) -> int:
-    """How often each KV head has to be repeated for this kernel on this device."""
+    """Return how often this kernel needs each KV head repeated on this device."""
     return 1 if q.device.type in kernel.native_gqa else q.shape[1] // k.shape[1]
 
 

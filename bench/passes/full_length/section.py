@@ -22,7 +22,8 @@ KEY_FLOORS: Mapping[str, float] = {**GRADIENT_FLOORS, "fp16": 5e-2, "bf16": 5e-2
 """Of single keys, whose gradients may nearly cancel: `math` in bf16 erred by 3.5e-2 once SGD at learning rate
 0.1 had trained for some steps."""
 IDENTITY_LIMITS: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-3, "fp16": 0.25, "bf16": 0.25}
-"""The same kernel adds `dk` and `dv` up in few bits, so that in 16 bit only gross errors are told from it."""
+"""Limits of the identities of `dk` and `dv`. In 16 bit a kernel rounds their sums, so that only gross errors
+exceed them."""
 
 
 def limit_of(floor: float, control: float) -> float:

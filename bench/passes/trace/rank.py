@@ -94,7 +94,7 @@ class TracePass(RankPass):
             read = list[RankTrace]()
             for _ in range(steps):
                 for _ in range(0 if shares else subject.step_period - 1):
-                    # Nobody looks at these: the next step makes the calls that the inspected one made.
+                    # These steps are not traced: the one after them makes the inspected step's calls.
                     yield from measurement.step(nullcontext)
                 before = None if clocks is None else clocks.offset()
                 yield from measurement.step(tracer.step)

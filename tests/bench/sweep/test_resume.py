@@ -52,11 +52,13 @@ def planned(folder):
 
 
 def test_records_that_another_sweep_wrote_since_the_plan_was_made_count(tmp_path):
-    """Two plans of one new folder, of which one runs first."""
+    """Two plans of one new folder, of which one runs first; its report is written once, as nothing runs."""
     words = ["mode=predict", "hardware=h100_80gb", "cluster.world_size=8", f"sweep_dir={tmp_path / 'new'}"]
-    first, second = (plan([make_raw(*words)], TWO_CORES, single=False) for _ in range(2))
-    quiet = Progress(Console(quiet=True))
-    assert run_plan(first, Launcher(), quiet, write_report=lambda _: True) == ExitCode.OK
+    raws = [make_raw(*words, f"seq_len={length}") for length in ("8k", "16k")]
+    first, second = (plan(raws, TWO_CORES, single=False) for _ in range(2))
+    quiet, reports = Progress(Console(quiet=True)), []
+    ended = run_plan(first, Launcher(), quiet, write_report=lambda folder: reports.append(folder) or True)
+    assert (ended, reports) == (ExitCode.OK, [tmp_path / "new"])
     with pytest.raises(ConfigError, match="contains records already"):
         run_plan(second, Launcher(), quiet, write_report=lambda _: True)
 
