@@ -1,5 +1,6 @@
 import pytest
 
+from analysis.answers.leaders import rankings
 from analysis.answers.verdict import MAX_SERIES_NAMED, verdict
 from analysis.cells.cells import CPU_CAVEAT, SHARED_GPU_CAVEAT
 from tests.analysis.predictions import make_predicted
@@ -223,6 +224,13 @@ def test_a_prediction_that_differs_at_one_end_of_the_rates_only_is_no_clear_diff
     records = [predicted("ulysses", (80.0, 100.0, 125.0)), predicted("ring", (81.0, 120.0, 150.0))]
     (line,) = verdict(cells_of(records)).details
     assert line.endswith("; no clear difference: ring")
+
+
+def test_predictions_of_different_batches_are_not_ranked_together(cells_of):
+    large = predicted("ulysses", (80.0, 100.0, 125.0))
+    large["config"]["batch"] = 4
+    found = rankings(cells_of([large, predicted("ring", (96.0, 120.0, 150.0))]))
+    assert [len(ranking.cells) for ranking in found] == [1, 1]
 
 
 def test_a_prediction_that_may_not_fit_leads_only_where_none_fits(cells_of):

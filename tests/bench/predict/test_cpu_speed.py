@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+import run_sweep
+from bench.cell.planned import planned_cell
 from bench.predict import cpu_speed, expected
 from bench.predict.cpu_speed import MOST_TASKS, ProbeTask, ProbeTimes, probed, seconds_here
 from bench.predict.expected import PROBED, modelled, timed_here
@@ -53,3 +55,12 @@ def test_only_what_runs_on_this_cpu_is_timed_and_expected_by_it(monkeypatch):
     assert known(cell()).basis == PROBED
     assert known(cell()).seconds != modelled(cell()).seconds
     assert known(elsewhere) == modelled(elsewhere)
+
+
+def test_the_command_times_this_cpu_for_legal_cells_alone(monkeypatch):
+    timed = []
+    monkeypatch.setattr(run_sweep, "PROBE_PAYS_S", 0.0)
+    monkeypatch.setattr(run_sweep, "timed_here", lambda cells: timed.extend(cells) or modelled)
+    legal, illegal = (planned_cell(cell(*words), TWO_CORES) for words in ((), ("seq_len=1001",)))
+    run_sweep.estimate_of([legal, illegal])
+    assert (illegal.reason is not None, timed) == (True, [legal.cell])

@@ -161,6 +161,7 @@ REFUSED = {
     "failing refusals": ("refusals = 3", ("-m", *TINY), FAILS),
     "failing bytes": ("exchange_bytes = 3", ("-m", *TINY), FAILS),
     "a failing degree": ("ulysses_degree = 3", ("-m", *TINY), FAILS),
+    "a failing memory formula": ("kept_bytes_per_token = 3", ("-m", *TINY), FAILS),
     "half a byte": (
         "exchange_bytes = lambda self, cell: cell.seq_len / 2",
         TINY,
