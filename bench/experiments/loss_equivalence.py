@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.cell.trajectory import REFERENCE_STRATEGY, work_of
+from bench.cell.work import REFERENCE_STRATEGY, work_of
 from bench.config import NO_MISTAKE, ConfigError, RunConfig
 from bench.environment import Machine
 from bench.mistakes import MISTAKES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.cell.planned import planned_cell
-from bench.cell.trajectory import REFERENCE_STRATEGY
+from bench.cell.work import REFERENCE_STRATEGY
 from bench.config import AUTO
 from bench.cost.band import Fit
 from bench.environment import Machine

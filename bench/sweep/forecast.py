@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from bench.cell.planned import PlannedCell
 from bench.cell.room import Room
-from bench.cell.trajectory import work_of
+from bench.cell.work import work_of
 from bench.config import AUTO, RunConfig
 from bench.cost.band import Fit
 from bench.labels import duration_label
@@ -17,7 +17,7 @@ from bench.request.modes import starts_ranks
 from bench.statistics import interval_rank
 from bench.sweep.estimate import FIXED_S, START_S, Estimate, Expected
 from bench.sweep.plan import Plan
-from bench.sweep.references import why_not_tried
+from bench.sweep.reference_cells import why_not_tried
 from bench.sweep.repeats import Process, Repeats, choose
 
 INTERVAL_STEPS = next(n for n in range(1, 100) if interval_rank(n))

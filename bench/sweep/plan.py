@@ -21,7 +21,7 @@ from bench.request.values import refuse_too_many
 from bench.strategies import STRATEGIES
 from bench.sweep.auto_choices import choice_lines
 from bench.sweep.bases import with_fitting_base
-from bench.sweep.references import reference_cells
+from bench.sweep.reference_cells import reference_cells
 from bench.sweep.repeats import Turn, choose, chosen_line, in_turns, least_repeats, processes_of
 from bench.sweep.stored import StoredSweep, stored_sweep
 

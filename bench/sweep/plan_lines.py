@@ -15,8 +15,8 @@ from bench.cost.band import Fit
 from bench.labels import duration_label, shown, size_label
 from bench.request.choices import Raw
 from bench.sweep.auto_choices import choice, choices_left_open
+from bench.sweep.cell_labels import CellLabels, setting
 from bench.sweep.forecast import INTERVAL_STEPS, CellForecast, Forecast
-from bench.sweep.progress import CellLabels, setting
 from bench.sweep.repeats import planned_lines
 
 HEADINGS = ("cell", "automatic choices", "steps", "time", "memory", "fit")

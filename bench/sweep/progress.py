@@ -6,14 +6,11 @@ finished cell and, while one takes long, a line a minute.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from rich import progress as bars
 from rich.console import Console, RenderableType
@@ -23,18 +20,15 @@ from bench.cell.outcome import outcome
 from bench.cell.planned import PlannedCell
 from bench.cell.watch import Listener
 from bench.config import RunConfig
-from bench.labels import duration_label, length_label
+from bench.labels import duration_label
 from bench.ranks.log import Stage
 from bench.record import FINDINGS, Record
 from bench.request.modes import starts_ranks
+from bench.sweep.cell_labels import CellLabels, short_label
 from bench.sweep.estimate import LATE_S, CellProgress, Estimate
 
 HEARTBEAT_S = 60.0
 """How long a log may stay silent while a cell runs."""
-SELF_EXPLAINING = frozenset(
-    {"data", "dtype", "engine", "hardware", "kernel", "layout", "loss", "model", "trainer", "workload"}
-)
-"""Settings whose values say by themselves what they are of."""
 
 
 class Progress(Listener):
@@ -192,7 +186,7 @@ class Progress(Listener):
         if self._running is None:
             return ""
         if self._is_beside:
-            return f"{_short_label(self._running.cell)} as a reference"
+            return f"{short_label(self._running.cell)} as a reference"
         return self._labels.of(self._running.cell)
 
     def _place(self) -> str:
@@ -230,55 +224,6 @@ class _Bar(bars.Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from (Text(each.description, no_wrap=True, overflow="ellipsis") for each in self.tasks)
         yield from super().get_renderables()
-
-
-class CellLabels:
-    """The labels of a sweep's cells: `ulysses 64k sp 2`, or `ulysses 64k sp 2 fsdp2` beside one of `ddp`."""
-
-    def __init__(self, cells: Iterable[RunConfig] = ()) -> None:
-        self._alike: dict[str, dict[int, RunConfig]] = {}
-        self._keys: dict[str, Sequence[str]] = {}
-        self.add(cells)
-
-    def add(self, cells: Iterable[RunConfig]) -> None:
-        """Tell these apart too, from one another and from those before."""
-        for cell in cells:  # the repeats of a cell are one object
-            short = _short_label(cell)
-            self._alike.setdefault(short, {})[id(cell)] = cell
-            self._keys.pop(short, None)
-
-    def of(self, cell: RunConfig) -> str:
-        """This cell's label."""
-        short = _short_label(cell)
-        if short not in self._keys:
-            self._keys[short] = telling_keys([each.flat() for each in self._alike[short].values()])
-        if not self._keys[short]:
-            return short
-        flat = cell.flat()
-        return " ".join([short, *(setting(key, flat.get(key)) for key in self._keys[short])])
-
-
-def telling_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings that tell these apart; none that differs only where one before it does."""
-    keys: list[str] = []
-    told_apart = 1
-    for key in dict.fromkeys(chain.from_iterable(settings)):
-        distinct = len({tuple(str(each.get(name)) for name in (*keys, key)) for each in settings})
-        if distinct > told_apart:
-            keys.append(key)
-            told_apart = distinct
-    return keys
-
-
-def _short_label(cell: RunConfig) -> str:
-    degree = f" sp {cell.sp_degree}" if cell.sp_degree > 1 else ""
-    return f"{cell.strategy} {length_label(cell.seq_len)}{degree}"
-
-
-def setting(key: str, value: Any) -> str:
-    """`zigzag`, or `batch=2` where the value does not say what it is of."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if key in SELF_EXPLAINING else f"{key}={text}"
 
 
 def _placed_line(cell: RunConfig) -> str:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from bench.cell.trajectory import REFERENCE_STRATEGY
+from bench.cell.work import REFERENCE_STRATEGY
 from bench.config import AUTO, RunConfig
 from bench.labels import duration_label, length_label
 from bench.record import Status
 from bench.statistics import MIN_PROCESSES, SPARE, enough_processes, pooled_spread, slowest_median
 from bench.strategies import STRATEGIES
-from bench.sweep.progress import CellLabels
+from bench.sweep.cell_labels import CellLabels
 
 Turn = tuple[RunConfig, int]
 """A cell and its repeat, from 0."""

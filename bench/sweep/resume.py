@@ -14,8 +14,8 @@ from bench.record import Provenance, Status, is_finding
 from bench.request.packages import used_packages
 from bench.request.target import PREDICT
 from bench.strategies import STRATEGIES
+from bench.sweep.cell_labels import CellLabels
 from bench.sweep.plan import Plan
-from bench.sweep.progress import CellLabels
 
 MOST_NAMED = 2
 """Cells that a message names; more are counted."""

@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 from bench.cell.launcher import Launcher
 from bench.cell.planned import PlannedCell
 from bench.cell.run import CellInterrupted, SharedSections, run
-from bench.cell.trajectory import Trajectories, work_of
+from bench.cell.trajectory import Trajectories
+from bench.cell.work import work_of
 from bench.command import again_command, tool_words
 from bench.config import ExitCode, RunConfig
 from bench.node.lease import gpus_of, lease

@@ -2,8 +2,9 @@
 
 import pytest
 
-from bench.cell.trajectory import Trajectories, work_of
-from bench.sweep.references import reference_of
+from bench.cell.trajectory import Trajectories
+from bench.cell.work import work_of
+from bench.sweep.reference_cells import reference_of
 from tests.cells import run_cell
 
 

@@ -4,7 +4,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from bench.cell.trajectory import MAX_COMPARED_STEPS, Trajectories, work_of
+from bench.cell.trajectory import Trajectories
+from bench.cell.work import MAX_COMPARED_STEPS, work_of
 from tests.cells import make_cell, run_cell
 
 WORDS = ("seq_len=512", "engine=ddp", "measure.steps=4", "measure.warmup_steps=1", "measure.budget_s=100",

@@ -8,7 +8,7 @@ from rich.console import Console
 from analysis.cells.equivalence import comparisons
 from analysis.frame.archive import read_archive
 from analysis.report import write_report
-from bench.cell.trajectory import work_of
+from bench.cell.work import work_of
 from bench.config import ConfigError
 from bench.experiments import experiment_of
 from bench.experiments.loss_equivalence import cells_side_by_side, roles_of

@@ -11,8 +11,9 @@ from bench.cell.planned import PlannedCell, planned_cell
 from bench.cell.run import run
 from bench.labels import duration_label
 from bench.ranks.log import Stage
+from bench.sweep.cell_labels import CellLabels
 from bench.sweep.estimate import IMPORTING, Estimate, Expected
-from bench.sweep.progress import HEARTBEAT_S, CellLabels, Progress
+from bench.sweep.progress import HEARTBEAT_S, Progress
 from tests import faults
 from tests.cells import TWO_CORES, make_cell, tiny_cell
 

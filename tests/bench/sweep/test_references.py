@@ -11,11 +11,13 @@ from rich.console import Console
 
 from bench.cell.planned import planned_cell
 from bench.cell.run import SharedSections
-from bench.cell.trajectory import MAX_COMPARED_STEPS, Trajectories, work_of
+from bench.cell.trajectory import Trajectories
+from bench.cell.work import MAX_COMPARED_STEPS, work_of
 from bench.store import read_records
 from bench.sweep.plan import plan
 from bench.sweep.progress import Progress
-from bench.sweep.references import FOLDER, References, reference_cells, reference_of
+from bench.sweep.reference_cells import reference_cells, reference_of
+from bench.sweep.references import FOLDER, References
 from bench.sweep.run import run_plan
 from tests.cells import FOUR_H100, TINY, TWO_CORES, make_cell, make_raw, tiny_cell
 
