@@ -20,29 +20,29 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from bench.cell.planned import PlannedCell
-from bench.command import again_command, outlive_readers
+from bench.common.command import again_command, outlive_readers
+from bench.common.environment import this_machine
 from bench.config import ConfigError, ExitCode
-from bench.environment import this_machine
-from bench.experiments import experiment_of
-from bench.predict import modes
-from bench.predict.expected import modelled, timed_here
+from bench.extras.nodes.machines import launcher_of
+from bench.extras.predict import modes
+from bench.extras.predict.expected import modelled, timed_here
+from bench.plan.estimate import Estimate
+from bench.plan.experiments import experiment_of
+from bench.plan.forecast import Forecast
+from bench.plan.plan import plan
+from bench.plan.plan_lines import UNLIMITED, short_lines, whole_plan
+from bench.plan.planned import PlannedCell
+from bench.plan.stored import whole_request
+from bench.record.store import StoreError, read_records, warn_in_one_line
 from bench.request import values
 from bench.request.choices import CONF, Raw, refuse_no_conf, register_plugins_with_hydra
 from bench.request.command_line import readable_by_hydra
 from bench.request.composition import plain, refuse_secret_variables
 from bench.request.help import help_text
 from bench.request.hydra_errors import translated
-from bench.store import StoreError, read_records, warn_in_one_line
-from bench.sweep.estimate import Estimate
-from bench.sweep.forecast import Forecast
-from bench.sweep.interrupts import Interrupts
-from bench.sweep.machines import launcher_of
-from bench.sweep.plan import plan
-from bench.sweep.plan_lines import UNLIMITED, short_lines, whole_plan
-from bench.sweep.progress import Progress
-from bench.sweep.run import folder_lines, pending_cells, run_plan
-from bench.sweep.stored import whole_request
+from bench.run.interrupts import Interrupts
+from bench.run.progress import Progress
+from bench.run.sweep import folder_lines, pending_cells, run_plan
 
 HELP = {"--help": False, "-h": False, "--help-all": True}
 """Options that print the keys, and whether all of them."""

@@ -1,5 +1,5 @@
 """Records in; tables, figures, answers and a page out. Never imports torch.
 
-At the top stand the commands and the labels. Each folder imports only what stands further right:
-page > figures, tables, answers > cells > frame > metrics > labels.
+The commands and the labels stand at the top. Each folder imports only what stands further right:
+show > answers > cells > read > labels.
 """

@@ -17,15 +17,15 @@ from rich.text import Text
 from analysis.answers.change import CELL, Change, Key, changes, environment_differences, only_in
 from analysis.cells.cells import SHARED_GPU_CAVEAT, shares_gpus
 from analysis.cells.series import cell_names, keys_and_number
-from analysis.frame.archive import Archive, read_archive
-from analysis.frame.load import peak_flops_per_s
 from analysis.labels import count_label, more_label, number_label
-from bench.command import outlive_readers, tool_words
+from analysis.read.archive import Archive, read_archive
+from analysis.read.load import peak_flops_per_s
+from bench.common.command import outlive_readers, tool_words
+from bench.common.labels import duration_label, length_label
+from bench.common.statistics import MIN_PROCESSES
 from bench.config import ExitCode
-from bench.labels import duration_label, length_label
-from bench.record import Provenance
-from bench.statistics import MIN_PROCESSES
-from bench.store import StoreError
+from bench.record.record import Provenance
+from bench.record.store import StoreError
 
 MAX_LISTED = 50
 CAVEATS = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.labels import size_label
+from bench.common.labels import size_label
 
 MISSING = ""
 """A missing number is an empty cell; the status and the note beside it say why."""

@@ -23,36 +23,36 @@ from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import EXPERIMENT, Comparison, comparisons
 from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, Selection, for_figures
-from analysis.figures.figure_file import FigureFile
-from analysis.frame.archive import MADE_WITH, Archive, read_archive
-from analysis.frame.load import peak_flops_per_s
 from analysis.labels import more_label
-from analysis.page.page import render
-from analysis.tables.attention import HEADINGS, SHORT_HEADINGS, attention_rows
-from analysis.tables.csv_text import csv_text
-from analysis.tables.equivalence import equivalence_markdown
-from analysis.tables.max_length import EXPERIMENT as LONGEST
-from analysis.tables.max_length import HEADINGS as LONGEST_HEADINGS
-from analysis.tables.max_length import READING as LONGEST_READING
-from analysis.tables.max_length import SHORT_HEADINGS as SHORT_LONGEST_HEADINGS
-from analysis.tables.max_length import (
+from analysis.read.archive import MADE_WITH, Archive, read_archive
+from analysis.read.load import peak_flops_per_s
+from analysis.show.figures.figure_file import FigureFile
+from analysis.show.page.page import render
+from analysis.show.tables.attention import HEADINGS, SHORT_HEADINGS, attention_rows
+from analysis.show.tables.csv_text import csv_text
+from analysis.show.tables.equivalence import equivalence_markdown
+from analysis.show.tables.max_length import EXPERIMENT as LONGEST
+from analysis.show.tables.max_length import HEADINGS as LONGEST_HEADINGS
+from analysis.show.tables.max_length import READING as LONGEST_READING
+from analysis.show.tables.max_length import SHORT_HEADINGS as SHORT_LONGEST_HEADINGS
+from analysis.show.tables.max_length import (
     Found,
     longest_lengths,
     max_length_lines,
     max_length_rows,
     max_length_short_rows,
 )
-from analysis.tables.printed import TABLE_FORMS, summary_table
-from analysis.tables.published_post import post_table
-from analysis.tables.rows import markdown_cell, markdown_table, markdown_text
-from analysis.tables.score import HEADINGS as SCORE_HEADINGS
-from analysis.tables.score import score_rows
-from analysis.tables.terminal import TERMINAL_ROWS, print_cells, print_table
-from bench.command import again_command, is_sweep, outlive_readers, tool_words
+from analysis.show.tables.printed import TABLE_FORMS, summary_table
+from analysis.show.tables.published_post import post_table
+from analysis.show.tables.rows import markdown_cell, markdown_table, markdown_text
+from analysis.show.tables.score import HEADINGS as SCORE_HEADINGS
+from analysis.show.tables.score import score_rows
+from analysis.show.tables.terminal import TERMINAL_ROWS, print_cells, print_table
+from bench.common.command import again_command, is_sweep, outlive_readers, tool_words
+from bench.common.statistics import MIN_PROCESSES
 from bench.config import ExitCode
-from bench.record import Role
-from bench.statistics import MIN_PROCESSES
-from bench.store import StoreError, warn_in_one_line, write_whole
+from bench.record.record import Role
+from bench.record.store import StoreError, warn_in_one_line, write_whole
 
 NO_ANSWERS = (Role.CONTROL, Role.MISTAKE)
 """Roles whose speed and memory answer nothing."""
@@ -128,7 +128,7 @@ def _answering(archive: Archive) -> Cells:
 
 def draw_figures(drawn: Selection, folder: Path, compared: Sequence[Comparison]) -> Sequence[FigureFile]:
     """Every figure, written into the folder; imports matplotlib, which takes long."""
-    from analysis.figures.figures import write_figures
+    from analysis.show.figures.figures import write_figures
 
     return write_figures(drawn, folder, compared)
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from bench.attention.merge import Partial as Partial
     from bench.config import ConfigError as ConfigError
     from bench.config import RunConfig as RunConfig
-    from bench.observation import ObserveCallback as ObserveCallback
-    from bench.observation import observe as observe
-    from bench.observation import probe as probe
-    from bench.store import read_records as read_records
+    from bench.extras.observe import ObserveCallback as ObserveCallback
+    from bench.extras.observe import observe as observe
+    from bench.extras.observe import probe as probe
+    from bench.record.store import read_records as read_records
     from bench.strategies.facts import CallMemory as CallMemory
     from bench.strategies.facts import Facts as Facts
     from bench.strategies.facts import ScheduledFacts as ScheduledFacts
@@ -48,8 +48,8 @@ HOMES: Mapping[str, str] = {
         "bench.attention.layouts": ("EVERYTHING", "LAYOUTS", "Tile"),
         "bench.attention.merge": ("Partial",),
         "bench.config": ("ConfigError", "RunConfig"),
-        "bench.observation": ("ObserveCallback", "observe", "probe"),
-        "bench.store": ("read_records",),
+        "bench.extras.observe": ("ObserveCallback", "observe", "probe"),
+        "bench.record.store": ("read_records",),
         "bench.strategies.facts": (
             *("CallMemory", "Facts", "ScheduledFacts"),
             *("activation_bytes", "backwards_per_step", "forwards_per_step"),

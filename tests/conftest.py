@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.cell.launcher import Launcher
-from bench.node import server
-from bench.node.lease import VARIABLE
-from bench.node.local import LocalNode
-from bench.predict.modes import register
+from bench.extras.predict.modes import register
+from bench.run.cell.launcher import Launcher
+from bench.run.node import server
+from bench.run.node.lease import VARIABLE
+from bench.run.node.local import LocalNode
 
 SERVER = "server"
 """The group of tests that share a fork server: a second one would import everything again."""
@@ -52,7 +52,7 @@ def _imports_are_no_garbage():
 def _imported_once():
     """The fork server imports what tests run on ranks, too, which take 0.3 s each otherwise."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(server, "PRELOAD", "tests.preloaded")  # whatever a test starts the server for
+        patched.setattr(server, "PRELOAD", "tests.support.preloaded")  # whatever a test starts the server for
         yield
 
 
@@ -84,8 +84,8 @@ def sigint_raises():
 
 @pytest.fixture
 def short_grace(monkeypatch):
-    """A rank that fails alone is waited for less long; those in `tests.faults` that clean up take longer."""
-    monkeypatch.setattr("bench.cell.watch.GRACE_S", 1.0)
+    """Wait less long for the other ranks once one has failed."""
+    monkeypatch.setattr("bench.run.cell.watch.GRACE_S", 1.0)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -131,7 +131,7 @@ def _only_marked_tests_start_ranks(request, monkeypatch):
 @pytest.fixture
 def fake_gpus(launcher):
     """Two GPUs that the CPU plays."""
-    from tests.fake_cuda import gpus_played  # it imports torch and all that ranks do
+    from tests.support.fake_cuda import gpus_played  # it imports torch and all that ranks do
 
     with gpus_played(launcher):
         yield

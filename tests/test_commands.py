@@ -12,8 +12,8 @@ from io import StringIO
 
 import pytest
 
-from tests.command import typed_here
-from tests.quantity_pages import ROOT
+from tests.support.command import typed_here
+from tests.support.quantity_pages import ROOT
 
 README = ROOT / "README.md"
 MOST_LINES, MOST_COLUMNS = 150, 120

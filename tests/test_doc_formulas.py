@@ -7,31 +7,38 @@ from types import SimpleNamespace
 
 import pytest
 
-from analysis.metrics import notes, traced_shares
-from analysis.metrics.definitions import QUANTITIES
+from analysis.read import notes, traced_shares
+from analysis.read.definitions import QUANTITIES
+from bench.common.statistics import MAX_PROCESSES, MIN_PROCESSES, TOLD_RATIO, interval_rank, pair_rank
 from bench.config import DTYPE_BYTES
 from bench.cost import flops
-from bench.equivalence import LIMITS, MOVED, NOISE_FACTOR, UNMEASURED
-from bench.passes import calls
-from bench.passes.attention import rank as attention_rank
-from bench.passes.attention import rank as row_errors
-from bench.passes.attention import section as attention_section
-from bench.passes.full_length import section as full_length
-from bench.passes.memory import live_blocks
-from bench.passes.objective import noise as objective_noise
-from bench.passes.objective import rank as objective
-from bench.passes.objective import section as objective_section
-from bench.passes.parity import section as parity
-from bench.passes.probe import rank as probe
-from bench.passes.telemetry import rank as telemetry
-from bench.passes.timing import section as timing_section
-from bench.passes.trace.section import TRACED_PART, TRACED_STEPS
+from bench.measure import calls
+from bench.measure.attention import rank as attention_rank
+from bench.measure.attention import rank as row_errors
+from bench.measure.attention import section as attention_section
+from bench.measure.full_length import section as full_length
+from bench.measure.memory import live_blocks
+from bench.measure.objective import noise as objective_noise
+from bench.measure.objective import rank as objective
+from bench.measure.objective import section as objective_section
+from bench.measure.parity import section as parity
+from bench.measure.probe import rank as probe
+from bench.measure.telemetry import rank as telemetry
+from bench.measure.timing import section as timing_section
+from bench.measure.trace.section import TRACED_PART, TRACED_STEPS
+from bench.record.noise import LIMITS, MOVED, NOISE_FACTOR, UNMEASURED
 from bench.request.resolve import resolve
-from bench.statistics import MAX_PROCESSES, MIN_PROCESSES, TOLD_RATIO, interval_rank, pair_rank
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, backwards_per_step, forwards_per_step
-from tests.cells import FOUR_H100, make_cell, make_raw, with_strategy
-from tests.quantity_pages import LOOKED_UP, PEAK_FLOPS_PER_S, a_record, formula_of, summary_of_one, text_of
+from tests.support.cells import FOUR_H100, make_cell, make_raw, with_strategy
+from tests.support.quantity_pages import (
+    LOOKED_UP,
+    PEAK_FLOPS_PER_S,
+    a_record,
+    formula_of,
+    summary_of_one,
+    text_of,
+)
 
 WORDS_OF_NUMBERS = {3: "three", 5: "five", 6: "six", 10: "ten"}
 WORDS_OF_PARTS = {0.5: "half"}

@@ -9,11 +9,11 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from analysis.frame.load import DERIVED_COLUMNS, RECORD_COLUMNS, config_columns
-from analysis.metrics.definitions import DEFINITIONS, QUANTITIES
-from bench.passes import PASSES
-from bench.record import Check, Failure, OutOfMemory
-from tests.quantity_pages import FOLDER, ROOT, named_in, summary_of_one, text_of
+from analysis.read.definitions import DEFINITIONS, QUANTITIES
+from analysis.read.load import DERIVED_COLUMNS, RECORD_COLUMNS, config_columns
+from bench.measure import PASSES
+from bench.record.record import Check, Failure, OutOfMemory
+from tests.support.quantity_pages import FOLDER, ROOT, named_in, summary_of_one, text_of
 
 HEADINGS = ["Definition", "Formula", "Source", "Where it stands", "What it does not show"]
 MOST_LINES = 50

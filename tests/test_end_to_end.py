@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from bench.store import read_records
-from tests.command import typed, typed_here
+from bench.record.store import read_records
+from tests.support.command import typed, typed_here
 
 QUICK = ["measure.steps=2", "measure.warmup_steps=1", "measure.repeats=1"]
 

@@ -18,30 +18,39 @@ from torch.nn.parallel import DistributedDataParallel
 
 import bench
 from bench.attention.kernels import KERNELS
+from bench.common.environment import Machine, installed
 from bench.config import Resume
 from bench.cost.memory import memory_need
-from bench.environment import Machine, installed
-from bench.node import local
-from bench.node.worker import join
-from bench.observation.cell import ObserveRequest
-from bench.observation.loop_ranks import device_of
+from bench.extras.observe.cell import ObserveRequest
+from bench.extras.observe.loop_ranks import device_of
+from bench.plan.plan import plan
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
-from bench.record import Provenance
-from bench.store import read_records
+from bench.record.record import Provenance
+from bench.record.store import read_records
+from bench.run.node import local
+from bench.run.node.worker import join
+from bench.run.progress import Progress
+from bench.run.resume import kept_records
+from bench.run.sweep import run_plan
 from bench.strategies import STRATEGIES
 from bench.strategies.torch_cp.attention import flash_operator_for_cpu
-from bench.sweep.plan import plan
-from bench.sweep.progress import Progress
-from bench.sweep.resume import kept_records
-from bench.sweep.run import run_plan
 from bench.training.models import empty_model
 from bench.training.trainers.stack_engines import STACK_ENGINES, prepare_accelerate
 from bench.training.weights import filled_layers, numbers_of
-from tests.cells import CHECKS, NEED_ALL_RANKS, TWO_CORES, make_cell, make_raw, run_cell, variants, words_for
-from tests.fake_cuda import CUDA, OnDevice, notes_of, problems
-from tests.fake_nvml import MEMORY_BYTES, NAME
-from tests.together import seen_inside
+from tests.support.cells import (
+    CHECKS,
+    NEED_ALL_RANKS,
+    TWO_CORES,
+    make_cell,
+    make_raw,
+    run_cell,
+    variants,
+    words_for,
+)
+from tests.support.fake_cuda import CUDA, OnDevice, notes_of, problems
+from tests.support.fake_nvml import MEMORY_BYTES, NAME
+from tests.support.together import seen_inside
 
 pytestmark = pytest.mark.ranks
 TWO_H100 = Machine(
@@ -391,7 +400,7 @@ def test_a_kernel_calls_its_operators_as_on_a_gpu(name, cudnn_on_cpu):
 def test_what_ran_on_the_fake_is_evidence_for_nothing(fake_gpus, launcher, tmp_path):
     from analysis.answers.change import changes  # not where ranks import this file for what they run
     from analysis.cells.cells import SYNTHETIC_CAVEAT
-    from analysis.frame.archive import read_archive
+    from analysis.read.archive import read_archive
     from analysis.report import write_report
 
     folder = tmp_path / "swept"

@@ -5,13 +5,13 @@ import shlex
 
 import pytest
 
-from bench.cell.planned import PlannedCell
-from bench.cell.run import SharedSections, measure
+from bench.common.environment import REPOSITORY
 from bench.config import RunConfig
-from bench.environment import REPOSITORY
-from bench.store import read_records
-from tests.command import typed_here
-from tests.installed import INSTALLED
+from bench.plan.planned import PlannedCell
+from bench.record.store import read_records
+from bench.run.cell.run import SharedSections, measure
+from tests.support.command import typed_here
+from tests.support.installed import INSTALLED
 
 PAGE = (REPOSITORY / "docs" / "implementations.md").read_text()
 OUTCOME = r"`(\w+)`, \"(.+)\"\n"

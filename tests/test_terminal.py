@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.environment import REPOSITORY
-from bench.store import read_records
-from tests.command import typed_here
+from bench.common.environment import REPOSITORY
+from bench.record.store import read_records
+from tests.support.command import typed_here
 
 RUN_SWEEP = str(REPOSITORY / "run_sweep.py")
 TINY = ("strategy=local", "engine=ddp", "measure.steps=3", "measure.trace=false", "sweep_dir=out")

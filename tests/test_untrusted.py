@@ -6,11 +6,11 @@ import sys
 import pytest
 
 import run_sweep
+from bench.common.environment import REPOSITORY
 from bench.config import ConfigError
-from bench.environment import REPOSITORY
-from bench.node.job import LOG_TAIL_BYTES, tail_of
-from bench.sweep.stored import read_plan
-from tests.command import typed_here
+from bench.plan.stored import read_plan
+from bench.run.node.job import LOG_TAIL_BYTES, tail_of
+from tests.support.command import typed_here
 
 SOURCES = [
     path

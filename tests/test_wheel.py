@@ -8,9 +8,9 @@ import sysconfig
 
 import pytest
 
-from bench.environment import REPOSITORY
-from bench.store import read_records
-from tests.command import NO_GPU
+from bench.common.environment import REPOSITORY
+from bench.record.store import read_records
+from tests.support.command import NO_GPU
 from tests.test_your_strategy import FILES, write_package
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench import HOMES
-from bench.environment import REPOSITORY
-from bench.store import read_records
+from bench.common.environment import REPOSITORY
+from bench.record.store import read_records
 
 pytestmark = pytest.mark.ranks
 walked = pytest.mark.slow
@@ -123,7 +123,7 @@ def test_the_pages_pytest_command_passes_and_runs_the_tests_of_strategies(enviro
     done = pytest_in(REPOSITORY, environment, "-v", *shlex.split(PYTEST))
     assert done.returncode == 0, done.stdout
     passed = {line.partition("::")[0] for line in done.stdout.splitlines() if " PASSED" in line}
-    files = ("strategies/test_strategies", "cell/test_gates", "training/test_training_equivalence")
+    files = ("strategies/test_strategies", "run/cell/test_gates", "training/test_training_equivalence")
     assert passed >= {f"tests/bench/{file}.py" for file in files}
 
 

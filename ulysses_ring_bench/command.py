@@ -16,7 +16,7 @@ def main() -> int:
     except ImportError as error:
         print(error, file=sys.stderr)
         return 2
-    from bench.command import TOOLS
+    from bench.common.command import TOOLS
 
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     if word not in TOOLS:

@@ -1,4 +1,1 @@
-"""Answers: what cells say, in sentences.
-
-May import cells, frame, metrics and labels.
-"""
+"""What the cells say, in sentences. May import cells, read and labels."""

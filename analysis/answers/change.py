@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from analysis.cells.difference import Difference, Processes, difference, processes_of
-from analysis.frame.archive import Archive
 from analysis.labels import status_label
-from bench.record import Provenance
+from analysis.read.archive import Archive
+from bench.record.record import Provenance
 
 CELL = ("cell_id", "provenance")
 """What has to be equal for two records to be of one cell. The machine may differ, and is named then."""

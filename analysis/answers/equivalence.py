@@ -8,8 +8,8 @@ from dataclasses import replace
 from analysis.answers.verdict import Verdict
 from analysis.cells.equivalence import LEAST_CONTROLS, LEAST_FALL, Compared, Comparison
 from analysis.labels import count_label
-from bench.equivalence import FALSE_ALARMS, LEAST_FACTOR
-from bench.record import Role
+from bench.record.noise import FALSE_ALARMS, LEAST_FACTOR
+from bench.record.record import Role
 
 CROSSED = f"equivalent ones cross it in {FALSE_ALARMS * 100:g} % of comparisons"
 FLOOR_READING = (

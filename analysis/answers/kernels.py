@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from analysis.frame.archive import Archive
-from analysis.frame.load import hardware_facts
+from analysis.read.archive import Archive
+from analysis.read.load import hardware_facts
 from bench.cost.newer_kernels import newer_kernel_lines
 
 

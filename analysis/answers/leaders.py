@@ -23,9 +23,9 @@ from analysis.cells.difference import (
 )
 from analysis.cells.selection import ALL_IN
 from analysis.labels import band_label, more_label, number_label, percent_label
+from bench.common.labels import length_label, rate_range_label
+from bench.common.statistics import MIN_PROCESSES
 from bench.cost.band import Fit
-from bench.labels import length_label, rate_range_label
-from bench.statistics import MIN_PROCESSES
 
 MAX_LINES = 100
 MAX_FIGURES = 24

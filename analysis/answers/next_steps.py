@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.cells.cells import Cells
 from analysis.labels import status_label
-from bench.record import Status
+from bench.record.record import Status
 
 Config = Mapping[str, Any]
 """A record's `config`: the command line's names."""

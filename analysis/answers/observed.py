@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from analysis.cells.cells import Cells
-from bench.labels import length_label
-from bench.record import Status
+from bench.common.labels import length_label
+from bench.record.record import Status
 
 MAX_TOLD = 4
 """Different sets of checks that are told; the table of checks on each record's page has all."""

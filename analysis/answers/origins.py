@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import pandas as pd
 
-from analysis.frame.archive import MADE_WITH, Archive, origins
 from analysis.labels import count_label
+from analysis.read.archive import MADE_WITH, Archive, origins
 
 APART = "code", "torch"
 """Those of MADE_WITH that a reader sees nowhere else: a device is part of what every figure says."""

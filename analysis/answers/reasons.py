@@ -12,7 +12,7 @@ from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
 from analysis.cells.statuses import shown_statuses
 from analysis.labels import count_label, status_label
-from bench.record import Status
+from bench.record.record import Status
 
 MAX_REASONS = 40
 UNKNOWN = "no reason recorded"

@@ -9,10 +9,10 @@ import pandas as pd
 from analysis.answers.verdict import where
 from analysis.cells.cells import Cells
 from analysis.cells.statuses import NO_SPARE, SPARE_BYTES, shown_statuses
-from bench.command import sweep_words
+from bench.common.command import sweep_words
+from bench.common.labels import size_label
 from bench.config import NOT_USED
-from bench.labels import size_label
-from bench.record import Status
+from bench.record.record import Status
 
 NOTE = (
     "Replayed: one rank of each cell ran. Its kernels, memory and host work are measured. The data that it"

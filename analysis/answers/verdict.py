@@ -19,11 +19,11 @@ from analysis.cells.difference import LEVEL_SHARE, MODEL_SHARE, NO_LINK
 from analysis.cells.selection import ALL_IN
 from analysis.cells.statuses import NO_SPARE, UNDECIDED, shown_statuses
 from analysis.labels import count_label, more_label, percent_label, signed_percent_label, status_label
-from analysis.metrics.checks import BETWEEN_NAMES
+from analysis.read.checks import BETWEEN_NAMES
+from bench.common.labels import duration_label, length_label
+from bench.common.statistics import MIN_PROCESSES, SPARE
 from bench.config import AUTO
 from bench.cost.band import Fit
-from bench.labels import duration_label, length_label
-from bench.statistics import MIN_PROCESSES, SPARE
 
 NO_DIFFERENCE = f"No difference above {LEVEL_SHARE * 100:.0f} %"
 UNSTABLE_NOTE = "unstable:"

@@ -1,4 +1,1 @@
-"""Cells: repeats as one row, and rows beside one another: what may be compared, and the outcome.
-
-May import frame, metrics and labels.
-"""
+"""Repeats become one cell, and cells are compared. May import read and labels."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.frame.load import hardware_facts
 from analysis.labels import bytes_label
+from analysis.read.load import hardware_facts
+from bench.common.labels import GIB
 from bench.config import NOT_USED
-from bench.labels import GIB
 
 LIMIT = "cluster.memory_limit_gib"
 FAR_ABOVE = 8

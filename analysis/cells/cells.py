@@ -16,7 +16,7 @@ from analysis.cells.series import Series, cell_names, keys_and_number, series_of
 from analysis.cells.summary import summarise
 from analysis.labels import count_label
 from bench.config import NOT_USED
-from bench.record import Provenance, Role
+from bench.record.record import Provenance, Role
 
 CPU_BANNER = "CPU results do not rank strategies for GPUs"
 SHARED_GPU_BANNER = "Ranks share a GPU: speeds mean nothing"

@@ -8,9 +8,9 @@ import pandas as pd
 
 from analysis.cells.capacity import with_capacity
 from analysis.cells.score import with_score
-from analysis.frame.load import config_columns
-from analysis.metrics.step_parts import EFFICIENCY, IDEAL
-from bench.record import Provenance
+from analysis.read.load import config_columns
+from analysis.read.step_parts import EFFICIENCY, IDEAL
+from bench.record.record import Provenance
 
 BASE = "local"
 SAME_ORIGIN = ("provenance", "device_name", "code", "torch")

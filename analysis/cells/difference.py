@@ -13,7 +13,7 @@ from itertools import product
 
 import pandas as pd
 
-from bench.statistics import MIN_PROCESSES, pair_rank, ratio_interval
+from bench.common.statistics import MIN_PROCESSES, pair_rank, ratio_interval
 
 LEVEL_SHARE = 0.05
 """Differences smaller than this are called none where an interval excludes larger ones."""

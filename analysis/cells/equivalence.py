@@ -10,12 +10,12 @@ from functools import cached_property
 from typing import Any
 
 from analysis.cells.comparison import FREE, FREE_GROUPS
-from analysis.frame.archive import MADE_WITH, Archive
-from analysis.frame.load import Record
 from analysis.labels import count_label
-from bench.equivalence import NAMES, Draw, Limit, Noise, distance_of, first_departure, units
-from bench.labels import length_label
-from bench.record import Role, Status
+from analysis.read.archive import MADE_WITH, Archive
+from analysis.read.load import Record
+from bench.common.labels import length_label
+from bench.record.noise import NAMES, Draw, Limit, Noise, distance_of, first_departure, units
+from bench.record.record import Role, Status
 
 EXPERIMENT = "loss_equivalence"
 APART = ("data.deal", "mistake")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from analysis.frame.load import NodeLink, Record
 from analysis.labels import number_label, percent_label
+from analysis.read.load import NodeLink, Record
 
 ATTENTION = "attention"
 NVLINK = "NVLink"

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.labels import number_label, percent_label
-from analysis.metrics.step_parts import EFFICIENCY, IDEAL, PART_COLUMNS
+from analysis.read.step_parts import EFFICIENCY, IDEAL, PART_COLUMNS
 
 SPLIT = "part_attention_ms"
 """The column that has a value wherever a step is split."""

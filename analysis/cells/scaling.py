@@ -10,7 +10,7 @@ from analysis.cells.cells import Cells
 from analysis.cells.comparison import BASE, RANKS, within_strategy, work_keys
 from analysis.cells.series import Series, styles_of, variant
 from analysis.labels import SHARED_CORES, count_label
-from bench.labels import length_label
+from bench.common.labels import length_label
 
 EFFICIENCY = "scaling_efficiency"
 MAX_LINES = 12

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from analysis.frame.load import config_columns
+from analysis.read.load import config_columns
 from bench.cost.band import Fit
-from bench.record import Provenance, Status
+from bench.record.record import Provenance, Status
 
 STEP_TIME, PEAK = "step_time_error_share", "peak_allocated_error_share"
 STEP_TIME_IN_BAND = "step_time_in_band"

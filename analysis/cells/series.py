@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.cells.comparison import FREE, FREE_GROUPS, varies
-from analysis.frame.load import config_columns
+from analysis.read.load import config_columns
 from bench.config import NOT_USED
 
 SOFTWARE = ("code", "torch")

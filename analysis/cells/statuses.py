@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.metrics.traced_shares import is_void
+from analysis.read.traced_shares import is_void
+from bench.common.labels import GIB
 from bench.cost.band import Fit
-from bench.labels import GIB
-from bench.record import Provenance, Status
+from bench.record.record import Provenance, Status
 
 PREDICTED, FITS, UNDECIDED, RUNS_OUT = "predicted", "predicted_fits", "predicted_undecided", "predicted_out"
 NO_SPARE = "replayed_undecided"

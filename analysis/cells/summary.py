@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.metrics.definitions import Reduction, columns_reduced
-from analysis.metrics.measured import tokens_per_s
-from bench.statistics import median_interval
+from analysis.read.definitions import Reduction, columns_reduced
+from analysis.read.measured import tokens_per_s
+from bench.common.statistics import median_interval
 
 CELL = ["cell_id", "provenance", "hardware", "device_name", "code", "torch"]
 """What makes two records repeats of one another: the same request on the same machine and software."""

@@ -1,1 +1,1 @@
-"""Attention on one device, and what strategies share. May import the nouns only."""
+"""Attention on one device, and what strategies share. May import record and all below."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bench.common.environment import installed
 from bench.config import RunConfig
-from bench.environment import installed
 
 ANY_DTYPE = ("bf16", "fp16", "fp32", "fp64")
 HALF = ("bf16", "fp16")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bench.attention.documents import Documents
-from bench.kept_errors import KeptErrors
+from bench.common.kept_errors import KeptErrors
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

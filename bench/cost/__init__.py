@@ -1,1 +1,1 @@
-"""FLOPs, traffic and memory as arithmetic; no seconds. May import strategies and all below; no torch."""
+"""FLOPs, bytes and memory by arithmetic; no seconds. May import strategies and all below; no torch."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.common.cpu_arithmetic import estimated_bf16_instructions
+from bench.common.labels import GIB
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.cost.band import Band
 from bench.cost.engine_memory import ENGINE_MEMORY, EngineMemory
@@ -22,8 +24,6 @@ from bench.cost.weights import (
     q_size,
     stream_bytes,
 )
-from bench.cpu_arithmetic import estimated_bf16_instructions
-from bench.labels import GIB
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, kv_heads_held, repeats_kv
 from bench.strategies.schedule import Stage, Stages

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from bench.attention.kernel_facts import GENERATIONS
-from bench.command import sweep_words
+from bench.common.command import sweep_words
 
 SECOND_GENERATION = ("torch_flash", "flash_blocks", "flash_attn_2")
 NEWER: Mapping[int, str] = {9: "FlashAttention-3", 10: "FlashAttention-4"}

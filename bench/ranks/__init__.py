@@ -1,1 +1,1 @@
-"""Where a rank stands and what it does. May import the nouns only."""
+"""A rank's device, process groups, log and memory limit. May import record and all below."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from bench.labels import GIB, KIB, MIB
+from bench.common.labels import GIB, KIB, MIB
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _SMALL_BLOCK_BYTES = 64 * KIB

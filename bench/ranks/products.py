@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from bench.cpu_arithmetic import cpu_arithmetic
+from bench.common.cpu_arithmetic import cpu_arithmetic
 
 BLOCK_NUMBERS = 2**18
 """Of an operand's float32 copy. Fewer would add operators that a profiler slows down."""

@@ -1,1 +1,1 @@
-"""The user's words become legal cells. May import training's text, strategies and all below; no torch."""
+"""Words become legal cells. May import measure and all below; no torch."""

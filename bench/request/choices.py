@@ -14,8 +14,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+from bench.common.environment import REPOSITORY
 from bench.config import ConfigError
-from bench.environment import REPOSITORY
 from bench.request import values
 from bench.request.layer_types import MODELS_WITH_EXPERTS, experts_refused
 from bench.strategies import STRATEGIES

@@ -10,9 +10,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 
-from bench.command import sweep_words
+from bench.common.command import sweep_words
+from bench.common.labels import shown
 from bench.config import ConfigError
-from bench.labels import shown
 from bench.request import values
 from bench.request.choices import groups, option, options
 from bench.request.resolve import all_keys

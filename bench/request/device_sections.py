@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bench.common.labels import shown
 from bench.config import ALLOCATOR_VARIABLES, AUTO, ConfigError, MeasureConfig, Seconds
-from bench.labels import shown
 from bench.request import values
 from bench.request.choices import Raw
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from bench.common.environment import Machine
+from bench.common.labels import GIB, shown
 from bench.config import UNKNOWN_HARDWARE, ConfigError, RunConfig
-from bench.environment import Machine
-from bench.labels import GIB, shown
 from bench.request.choices import Raw, options, read_option
 
 

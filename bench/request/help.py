@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.command import sweep_words
+from bench.common.command import sweep_words
+from bench.common.labels import shown
 from bench.config import ConfigError
-from bench.labels import shown
 from bench.request.choices import CONF, default_strategies, groups, options
 from bench.request.resolve import all_keys
 from bench.strategies import STRATEGIES

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from hydra.errors import OverrideParseException
 
-from bench.command import sweep_words
-from bench.labels import shown
+from bench.common.command import sweep_words
+from bench.common.labels import shown
 from bench.request import values
 from bench.request.choices import groups, options
 from bench.request.resolve import all_keys

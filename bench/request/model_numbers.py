@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.common.labels import shown
 from bench.config import ConfigError, ModelConfig
-from bench.labels import shown
 from bench.request import values
 from bench.request.choices import Raw, options, read_option
 from bench.request.layer_types import attention_dropout, experts_refused, has_experts, unplain_layers

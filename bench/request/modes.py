@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.config import ConfigError, RunConfig
-from bench.record import Provenance, Record
+from bench.record.record import Provenance, Record
 from bench.request.packages import package_refusals
 
 
@@ -25,14 +25,15 @@ class Mode:
 
 
 MODES: dict[str, Mode] = {"measure": Mode(provenance=Provenance.MEASURED, refusals=package_refusals)}
-"""The modes by their names. `bench.predict.modes.register` adds `replay` and `predict`."""
+"""The modes by their names. `bench.extras.predict.modes.register` adds `replay` and `predict`."""
 
 
 def mode_of(cell: RunConfig) -> Mode:
     """Return the mode of a cell; raises ConfigError for one that is not in the table."""
     if cell.mode not in MODES:
         raise ConfigError(
-            f"mode={cell.mode}: run_sweep.py adds this mode; elsewhere call bench.predict.modes.register()"
+            f"mode={cell.mode}: run_sweep.py adds this mode; elsewhere call"
+            " bench.extras.predict.modes.register()"
         )
     return MODES[cell.mode]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from bench.common.environment import Machine
 from bench.config import AUTO
-from bench.environment import Machine
 from bench.request import values
 from bench.request.choices import Raw, read_option
 from bench.request.legality import refusal

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bench.attention.kernel_facts import KERNEL_FACTS
+from bench.common.environment import CUDA_PACKAGES, installed
 from bench.config import RunConfig
-from bench.environment import CUDA_PACKAGES, installed
 from bench.strategies import STRATEGIES
 from bench.training.trainer_facts import TRAINER_FACTS
 

@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bench.common.environment import Machine
 from bench.config import ClusterConfig, ConfigError
-from bench.environment import Machine
 from bench.request import values
 from bench.request.choices import Raw, options
 

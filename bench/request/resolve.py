@@ -8,6 +8,8 @@ from typing import Any
 
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
+from bench.common.environment import Machine
+from bench.common.labels import shown
 from bench.config import (
     AUTO,
     DTYPE_BYTES,
@@ -31,8 +33,6 @@ from bench.config import (
     RunConfig,
     WorkloadConfig,
 )
-from bench.environment import Machine
-from bench.labels import shown
 from bench.request import values
 from bench.request.choices import Raw, options
 from bench.request.device_sections import env_pairs, measure_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from bench.environment import Machine
+from bench.common.environment import Machine
 from bench.request import values
 from bench.request.choices import Raw, options
 from bench.request.hardware import known_hardware, this_hardware

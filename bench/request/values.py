@@ -12,9 +12,9 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from bench.config import MAX_WHOLE as MAX_WHOLE  # noqa: PLC0414  bench.experiments reads it here
+from bench.common.labels import LENGTH_UNITS, shown
+from bench.config import MAX_WHOLE as MAX_WHOLE  # noqa: PLC0414  bench.plan.experiments reads it here
 from bench.config import ConfigError, Flag, Resume, positive_rule, whole_rule
-from bench.labels import LENGTH_UNITS, shown
 
 MAX_CELLS = 10_000
 SYNONYMS: Mapping[str, Collection[str]] = {

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.kernels import KERNELS, Kernel
-from bench.environment import installed
+from bench.common.environment import installed
 from bench.ranks.log import RefusedError
 from bench.strategies.facts import Facts
 from bench.strategies.table import in_one_line

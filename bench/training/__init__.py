@@ -1,1 +1,1 @@
-"""A model, its data, its loss, its engine and its trainer. May import strategies and all below."""
+"""Models, data, losses, engines and trainers. May import strategies and all below."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bench.common.labels import shown
 from bench.config import ConfigError, DataConfig
-from bench.labels import shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

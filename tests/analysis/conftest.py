@@ -4,7 +4,7 @@ import json
 import pytest
 
 from analysis.cells.cells import Cells
-from tests.analysis.records import frame_of_records
+from tests.support.records import frame_of_records
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ import pytest
 from analysis.answers.change import changes
 from analysis.cells.cells import SHARED_GPU_CAVEAT
 from analysis.compare import MAX_LISTED, main
-from analysis.frame.archive import read_archive
-from tests.analysis.predictions import make_predicted
-from tests.analysis.records import SHARED_GPU, grid, make_failure, make_record, make_timing, write_sweep
+from analysis.read.archive import read_archive
+from tests.support.predictions import make_predicted
+from tests.support.records import SHARED_GPU, grid, make_failure, make_record, make_timing, write_sweep
 
 ENVIRONMENT = make_record()["environment"]
 

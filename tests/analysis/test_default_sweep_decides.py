@@ -9,16 +9,16 @@ import pytest
 from rich.console import Console
 
 from analysis.answers.verdict import verdict
+from bench.common.environment import describe
 from bench.config import ExitCode
-from bench.environment import describe
-from bench.predict.expected import modelled
-from bench.store import read_records
-from bench.sweep import run as sweep_run
-from bench.sweep.estimate import Estimate
-from bench.sweep.plan import plan
-from bench.sweep.progress import Progress
-from tests.analysis.records import make_record, make_timing
-from tests.cells import FOUR_H100, raws_of
+from bench.extras.predict.expected import modelled
+from bench.plan.estimate import Estimate
+from bench.plan.plan import plan
+from bench.record.store import read_records
+from bench.run import sweep as sweep_run
+from bench.run.progress import Progress
+from tests.support.cells import FOUR_H100, raws_of
+from tests.support.records import make_record, make_timing
 
 PROCESS_SPREAD = 0.01
 """Standard deviation of the speeds of a cell's processes."""

@@ -3,12 +3,12 @@
 import pytest
 
 from analysis import compare, report
-from bench.environment import describe
-from bench.record import FINDINGS, Status
-from bench.sweep.plan import plan
-from bench.sweep.run import folder_lines, pending_cells
-from tests.analysis.records import make_failure, make_record, write_sweep
-from tests.cells import TWO_CORES, make_raw
+from bench.common.environment import describe
+from bench.plan.plan import plan
+from bench.record.record import FINDINGS, Status
+from bench.run.sweep import folder_lines, pending_cells
+from tests.support.cells import TWO_CORES, make_raw
+from tests.support.records import make_failure, make_record, write_sweep
 
 
 def planned(folder, *words):

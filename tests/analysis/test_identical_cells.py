@@ -6,10 +6,10 @@ import pytest
 from scipy.stats import binomtest
 
 from analysis.cells.difference import Processes, difference, processes_of
-from analysis.frame.archive import read_archive
-from analysis.frame.load import peak_flops_per_s
-from bench.statistics import ERROR_SHARE, MAX_PROCESSES, MIN_PROCESSES, enough_processes, pooled_spread
-from tests.command import typed
+from analysis.read.archive import read_archive
+from analysis.read.load import peak_flops_per_s
+from bench.common.statistics import ERROR_SHARE, MAX_PROCESSES, MIN_PROCESSES, enough_processes, pooled_spread
+from tests.support.command import typed
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks]
 

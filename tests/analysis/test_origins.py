@@ -5,8 +5,8 @@ import pytest
 from analysis import report
 from analysis.answers.origins import origin_lines
 from analysis.cells.cells import Cells
-from analysis.frame.archive import read_archive
-from tests.analysis.records import make_record, write_sweep
+from analysis.read.archive import read_archive
+from tests.support.records import make_record, write_sweep
 
 HERE = {
     "device_name": "NVIDIA H100 80GB HBM3",

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from analysis.report import write_report
-from bench.cell.outcome import outcome
-from bench.cell.planned import planned_cell
-from bench.cell.run import run
-from bench.environment import REPOSITORY
-from tests.analysis.predictions import make_predicted, with_prediction
-from tests.analysis.records import make_record, make_timing, write_sweep
-from tests.cells import TWO_CORES, make_cell
+from bench.common.environment import REPOSITORY
+from bench.plan.planned import planned_cell
+from bench.run.cell.outcome import outcome
+from bench.run.cell.run import run
+from tests.support.cells import TWO_CORES, make_cell
+from tests.support.predictions import make_predicted, with_prediction
+from tests.support.records import make_record, make_timing, write_sweep
 
 PAGE = (REPOSITORY / "docs" / "predict.md").read_text()
 WORDS = ("mode=predict", "hardware=h100_80gb", "model=qwen3_4b", "cluster.world_size=4", "loss=untiled")

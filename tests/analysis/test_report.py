@@ -15,12 +15,12 @@ from analysis.answers.reasons import MAX_REASONS, failure_reasons
 from analysis.answers.verdict import verdict
 from analysis.cells.cells import CPU_CAVEAT
 from analysis.cells.series import STRATEGY_STYLES
-from analysis.frame.archive import read_archive
-from analysis.metrics.definitions import BY_COLUMN
-from analysis.page.page import render
+from analysis.read.archive import read_archive
+from analysis.read.definitions import BY_COLUMN
 from analysis.report import main, write_report
-from tests.analysis.predictions import make_predicted
-from tests.analysis.records import (
+from analysis.show.page.page import render
+from tests.support.predictions import make_predicted
+from tests.support.records import (
     CPU,
     grid,
     make_failure,
@@ -192,9 +192,9 @@ def test_the_terminal_names_the_page_keeps_to_100_columns_and_says_of_faster_ker
 def test_a_command_imports_neither_torch_nor_hydra_nor_a_formula_matplotlib_to_draw_and_pyplot_never():
     code = """
 import sys, analysis.compare, analysis.report
-dear = {"torch", "hydra", "bench.predict.prediction", "bench.strategies", "matplotlib"}
+dear = {"torch", "hydra", "bench.extras.predict.prediction", "bench.strategies", "matplotlib"}
 assert not dear & sys.modules.keys()
-import analysis.figures.figures
+import analysis.show.figures.figures
 assert "matplotlib.pyplot" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

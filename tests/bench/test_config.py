@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from bench.common.environment import REPOSITORY
 from bench.config import ConfigError, RunConfig
-from bench.environment import REPOSITORY
-from bench.store import read_records
-from bench.sweep.stored import read_plan
-from tests.cells import FOUR_H100, make_cell
+from bench.plan.stored import read_plan
+from bench.record.store import read_records
+from tests.support.cells import FOUR_H100, make_cell
 
 WORDS = ("strategy=torch_cp", "strategy.rotation=alltoall", "++env.NCCL_DEBUG=INFO", "measure.budget_s=20")
 

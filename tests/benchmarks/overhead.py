@@ -21,20 +21,20 @@ import torch
 import torch.distributed as dist
 
 from bench.attention.watch import AttentionWatch
-from bench.cell.launcher import Launcher
+from bench.common.statistics import ERROR_SHARE, Interval
 from bench.config import WhenTaken
-from bench.node.lease import lease
-from bench.node.worker import join
-from bench.passes.tap import CommunicationTap
-from bench.passes.timing.clock import StepClock
+from bench.measure.tap import CommunicationTap
+from bench.measure.timing.clock import StepClock
+from bench.measure.workloads import Rank
+from bench.measure.workloads.train import Train
 from bench.ranks.groups import make_groups
-from bench.statistics import ERROR_SHARE, Interval
+from bench.run.cell.launcher import Launcher
+from bench.run.node.lease import lease
+from bench.run.node.worker import join
 from bench.strategies import STRATEGIES, runnable
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.data import FedTokens
-from bench.workloads import Rank
-from bench.workloads.train import Train
-from tests.cells import make_cell
+from tests.support.cells import make_cell
 
 CELL = ("seq_len=1k", "cluster.world_size=2", "engine=ddp")
 """Short steps show a fixed cost best, and more of them in a minute outweigh that each is noisier."""

@@ -12,12 +12,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cell.launcher import Launcher
-from bench.node.local import LocalNode
 from bench.request.legality import refusal
+from bench.run.cell.launcher import Launcher
+from bench.run.node.local import LocalNode
 from bench.strategies import STRATEGIES
-from tests.cells import NEED_ALL_RANKS, make_cell, words_for
-from tests.installed import INSTALLED
+from tests.support.cells import NEED_ALL_RANKS, make_cell, words_for
+from tests.support.installed import INSTALLED
 
 ENGINES, RANKS = ("zero3", "fsdp2", "ddp"), (2, 4)
 NOISE_BYTES = 128

@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from bench.cell.launcher import Launcher
-from bench.node.local import LocalNode
-from bench.statistics import ratio_interval
+from bench.common.statistics import ratio_interval
+from bench.run.cell.launcher import Launcher
+from bench.run.node.local import LocalNode
 from tests.benchmarks.timed_rank import STEPS, time_steps
-from tests.cells import make_cell
+from tests.support.cells import make_cell
 
 STRATEGIES_COMPARED = ("ulysses", "ring", "deepspeed_ulysses", "ring_flash_attn")
 PROCESSES = 8

@@ -2,10 +2,10 @@
 
 import time
 
-from bench.node.worker import join
+from bench.measure.workloads import WORKLOADS, Rank
 from bench.ranks.groups import make_groups
+from bench.run.node.worker import join
 from bench.strategies import STRATEGIES, runnable
-from bench.workloads import WORKLOADS, Rank
 
 STEPS = 3
 

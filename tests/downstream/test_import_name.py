@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench.environment import REPOSITORY
+from bench.common.environment import REPOSITORY
 
 OURS = "from ulysses_ring_bench import Facts, read_records"
 LIGHT = """

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 import bench
-from bench.cell.outcome import analytic
-from bench.cell.planned import planned_cell
-from bench.cell.run import run
-from bench.environment import REPOSITORY
-from bench.passes import PASSES
-from bench.record import Check, Failure
-from tests.cells import TWO_CORES, make_cell
+from bench.common.environment import REPOSITORY
+from bench.measure import PASSES
+from bench.plan.planned import planned_cell
+from bench.record.record import Check, Failure
+from bench.run.cell.outcome import analytic
+from bench.run.cell.run import run
+from tests.support.cells import TWO_CORES, make_cell
 
 NAMES = {
     "EVERYTHING", "LAYOUTS", "Block", "CallMemory", "ConfigError", "Exchange", "Facts", "Flag", "Kernel",

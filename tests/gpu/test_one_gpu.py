@@ -8,14 +8,14 @@ import time
 import pytest
 import torch
 
+from bench.common.environment import REPOSITORY, installed
 from bench.cost.memory import memory_need
-from bench.environment import REPOSITORY, installed
-from bench.passes.telemetry.rank import Telemetry, open_nvml
+from bench.measure.telemetry.rank import Telemetry, open_nvml
+from bench.record.store import read_records
 from bench.request.legality import ENGINE_DTYPES
 from bench.request.packages import ENGINE_PACKAGES
-from bench.store import read_records
-from tests.cells import make_cell
-from tests.gpus import MACHINE, NEEDS_GPU, SOON_OVER, gpu_cell, run_on_gpu
+from tests.support.cells import make_cell
+from tests.support.gpus import MACHINE, NEEDS_GPU, SOON_OVER, gpu_cell, run_on_gpu
 
 pytestmark = [*NEEDS_GPU]
 

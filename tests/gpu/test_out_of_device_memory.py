@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from bench.passes.telemetry.rank import open_nvml
-from tests.gpus import NEEDS_GPU, OUT_OF_MEMORY_IN, gpu_cell, run_on_gpu
+from bench.measure.telemetry.rank import open_nvml
+from tests.support.gpus import NEEDS_GPU, OUT_OF_MEMORY_IN, gpu_cell, run_on_gpu
 
 pytestmark = [*NEEDS_GPU]
 

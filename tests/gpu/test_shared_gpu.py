@@ -10,10 +10,10 @@ from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.config import MASKS
 from bench.request.legality import ENGINE_DTYPES, refusal
 from bench.strategies import STRATEGIES
-from tests.attention_cases import errors_of
-from tests.cells import variants
-from tests.covers import pairwise
-from tests.gpus import GPU_KERNELS, NEEDS_GPU, available, gpu_cell, run_on_gpu
+from tests.support.attention_cases import errors_of
+from tests.support.cells import variants
+from tests.support.covers import pairwise
+from tests.support.gpus import GPU_KERNELS, NEEDS_GPU, available, gpu_cell, run_on_gpu
 
 pytestmark = [*NEEDS_GPU]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bench.attention.kernels.kernel import Gradients, Kernel, PackedKernel, Packing
-from bench.cpu_arithmetic import cpu_arithmetic
+from bench.common.cpu_arithmetic import cpu_arithmetic
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

@@ -24,23 +24,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bench.common.environment import this_machine
 from bench.config import RunConfig
-from bench.environment import this_machine
-from bench.node.job import RankJob
-from bench.node.worker import join
-from bench.passes.timing.clock import synchronise
+from bench.measure.timing.clock import synchronise
+from bench.measure.workloads import Rank
+from bench.measure.workloads.train import Train
 from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
 from bench.ranks.products import use_wide_products
 from bench.request.composition import composed
 from bench.request.resolve import resolve
+from bench.run.node.job import RankJob
+from bench.run.node.worker import join
 from bench.strategies import STRATEGIES, runnable
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.data import FedTokens
 from bench.training.engines import DDP
 from bench.training.trainers.trainer import StepOutcome
-from bench.workloads import Rank
-from bench.workloads.train import Train
 
 ENGINES = {
     "zero3": ("engine=zero3",),

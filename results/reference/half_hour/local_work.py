@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
+from bench.common.environment import this_machine
 from bench.config import RunConfig
-from bench.environment import this_machine
-from bench.passes.timing.clock import StepClock
+from bench.measure.timing.clock import StepClock
 from bench.request.composition import composed
 from bench.request.legality import refusal
 from bench.request.resolve import resolve

@@ -3,9 +3,9 @@
 import pytest
 
 from analysis.answers.next_steps import NEXT_STEPS, OF_OBSERVED, next_step, next_steps
-from bench.record import Status
-from tests.analysis.records import make_failure
-from tests.cells import make_cell
+from bench.record.record import Status
+from tests.support.cells import make_cell
+from tests.support.records import make_failure
 
 
 def test_a_report_says_it_once_per_status(cells_of):

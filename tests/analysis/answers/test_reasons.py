@@ -3,7 +3,7 @@
 import pytest
 
 from analysis.answers.reasons import failure_reasons, merged
-from tests.analysis.records import make_failure
+from tests.support.records import make_failure
 
 OOM = "rank {}, {}: no room for {} more of host memory, with {} held of a limit of 61.4 MiB"
 

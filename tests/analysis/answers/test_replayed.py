@@ -7,10 +7,10 @@ from analysis.answers.replayed import NO_RATES, NOTE, replay_lines
 from analysis.answers.verdict import verdict
 from analysis.cells.selection import for_figures
 from analysis.cells.statuses import NO_SPARE, shown_statuses
-from analysis.figures.figures import FIGURES, build
-from analysis.tables.rows import rows_of
-from bench.labels import GIB
-from tests.analysis.records import CPU, make_record, make_timing
+from analysis.show.figures.figures import FIGURES, build
+from analysis.show.tables.rows import rows_of
+from bench.common.labels import GIB
+from tests.support.records import CPU, make_record, make_timing
 
 BUSY = {"low": 1.0, "expected": 2.0, "high": 5.0}
 

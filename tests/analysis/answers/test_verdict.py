@@ -3,8 +3,8 @@ import pytest
 from analysis.answers.leaders import rankings
 from analysis.answers.verdict import MAX_SERIES_NAMED, verdict
 from analysis.cells.cells import CPU_CAVEAT, SHARED_GPU_CAVEAT
-from tests.analysis.predictions import make_predicted
-from tests.analysis.records import (
+from tests.support.predictions import make_predicted
+from tests.support.records import (
     CPU,
     SHARED_GPU,
     STEPS_HELD,

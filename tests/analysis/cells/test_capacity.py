@@ -1,10 +1,10 @@
 import pytest
 
 from analysis.cells.capacity import FAR_ABOVE, capacity_label
-from analysis.figures.memory import CPU_REMARK
-from analysis.frame.load import HARDWARE_FOLDER, hardware_facts
-from tests.analysis.figures.drawing import sheet_of
-from tests.analysis.records import CPU, make_failure, make_record
+from analysis.read.load import HARDWARE_FOLDER, hardware_facts
+from analysis.show.figures.memory import CPU_REMARK
+from tests.support.drawing import sheet_of
+from tests.support.records import CPU, make_failure, make_record
 
 GIB = 2**30
 H100_BYTES = 85520809984

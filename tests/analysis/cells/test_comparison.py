@@ -1,6 +1,6 @@
 import pytest
 
-from tests.analysis.records import make_record, make_timing
+from tests.support.records import make_record, make_timing
 
 LOCAL = {"strategy": "local"}
 

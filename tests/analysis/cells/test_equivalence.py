@@ -7,11 +7,11 @@ import pytest
 from analysis.answers.equivalence import FLOOR_READING, equivalence_line, is_as_expected, with_equivalence
 from analysis.answers.verdict import verdict
 from analysis.cells.equivalence import comparisons
-from analysis.figures.equivalence import name_of
-from analysis.frame.archive import read_archive
+from analysis.read.archive import read_archive
 from analysis.report import write_report
-from analysis.tables.equivalence import PUBLISHED, equivalence_rows
-from tests.analysis.records import make_failure, make_record, write_sweep
+from analysis.show.figures.equivalence import name_of
+from analysis.show.tables.equivalence import PUBLISHED, equivalence_rows
+from tests.support.records import make_failure, make_record, write_sweep
 
 FALLING = [5.0, 4.8, 4.5, 4.2]
 NORMS = [1.0, 1.1, 1.2, 1.1]
@@ -129,7 +129,7 @@ def test_what_a_stack_logs_is_compared_with_what_it_logs_of_data_parallelism(com
 
 
 def test_the_report_has_the_tables_the_figures_and_the_published_numbers(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("analysis.figures.figures.figures_for", lambda _: [])  # only those of trainings
+    monkeypatch.setattr("analysis.show.figures.figures.figures_for", lambda _: [])  # only those of trainings
     records = [REFERENCE, *CONTROLS, SOUND, MISTAKE]
     assert write_report(write_sweep(tmp_path, records))
     page, markdown = ((tmp_path / name).read_text() for name in ("report.html", "summary.md"))

@@ -2,10 +2,10 @@ import pytest
 
 from analysis.cells.scaling import EFFICIENCY, MAX_LINES, scaling_cells
 from analysis.cells.series import STRATEGY_STYLES
-from analysis.figures.figures import figures_for
 from analysis.labels import SHARED_CORES
-from tests.analysis.figures.drawing import axes_of, sheet_of, texts
-from tests.analysis.records import CPU, make_failure, make_record, make_timing, on_ranks
+from analysis.show.figures.figures import figures_for
+from tests.support.drawing import axes_of, sheet_of, texts
+from tests.support.records import CPU, make_failure, make_record, make_timing, on_ranks
 
 LENGTHS = [8192 * 2**power for power in range(6)]
 

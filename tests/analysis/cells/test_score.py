@@ -1,9 +1,9 @@
 import pytest
 
 from analysis.answers.score import score_lines
-from analysis.tables.score import HEADINGS, score_rows
-from tests.analysis.predictions import make_predicted, with_prediction
-from tests.analysis.records import grid, make_failure, make_record, make_timing
+from analysis.show.tables.score import HEADINGS, score_rows
+from tests.support.predictions import make_predicted, with_prediction
+from tests.support.records import grid, make_failure, make_record, make_timing
 
 
 def measured(ms, config=None, **prediction):

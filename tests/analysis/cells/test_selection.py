@@ -1,6 +1,6 @@
 from analysis.cells.selection import MAX_SERIES, for_figures
 from analysis.cells.series import STRATEGY_STYLES
-from tests.analysis.records import grid, make_failure, make_record
+from tests.support.records import grid, make_failure, make_record
 
 
 def test_comparisons_are_drawn_whole(cells_of):

@@ -1,4 +1,4 @@
-from tests.analysis.records import make_record
+from tests.support.records import make_record
 
 
 def labels(cells):

@@ -2,9 +2,9 @@ import pandas as pd
 import pytest
 
 from analysis.cells.summary import INTERVALS, summarise
-from analysis.frame.load import NUMBER_COLUMNS
-from analysis.metrics.definitions import Reduction, columns_reduced
-from tests.analysis.records import frame_of_records, make_failure, make_record, make_timing
+from analysis.read.definitions import Reduction, columns_reduced
+from analysis.read.load import NUMBER_COLUMNS
+from tests.support.records import frame_of_records, make_failure, make_record, make_timing
 
 UTILISATIONS = {
     "mfu_causal": "model_flops_causal",

@@ -20,8 +20,8 @@ from bench.attention.packed import packed_backward, packed_forward
 from bench.strategies import STRATEGIES, runnable
 from bench.strategies.ringmaster_ring.attention import implementation
 from bench.strategies.ringmaster_ulysses.attention import IN_TRANSFORMERS
-from tests.cells import make_cell
-from tests.recorded_signatures import (
+from tests.support.cells import make_cell
+from tests.support.recorded_signatures import (
     FLASH_ATTN_2,
     FLASH_ATTN_2_PUBLIC,
     FLASH_ATTN_3_PUBLIC,

@@ -19,13 +19,13 @@ from bench.attention.kernels import (
     torch_flash,
 )
 from bench.attention.packed import packed_backward, packed_forward
-from bench.passes.parity.exact import relative_error
-from bench.passes.parity.section import FLOORS, limit_of
+from bench.measure.parity.exact import relative_error
+from bench.measure.parity.section import FLOORS, limit_of
 from bench.request.legality import refusal
 from bench.training.models import TORCH_DTYPES
-from tests.cells import FOUR_H100, make_cell
-from tests.gpus import GPU_KERNELS, NEEDS_GPU, available, skip_without
-from tests.synchronisations import synchronisations
+from tests.support.cells import FOUR_H100, make_cell
+from tests.support.gpus import GPU_KERNELS, NEEDS_GPU, available, skip_without
+from tests.support.synchronisations import synchronisations
 
 HEADS = {"MHA": (4, 4), "GQA": (4, 2), "MQA": (4, 1)}
 

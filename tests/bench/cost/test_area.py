@@ -4,7 +4,7 @@ import pytest
 
 from bench.cost.area import causal_area
 from bench.strategies import STRATEGIES
-from tests.cells import make_cell
+from tests.support.cells import make_cell
 
 
 def areas(*words):

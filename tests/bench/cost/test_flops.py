@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.cell.outcome import analytic
 from bench.cost.flops import hardware_flops, model_flops
 from bench.cost.weights import matrix_parameters
-from bench.passes.documents.section import PackedDocuments
+from bench.measure.documents.section import PackedDocuments
+from bench.run.cell.outcome import analytic
 from bench.training.models import build_model
-from tests.cells import FOUR_H100, make_cell
+from tests.support.cells import FOUR_H100, make_cell
 
 
 def test_matrix_parameters_are_what_torch_counts_in_a_forward():

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from bench.common.environment import REPOSITORY
 from bench.config import DTYPE_BYTES
 from bench.cost.engine_memory import ENGINE_MEMORY, REDUCE_BUCKET
 from bench.cost.memory import (
@@ -21,7 +22,6 @@ from bench.cost.memory import (
     memory_need,
 )
 from bench.cost.weights import parameters
-from bench.environment import REPOSITORY
 from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
 from bench.request.choices import read_option
@@ -31,8 +31,8 @@ from bench.training.activation_memory import tile_mlps
 from bench.training.engines import ENGINES
 from bench.training.loss import CHUNK_TOKENS, ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
-from tests.cells import FOUR_H100, TWO_CORES, raw_with
-from tests.installed import INSTALLED
+from tests.support.cells import FOUR_H100, TWO_CORES, raw_with
+from tests.support.installed import INSTALLED
 
 WIDTHS = {
     "model.hidden_size": 48, "model.intermediate_size": 136, "model.num_heads": 8, "model.num_kv_heads": 2,

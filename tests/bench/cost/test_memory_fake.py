@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from bench.environment import REPOSITORY
+from bench.common.environment import REPOSITORY
 
 CELL = "strategy=ulysses model=qwen3_4b checkpointing=true"
 
@@ -13,7 +13,7 @@ CELL = "strategy=ulysses model=qwen3_4b checkpointing=true"
 def peaks(*cells):
     """By cell the tracker's peak over the formula's."""
     words = [f"{CELL} {each}" for each in cells]
-    command = [sys.executable, "-W", "ignore", "-m", "tests.scripts.fake_peak", *words]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.scripts.fake_peak", *words]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     pairs = [map(int, line.split()) for line in done.stdout.splitlines()]

@@ -22,8 +22,8 @@ from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
 from bench.training.engines import zero3_config
 from bench.training.models import empty_model
-from tests.cells import FOUR_H100, TWO_CORES, make_cell, raw_with
-from tests.together import look_inside, seen_inside
+from tests.support.cells import FOUR_H100, TWO_CORES, make_cell, raw_with
+from tests.support.together import look_inside, seen_inside
 
 NANO = make_cell("model=qwen3_nano").model
 MODELS = {

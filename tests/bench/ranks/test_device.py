@@ -11,13 +11,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.environment import Machine
-from bench.node.worker import join
+from bench.common.environment import Machine
 from bench.ranks.device import SHARED_GPU_NCCL, claim_device, finish_together, release_unused
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
+from bench.run.node.worker import join
 from bench.strategies import STRATEGIES
-from tests.cells import (
+from tests.support.cells import (
     FOUR_H100,
     ONE_H200,
     TINY,
@@ -28,8 +28,8 @@ from tests.cells import (
     with_strategy,
     words_for,
 )
-from tests.command import typed
-from tests.installed import INSTALLED
+from tests.support.command import typed
+from tests.support.installed import INSTALLED
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it torch asks NVML whether there is a GPU: a library that asks in the server starts no CUDA there."""
@@ -156,7 +156,7 @@ def refuse(name):
 for name in ("is_available", "device_count", "_lazy_init", "current_device", "get_device_properties"):
     setattr(torch.cuda, name, refuse(name))
 pynvml.nvmlInit = refuse("nvmlInit")
-import bench.node.preload
+import bench.run.node.preload
 sys.exit("\\n".join(asked) or 0)
 """
 

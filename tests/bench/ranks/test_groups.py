@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.ranks.groups import deadline, make_groups, outwait_the_launcher
-from tests.cells import make_cell
+from tests.support.cells import make_cell
 
 WORDS = ("strategy=usp", "cluster.world_size=8", "sp_degree=4", "ulysses_degree=2", "dp_shard=2")
 

@@ -8,15 +8,15 @@ import torch
 from rich.console import Console
 
 from bench.config import ConfigError
+from bench.plan.plan import plan
 from bench.ranks.memory_limit import ROOM_BYTES, without_memory_limit
-from bench.store import read_records
-from bench.sweep.plan import plan
-from bench.sweep.progress import Progress
-from bench.sweep.run import run_plan
-from tests import faults
-from tests.cells import CHECKS, FOUR_H100, TWO_CORES, make_cell, make_raw, run_cell, tiny_cell
-from tests.gpus import OUT_OF_MEMORY_IN
-from tests.installed import INSTALLED
+from bench.record.store import read_records
+from bench.run.progress import Progress
+from bench.run.sweep import run_plan
+from tests.support import faults
+from tests.support.cells import CHECKS, FOUR_H100, TWO_CORES, make_cell, make_raw, run_cell, tiny_cell
+from tests.support.gpus import OUT_OF_MEMORY_IN
+from tests.support.installed import INSTALLED
 
 MIB = 2**20
 FOUND_WITHIN_S = 5

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from bench.cell.outcome import shortage
 from bench.ranks.out_of_memory import memory_of_error, requested_bytes, root_cause
-from bench.record import OutOfMemory
+from bench.record.record import OutOfMemory
+from bench.run.cell.outcome import shortage
 
 MIB = 2**20
 ROOM = "no room for 16.0 MiB more of host memory"

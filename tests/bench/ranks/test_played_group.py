@@ -12,10 +12,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.node.worker import join
-from bench.passes.calls import COLLECTIVES
+from bench.measure.calls import COLLECTIVES
 from bench.ranks.played_group import COPIES, _sends_and_receives
-from tests.cells import make_cell
+from bench.run.node.worker import join
+from tests.support.cells import make_cell
 
 RANK, RANKS = 1, 4
 CELL = ("mode=replay", "strategy=ring", "cluster.world_size=4", "replay.rank=1")

@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from bench.config import ConfigError
-from tests.cells import make_cell
+from tests.support.cells import make_cell
 
 
 @pytest.fixture

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 
 from bench.attention.kernel_facts import KERNEL_FACTS
-from bench.cell.planned import planned_cell
-from bench.cell.run import run
+from bench.common.nvml import visible_devices
 from bench.config import MAX_SECONDS, MAX_WHOLE, ConfigError, Seconds
-from bench.nvml import visible_devices
+from bench.plan.planned import planned_cell
 from bench.request import values
 from bench.request.choices import groups
 from bench.request.legality import refusal
 from bench.request.placement import MAX_CPU_RANKS
 from bench.request.resolve import AGENT_KEYS, OF_A_SWEEP, all_keys
-from tests.cells import FOUR_H100, TWO_CORES, make_cell
+from bench.run.cell.run import run
+from tests.support.cells import FOUR_H100, TWO_CORES, make_cell
 
 
 def asked(line, machine=TWO_CORES):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import run_sweep
-from tests.cells import TWO_CORES
+from tests.support.cells import TWO_CORES
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from bench.request.choices import CONF
 from bench.request.composition import cells_of, composed, composed_cells
-from tests.cells import make_raw
+from tests.support.cells import make_raw
 from tests.test_untrusted import SOURCES
 
 ASKED = {

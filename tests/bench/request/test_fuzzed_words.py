@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
 from bench.config import ConfigError, RunConfig
+from bench.plan.stored import whole_request
 from bench.request.choices import groups
 from bench.request.command_line import readable_by_hydra
 from bench.request.composition import composed
 from bench.request.hydra_errors import translated
 from bench.request.legality import refusal
 from bench.request.resolve import all_keys, resolve
-from bench.sweep.stored import whole_request
-from tests.cells import TWO_CORES, make_raw, raw_with
-from tests.fuzzing import VALUES, few_and_many, fuzz
+from tests.support.cells import TWO_CORES, make_raw, raw_with
+from tests.support.fuzzing import VALUES, few_and_many, fuzz
 
 GROUPS = {*groups(), "offload"}
 """Keys that hold others: a word adds to them, and never takes their place."""

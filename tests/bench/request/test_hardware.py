@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from bench.attention.kernel_facts import KERNEL_FACTS
+from bench.common.labels import GIB
 from bench.config import UNKNOWN_HARDWARE as UNKNOWN
 from bench.config import ConfigError
-from bench.labels import GIB
 from bench.request.choices import CONF, read_option
 from bench.request.hardware import known_hardware, this_hardware, usable_bytes
 from bench.request.resolve import resolve
-from tests.cells import FOUR_H100, TWO_CORES, raw_with
+from tests.support.cells import FOUR_H100, TWO_CORES, raw_with
 
 NO_FILES = ("NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM2e", "NVIDIA H20")
 """As in public outputs of nvidia-smi; of the last two there are longer and shorter names with a file."""

@@ -6,14 +6,14 @@ import pytest
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
+from bench.common.environment import REPOSITORY
 from bench.config import DTYPE_BYTES, LEASES, MASKS, PACKING, SCHEDULES
-from bench.environment import REPOSITORY
 from bench.request.choices import default_strategies, groups, options
 from bench.request.command_line import PLAN_OPTION, SHOWING, SWEEP_OPTIONS
 from bench.request.help import COLUMNS, COMMON, OPTIONS, described, help_text
 from bench.request.resolve import LOSSES, all_keys
 from bench.request.target import MODE_NAMES
-from tests.command import COMMAND, typed_here
+from tests.support.command import COMMAND, typed_here
 
 SECTIONS = ("offload", "replay")
 """Names in a cell that are no keys, only the keys below them."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from bench.config import ConfigError, RunConfig
-from bench.experiments import experiment_of
+from bench.plan.experiments import experiment_of
 from bench.request.legality import refusal
-from tests.cells import FOUR_H100, TWO_CORES, make_cell, make_raw
+from tests.support.cells import FOUR_H100, TWO_CORES, make_cell, make_raw
 
 FOUR = ("mode=replay", "cluster.world_size=4")
 ONE_H100 = replace(FOUR_H100, gpus=FOUR_H100.gpus[:1], gpu_memory_bytes=(80 * 2**30,))
@@ -85,7 +85,7 @@ def test_without_the_command_a_mode_that_it_adds_is_refused_with_a_way_out():
     """In a process of its own, as the modes are registered once for all tests."""
     code = """
 import sys
-from tests.cells import make_cell
+from tests.support.cells import make_cell
 from bench.request.legality import refusal
 cell = make_cell("mode=predict", "hardware=h100_80gb")
 try:
@@ -95,4 +95,4 @@ except Exception as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.startswith("ConfigError: mode=predict: ")
-    assert "bench.predict.modes.register()" in done.stderr
+    assert "bench.extras.predict.modes.register()" in done.stderr

@@ -9,7 +9,7 @@ from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.config import ConfigError
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
-from tests.cells import FOUR_H100, TWO_CORES, make_cell
+from tests.support.cells import FOUR_H100, TWO_CORES, make_cell
 
 ALLOCATOR = "env.PYTORCH_ALLOC_CONF"
 

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 
 from bench.attention.kernels import Kernel
-from bench.node.worker import join
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
+from bench.run.node.worker import join
 from bench.strategies import STRATEGIES, runnable
 from bench.strategies.distflash_attn.facts import Lent, rounds
-from tests.cells import make_cell
+from tests.support.cells import make_cell
 
 LAYOUTS = {"distflash_attn": "contiguous", "ring": "zigzag"}
 UNITS = {"distflash_attn": (2.5, 2.9), "ring": (2, 2.4)}

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from bench.attention.kernels import torch_flash
-from bench.passes.memory.trackers import AllocationTracker
-from bench.passes.parity.rank import random_input
+from bench.measure.memory.trackers import AllocationTracker
+from bench.measure.parity.rank import random_input
 from bench.ranks.log import StepPhase
 from bench.strategies import STRATEGIES
-from tests.cells import make_cell, variants
-from tests.together import built, seen_inside
+from tests.support.cells import make_cell, variants
+from tests.support.together import built, seen_inside
 
 pytestmark = pytest.mark.ranks
 RANKS, SEQ_LEN = 2, 512

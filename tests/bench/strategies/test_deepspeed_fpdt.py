@@ -12,7 +12,7 @@ from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 from bench.strategies.deepspeed_fpdt import attention
 from bench.strategies.deepspeed_fpdt.facts import CHUNK_TOKENS, offloads
-from tests.cells import FOUR_H100, TWO_CORES, make_cell
+from tests.support.cells import FOUR_H100, TWO_CORES, make_cell
 
 PLAIN, OFFLOADING = "_FPDTGPUAttentionImpl_", "_FPDTGPUOffloadingAttentionImpl_"
 

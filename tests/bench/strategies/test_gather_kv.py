@@ -4,7 +4,7 @@ import pytest
 
 from bench.attention.layouts import LAYOUTS
 from bench.strategies.gather_kv.facts import blocks_of, calls_on_others, calls_on_own
-from tests.cells import make_cell
+from tests.support.cells import make_cell
 
 SHARD = 8
 

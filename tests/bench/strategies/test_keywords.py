@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.ranks.log import RefusedError
 from bench.strategies import STRATEGIES, runnable
-from tests.cells import make_cell
+from tests.support.cells import make_cell
 
 NUMBERS = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,

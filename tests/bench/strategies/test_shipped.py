@@ -7,11 +7,11 @@ import pytest
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.kernels import KERNELS
-from bench.environment import installed
+from bench.common.environment import installed
 from bench.ranks.log import RefusedError
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES, runnable, shipped
-from tests.cells import make_cell, words_for
+from tests.support.cells import make_cell, words_for
 
 OPTIONAL = {facts.name: facts for facts in STRATEGIES.values() if facts.is_optional}
 

@@ -4,7 +4,7 @@ import pytest
 
 from bench.strategies import STRATEGIES, runnable
 from bench.strategies.strategy import Strategy
-from tests.attention_cases import (
+from tests.support.attention_cases import (
     WORLD_SIZES,
     all_cases,
     beyond_their_limits,

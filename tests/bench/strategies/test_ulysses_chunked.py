@@ -13,7 +13,7 @@ from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, head_exchange_bytes
 from bench.strategies.schedule import wide
 from bench.strategies.ulysses_chunked import rounds
-from tests.cells import make_cell
+from tests.support.cells import make_cell
 
 MANY_HEADS = ("model=qwen3_nano", "model.num_heads=16", "model.num_kv_heads=8", "cluster.world_size=2")
 

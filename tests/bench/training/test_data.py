@@ -9,7 +9,7 @@ from bench.config import ConfigError
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.data import digest, open_data
 from bench.training.text import read_text
-from tests.cells import make_cell
+from tests.support.cells import make_cell
 
 CPU = torch.device("cpu")
 

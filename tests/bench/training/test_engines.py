@@ -7,8 +7,8 @@ from deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config, get_z3
 from bench.cost.weights import parameters
 from bench.training.engines import zero3_config
 from bench.training.models import FAMILIES, empty_model
-from tests.cells import make_cell
-from tests.together import seen_inside, watch_offloading
+from tests.support.cells import make_cell
+from tests.support.together import seen_inside, watch_offloading
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -12,7 +12,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from bench.ranks.log import WrongResultError
 from bench.training.models import build_model, empty_model
-from tests.cells import make_cell
+from tests.support.cells import make_cell
 
 PARAMETERS = {
     "qwen3_0_6b": 596_049_920,

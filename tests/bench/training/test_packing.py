@@ -9,7 +9,7 @@ from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.data import SOURCES, open_data
 from bench.training.packing import PackedText, drawn_documents, drawn_ends
 from bench.training.text import read_documents
-from tests.cells import make_cell
+from tests.support.cells import make_cell
 
 CPU = torch.device("cpu")
 PACKED = ("strategy=local", "data.packing=documents")

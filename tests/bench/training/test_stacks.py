@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.environment import installed
+from bench.common.environment import installed
 from bench.request.legality import refusal
 from bench.training.data import open_data
 from bench.training.trainer_facts import TRAINER_FACTS
 from bench.training.trainers.stack import NEXT_LABELS, StackSamples, dealt
-from tests.cells import make_cell, run_cell, tiny_cell
+from tests.support.cells import make_cell, run_cell, tiny_cell
 
 PAGE = Path(__file__).parents[3] / "docs" / "stacks.md"
 ULYSSES = ("strategy=deepspeed_ulysses", "engine=zero3", "cluster.world_size=2", "sp_degree=2")
@@ -50,7 +50,7 @@ def test_a_stack_with_ulysses_has_the_native_loops_losses_and_norms(launcher, tm
 
 def train_without_the_process_group(job, log):
     """Accelerate as it comes: on CPU ranks it finds no process group."""
-    from bench.node.worker import run_cell as run_in_rank
+    from bench.run.node.worker import run_cell as run_in_rank
     from bench.training.trainers import stack_engines
 
     stack_engines.name_the_cpu_ranks = lambda *_: None

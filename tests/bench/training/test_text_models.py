@@ -15,11 +15,11 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from bench.observation.observed_model import observed_model
+from bench.extras.observe.observed_model import observed_model
 from bench.training.models import build_model, empty_model
 from bench.training.text_model import DEFAULTS, text_numbers
-from tests import faults
-from tests.cells import make_cell, run_cell
+from tests.support import faults
+from tests.support.cells import make_cell, run_cell
 
 TOKENS = 192
 TEXT = {

@@ -7,10 +7,10 @@ import pytest
 
 from bench.request.legality import ENGINE_DTYPES
 from bench.strategies import STRATEGIES
-from tests import faults
-from tests.cells import run_cell, tiny_cell, words_for
-from tests.installed import INSTALLED
-from tests.together import chosen, gradients_of
+from tests.support import faults
+from tests.support.cells import run_cell, tiny_cell, words_for
+from tests.support.installed import INSTALLED
+from tests.support.together import chosen, gradients_of
 
 FP64_LIMIT = 1e-12
 FP32_LIMIT = 1e-6

@@ -11,14 +11,14 @@ import torch.distributed as dist
 
 from bench.config import RunConfig
 from bench.cost.weights import head_parameters, layer_parameters, matrix_parameters
-from bench.node.worker import join
-from bench.passes.memory.trackers import AllocationTracker
+from bench.measure.memory.trackers import AllocationTracker
+from bench.measure.workloads import WORKLOADS, Rank
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
+from bench.run.node.worker import join
 from bench.strategies import STRATEGIES, runnable
 from bench.training.models import build_model
-from bench.workloads import WORKLOADS, Rank
-from tests.cells import tiny_cell
+from tests.support.cells import tiny_cell
 
 DEEP = {"num_layers": 6, "hidden_size": 64, "intermediate_size": 1024}
 SHARDED = {

@@ -1,4 +1,0 @@
-"""Figures: cells drawn on axes, each figure a PNG and an SVG.
-
-May import cells, frame, metrics and labels.
-"""

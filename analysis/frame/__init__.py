@@ -1,4 +1,0 @@
-"""The frame: one row per record, read from the folders of sweeps.
-
-May import metrics and labels.
-"""

@@ -1,0 +1,1 @@
+"""Records become metrics, and metrics one table. May import labels."""

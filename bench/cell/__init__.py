@@ -1,1 +1,0 @@
-"""One cell in, one record out. May import request, workloads and all below."""

@@ -1,0 +1,105 @@
+"""`python -m bench.extras.nodes ADDRESS:PORT`: this machine runs ranks for the launcher at that address."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from bench.common.command import outlive_readers
+from bench.common.environment import describe
+from bench.common.nvml import visible_uuids
+from bench.config import LEASES, ConfigError, ExitCode, WhenTaken
+from bench.extras.nodes.agent import Agent, keep_store
+from bench.extras.nodes.interface import interface_of
+from bench.extras.nodes.link import Hello, Link, LinkLostError, ToAgent, key_from_environment
+from bench.extras.nodes.slurm import NODE_NAME
+from bench.run.node.lease import lease
+from bench.run.node.local import LocalNode
+
+TRIES_S = 60.0
+"""For a launcher that is not there yet."""
+TERM_GRACE_S = 5
+"""After SIGTERM, which a scheduler sends to all at once: the launcher ends the sweep first."""
+
+
+def main() -> int:
+    """Connect, say hello, and do what the launcher says; the exit code."""
+    outlive_readers()
+    parser = argparse.ArgumentParser(prog="bench.extras.nodes", description=__doc__)
+    parser.add_argument("launcher", metavar="ADDRESS:PORT", help="as the launcher printed it")
+    parser.add_argument(
+        "--lease",
+        choices=LEASES,
+        default=WhenTaken.WAIT.value,
+        help="while another sweep runs on these devices: wait, refuse, or none to run on them as well",
+    )
+    arguments = parser.parse_args()
+    when_taken, say = WhenTaken(arguments.lease), partial(print, flush=True)
+    try:
+        address, key = _address(arguments.launcher), key_from_environment()
+        with lease(visible_uuids(), when_taken, say, folder=Path.cwd()):
+            return serve(*address, key)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return ExitCode.REQUEST_WRONG
+    except LinkLostError as error:
+        print(f"launcher: {error}; left, no rank runs here", file=sys.stderr)
+        return ExitCode.FAILED
+    except KeyboardInterrupt:
+        print("interrupted; no rank runs here", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+
+
+def serve(host: str, port: int, key: bytes) -> ExitCode:
+    """Be the agent of the launcher at this address until it says that the sweep is over."""
+    # A scheduler sends SIGTERM to all processes at once. Ranks are the launcher's to end, and inherit this.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    node = LocalNode()
+    # All that takes seconds comes before it connects: the launcher talks to one at a time.
+    node.warm()
+    import torch  # noqa: F401  the store needs it
+
+    node.import_all()
+    environment = describe({})
+    link = Link(_connected(host, port), key, ToAgent, is_launcher=False)
+    node.interface = interface_of(link.address)
+    store = keep_store(link.address)
+    name = os.environ.get(NODE_NAME) or socket.gethostname()
+    link.send(Hello(host=name, address=link.address, store_port=store.port, environment=environment))
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(TERM_GRACE_S))
+    Agent(link, node).serve()
+    return ExitCode.OK
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"{text}: must be ADDRESS:PORT, as the launcher printed it")
+    return host.strip("[]"), int(port)
+
+
+def _connected(host: str, port: int) -> socket.socket:
+    until_s = time.monotonic() + TRIES_S
+    while True:
+        try:
+            connected = socket.create_connection((host, port), timeout=TRIES_S)
+        except OSError as error:
+            if time.monotonic() > until_s:
+                raise ConfigError(
+                    f"{host}:{port}: cannot be reached ({error.strerror or error}); check that the launcher"
+                    " waits there and that no firewall is between"
+                ) from None
+            time.sleep(1)
+        else:
+            return connected
+
+
+if __name__ == "__main__":
+    sys.exit(main())

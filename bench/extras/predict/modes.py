@@ -1,0 +1,90 @@
+"""The modes whose records rest on a model of time: `predict`, and the link of `replay`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from bench.config import ConfigError, RunConfig
+from bench.cost.band import End
+from bench.extras.predict.hardware import Hardware, hardware_of, has_rates
+from bench.extras.predict.link import link_ms
+from bench.extras.predict.predicted import predicted
+from bench.extras.predict.speeds import Speeds
+from bench.record.record import Provenance, Record
+from bench.request.modes import MODES, Mode
+from bench.request.packages import package_refusals
+from bench.request.replay import replay_refusals
+from bench.request.target import PREDICT, REPLAY
+from bench.strategies import STRATEGIES
+
+
+def register() -> None:
+    """Add the modes to the table of the core."""
+    MODES[REPLAY] = Mode(
+        provenance=Provenance.REPLAYED,
+        refusals=lambda cell: [*replay_refusals(cell), *package_refusals(cell)],
+        complete=with_link,
+    )
+    MODES[PREDICT] = Mode(
+        provenance=Provenance.PREDICTED,
+        refusals=prediction_refusals,
+        starts_ranks=False,
+        complete=predicted,
+    )
+
+
+def with_link(cell: RunConfig, record: Record) -> Record:
+    """Add the milliseconds of one replayed step on the link, by purpose; null where its rates are unknown."""
+    return replace(record, analytic={**record.analytic, "link_ms": _link_ms(cell, record)})
+
+
+def _link_ms(cell: RunConfig, record: Record) -> dict[str, Any] | None:
+    engagement = record.sections.get("engagement")
+    messages = None if engagement is None else engagement.messages
+    if messages is None or (cell.cluster.world_size > 1 and not has_rates(cell.hardware)):
+        return None
+    if cell.cluster.world_size == 1:
+        return {}
+    return {purpose: asdict(band) for purpose, band in link_ms(messages, hardware_of(cell.hardware)).items()}
+
+
+def prediction_refusals(cell: RunConfig) -> list[str]:
+    """Why no arithmetic tells what the cell takes. A prediction needs none of the cell's packages."""
+    if cell.hardware == "cpu":
+        way_out = "leave mode=predict out to measure it, or name a GPU, such as hardware=h100_80gb"
+        return [f"mode=predict is for GPUs: no file says how fast this CPU is; {way_out}"]
+    try:
+        hardware = hardware_of(cell.hardware)
+    except ConfigError as error:
+        return [str(error)]
+    reasons = []
+    if cell.cluster.device == "cpu":
+        reasons.append(f"hardware={cell.hardware} is a GPU, and the ranks are on the CPU; take cluster=auto")
+    if cell.cluster.ranks_per_gpu > 1:
+        reasons.append(
+            f"mode=predict does not know how ranks share a GPU, as with cluster.ranks_per_gpu="
+            f"{cell.cluster.ranks_per_gpu}; take cluster.ranks_per_gpu=1"
+        )
+    if cell.workload.name != "train":
+        reasons.append(f"mode=predict is not for workload={cell.workload.name}; take workload=train")
+    if cell.data.packs:
+        reasons.append(
+            "mode=predict is not for data.packing=documents, whose lengths it does not know; take"
+            " data.packing=none"
+        )
+    if STRATEGIES[cell.strategy].schedule(cell) is None:
+        reasons.append(
+            f"mode=predict knows no schedule of {cell.strategy}; give its facts one: Facts.schedule"
+        )
+    return reasons + _rate_refusals(cell, hardware)
+
+
+def _rate_refusals(cell: RunConfig, hardware: Hardware) -> list[str]:
+    """Which of the cell's operations the hardware's file has no figures of."""
+    if Speeds(hardware, End.EXPECTED).knows(cell):
+        return []
+    bound = STRATEGIES[cell.strategy].kernels
+    known = [kernel for kernel in hardware.attention_forward if bound is None or kernel in bound]
+    way_out = f"choose kernel={' or '.join(known)}, or measure it" if known else "measure it"
+    return [f"mode=predict knows no rate of kernel={cell.kernel} on hardware={cell.hardware}; {way_out}"]

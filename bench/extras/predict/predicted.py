@@ -1,0 +1,85 @@
+"""From a prediction to the record of a cell that never ran: what a measurement would have filled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bench.common.environment import this_machine
+from bench.common.labels import size_label
+from bench.config import RunConfig
+from bench.cost.band import Fit
+from bench.extras.predict.hardware import hardware_of, has_rates
+from bench.extras.predict.prediction import Prediction, predict
+from bench.extras.predict.time import StepParts
+from bench.measure import Sections
+from bench.measure.memory.section import Memory
+from bench.measure.timing.section import Timing
+from bench.measure.trace.section import Trace, TracedStep
+from bench.record.record import Record, Status
+from bench.request.hardware import usable_bytes
+
+
+def predicted(cell: RunConfig, record: Record) -> Record:
+    """Fill a legal cell's record: one step of its slowest rank, or that there is no room for it."""
+    prediction = prediction_of(cell)
+    assert prediction is not None  # a cell without one was refused
+    record = replace(record, analytic={**record.analytic, "prediction": prediction.to_json()})
+    if prediction.fit is Fit.OUT_OF_MEMORY:
+        assert prediction.usable_bytes is not None
+        need, has = round(prediction.needed_bytes.expected), prediction.usable_bytes
+        reason = f"needs about {size_label(need)} per rank and has {size_label(has)}"
+        return replace(record, status=Status.OUT_OF_MEMORY, reason=reason)
+    return replace(record, sections={**record.sections, **sections_of(cell, prediction)})
+
+
+def prediction_of(cell: RunConfig) -> Prediction | None:
+    """Return what is expected of a legal cell; None where no formula or no rates are known."""
+    if not has_rates(cell.hardware):
+        return None
+    return predict(cell, hardware_of(cell.hardware), usable_bytes(cell, this_machine()))
+
+
+def sections_of(cell: RunConfig, prediction: Prediction) -> Sections:
+    """The expected values, of one rank and one step."""
+    step_ms = prediction.step_time_ms.expected
+    return {
+        "timing": Timing(
+            step_times_ms=[[step_ms]],
+            window_ms=[step_ms],
+            warmup="full",
+            tokens_per_step=cell.tokens_per_step,
+        ),
+        "memory": Memory(peak_allocated_bytes=[round(prediction.peak_allocated_bytes.expected)]),
+        "trace": _trace(prediction.parts),
+    }
+
+
+def _trace(parts: StepParts) -> Trace:
+    """The parts as a trace books them: each instant once."""
+    exposed_ms = {"attention": [parts.transfer_ms], "parameters": [parts.model_state_ms]}
+    waiting_ms = {"attention": [0.0], "parameters": [0.0]}
+    total_ms = {**exposed_ms, "attention": [parts.transfer_ms + parts.hidden_transfer_ms]}
+    step = TracedStep(
+        step_ms=[parts.step_ms],
+        purpose_exposed_ms=exposed_ms,
+        purpose_exposed_waiting_ms=waiting_ms,
+        other_calls=[None],
+    )
+    return Trace(
+        step_ms=[parts.step_ms],
+        total_ms=[sum(times[0] for times in total_ms.values())],
+        exposed_ms=[sum(times[0] for times in exposed_ms.values())],
+        purpose_total_ms=total_ms,
+        purpose_exposed_ms=exposed_ms,
+        purpose_waiting_ms=waiting_ms,
+        purpose_exposed_waiting_ms=waiting_ms,
+        compute_ms={
+            "attention": [parts.attention_ms],
+            "packing": [parts.packing_ms],
+            "optimizer": [parts.optimizer_ms],
+            "other": [parts.other_compute_ms],
+        },
+        idle_ms=[parts.idle_ms],
+        unjoined=[None],
+        steps=[step],
+    )

@@ -1,0 +1,114 @@
+"""The one table of passes. A new one is a folder here and a line below.
+
+`section.py` in the folder is read by processes that must not import torch; `rank.py` runs on the ranks. May
+import training, cost and all below.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bench.config import MeasureConfig, RunConfig
+from bench.measure.facts import NO_OTHER_RANKS, PassFacts, RankReport
+from bench.ranks.log import Stage
+from bench.record.record import Check
+
+if TYPE_CHECKING:
+    from bench.measure.rank_pass import RankPass
+
+Sections = Mapping[str, Any]
+"""A record's sections by the names of their passes, None where a pass did not run."""
+
+NAMES = (
+    "updates",
+    "probe",
+    "objective",
+    "gradients",
+    "timing",
+    "parity",
+    "losses",
+    "documents",
+    "attention",
+    "memory",
+    "telemetry",
+    "engagement",
+    "positions",
+    "trace",
+    "full_length",
+)
+"""In the order in which passes take their turns with steps."""
+
+PASSES: Mapping[str, PassFacts[Any, Any]] = {
+    name: importlib.import_module(f"bench.measure.{name}.section").FACTS for name in NAMES
+}
+
+
+def rank_code(name: str) -> type[RankPass]:
+    """A pass's code, `rank.py` beside its `section.py`, imported only where ranks run."""
+    code: type[RankPass] = importlib.import_module(f"bench.measure.{name}.rank").PASS
+    return code
+
+
+def decoded(report: Mapping[str, Any]) -> RankReport:
+    """A rank's report from its JSON values."""
+    parts = {
+        name: msgspec.convert(report[name], facts.part)
+        for name, facts in PASSES.items()
+        if facts.part is not None and name in report
+    }
+    return RankReport(parts, report["phases_s"], report.get("software", {}))
+
+
+def merge(
+    reports: Sequence[RankReport], cell: RunConfig, known: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The record's sections; those that are `known` from an equal cell stand for what was not run again."""
+    merged = {
+        name: facts.merge(reports, cell) if facts.parts(reports) else None
+        for name, facts in PASSES.items()
+        if facts.part is not None
+    }
+    return merged | dict(known or {})
+
+
+def first_failure(cell: RunConfig, sections: Sections) -> str | None:
+    """Why the cell's result is wrong, in one line, or None when every gate is passed."""
+    made = {name: section for name, section in sections.items() if section is not None}
+    in_time = sorted(made, key=lambda name: PASSES[name].judges)
+    reasons = (PASSES[name].gate(cell, made[name]) for name in in_time)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def checks(cell: RunConfig, sections: Sections) -> list[Check]:
+    """What all passes compared and what they could not, in the order of the table."""
+    return [
+        check if cell.replay.rank is None else _of_one_rank(check, facts, cell)
+        for name, facts in PASSES.items()
+        for check in facts.checks(cell, sections.get(name))
+    ]
+
+
+def _of_one_rank(check: Check, facts: PassFacts[Any, Any], cell: RunConfig) -> Check:
+    """The check as a replay makes it: of the tokens of one rank, or not at all."""
+    tokens = None if check.tokens is None else min(check.tokens, cell.shard_len)
+    return replace(check, tokens=tokens, reason=NO_OTHER_RANKS if facts.needs_all_ranks else check.reason)
+
+
+def evidence(sections: Sections) -> dict[str, Any]:
+    """The sections that the record of a wrong result keeps: none of them holds a speed."""
+    return {name: section for name, section in sections.items() if PASSES[name].is_evidence}
+
+
+def planned_stages(measure: MeasureConfig, step_s: float) -> list[Stage]:
+    """The stages with full-length steps, in order, where a step takes `step_s` seconds."""
+    return [stage for facts in PASSES.values() for stage in facts.stages(measure, step_s)]
+
+
+def own_work_s(report: RankReport) -> float:
+    """Seconds that a rank spent on the cell's own steps and checks."""
+    return sum(report.phases_s.get(name, 0.0) for name, facts in PASSES.items() if facts.is_own_work)

@@ -1,0 +1,87 @@
+"""Attention alone, call by call: the pass of `workload=attention` without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bench.config import RunConfig
+from bench.measure.facts import NO_OTHER_RANKS, NOT_RUN, PassFacts, RankReport, together
+from bench.measure.parity.section import FLOORS
+from bench.record.record import Check
+
+ERROR_FACTORS: Mapping[str, float] = {"out": 4.0, "dq": 10.0}
+"""In 16 bit strategies erred up to 1.7 and 3.9 times as much as the same kernel on one device; the latter in
+striped layout and fp16, in the row of an early token, whose `dq` is small."""
+ULPS: Mapping[str, float] = {"fp64": 2**-52, "fp32": 2**-23, "fp16": 2**-10, "bf16": 2**-7}
+"""One unit in the last place of 1.0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCalls:
+    """Attention alone; a step of `timing` is one call, forward and backward."""
+
+    forward_ms: list[list[float]]
+    """By rank and timed call."""
+    backward_ms: list[list[float]]
+    single_forward_ms: list[float] | None = None
+    """By call, of the same kernel on whole sequences on one device: rank 0 while the others wait."""
+    single_backward_ms: list[float] | None = None
+    single_reason: str | None = None
+    """Why there are none."""
+    error_rows: int
+    error_ulps: dict[str, float]
+    """The largest errors of `error_rows` tokens against float64, in units in the last place of the dtype at
+    each row's own maximum; infinite where a number is not finite. Finite errors of a replay are left out."""
+    control_error_ulps: dict[str, float] | None = None
+    """The single device's."""
+
+
+class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):
+    name = "attention"
+    part = AttentionCalls
+
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> AttentionCalls:  # noqa: ARG002
+        """Times by rank; what rank 0 alone measured is rank 0's."""
+        parts = self.parts(reports)
+        return replace(parts[0], **together(parts, "forward_ms", "backward_ms"))
+
+    def gate(self, cell: RunConfig, section: AttentionCalls) -> str | None:
+        """The results of a timed call are numbers, and as near to float64 as those of one device."""
+        where = f"of a timed call at {cell.seq_len:,} tokens is"
+        for name, error in section.error_ulps.items():
+            if not error < math.inf:
+                return f"attention: {name} {where} not finite everywhere"
+        for name, control in (section.control_error_ulps or {}).items():
+            error, limit = section.error_ulps.get(name, 0.0), _limit_ulps(name, cell.dtype, control)
+            if not error <= limit:
+                return (
+                    f"attention: {name} {where} off by {error:,.0f} ulps, on one device by {control:,.0f}"
+                    f" (limit {limit:,.0f})"
+                )
+        return None
+
+    def checks(self, cell: RunConfig, section: AttentionCalls | None) -> list[Check]:
+        """The last timed call; of a cell that trains none."""
+        if cell.workload.name != "attention":
+            return []
+        finite = Check(what="results of a timed call", against="finite numbers")
+        near = Check(what="sampled rows of a timed call", against="float64, by one device's error")
+        if section is None:
+            return [replace(check, reason=NOT_RUN) for check in (finite, near)]
+        steps = len(section.forward_ms[0])
+        finite = replace(finite, tokens=cell.seq_len, steps=1, of_steps=steps)
+        reason = section.single_reason if cell.replay.rank is None else NO_OTHER_RANKS
+        if section.control_error_ulps is None or reason is not None:
+            return [finite, replace(near, reason=reason)]
+        return [finite, replace(near, tokens=cell.seq_len, rows=section.error_rows, steps=1, of_steps=steps)]
+
+
+def _limit_ulps(name: str, dtype: str, control: float) -> float:
+    """The limit of `out` or `dq`: what the parity pass allows, counted in ulps, at the least one."""
+    floor = FLOORS[dtype].backward if name == "dq" else FLOORS[dtype].forward
+    return max(floor / ULPS[dtype], ERROR_FACTORS[name] * max(1.0, control))
+
+
+FACTS = AttentionFacts()

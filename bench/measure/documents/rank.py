@@ -1,0 +1,57 @@
+"""The documents of every full-length step, counted from where they end: nothing is run."""
+
+from __future__ import annotations
+
+from bench.attention.documents import Documents
+from bench.cost.area import packed_area
+from bench.measure.documents.section import PackedDocuments
+from bench.measure.rank_pass import RankPass
+from bench.training.data import StepData
+from bench.training.trainers.trainer import Trainer
+
+
+class DocumentsPass(RankPass):
+    def part(self) -> PackedDocuments | None:
+        measurement = self.measurement
+        trainer = measurement.subject.trainer
+        if trainer is None or not trainer.cell.data.packs:
+            return None
+        with measurement.log.during("documents"):
+            return count_documents(trainer, len(measurement.timed.outcomes) + len(measurement.later))
+
+
+def count_documents(trainer: Trainer, steps: int) -> PackedDocuments:
+    """Those of the first `steps` full-length steps, and this rank's share of their attention."""
+    cell, data = trainer.cell, trainer.data
+    own = [_of_step(data, step, cell.seq_len) for step in range(steps)]
+    padded = [_of_step(data, step, cell.padded_len) for step in range(steps)]
+    return PackedDocuments(
+        documents=[documents.count for documents in own],
+        pairs=[_pairs(documents) for documents in own],
+        computed_pairs=[_pairs(documents) for documents in padded],
+        area=[[_area(trainer, step) for step in range(steps)]],
+    )
+
+
+def _of_step(data: StepData, step: int, seq_len: int) -> Documents:
+    per_step = data.cell.sequences_per_step
+    documents = data.documents(range(step * per_step, (step + 1) * per_step), seq_len)
+    assert documents is not None
+    return documents
+
+
+def _pairs(documents: Documents) -> int:
+    return documents.causal_pairs([slice(0, documents.tokens)])
+
+
+def _area(trainer: Trainer, step: int) -> int:
+    """What this rank computes of one layer in all micro-steps."""
+    cell, groups = trainer.cell, trainer.strategy.groups
+    micro_steps = (
+        trainer.data.documents(trainer.data.samples(step, micro_step, groups.data_rank), cell.padded_len)
+        for micro_step in range(cell.grad_accum)
+    )
+    return sum(packed_area(cell, each, groups.sequence_rank) for each in micro_steps if each is not None)
+
+
+PASS = DocumentsPass

@@ -1,0 +1,129 @@
+"""One pass as it is known without torch: its section of the record, its steps, its merge and its gate."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, auto
+from itertools import chain
+from typing import Any, ClassVar, Generic, TypeVar
+
+from bench.common.finite import worst
+from bench.config import MeasureConfig, RunConfig
+from bench.ranks.log import Stage
+from bench.record.record import Check
+
+Part = TypeVar("Part")
+"""What one rank reports of a pass: mostly the section itself, with this rank alone in lists by rank."""
+Found = TypeVar("Found")
+Whole = TypeVar("Whole")
+"""The section of a record that the parts of all ranks make."""
+NOT_RUN = "its pass did not run"
+"""The reason of a check whose pass left no section and knows no better one."""
+NO_OTHER_RANKS = "a replay has no data of other ranks"
+"""The reason of a check that needs the numbers of other ranks."""
+
+
+class Moment(IntEnum):
+    """When what a gate judges happened: of several faults the first is the one to name."""
+
+    MODEL = auto()
+    """What the model is, whatever steps it takes: a fault of it shows in all that follows."""
+    BEFORE_STEPS = auto()
+    ANY_STEP = auto()
+    INSPECTED_STEP = auto()
+    PARAMETERS = auto()
+    """What the steps have left behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one rank has to say once its passes are over."""
+
+    parts: Mapping[str, Any]
+    """By the pass's name, of the pass's own type; a pass that did not run has none."""
+    phases_s: Mapping[str, float]
+    """Seconds that each phase of the rank's life took."""
+    software: Mapping[str, str] = field(default_factory=dict)
+    """What only a rank knows of the software that ran, by the name in the record's `environment`."""
+
+
+class PassFacts(ABC, Generic[Part, Whole]):
+    """A pass as the launcher, the estimate and the record know it; its code on a rank is in `rank.py`."""
+
+    name: ClassVar[str]
+    """The pass's name: its folder, its section in the record, its phase in a rank's log."""
+    part: ClassVar[type[Any] | None]
+    """The type of a rank's part; None for a pass that leaves nothing in the record."""
+    is_own_work: ClassVar[bool] = True
+    """Whether its seconds are the cell's own work; those of the others count as fixed cost."""
+    is_evidence: ClassVar[bool] = False
+    """Whether the record of a wrong result keeps this section."""
+    judges: ClassVar[Moment] = Moment.ANY_STEP
+    """What its gate looks at; gates are asked in that order."""
+    without_effect: ClassVar[frozenset[str] | None] = None
+    """Fields of a cell that do not decide its section, so that cells which differ in no other share one; None
+    where every cell is measured."""
+    needs_all_ranks: ClassVar[bool] = False
+    """Whether it compares numbers that depend on other ranks' data, which a replay does not have."""
+    max_tokens: ClassVar[int | None] = None
+    """The pass uses no more of a sequence than this; None where it takes the whole."""
+
+    def stages(self, measure: MeasureConfig, step_s: float) -> Sequence[Stage]:  # noqa: ARG002
+        """The full-length steps that it will run, where one takes `step_s` seconds."""
+        return ()
+
+    @abstractmethod
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Whole:
+        """The ranks' parts as the record's section: lists by rank, or what all ranks agree on."""
+
+    def gate(self, cell: RunConfig, section: Whole) -> str | None:  # noqa: ARG002
+        """Why the cell's result is wrong, in one line; None where this pass finds nothing."""
+        return None
+
+    def checks(self, cell: RunConfig, section: Whole | None) -> Sequence[Check]:  # noqa: ARG002
+        """What this pass compared, or could not compare; None where the cell has no section of it.
+
+        A check that has no meaning for a cell is left out; one that would have, but was not made, says why.
+        """
+        return ()
+
+    def parts(self, reports: Sequence[RankReport]) -> list[Part]:
+        """This pass's parts, in the order of the ranks."""
+        return [report.parts[self.name] for report in reports if self.name in report.parts]
+
+
+def by_rank(parts: Sequence[Any], field: str) -> list[Any]:
+    """One field of every rank's part."""
+    return [getattr(part, field) for part in parts]
+
+
+def of_one(value: Found | None) -> list[Found] | None:
+    """A field of one rank's part: a list of one; null where the rank does not have the figure."""
+    return None if value is None else [value]
+
+
+def together(parts: Sequence[Any], *fields: str) -> dict[str, Any]:
+    """Fields that are lists of one in every rank's part, by rank; null where a rank has none."""
+    found = {field: by_rank(parts, field) for field in fields}
+    return {name: None if None in each else [*chain.from_iterable(each)] for name, each in found.items()}
+
+
+def by_name(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """A dictionary of lists by rank, zero where a rank does not have the name."""
+    names = sorted({name for values in per_rank for name in values})
+    return {name: [values.get(name, 0) for values in per_rank] for name in names}
+
+
+def worst_by_name(per_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The worst number of any rank by name; a rank that does not have the name has no say."""
+    names = dict.fromkeys(name for each in per_rank for name in each)
+    return {name: worst(each[name] for each in per_rank if name in each) for name in names}
+
+
+def first_beyond(errors: Mapping[str, float], limits: Mapping[str, float]) -> str | None:
+    """The first name whose error is not within its limit, as one that is not finite never is."""
+    beyond = (name for name, error in errors.items() if not (math.isfinite(error) and error <= limits[name]))
+    return next(beyond, None)

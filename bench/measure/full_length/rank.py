@@ -1,0 +1,85 @@
+"""Attention at the measured length, from one call inside the cell's own step. Nothing is called again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench.attention.documents import Documents
+from bench.attention.watch import CapturedCall
+from bench.measure.full_length.comparison import compare
+from bench.measure.full_length.section import FullLength
+from bench.measure.full_length.shards import Attention, Shards, first_keys
+from bench.measure.parity.rank import whole_of
+from bench.measure.rank_pass import Measurement, RankPass, Steps
+from bench.ranks.memory_limit import without_memory_limit
+from bench.strategies.strategy import Strategy
+
+
+class FullLengthPass(RankPass):
+    found: FullLength | None = None
+
+    def __init__(self, measurement: Measurement) -> None:
+        super().__init__(measurement)
+        self.captured = CapturedCall(around=without_memory_limit)
+
+    @contextmanager
+    def around_inspected_step(self) -> Iterator[None]:
+        is_ours = self.measurement.subject.strategy is not None
+        self.measurement.watch.captured = self.captured if is_ours else None
+        try:
+            yield
+        finally:
+            self.measurement.watch.captured = None
+
+    def run(self) -> Steps:
+        subject = self.measurement.subject
+        if subject.strategy is not None:
+            with self.measurement.log.during("full_length"), without_memory_limit():
+                self.found = _compared(self.captured, subject.strategy, subject.device, causal=subject.causal)
+        yield from ()
+
+    def part(self) -> FullLength | None:
+        return self.found
+
+
+def _compared(
+    captured: CapturedCall, strategy: Strategy, device: torch.device, *, causal: bool
+) -> FullLength:
+    """Every rank that shares the sequence must call it."""
+    cell = strategy.cell
+    if not captured.is_whole:
+        reason = "attention was not called with gradients in the inspected step"
+        return FullLength(tokens=cell.seq_len, rows=0, errors={}, limits={}, reason=reason)
+    attention = Attention(cell.dtype, cell.model.head_dim**-0.5, causal)
+    return compare(captured.on(device), attention, _shards(strategy, captured.documents))
+
+
+def _shards(strategy: Strategy, documents: Documents | None) -> Shards:
+    """As the strategy deals a sequence out; rows are others in every cell."""
+    cell = strategy.cell
+
+    def summed(own: Tensor) -> Tensor:
+        total = own.clone()
+        dist.all_reduce(total, group=strategy.groups.sequence)
+        return total
+
+    def held(whole_T: Tensor) -> Tensor:
+        return torch.cat([whole_T[..., piece] for piece in strategy.slices(cell.padded_len)], dim=-1)
+
+    return Shards(
+        positions=held(torch.arange(cell.padded_len)),
+        ranks=cell.sp_degree,
+        whole=partial(whole_of, strategy),
+        summed=summed,
+        seed=(int(cell.cell_id, 16) + strategy.groups.rank) % 2**63,
+        first_keys=None if documents is None else held(first_keys(documents)),
+    )
+
+
+PASS = FullLengthPass

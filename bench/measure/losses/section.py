@@ -1,0 +1,129 @@
+"""The training signal of every step, and the tokens that the ranks saw. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from bench.common.finite import worst
+from bench.config import RunConfig
+from bench.measure.facts import NOT_RUN, PassFacts, RankReport, by_rank, together
+from bench.record.record import Check
+
+COMPARED = {
+    "tokens": "the data",
+    "losses and gradient norms": "finite numbers",
+    "training signal": "another cell",
+}
+"""The names of this pass's checks, and with what each compares; of the last, where there is such a cell."""
+DIVIDED = 0.5
+"""Of the gradient norm: what dividing it once more by two ranks takes away, the least of known mistakes."""
+NO_REFERENCE = "no cell of the same work had run before; later ones are compared with this one"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """The training signal of every full-length step, equal on all ranks; inspected and traced ones last."""
+
+    loss: list[float]
+    grad_norm: list[float]
+    valid_tokens: list[int]
+    tokens_digest: list[str]
+    """By step, a sum over the (position, token, label) that entered the models, which does not depend on how
+    the step was sharded."""
+    expected_digest: list[str]
+    """The same sum from the data, without any sharding."""
+    loss_sums: list[list[float]]
+    """By rank and step, the sum of the rank's own token losses."""
+    logged_loss: list[float] | None = None
+    """By step, the loss that a training stack logs on its main process; null where the loop is ours."""
+    logged_off_by: float | None = None
+    """The largest difference of a logged loss from `loss`, which is computed the same for every trainer."""
+    held_against: str | None = None
+    """The cell of the same work whose losses and gradient norms these were compared with."""
+    held_steps: int = 0
+    """How many steps, from the first, both cells ran."""
+    held_within: dict[str, float] = field(default_factory=dict)
+    """How far the `loss` and the `grad_norm` of the first step were allowed to be apart, relative."""
+
+
+class LossesFacts(PassFacts[Losses, Losses]):
+    name = "losses"
+    part = Losses
+    needs_all_ranks = True
+    is_own_work = False
+    is_evidence = True
+
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Losses:  # noqa: ARG002
+        parts = self.parts(reports)
+        return replace(
+            parts[0],
+            **together(parts, "loss_sums"),
+            grad_norm=[worst(norms) for norms in zip(*by_rank(parts, "grad_norm"), strict=True)],
+            logged_off_by=_off_by(parts[0]),
+        )
+
+    def gate(self, cell: RunConfig, section: Losses) -> str | None:  # noqa: ARG002
+        """The ranks trained on the step's tokens, each once, at its position, and still train."""
+        return _wrong_tokens(section) or _not_finite(section)
+
+    def checks(self, cell: RunConfig, section: Losses | None) -> list[Check]:
+        """Of every step; none where nothing is trained."""
+        if cell.workload.name != "train":
+            return []
+        if section is None:
+            return [Check(what=what, against=against, reason=NOT_RUN) for what, against in COMPARED.items()]
+        steps = len(section.loss)
+        each = [
+            Check(what=what, against=against, tokens=cell.seq_len, steps=steps, of_steps=steps)
+            for what, against in COMPARED.items()
+        ]
+        return [*each[:-1], _held(each[-1], section)]
+
+
+def _off_by(part: Losses) -> float | None:
+    if part.logged_loss is None:
+        return None
+    return max(abs(logged - loss) for logged, loss in zip(part.logged_loss, part.loss, strict=True))
+
+
+def _held(check: Check, losses: Losses) -> Check:
+    """The last check of COMPARED with the steps that another cell ran too."""
+    other, held, steps = losses.held_against, losses.held_steps, len(losses.loss)
+    if other is None:
+        return replace(check, steps=0, holds_steps=True, reason=NO_REFERENCE)
+    fewer = f"the first {held} steps are compared" if held < steps else None
+    limit = losses.held_within.get("grad_norm", 0.0)
+    hidden = None
+    if limit >= DIVIDED:
+        hidden = f"a division by sp_degree takes {DIVIDED:.0%} of the gradient norm; rounding may {limit:.0%}"
+    return replace(
+        check, against=f"cell {other}", steps=held, holds_steps=True, reason=fewer, below_noise=hidden
+    )
+
+
+def _wrong_tokens(losses: Losses) -> str | None:
+    digests = zip(losses.tokens_digest, losses.expected_digest, strict=True)
+    for step, (seen, expected) in enumerate(digests):
+        if seen != expected:
+            return (
+                f"step {step}: the ranks saw other tokens than the step holds (digest {seen}, expected"
+                f" {expected}); some were dropped, repeated or misplaced"
+            )
+    return None
+
+
+def _not_finite(losses: Losses) -> str | None:
+    """The first step and rank whose loss is no number; one step later it is none on any rank."""
+    steps = zip(losses.grad_norm, zip(*losses.loss_sums, strict=True), strict=True)
+    for step, (norm, sums) in enumerate(steps):
+        for rank, loss in enumerate(sums):
+            if not math.isfinite(loss):
+                return f"losses: the loss of step {step} on rank {rank} is {loss}"
+        if not 0 <= norm < math.inf:
+            return f"losses: the gradient norm of step {step} is {norm}"
+    return None
+
+
+FACTS = LossesFacts()

@@ -1,0 +1,78 @@
+"""Peak memory by rank: the memory pass without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+from bench.common.finite import worst
+from bench.config import RunConfig
+from bench.measure.facts import PassFacts, RankReport, together
+from bench.measure.telemetry import section as telemetry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Peaks per rank, in bytes; null where not measured or not known.
+
+    `allocated` counts tensors, `reserved` what the allocator holds for them. `peak_` is of the steady state:
+    the timed window on a GPU, one later step on the CPU. `whole_life_` is the most of building the model, the
+    first short step, which makes the optimizer's state, and the steady state. `_phase` is the part of the
+    step in which the peak was reached: load (building, fetching), forward, loss, backward, optimizer.
+    """
+
+    peak_allocated_bytes: list[int] | None
+    peak_reserved_bytes: list[int] | None = None
+    peak_resident_bytes: list[int] | None = None
+    """The process's pages."""
+    base_resident_bytes: list[int] | None = None
+    """What a rank holds before it builds anything."""
+    peak_phase: list[str] | None = None
+    forward_taken_bytes: list[int] | None = None
+    """The peak of a forward less what was there when it began; of `workload=attention` what a call takes."""
+    forward_kept_bytes: list[int] | None = None
+    """What was there when it ended, less the same: what backward needs, and the result."""
+    backward_taken_bytes: list[int] | None = None
+    """The peak of a backward less what was there when it began."""
+    whole_life_allocated_bytes: list[int] | None = None
+    whole_life_reserved_bytes: list[int] | None = None
+    whole_life_phase: list[str] | None = None
+    device_used_bytes: list[float] | None = None
+    """The most that the whole device held while the clock ran, by NVML."""
+    device_used_reason: str | None = None
+    """Why that is not known."""
+    limit_base_bytes: list[int] | None = None
+    """What a memory limit counts from."""
+    allocator_settings: dict[str, str] | None = None
+    """What CUDA's allocator says that it runs with, in torch's words; of the first rank, as all are told the
+    same. Null on a CPU."""
+    offloaded_activation_bytes: list[int] | None = None
+    """Layers' inputs that one step handed to host memory, and as many came back; on a CPU rank, whose only
+    memory that is, none were copied. Null without `offload.activations`."""
+    offloaded_optimizer_bytes: list[int] | None = None
+    """Gradients that one step has to copy to the optimizer in host memory, and weights back, together; a CPU
+    rank copies them within its memory. Null without `offload.optimizer`."""
+
+
+OF_ALL_RANKS = ("device_used_bytes", "device_used_reason", "allocator_settings")
+"""What is no list by rank, or is not in a rank's part: telemetry has seen it."""
+
+
+class MemoryFacts(PassFacts[Memory, Memory]):
+    name = "memory"
+    part = Memory
+    is_own_work = False
+
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Memory:  # noqa: ARG002
+        parts, telemetries = self.parts(reports), telemetry.FACTS.parts(reports)
+        used = together(telemetries, "device_used_bytes")["device_used_bytes"]
+        per_rank = [field.name for field in fields(Memory) if field.name not in OF_ALL_RANKS]
+        return replace(
+            parts[0],
+            **together(parts, *per_rank),
+            device_used_bytes=used and [worst(samples) for samples in used],
+            device_used_reason=None if used else telemetry.reasons(telemetries),
+        )
+
+
+FACTS = MemoryFacts()

@@ -1,0 +1,122 @@
+"""The parity pass: a strategy's attention against plain float64 attention, before anything is timed.
+
+At no more than 512 tokens, with the cell's own ranks, heads, layout, kernel and dtype. Inputs are rounded to
+the dtype first, so that only the computation is judged. Limits follow plain attention's error in the same
+dtype, as those of flash-attention's own tests do.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench.config import RunConfig
+from bench.measure.parity.divergence import first_divergence
+from bench.measure.parity.exact import Tensors, plain_attention, relative_error
+from bench.measure.parity.section import MAX_TOKENS, Parity, limit_of
+from bench.measure.rank_pass import RankPass
+from bench.ranks.log import Stage, WrongResultError
+from bench.ranks.memory_limit import without_memory_limit
+from bench.strategies.strategy import Strategy
+from bench.training.models import TORCH_DTYPES
+from bench.training.packing import drawn_documents
+
+SEED = 7
+
+
+def check_attention(
+    strategy: Strategy, device: torch.device, *, causal: bool = True
+) -> tuple[Parity, str | None]:
+    """Run the strategy's attention forward and backward and compare; every rank must call it.
+
+    Returns errors with their limits, and what is wrong where one is beyond its limit.
+    """
+    cell = strategy.cell
+    seq_len = parity_len(strategy)
+    inputs = random_inputs(cell, seq_len, device)
+    documents = drawn_documents(cell.batch, seq_len) if cell.data.packs else None
+    exact = plain_attention(tuple(x.double() for x in inputs), causal=causal, documents=documents)
+    plain = plain_attention(inputs, causal=causal, documents=documents)
+    with strategy.packed(documents):
+        found = _gathered(strategy, inputs, causal=causal)
+    limits = {name: limit_of(name, cell.dtype, relative_error(plain[name], exact[name])) for name in found}
+    errors = {name: relative_error(found[name], exact[name]) for name in found}
+    divergence = first_divergence(strategy, inputs, found, exact, limits, causal=causal, documents=documents)
+    return Parity(tokens=seq_len, errors=errors, limits=limits), divergence
+
+
+def parity_len(strategy: Strategy) -> int:
+    """The most tokens up to 512, and up to the cell's own length, that the layout divides."""
+    multiple = strategy.facts.length_multiple(strategy.cell)
+    return max(multiple, min(MAX_TOKENS, strategy.cell.seq_len) // multiple * multiple)
+
+
+def random_inputs(cell: RunConfig, seq_len: int, device: torch.device) -> Tensors:
+    """q, k, v and the output's gradient, [B, heads, T, D] in the cell's dtype, the same on every rank."""
+    return tuple(random_input(cell, which, seq_len, device) for which in range(4))
+
+
+def random_input(cell: RunConfig, which: int, seq_len: int, device: torch.device) -> Tensor:
+    """One of them alone: 0 is q, 1 is k, 2 is v, 3 is the output's gradient."""
+    model = cell.model
+    heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads, model.num_heads)[which]
+    generator = torch.Generator(device).manual_seed(SEED + which)
+    shape = (cell.batch, heads, seq_len, model.head_dim)
+    return torch.randn(shape, generator=generator, dtype=TORCH_DTYPES[cell.dtype], device=device)
+
+
+def laid_out_as_by_a_model(x_BHSD: Tensor) -> Tensor:
+    """These numbers with the strides of a model: contiguous as [B, S, heads, D], then transposed."""
+    return x_BHSD.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _gathered(strategy: Strategy, inputs: Tensors, *, causal: bool) -> dict[str, Tensor]:
+    """out, dq, dk, dv and the LSE, if exposed, of whole sequences in token order, from every rank's shard."""
+    pieces = strategy.slices(inputs[0].shape[2])
+    q, k, v, dout = (torch.cat([x[:, :, piece] for piece in pieces], dim=2) for x in inputs)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = strategy.attention(*leaves, causal=causal)
+    out.backward(dout)
+    with torch.no_grad():
+        lse_BNS = strategy.log_sum_exp(q, k, v, causal=causal)
+    shards = {
+        "out": out.detach(),
+        "lse": None if lse_BNS is None else lse_BNS[..., None],
+        **{f"d{name}": leaf.grad for name, leaf in zip("qkv", leaves, strict=True)},
+    }
+    return {
+        name: whole_of(strategy, shard.transpose(1, 2)).transpose(1, 2)
+        for name, shard in shards.items()
+        if shard is not None
+    }
+
+
+def whole_of(strategy: Strategy, shard_BS: Tensor) -> Tensor:
+    """The whole sequence, [B, T, ...], from every rank's shard; every rank that shares it must call it."""
+    sent = shard_BS.contiguous()
+    shards = [torch.empty_like(sent) for _ in range(strategy.cell.sp_degree)]
+    dist.all_gather(shards, sent, group=strategy.groups.sequence)
+    return strategy.unshard(shards)
+
+
+class ParityPass(RankPass):
+    found: Parity
+
+    def before_steps(self) -> None:
+        """Raises WrongResultError where a tensor is beyond its limit."""
+        subject, log = self.measurement.subject, self.measurement.log
+        with log.during("parity"), without_memory_limit():
+            if subject.strategy is None:
+                self.found = Parity(tokens=0, errors={}, limits={})
+                return
+            log.tell(Stage("parity", "attention"))
+            self.found, divergence = check_attention(subject.strategy, subject.device, causal=subject.causal)
+            if divergence is not None:
+                raise WrongResultError(f"attention parity: {divergence}")
+
+    def part(self) -> Parity:
+        return self.found
+
+
+PASS = ParityPass

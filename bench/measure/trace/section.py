@@ -1,0 +1,225 @@
+"""Where a step's time went: the trace pass without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bench.attention.layouts import LAYOUTS
+from bench.config import OWN, MeasureConfig, RunConfig
+from bench.cost.area import causal_area
+from bench.measure.documents.section import PackedDocuments
+from bench.measure.engagement.section import will_share_traced_step
+from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, by_rank
+from bench.measure.trace.intervals import length
+from bench.measure.trace.split import Split
+from bench.measure.trace.waiting import RankTrace, clock_bound_us, waiting
+from bench.ranks.log import Stage
+from bench.record.record import Check
+from bench.strategies import STRATEGIES
+
+TRACED_STEPS = 5
+"""At the most: a single step of a few milliseconds says little on a machine with neighbours."""
+TRACED_PART = 0.5
+"""Of `measure.budget_s`, which the timed steps fill: at the most so much again goes into traced ones."""
+
+ONLY_WHILE_INSPECTED = "what was inspected and checked is not what runs when nobody looks"
+BY_NAME = ("communication_ms", "calls", "purpose_total_ms", "compute_ms", "copies_ms")
+"""What a rank's split has by kind, purpose or part."""
+INSPECTED = "the only traced step was the inspected one"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSteps:
+    """One rank's traced steps in the order in which they ran."""
+
+    steps: list[RankTrace]
+    median: int
+    """Which of them is of median length, by its slowest rank; all ranks agree."""
+    is_inspected: bool = False
+    """Whether there is one alone, which was the inspected step too; all ranks agree."""
+    failure: str | None = None
+    """Why this rank has none: what the profiler said, or the reader of its trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep:
+    """One of several traced steps, by rank, in milliseconds."""
+
+    step_ms: list[float]
+    purpose_exposed_ms: dict[str, list[float]]
+    """By purpose and rank, in flight without compute on that rank."""
+    purpose_exposed_waiting_ms: dict[str, list[float]] | None
+    """The part of it in which the last rank had not arrived yet; null where that is not known."""
+    other_calls: list[str | None]
+    """What a rank called more or less often than in the inspected step; null where it made the same calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Steps under torch.profiler, per rank, in milliseconds. Intervals are merged, never summed.
+
+    All but `steps` is of the one of median length.
+
+    Each instant is booked once: `compute_ms`, `purpose_exposed_ms`, `copies_ms` and `idle_ms` add up to
+    `step_ms`. A purpose is attention, parameters, gradients, data_and_loss or other.
+    """
+
+    step_ms: list[float] = field(default_factory=list)
+    """The traced step by rank: the denominator of shares. Empty, as all else, where there is a `failure`."""
+    total_ms: list[float] = field(default_factory=list)
+    """By rank the union of all communication's intervals."""
+    exposed_ms: list[float] = field(default_factory=list)
+    """The part of it without compute on that rank. A send or receive in flight behind compute counts in
+    total, not in exposed."""
+    communication_ms: dict[str, list[float]] = field(default_factory=dict)
+    """By kind and rank the union of that kind's intervals."""
+    calls: dict[str, list[int]] = field(default_factory=dict)
+    """By kind and rank."""
+    purpose_total_ms: dict[str, list[float]] = field(default_factory=dict)
+    """By purpose and rank, in flight."""
+    purpose_exposed_ms: dict[str, list[float]] = field(default_factory=dict)
+    """By purpose and rank, exposed."""
+    purpose_waiting_ms: dict[str, list[float]] | None = None
+    """The latest arrival of the ranks that had to meet minus one's own; null where the ranks' clocks or calls
+    cannot be compared, for the reason in `waiting_unknown`."""
+    purpose_exposed_waiting_ms: dict[str, list[float]] | None = None
+    """The exposed part of that."""
+    compute_ms: dict[str, list[float]] | None = None
+    """By part and rank: `attention` is its kernels and arithmetic, `packing` the copies and conversions in
+    attention, `optimizer` clipping and the update, `other` the rest; null with a `failure`."""
+    idle_ms: list[float] | None = None
+    causal_area: list[int] | None = None
+    """By rank the (query, key, head) triples that the mask leaves it, of one sequence and layer, the mean one
+    where documents are packed; null where it is not known how a strategy shares them."""
+    unjoined: list[str | None] = field(default_factory=list)
+    """By rank why purposes are unknown."""
+    steps: list[TracedStep] = field(default_factory=list)
+    """Every traced step, in the order in which they ran."""
+    median_step: int = 0
+    """Which of `steps` all the other fields are of, from 0; the trace that is kept is of it too."""
+    is_inspected: bool = False
+    """Whether the only traced step was the inspected one too, for want of time."""
+    clock_bound_us: float | None = None
+    """By how much the comparison of clocks between hosts may be wrong, on the worst rank: lateness below
+    that counts as none. Null where all ranks read one clock."""
+    waiting_unknown: str | None = None
+    """Why waiting is null."""
+    copies_ms: dict[str, list[float]] = field(default_factory=dict)
+    """By part and rank what a GPU copied or filled without a kernel and neither compute nor communication
+    covers: `packing` in attention, `optimizer`, `other`. Empty on a CPU."""
+    torch_attention: list[str] | None = None
+    """Operators of torch's `scaled_dot_product_attention` that the step ran: a training stack leaves the
+    choice to torch, which may take cuDNN where the cell says `torch_flash`."""
+    failure: str | None = None
+    """Why nothing is known of any traced step: on which rank the profiler failed, or its trace is no good."""
+
+
+class TraceFacts(PassFacts[RankSteps, Trace]):
+    name = "trace"
+    part = RankSteps
+    needs_all_ranks = True
+    judges = Moment.INSPECTED_STEP
+
+    def stages(self, measure: MeasureConfig, step_s: float) -> list[Stage]:
+        if not measure.trace:
+            return []
+        shares = will_share_traced_step(measure, step_s)
+        return [Stage("trace", steps=1 if shares else traced_steps(measure, step_s))]
+
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Trace:
+        """Waiting needs the arrivals of all ranks, so it is found here."""
+        ranks = self.parts(reports)
+        failed = next((rank for rank, part in enumerate(ranks) if part.failure is not None), None)
+        if failed is not None:
+            return Trace(failure=f"rank {failed}: {ranks[failed].failure}")
+        steps = [*zip(*(rank.steps for rank in ranks), strict=True)]
+        median = ranks[0].median
+        traces, kept = steps[median], [*map(_traced_step, steps)]
+        splits: Sequence[Split] = [trace.split for trace in traces]
+        found = waiting(traces)
+        times: dict[str, Any] = {
+            name: by_rank(splits, name) for name in ("step_ms", "total_ms", "exposed_ms", "idle_ms")
+        }
+        times |= {name: by_name(by_rank(splits, name)) for name in BY_NAME}
+        return Trace(
+            **times,
+            purpose_exposed_ms=kept[median].purpose_exposed_ms,
+            purpose_waiting_ms=None if isinstance(found, str) else found.waiting_ms,
+            purpose_exposed_waiting_ms=kept[median].purpose_exposed_waiting_ms,
+            causal_area=_areas(cell, reports),
+            unjoined=by_rank(traces, "unjoined"),
+            steps=kept,
+            median_step=median,
+            is_inspected=ranks[0].is_inspected,
+            clock_bound_us=clock_bound_us(traces),
+            waiting_unknown=found if isinstance(found, str) else None,
+            torch_attention=traces[0].torch_attention,
+        )
+
+    def gate(self, cell: RunConfig, section: Trace) -> str | None:
+        """Nobody looked on from inside, and the ranks called what they called when somebody did.
+
+        Somebody's own loop may do other things every few steps, so of one this is only noted.
+        """
+        if cell.trainer == OWN:
+            return None
+        for number, step in enumerate(section.steps):
+            for rank, difference in enumerate(step.other_calls):
+                if difference is not None:
+                    return f"rank {rank}, traced step {number}: {difference}; {ONLY_WHILE_INSPECTED}"
+        return None
+
+    def checks(self, cell: RunConfig, section: Trace | None) -> list[Check]:
+        """The collectives that ran while nobody looked on from inside.
+
+        A step whose calls could not be told apart counts as not compared, and so do the others then.
+        """
+        check = Check(what="collective calls of traced steps", against="the inspected step")
+        if section is None:
+            return [replace(check, reason=NOT_RUN if cell.measure.trace else "measure.trace=false")]
+        differences = [next(filter(None, step.other_calls), None) for step in section.steps]
+        unjoined = INSPECTED if section.is_inspected else next(filter(None, section.unjoined), None)
+        unknown = section.failure or unjoined
+        equal = 0 if unknown else differences.count(None)
+        reason = unknown or next(filter(None, differences), None)
+        traced = len(section.steps)
+        return [replace(check, tokens=cell.seq_len, steps=equal, of_steps=traced, reason=reason)]
+
+
+def traced_steps(measure: MeasureConfig, step_s: float) -> int:
+    """Steps to trace where one takes `step_s` seconds: at least one, at most TRACED_STEPS."""
+    if measure.budget_s == 0:
+        return TRACED_STEPS
+    return max(1, min(TRACED_STEPS, int(TRACED_PART * measure.budget_s / step_s)))
+
+
+def _traced_step(traces: Sequence[RankTrace]) -> TracedStep:
+    found = waiting(traces)
+    exposed = [trace.split.exposed_spans_ms for trace in traces]
+    return TracedStep(
+        step_ms=by_rank([trace.split for trace in traces], "step_ms"),
+        purpose_exposed_ms=by_name(
+            [{purpose: length(spans) for purpose, spans in each.items()} for each in exposed]
+        ),
+        purpose_exposed_waiting_ms=None if isinstance(found, str) else found.exposed_ms,
+        other_calls=by_rank(traces, "other_calls"),
+    )
+
+
+def _areas(cell: RunConfig, reports: Sequence[RankReport]) -> list[int] | None:
+    if cell.data.packs:
+        return [_mean_area(cell, report.parts.get("documents")) for report in reports]
+    known = cell.strategy in STRATEGIES and cell.layout in LAYOUTS
+    return [causal_area(cell, rank % cell.sp_degree) for rank in range(len(reports))] if known else None
+
+
+def _mean_area(cell: RunConfig, packed: PackedDocuments | None) -> int:
+    """Of the sequences that the rank has a part of, over all full-length steps."""
+    assert packed is not None  # the pass runs wherever sequences hold documents
+    (area,) = packed.area
+    return sum(area) // (len(area) * cell.batch * cell.grad_accum)
+
+
+FACTS = TraceFacts()

@@ -1,0 +1,79 @@
+"""Attention alone: one call, forward and backward, on random inputs of the cell's shape."""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench.measure.parity.rank import laid_out_as_by_a_model, random_input
+from bench.measure.subject import AttentionCall
+from bench.measure.timing.clock import StepClock, synchronise
+from bench.measure.workloads.workload import Rank, Workload
+
+
+class Attention(Workload):
+    def __init__(self, rank: Rank) -> None:
+        super().__init__(rank)
+        self.causal = self.cell.workload.mask == "causal"
+        q, k, v, self.dout = (self._shard(which) for which in range(4))
+        self.leaves = [x.requires_grad_() for x in (q, k, v)]
+        self.out = q
+
+    def step(self, number: int) -> StepClock:  # noqa: ARG002  every call is the same
+        """One call; the clock was marked at its start, between forward and backward, and at its end."""
+        clock = StepClock(self.rank.device)
+        for leaf in self.leaves:
+            leaf.grad = None
+        self.out = self.leaves[0]  # what the last call came to is not this one's memory
+        clock.mark()
+        self.rank.phase.enter("forward")
+        self.out = self._forward()
+        clock.mark()
+        self.rank.phase.enter("backward")
+        self.out.backward(self.dout)
+        self.rank.phase.enter(None)
+        clock.mark()
+        return clock
+
+    def short_step(self) -> None:
+        """A call, and more for `measure.warmup_s`.
+
+        The timed pass warms up by no more steps than training may take: so many calls may be over at once.
+        """
+        self.step(0)
+        if self.cell.measure.warmup_s > 0:
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """As many calls on every rank."""
+        synchronise(self.device)
+        start = time.perf_counter()
+        self.step(0)
+        synchronise(self.device)
+        call_s = torch.tensor(time.perf_counter() - start, device=self.device)
+        dist.all_reduce(call_s, dist.ReduceOp.MAX)
+        for _ in range(math.ceil(self.cell.measure.warmup_s / call_s.item())):
+            self.step(0)
+
+    def attention_call(self) -> AttentionCall:
+        dq, dk, dv = (leaf.grad for leaf in self.leaves if leaf.grad is not None)
+        return AttentionCall(self.out.detach(), dq, dk, dv)
+
+    def _forward(self) -> Tensor:
+        strategy = self.rank.strategy
+        attention = partial(strategy.attention, causal=self.causal)
+        if strategy.watch is None:
+            return attention(*self.leaves)
+        q, k, v = self.leaves
+        return strategy.watch.run(attention, q, k, v)
+
+    def _shard(self, which: int) -> Tensor:
+        """This rank's part of an input; the whole of it is there for a moment only."""
+        whole = random_input(self.cell, which, self.cell.seq_len, self.rank.device)
+        pieces = self.rank.strategy.slices(whole.shape[2])
+        return laid_out_as_by_a_model(torch.cat([whole[:, :, piece] for piece in pieces], dim=2))

@@ -1,0 +1,88 @@
+"""Training steps: the model, its engine and the trainer whose loop runs."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from bench.attention.watch import AttentionWatch
+from bench.measure.hooks import Spans, step_spans
+from bench.measure.mistakes import mistaken
+from bench.measure.timing.section import first_step_tokens
+from bench.measure.workloads.workload import Rank, Workload
+from bench.training.activation_memory import ActivationOffload, tile_mlps
+from bench.training.data import open_data
+from bench.training.loss import ModelWithLoss
+from bench.training.models import TORCH_DTYPES, empty_model, sum_embedding_gradient_in_float32
+from bench.training.trainer_facts import TRAINER_FACTS
+from bench.training.trainers import trainer_code
+from bench.training.trainers.trainer import NextStep, StepOutcome, Trainer
+from bench.training.weights import filled_layers, numbers_of
+
+
+class Train(Workload):
+    trainer: Trainer
+
+    def __init__(self, rank: Rank) -> None:
+        super().__init__(rank)
+        cell = self.cell
+        rank.begin("data" if cell.data.tokenizer is None else "tokenizing")
+        model, data = _model(rank), open_data(cell, rank.device)
+        rank.begin("model" if cell.model.path is None else "checkpoint")
+        if cell.tiled_mlp:
+            tile_mlps(model.model)
+        if cell.offload.activations:
+            self.activation_offload = ActivationOffload(rank.device)
+            self.activation_offload.install(model.model)
+        layers = filled_layers(model.model, numbers_of(cell.model, cell.seed), rank.device)
+        self.trainer = (
+            mistaken(cell.mistake)
+            .trainer(trainer_code(cell.trainer))
+            .build(model, layers, data, rank.strategy, rank.wiring, rank.device, rank.phase)
+        )
+        self.optimizer = self.trainer.engine
+        self.attention_name = self.trainer.attention_name
+        self.attention_code = self.trainer.attention_code
+        self.step_period = self.trainer.step_period
+        self.network = model
+        self.sequence_ranks = cell.sp_degree
+
+    def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
+        return self.trainer.watched(watch)
+
+    def optimizer_spans(self) -> AbstractContextManager[Spans]:
+        """The engine's update, or of a stack, which decides itself when to update, torch's optimizers."""
+        is_stack = TRAINER_FACTS[self.cell.trainer].is_stack
+        return step_spans(self.rank.phase) if is_stack else super().optimizer_spans()
+
+    def fed_positions(self) -> Tensor | None:
+        positions = self.trainer.fed.positions
+        return None if positions is None else positions[0]
+
+    def take_steps(self, next_step: NextStep) -> None:
+        self.trainer.run(next_step)
+
+    def step(self, number: int) -> StepOutcome:
+        return self.trainer.step(number, self.cell.padded_len)
+
+    def short_step(self) -> None:
+        """At most 2,048 tokens: allocators, optimizer state, lazy imports."""
+        multiple = self.rank.strategy.facts.length_multiple(self.cell)
+        self.trainer.step(0, first_step_tokens(self.cell.padded_len, multiple))
+
+
+def _model(rank: Rank) -> ModelWithLoss:
+    """The model with its loss and no numbers, in the dtype of its master weights: float32, or float64."""
+    cell = rank.strategy.cell
+    torch.set_default_dtype(TORCH_DTYPES["fp64" if cell.dtype == "fp64" else "fp32"])
+    model = empty_model(cell.model, attention_name=rank.wiring.attention_name, max_positions=cell.seq_len)
+    if rank.device.type == "cpu":
+        sum_embedding_gradient_in_float32(model)
+    if cell.checkpointing:
+        contexts = rank.strategy.checkpoint_contexts
+        around = {} if contexts is None else {"context_fn": contexts}
+        model.gradient_checkpointing_enable({"use_reentrant": False, **around})
+    model.train()
+    return ModelWithLoss(model, cell.loss, rank.phase)

@@ -1,0 +1,92 @@
+"""A kind of step that the harness runs itself, over and over."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bench.attention.watch import AttentionWatch
+from bench.measure.hooks import Spans, method_spans
+from bench.measure.rank_pass import Ask, Steps
+from bench.measure.subject import Subject
+from bench.ranks.log import StepPhase
+from bench.strategies.strategy import Strategy, Wiring
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What a workload is built on: an installed strategy and this rank's device."""
+
+    strategy: Strategy
+    wiring: Wiring
+    device: torch.device
+    phase: StepPhase
+    begin: Callable[[str], None] = lambda _: None
+    """Called with each part of the building, which may take long, before it begins."""
+
+
+class Workload(Subject):
+    """One kind of step; the passes run, time, trace and inspect it without knowing which."""
+
+    optimizer: object | None = None
+    """What has a method `update`, the optimizer's part of a step; None where nothing is trained."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.strategy: Strategy = rank.strategy
+        self.cell = rank.strategy.cell
+        self.device = rank.device
+        self.attention_name = rank.wiring.attention_name
+        self.attention_code = f"{rank.strategy.package_name}."
+        cluster = self.cell.cluster
+        self.nodes = cluster.nodes
+        self.ranks_beside = cluster.ranks_beside(rank.strategy.groups.rank % cluster.ranks_per_node)
+
+    @abstractmethod
+    def step(self, number: int) -> Any:
+        """One step at full length, not waited for; what it returns goes to the pass that asked."""
+
+    @abstractmethod
+    def short_step(self) -> None:
+        """The cheapest step that pays for all that happens only once."""
+
+    def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
+        return self.strategy.watched(watch)
+
+    def optimizer_spans(self) -> AbstractContextManager[Spans]:
+        return method_spans(self.optimizer, "update")
+
+    def run(self, passes: Steps) -> None:
+        """Run the steps that the passes ask for.
+
+        An error of a step is raised in the pass that asked for it, and then here.
+        """
+
+        def next_step(outcome: Any) -> bool:
+            """Whether the passes, told of the last full-length step, ask for another one."""
+            try:
+                while (ask := passes.send(outcome)) is not Ask.STEP:
+                    outcome = None
+                    if ask is Ask.FIRST:
+                        self.short_step()
+            except StopIteration:
+                return False
+            return True
+
+        try:
+            self.take_steps(next_step)
+        except BaseException as error:
+            passes.throw(error)
+            raise
+
+    def take_steps(self, next_step: Callable[[Any], bool]) -> None:
+        """Full-length steps, numbered from 0, while `next_step`, told of the last one, wants more."""
+        number, outcome = 0, None
+        while next_step(outcome):
+            outcome = self.step(number)
+            number += 1

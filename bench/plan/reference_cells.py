@@ -1,0 +1,85 @@
+"""Cells of `local` that a sweep runs only so that others can be compared with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+
+from bench.common.environment import Machine
+from bench.common.labels import length_label, size_label
+from bench.config import RunConfig
+from bench.cost.band import Fit
+from bench.plan.planned import PlannedCell, planned_cell
+from bench.plan.work import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, is_base, work_of
+from bench.record.record import Role
+from bench.request.placement import of_fewer_ranks
+from bench.strategies import STRATEGIES
+from bench.training.trainer_facts import NATIVE
+
+STEPS_SHARE = 0.5
+"""Of the budget, for steps; starting, checks and ending take the rest."""
+
+
+def reference_cells(planned: Iterable[PlannedCell], machine: Machine) -> dict[str, PlannedCell]:
+    """Return the cells of `local` that run in addition to these cells, by the work that they do.
+
+    None for work that has a cell of `local` among these, for cells that cannot run, and where no cell may be
+    a reference.
+    """
+    cells = {each.cell.cell_id: each for each in planned}.values()
+    settled = {work_of(each.cell) for each in cells if is_base(each.cell)}
+    found: dict[str, PlannedCell] = {}
+    for each in cells:
+        cell = each.cell
+        is_wanted = cell.workload.name == "train" and cell.measure.reference_budget_s > 0
+        if not is_wanted or each.reason is not None or (work := work_of(cell)) in settled | found.keys():
+            continue
+        reference = reference_of(cell)
+        asked = None if reference is None else planned_cell(reference, machine, Role.REFERENCE)
+        if asked is not None and asked.reason is None:
+            found[work] = asked
+    return found
+
+
+def why_not_tried(reference: PlannedCell) -> str | None:
+    """Why a reference does not run, in a line: it would run out of memory. None where it may fit."""
+    room = reference.room
+    if room is None or room.fit is not Fit.OUT_OF_MEMORY:
+        return None
+    return (
+        f"{length_label(reference.cell.seq_len)}: {REFERENCE_STRATEGY} does not run as a reference: a rank"
+        f" needs {room.needed_label} and may use {size_label(room.usable)}; others are compared with the"
+        " first sound cell"
+    )
+
+
+def reference_of(cell: RunConfig) -> RunConfig | None:
+    """The native loop's cell of `local` that does the same work on one rank a sequence; None where none does.
+
+    It may be refused. Its time is not reported, so its budget alone limits its steps.
+    """
+    facts = STRATEGIES[REFERENCE_STRATEGY]
+    threads = min(cell.cluster.threads_per_rank * cell.sp_degree, len(os.sched_getaffinity(0)))
+    reference = replace(
+        cell,
+        strategy=REFERENCE_STRATEGY,
+        options=(),
+        layout=facts.default_layout,
+        sp_degree=1,
+        ulysses_degree=1,
+        padding=0,
+        trainer=NATIVE,
+        cluster=replace(of_fewer_ranks(cell.cluster, cell.dp_degree), threads_per_rank=threads),
+        measure=replace(
+            cell.measure,
+            steps=MAX_COMPARED_STEPS,
+            warmup_s=0.0,
+            least_steps=0,
+            budget_s=STEPS_SHARE * cell.measure.reference_budget_s,
+            timeout_s=min(cell.measure.timeout_s, cell.measure.reference_budget_s),
+            trace=False,
+            keep_traces=False,
+        ),
+    )
+    return reference if work_of(reference) == work_of(cell) else None

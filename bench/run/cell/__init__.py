@@ -1,0 +1,1 @@
+"""One cell in, one record out. May import node and what lies below run."""

@@ -1,0 +1,294 @@
+"""From how a cell's ranks ended to its record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from bench.common.environment import describe
+from bench.common.finite import not_finite
+from bench.common.labels import rate_range_label, size_label
+from bench.common.statistics import slowest_median
+from bench.config import RunConfig
+from bench.cost.flops import (
+    CausalPairs,
+    attention_backward_flops,
+    attention_forward_flops,
+    hardware_flops,
+    model_flops,
+)
+from bench.cost.memory import MemoryNeed
+from bench.cost.traffic import payload
+from bench.measure import PASSES, Sections, checks, decoded, evidence, first_failure, merge, own_work_s
+from bench.measure.documents.section import PackedDocuments
+from bench.measure.facts import RankReport, worst_by_name
+from bench.plan.planned import PlannedCell
+from bench.record.record import SCHEMA_VERSION, Check, Failure, OutOfMemory, Provenance, Record, Status
+from bench.request.modes import mode_of
+from bench.run.cell.ends import classify
+from bench.run.node.end import RankEnd
+from bench.strategies import STRATEGIES
+
+OF_SWEEP = ("packages", "strategy_package", "argv")
+"""Of an environment what holds of the whole sweep, whatever machine its launcher is on."""
+NAMES_OF_NODE = ("host", "address")
+
+
+def record_of(
+    planned: PlannedCell,
+    ends: Sequence[RankEnd],
+    wall_s: float,
+    started_at: datetime,
+    known: Sections,
+) -> Record:
+    """The ranks' ends as one record; `known` are sections of an equal cell that were not measured again."""
+    cluster = planned.cell.cluster
+    status, failure = classify(ends, limited=cluster.memory_limit_gib is not None and cluster.device == "cpu")
+    if failure is not None:
+        return failed(planned, status, failure, wall_s, started_at)
+    reports = [decoded(end.report) for end in ends if end.report is not None]
+    sections = merge(reports, planned.cell, known)
+    wrong = first_failure(planned.cell, sections) or not_finite_on_a_rank(reports, planned.cell.running_ranks)
+    made, fixed = checks(planned.cell, sections), fixed_cost_s(reports, wall_s)
+    record = judged(planned, sections, made, wrong, wall_s, started_at, fixed_cost_s=fixed)
+    slowest_s = worst_by_name([report.phases_s for report in reports])
+    return replace(with_software(record, reports), phases_s=slowest_s)
+
+
+def refused(planned: PlannedCell, reason: str, wall_s: float, started_at: datetime | None = None) -> Record:
+    """The record of a cell that is not supported."""
+    return record_with(planned, Status.UNSUPPORTED, reason, wall_s, started_at)
+
+
+def failed(
+    planned: PlannedCell, status: Status, failure: Failure, wall_s: float, started_at: datetime
+) -> Record:
+    """The record of a cell that did not reach its end."""
+    where = " ".join(filter(None, (failure.phase, failure.step_phase))) or "unknown phase"
+    on_node = "" if failure.node is None else f" on {failure.node}"
+    reason = f"rank {failure.rank}{on_node}, {where}: {_what(status, failure).strip() or failure.kind}"
+    return record_with(planned, status, reason.splitlines()[0], wall_s, started_at, failure=failure)
+
+
+def judged(
+    planned: PlannedCell,
+    sections: Sections,
+    made: Sequence[Check],
+    wrong: str | None,
+    wall_s: float,
+    started_at: datetime,
+    fixed_cost_s: float | None = None,
+) -> Record:
+    """The record of a cell that ran to its end: where something is wrong, without any speed.
+
+    `made` are the checks of all sections, `wrong` is what a gate found; a number that is not finite is wrong
+    in any section.
+    """
+    wrong = wrong or _not_finite(sections)
+    if wrong is not None:
+        kept = evidence(sections)
+        return record_with(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, sections=kept, made=made)
+    ok = record_with(planned, Status.OK, None, wall_s, started_at, sections=sections, made=made)
+    return replace(ok, fixed_cost_s=fixed_cost_s)
+
+
+def with_software(record: Record, reports: Sequence[RankReport]) -> Record:
+    """The same record with what only the ranks know of the software that ran."""
+    return replace(record, environment={**record.environment, **reports[0].software})
+
+
+def on_nodes(record: Record, nodes: Sequence[Mapping[str, Any]]) -> Record:
+    """The same record where ranks ran on other machines: its environment is the first one's, and by node
+    what differs from that.
+
+    Software is the same on all, or they would not have been taken in.
+    """
+    if not nodes:
+        return record
+    of_sweep = {name: record.environment[name] for name in OF_SWEEP if name in record.environment}
+    of_machine = [{name: value for name, value in node.items() if name not in OF_SWEEP} for node in nodes]
+    first = {name: value for name, value in of_machine[0].items() if name not in NAMES_OF_NODE}
+    by_node = [
+        {name: value for name, value in node.items() if name in NAMES_OF_NODE or first.get(name) != value}
+        for node in of_machine
+    ]
+    return replace(record, environment={**first, **of_sweep, "nodes": by_node})
+
+
+def found_wrong(record: Record, reason: str) -> Record:
+    """The same record once its result turned out to be wrong: without any speed, its checks as they were."""
+    kept = dict.fromkeys(record.sections) | evidence(record.sections)
+    return replace(record, status=Status.WRONG_RESULT, reason=reason, sections=kept, fixed_cost_s=None)
+
+
+def fixed_cost_s(reports: Sequence[RankReport], wall_s: float) -> float:
+    """Seconds of a cell that are not its own steps: starting, joining, building, reporting, leaving."""
+    return wall_s - max(map(own_work_s, reports))
+
+
+def not_finite_on_a_rank(reports: Sequence[RankReport], ranks: Sequence[int]) -> str | None:
+    """Where in the reports of these ranks the first number stands that is not finite, in one line, or None.
+
+    Sections need not show it: merging takes the largest of some numbers and only rank 0's of others.
+    """
+    found = (
+        f"rank {rank}: {place}"
+        for rank, report in zip(ranks, reports, strict=True)
+        for name, part in report.parts.items()
+        for place in not_finite(part, name)
+    )
+    return _told(next(found, None))
+
+
+def _not_finite(sections: Sections) -> str | None:
+    found = (place for name, section in sections.items() for place in not_finite(section, name))
+    return _told(next(found, None))
+
+
+def _told(place: str | None) -> str | None:
+    return None if place is None else f"{place}, which is no finite number"
+
+
+def _what(status: Status, failure: Failure) -> str:
+    if failure.out_of_memory is not None:
+        return shortage(failure.out_of_memory, failure.message)
+    # The message of an exception may say little without its class.
+    return f"{failure.kind}: {failure.message}" if status is Status.ERROR else failure.message
+
+
+def record_with(
+    planned: PlannedCell,
+    status: Status,
+    reason: str | None,
+    wall_s: float = 0.0,
+    started_at: datetime | None = None,
+    *,
+    sections: Sections | None = None,
+    failure: Failure | None = None,
+    made: Sequence[Check] | None = None,
+) -> Record:
+    """The record of a cell that came to this; its provenance is that of the cell's mode.
+
+    `made` are checks that were made, None where none could be.
+    """
+    cell = planned.cell
+    not_run = {name: None for name, section in PASSES.items() if section.part is not None}
+    return Record(
+        schema_version=SCHEMA_VERSION,
+        cell_id=cell.cell_id,
+        experiment=cell.experiment,
+        role=planned.role,
+        repeat=planned.repeat,
+        order=planned.order,
+        status=status,
+        reason=reason,
+        provenance=mode_of(cell).provenance,
+        config=cell.flat(),
+        environment=describe(STRATEGIES.packages(cell.strategy)),
+        analytic=analytic(cell, sections, planned.need),
+        started_at=(started_at or datetime.now(UTC)).isoformat(timespec="seconds"),
+        wall_s=wall_s,
+        fixed_cost_s=None,
+        sections=not_run | dict(sections or {}),
+        failure=failure,
+        checks=made,
+    )
+
+
+def analytic(
+    cell: RunConfig, sections: Sections | None = None, need: MemoryNeed | None = None
+) -> dict[str, Any]:
+    """Return what arithmetic says of one step: FLOPs of all ranks, bytes that one exchanges and needs.
+
+    FLOPs of packed documents are those of the mean step, unknown where no rank counted any. Bytes are unknown
+    of a strategy that is not in the table.
+    """
+    facts = STRATEGIES.get(cell.strategy)
+    return {
+        "tokens_per_step": cell.tokens_per_step,
+        **ANALYTIC_FLOPS[cell.workload.name](cell, (sections or {}).get("documents")),
+        "exchange_bytes": facts and facts.exchange_bytes(cell),
+        "payload_bytes": payload(cell),
+        "needed_bytes": need and need.total,
+    }
+
+
+def _training_flops(cell: RunConfig, packed: PackedDocuments | None) -> dict[str, int | None]:
+    counted = {
+        f"{name}_{'causal' if causal else 'full'}": (count, causal)
+        for name, count in {"model_flops": model_flops, "hardware_flops": hardware_flops}.items()
+        for causal in (True, False)
+    }
+    if cell.data.packs and packed is None:
+        return dict.fromkeys(counted)
+    pairs = None if packed is None else _mean_pairs(packed)
+    return {name: count(cell, causal=causal, pairs=pairs) for name, (count, causal) in counted.items()}
+
+
+def _mean_pairs(packed: PackedDocuments) -> CausalPairs:
+    """Those of the mean step."""
+    steps = len(packed.pairs)
+    return CausalPairs(sum(packed.pairs) // steps, sum(packed.computed_pairs) // steps)
+
+
+def _attention_flops(cell: RunConfig, packed: PackedDocuments | None) -> dict[str, int | None]:  # noqa: ARG001
+    """Of one call, by the area that the mask leaves."""
+    causal = cell.workload.mask == "causal"
+    return {
+        "attention_forward_flops": attention_forward_flops(cell, causal=causal),
+        "attention_backward_flops": attention_backward_flops(cell, causal=causal),
+    }
+
+
+ANALYTIC_FLOPS: Mapping[str, Callable[[RunConfig, PackedDocuments | None], dict[str, int | None]]] = {
+    "train": _training_flops,
+    "attention": _attention_flops,
+}
+
+
+def shortage(found: OutOfMemory, said: str) -> str:
+    """`no room for 2.0 GiB more of device memory, with 70.1 GiB held`.
+
+    What the error `said` stands for the first half where it gives no size.
+    """
+    if found.requested_bytes is None:
+        what = said.strip().partition("\n")[0]
+    else:
+        what = f"no room for {size_label(found.requested_bytes)} more of {found.memory} memory"
+    if found.held_bytes is None:
+        return what
+    of_limit = "" if found.limit_bytes is None else f" of a limit of {size_label(found.limit_bytes)}"
+    had_room = found.held_bytes + (found.requested_bytes or 0) <= (found.limit_bytes or 0)
+    since = " once the failed operation had let go of its own" if had_room else ""
+    return f"{what}, with {size_label(found.held_bytes)} held{of_limit}{since}"
+
+
+def outcome(record: Record) -> str:
+    """Tokens per second of the slowest rank's median step, or what went wrong and why.
+
+    Of a prediction with its band, as it has no samples, and of a replay with and without the link's time.
+    """
+    timing = record.sections["timing"]
+    if record.status is not Status.OK or timing is None:
+        return f"{record.status.value}: {record.reason}"
+    rate = timing.tokens_per_step / slowest_median(timing.step_times_ms) * 1e3
+    band_ms = ((record.analytic or {}).get("prediction") or {}).get("step_time_ms")
+    if record.provenance is Provenance.PREDICTED and band_ms is not None:
+        low, high = (timing.tokens_per_step / band_ms[end] * 1e3 for end in ("high", "low"))
+        return f"{rate:,.0f} tokens/s predicted ({low:,.0f} to {high:,.0f})"
+    n = f"n={len(timing.step_times_ms[0])}"
+    if record.provenance is Provenance.REPLAYED:
+        with_link = rate_with_link(rate, timing.tokens_per_step, record.analytic.get("link_ms"))
+        return f"{rate_range_label(with_link, rate)} tokens/s replayed, {n}"
+    return f"{rate:,.0f} tokens/s, {n}"
+
+
+def rate_with_link(
+    tokens_per_s: float, tokens: int, link_ms: Mapping[str, Mapping[str, float]] | None
+) -> float | None:
+    """Tokens/s where all of the link's time, at its high end, comes on top of a step of so many tokens."""
+    if link_ms is None:
+        return None
+    return tokens / (tokens / tokens_per_s + sum(each["high"] for each in link_ms.values()) / 1e3)

@@ -1,0 +1,74 @@
+"""What a record has no metric for; each formula is asked of its page, in tests/test_doc_formulas.py."""
+
+import pytest
+
+from analysis.read.measured import worst_rank
+from analysis.show.figures.figures import figures_for
+from analysis.show.tables.attention import HEADINGS, attention_rows
+from tests.support.predictions import make_predicted, with_prediction
+from tests.support.records import (
+    make_failure,
+    make_record,
+    make_timing,
+    make_trace,
+    metrics_of,
+    of_attention,
+)  # fmt: skip
+
+
+def test_peak_memory_is_the_worst_rank_s_and_missing_is_none_not_zero():
+    assert worst_rank([3, None, 7]) == 7
+    assert worst_rank([None, None]) is worst_rank(None) is None
+
+
+def test_a_trace_over_1_2_times_the_timed_step_has_neither_shares_nor_parts_and_says_so():
+    metrics = metrics_of(make_record(trace=make_trace(2, step_ms=[121.0, 100.0])))
+    assert (
+        metrics.communication_share is metrics.attention_exchange_share is metrics.part_attention_ms is None
+    )
+    assert metrics.straggler_gap_ms is None
+    assert "1.21 times" in metrics.note
+
+
+@pytest.mark.parametrize("config", [{"hardware": "cpu"}, {"dtype": "fp32"}])
+def test_there_is_no_mfu_without_a_peak_for_that_hardware_and_dtype(config):
+    assert metrics_of(make_record(config=config)).mfu_causal is None
+
+
+def test_a_wrong_result_has_nothing_but_its_reason_even_where_it_was_timed():
+    metrics = metrics_of(make_record(status="wrong_result", reason="dq is off"))
+    assert (metrics.tokens_per_s, metrics.part_attention_ms, metrics.note) == (None, None, "dq is off")
+
+
+def test_a_short_warm_up_is_noted():
+    timing = make_timing([[1.0]] * 2) | {"warmup": "short"}
+    assert "shorter steps" in metrics_of(make_record(timing=timing, trace=None)).note
+
+
+def test_a_prediction_outlives_a_cell_that_failed():
+    found = metrics_of(with_prediction(make_failure("out_of_memory", "no room"), fit="out_of_memory"))
+    assert (found.predicted_fit, found.predicted_step_time_ms) == ("out_of_memory", 100.0)
+    assert found.step_time_ms is None
+
+
+@pytest.mark.parametrize("band", [(2.0, 1.0, 3.0), (1.0, 3.0, 2.0), (0.0, 1.0, 2.0)])
+def test_a_band_out_of_order_or_down_to_nothing_is_no_record(band):
+    with pytest.raises(ValueError, match="Expected"):
+        metrics_of(make_predicted(step_ms=band))
+
+
+def attention_record(**calls):
+    config = {"sp_degree": 2, "cluster.world_size": 2, "workload": "attention"}
+    return of_attention(make_record(config=config) | {"losses": None}, **calls)
+
+
+def test_without_a_single_device_there_is_no_ratio(summary_of):
+    record = attention_record(single_forward_ms=None, single_backward_ms=None)
+    assert summary_of([record]).iloc[0][["attention_of_single"]].isna().all()
+
+
+def test_only_cells_about_attention_alone_are_in_its_table_and_figures(cells_of):
+    trained, alone = cells_of([make_record()]), cells_of([make_record(), attention_record()])
+    assert attention_rows(trained) == []
+    assert [len(row) for row in attention_rows(alone)] == [len(HEADINGS)]
+    assert {*figures_for(alone)} - {*figures_for(trained)} == {"attention_of_single", "error_growth"}

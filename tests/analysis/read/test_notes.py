@@ -1,0 +1,27 @@
+import pytest
+
+from analysis.read.notes import load_note, step_notes
+from analysis.read.recorded import as_recorded
+from tests.support.records import make_record
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "said"),
+    [
+        ([100.0] * 20, []),
+        ([100, 101, 102, 103, 104, 105], []),
+        ([100, 105, 110, 115, 120, 125], ["unstable: "]),
+        ([100, 130, 160, 190, 220, 250], ["very unstable: "]),
+        ([100, 101, 102, 103, 104, 200], ["1 of 6 steps are severe outliers, kept"]),
+        ([100, 200, 300, 400, 500], []),
+    ],
+)
+def test_a_spread_is_flagged_from_a_tenth_of_the_median_and_outliers_are_counted(steps_ms, said):
+    notes = step_notes(steps_ms)
+    assert [note.startswith(start) for note, start in zip(notes, said, strict=True)] == [True] * len(said)
+
+
+@pytest.mark.parametrize(("load", "busy"), [(2.0, False), (4.0, False), (4.1, True)])
+def test_a_load_beyond_twice_the_cores_is_other_peoples_work(load, busy):
+    record = make_record(telemetry={"load_average": load}, environment={"cores": 2})
+    assert (load_note(as_recorded(record)) is not None) == busy

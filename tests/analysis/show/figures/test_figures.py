@@ -1,0 +1,313 @@
+import itertools
+import math
+import re
+
+import pytest
+from matplotlib.text import Text
+
+from analysis.cells.cells import CPU_BANNER, SHARED_GPU_BANNER
+from analysis.cells.parts import REST, step_ms
+from analysis.cells.selection import Selection, for_figures
+from analysis.cells.series import STRATEGY_STYLES, styles_of
+from analysis.cells.statuses import EXCLUDED, NOT_KNOWN
+from analysis.show.figures.failures import MAX_ROWS, failure_marks
+from analysis.show.figures.figures import FIGURES, build, figures_for, write_figure
+from analysis.show.figures.sheet import legend_entries
+from bench.strategies import STRATEGIES
+from tests.support.drawing import axes_of, built, cut_off_in, overlaps_in, sheet_of, texts
+from tests.support.predictions import make_predicted, with_prediction
+from tests.support.records import (
+    CPU,
+    FAILED,
+    SHARED_GPU,
+    grid,
+    make_failure,
+    make_record,
+    make_timing,
+    make_trace,
+    of_attention,
+    on_ranks,
+)
+from tests.support.synthetic import synthetic_records
+
+LENGTHS = [8192, 16384, 32768, 65536, 98304]
+
+
+def complete(record):
+    """A record that every figure shows something of."""
+    return with_prediction(of_attention(record))
+
+
+def of_each_kind():
+    """Long names and variants, calls of attention, a traced step of eleven days, failures."""
+    slow = {"trace": make_trace(2, step_ms=[1e9] * 2)}
+    return [
+        *map(complete, on_ranks(["local", "ring_flash_attn_llama3"], LENGTHS, [1, 2], **CPU)),
+        of_attention(make_record(config=CPU, **slow)),
+        make_failure("error", "no", config=CPU | {"cluster.memory_limit_gib": 4.0}),
+        make_failure(
+            "wrong_result", "no", config=CPU | {"strategy": "ring_flash_attn_llama3", "seq_len": 4096}
+        ),
+    ]
+
+
+def crowded():
+    """Many ranks, capacities near one another, and every seventh cell without a result."""
+    records = [
+        complete(record)
+        for limit in (4.0, 4.1, 40.0)
+        for record in on_ranks(
+            [*STRATEGY_STYLES][1:6], LENGTHS, [1, 2, 4, 8], **{"cluster.memory_limit_gib": limit}
+        )
+    ]
+    failures = ("out_of_memory", "timed_out", "unsupported")
+    for record, status in zip(records[::7], itertools.cycle(failures), strict=False):
+        record.update(FAILED | {"status": status, "reason": "no"})
+    return records
+
+
+SWEEPS = {
+    "one cell": lambda: [complete(make_record())],
+    "failures among cells": lambda: synthetic_records(30),
+    "a CPU": of_each_kind,
+    "all at once": crowded,
+    "hundreds": lambda: synthetic_records(288),
+    "thousands": lambda: synthetic_records(3000),
+}
+SLOW = {"hundreds", "thousands"}
+
+
+@pytest.mark.parametrize(
+    "sweep", [pytest.param(each, marks=pytest.mark.slow if each in SLOW else ()) for each in SWEEPS]
+)
+def test_no_text_of_a_figure_overlaps_another_or_is_cut_off(cells_of, sweep):
+    cells = cells_of(SWEEPS[sweep]())
+    drawn = {name: built(name, cells).figure for name in figures_for(cells)}
+    assert {name: overlaps_in(figure) for name, figure in drawn.items()} == {name: [] for name in drawn}
+    assert {name: cut_off_in(figure) for name, figure in drawn.items()} == {name: [] for name in drawn}
+
+
+def test_a_figure_in_a_page_has_names_of_its_own_and_nothing_that_two_figures_could_share(cells_of, tmp_path):
+    svg = write_figure("throughput", for_figures(cells_of([make_record()])), tmp_path).svg
+    names = re.findall(r'\bid="([^"]*)"', svg)
+    assert names
+    assert all(each.startswith("throughput-") for each in names)
+    assert {*re.findall(r'(?:url\(#|href="#)([^")]*)', svg)} <= {*names}
+
+
+def test_a_figure_without_values_is_left_out_and_of_failures_alone_one_stays(cells_of):
+    failed = make_failure("out_of_memory", "no room")
+    assert figures_for(cells_of([failed])) == ["throughput"]
+    assert figures_for(cells_of([])) == []
+    assert "step_parts" not in figures_for(cells_of([make_record(trace=None)]))
+    said = texts(built("throughput", cells_of([failed])).figure)
+    assert {"No cell has a result (1 OOM)", "ulysses: out of memory"} <= {*said}
+
+
+@pytest.mark.parametrize(("status", "glyph"), [("out_of_memory", "x"), ("timed_out", "*")])
+def test_a_failed_cell_has_a_mark_at_its_length_in_line_with_the_others_and_a_label(cells_of, status, glyph):
+    records = [complete(make_record()), make_failure(status, "no", config={"seq_len": 65536})]
+    sheet = sheet_of("throughput", cells_of(records))
+    strip, axes = sheet.panels
+    (mark,) = [line for line in strip.lines if line.get_marker() == glyph]
+    assert list(mark.get_xdata()) == [65536]
+    assert strip.get_xlim() == axes.get_xlim()
+    bottom, top = sorted(strip.get_ylim())
+    assert all(bottom < y < top for y in mark.get_ydata())
+    assert mark.get_color() == STRATEGY_STYLES["ulysses"].color
+    assert f"ulysses: {status.replace('_', ' ')}" in texts(sheet.figure)
+
+
+def test_failures_of_one_series_and_status_are_one_row_and_of_too_many_series_are_told_by_status(cells_of):
+    failing = [16384, 32768, 98304]
+    records = [make_failure("out_of_memory", "no", config={"seq_len": each}) for each in failing]
+    (mark,) = failure_marks(cells_of([*grid(["local"], LENGTHS), *records]).series)
+    assert mark.places == (16384, 32768, 98304)
+    many = [make_failure("error", "no", config={"strategy": each}) for each in STRATEGY_STYLES]
+    assert len(many) > MAX_ROWS
+    (mark,) = failure_marks(cells_of(many).series)
+    assert mark.label == "error"
+
+
+@pytest.mark.parametrize(
+    ("config", "banner"), [(CPU, CPU_BANNER), (SHARED_GPU, SHARED_GPU_BANNER), ({}, None)]
+)
+def test_a_figure_says_what_was_measured_on_what_that_it_ranks_nothing_and_that_it_is_a_part(
+    cells_of, config, banner
+):
+    cells = cells_of([make_record(config=config)])
+    said = {*texts(build("throughput", Selection(cells, None)).figure)}
+    assert "measured: qwen3_nano, zero3, bf16 on NVIDIA H100 80GB HBM3, 2 ranks" in said
+    assert {CPU_BANNER, SHARED_GPU_BANNER} & said == ({banner} if banner else set())
+    part = "a part of the series; all are in summary.csv"
+    caveat = "; ".join(filter(None, (banner, part)))
+    assert caveat in texts(build("throughput", Selection(cells, "24 of 30")).figure)
+
+
+def test_a_line_does_not_run_across_a_failed_length(cells_of):
+    records = [*grid(["ulysses"], [8192, 32768]), make_failure("error", "no", config={"seq_len": 16384})]
+    line = axes_of("throughput", cells_of(records)).containers[0].lines[0]
+    assert [value == value for value in line.get_ydata()] == [True, False, True]  # noqa: PLR0124  NaN
+
+
+@pytest.mark.parametrize(("lengths", "scale"), [([8192, 32768], "linear"), ([8192, 98304], "log")])
+def test_tokens_per_s_over_many_lengths_are_on_a_logarithmic_axis(cells_of, lengths, scale):
+    records = on_ranks(["ulysses"], lengths, [2], lambda length, _: length**2 / 1e6)
+    axes = axes_of("throughput", cells_of(records))
+    assert axes.get_yscale() == scale
+    labels = {label.get_text() for label in axes.get_xticklabels()}
+    assert {"8k", "96k" if scale == "log" else "32k"} <= labels
+
+
+def test_the_second_engine_of_a_strategy_has_hollow_markers(cells_of):
+    lines = axes_of(
+        "throughput", cells_of([make_record(config={"engine": each}) for each in ("ddp", "zero3")])
+    ).lines
+    assert [each.get_fillstyle() for each in lines if each.get_marker() == "s"] == ["full", "none"]
+
+
+def test_every_strategy_of_ours_has_a_look_and_a_mark_that_no_other_has():
+    assert {*STRATEGIES.ours} == {*STRATEGY_STYLES}
+    assert len({look.marker for look in STRATEGY_STYLES.values()}) == len(STRATEGY_STYLES)
+
+
+def test_a_plug_in_s_strategy_looks_the_same_whatever_is_drawn_beside_it():
+    alone = styles_of(["something_new"])["something_new"]
+    assert styles_of([*STRATEGY_STYLES, "something_new"])["something_new"] == alone
+    assert alone not in STRATEGY_STYLES.values()
+    names = [f"somebodys_{number}" for number in range(20)]
+    assert len({*styles_of(names).values()}) == len(names)
+
+
+def test_the_bars_of_a_step_fill_it_and_none_is_cut_off(cells_of):
+    failed = make_failure("error", "no", config={"seq_len": 2 * LENGTHS[-1]})
+    for lengths, *failures in ((LENGTHS, failed), ([8192],)):
+        sheet = sheet_of("step_parts", cells_of([*grid(["local", "ulysses"], lengths), *failures]))
+        axes = sheet.axes
+        labels = dict(zip(axes.get_xticks(), map(Text.get_text, axes.get_xticklabels()), strict=True))
+        marks = [labels[place] for line in sheet.panels[0].lines for place in line.get_xdata() if failures]
+        assert marks == ["192k"] * len(failures)  # which stands where bars of its length would
+        tops = {}
+        for bar in axes.patches:
+            tops[bar.get_x()] = max(tops.get(bar.get_x(), 0), bar.get_y() + bar.get_height())
+        assert len(tops) == 2 * len(lengths)
+        assert all(top == pytest.approx(1) for top in tops.values())
+        left, right = axes.get_xlim()
+        assert all(left <= bar.get_x() and bar.get_x() + bar.get_width() <= right for bar in axes.patches)
+
+
+def waterfall(cells):
+    """Per panel its title, and the labels and ends of its bars from the top."""
+    return {
+        axes.texts[-1].get_text(): [
+            (label.get_text(), bar.get_x(), bar.get_x() + bar.get_width())
+            for label, bar in zip(axes.get_yticklabels(), axes.patches, strict=True)
+        ]
+        for axes in sheet_of("waterfall", cells).panels
+    }
+
+
+def test_a_waterfall_goes_part_by_part_from_ideal_attention_down_to_the_whole_step(cells_of):
+    cells = cells_of([make_record(config={"strategy": "local"}), make_record()])
+    panels = waterfall(cells)
+    assert [*panels] == ["local", "ulysses"]
+    (first, *_), (last, start, end) = panels["ulysses"], panels["ulysses"][-1]
+    assert (first[0], first[1], last, start) == ("ideal attention", 0, "whole step", 0)
+    assert end == pytest.approx(step_ms(cells.rows[1]))
+    parts = panels["ulysses"][:-1]
+    assert all(two[1] == pytest.approx(one[2]) for one, two in itertools.pairwise(parts))
+    assert parts[-1][2] == pytest.approx(end)
+    assert not {"load imbalance", "device copies", REST} & {
+        label for label, *_ in parts
+    }  # which took no time
+
+
+def test_attention_that_took_less_than_ideal_goes_to_the_left(cells_of):
+    records = [
+        make_record(config={"strategy": "local"}, trace=make_trace(1, 70.0)),
+        make_record(trace=make_trace(2, 30.0)),
+    ]
+    (_, beyond, *_) = waterfall(cells_of(records))["ulysses"]
+    assert (beyond[0], beyond[1], beyond[2]) == ("attention beyond ideal", 35, 30)
+
+
+def test_a_waterfall_says_what_ideal_is_and_where_it_is_not_known(cells_of):
+    known = [make_record(config={"strategy": "local"}), make_record()]
+    with_ideal, without = (sheet_of("waterfall", cells_of(records)) for records in (known, known[1:]))
+    assert with_ideal.heading.title == "From ideal attention to the whole step"
+    assert "the same work, times local's GPUs, divided by the cell's" in with_ideal.remarks[0]
+    assert without.heading.title == "From attention to the whole step"
+    assert without.remarks[0].startswith("Without an ideal where local has no traced step")
+
+
+def test_a_waterfall_is_of_the_longest_of_the_lengths_that_most_strategies_ran(cells_of):
+    records = [*grid(["local", "ulysses"], LENGTHS[:3]), *grid(["ulysses"], LENGTHS[3:])]
+    assert sheet_of("waterfall", cells_of(records)).axes.get_xlabel() == "ms of one step at 32k"
+
+
+def test_sizes_on_a_logarithmic_axis_are_powers_of_two(cells_of):
+    memory = {"peak_allocated_bytes": [3 * 2**20]}, {"peak_allocated_bytes": [5 * 2**30]}
+    records = [make_record(config={"seq_len": 8192 * 2**i}, memory=each) for i, each in enumerate(memory)]
+    axes = axes_of("peak_memory", cells_of(records))
+    assert axes.get_yscale() == "log"
+    assert {math.log2(tick) % 1 for tick in axes.get_yticks()} == {0}
+
+
+def test_a_memory_axis_says_where_its_ticks_are(cells_of):
+    axes = axes_of("peak_memory", cells_of([make_record(memory={"peak_allocated_bytes": [2 * 2**30]})]))
+    labels = [axes.yaxis.get_major_formatter()(tick, None) for tick in axes.get_yticks()]
+    assert labels[:3] == ["0 GiB", "0.5 GiB", "1 GiB"]
+    assert [float(label.removesuffix(" GiB")) * 2**30 for label in labels] == [*axes.get_yticks()]
+
+
+UNKNOWN = {"purpose_exposed_ms": None, "purpose_exposed_waiting_ms": None}
+
+
+@pytest.mark.parametrize("name", ["attention_exchange", "communication_share", "step_parts"])
+@pytest.mark.parametrize(
+    ("without", "said"),
+    [({"step_ms": [400.0] * 2}, EXCLUDED), ({"unjoined": ["no tap"] * 2, **UNKNOWN}, NOT_KNOWN)],
+)
+def test_a_traced_cell_without_a_value_is_marked_as_excluded(cells_of, name, without, said):
+    traces = {"ring": make_trace(2), "ulysses": make_trace(2, **without), "usp": None}
+    records = [make_record(config={"strategy": name}, trace=trace) for name, trace in traces.items()]
+    sheet = sheet_of(name, cells_of(records))
+    assert f"ulysses: {said}" in texts(sheet.figure)
+    labels = [*legend_entries(sheet)]
+    assert not any("usp" in text for text in [*texts(sheet.figure), *labels])
+    assert name == "step_parts" or labels == ["ring", "waiting for the last rank"]
+
+
+def bars_of(axes):
+    """Both ends of every error bar of the first series."""
+    (bars,) = axes.containers[0].lines[2]
+    return [tuple(segment[:, 1]) for segment in bars.get_segments()]
+
+
+def test_a_prediction_s_bars_are_its_band_and_a_measurement_s_its_interval(cells_of):
+    measured = with_prediction(make_record(), step_ms=(10.0, 20.0, 30.0))
+    steady = bars_of(axes_of("throughput", cells_of([measured])))
+    assert steady == [pytest.approx((81920, 81920))]
+    axes = axes_of("throughput", cells_of([make_predicted(step_ms=(80.0, 100.0, 128.0))]))
+    assert bars_of(axes) == [pytest.approx((64000, 102400))]
+    five_steps = make_record(timing=make_timing([[100.0] * 5] * 2))
+    assert not axes_of("throughput", cells_of([five_steps])).containers[0].has_yerr
+
+
+def test_where_memory_is_undecided_the_figure_of_memory_alone_marks_it(cells_of):
+    cells = cells_of([make_predicted(fit="undecided"), make_predicted(config={"seq_len": 16384})])
+    shown = {name: texts(sheet_of(name, cells).figure) for name in ("peak_memory", "throughput")}
+    said = "ulysses: undecided (predicted)"
+    assert said in shown["peak_memory"]
+    assert said not in shown["throughput"]
+    alone = sheet_of("throughput", cells_of([make_predicted(fit="out_of_memory")]))
+    assert "ulysses: OOM (predicted)" in texts(alone.figure)
+
+
+def test_a_figure_of_predictions_speaks_of_no_sample_interval_or_trace(cells_of):
+    cells = cells_of([make_predicted()])
+    for name in figures_for(cells):
+        sheet = built(name, cells)
+        said = " ".join([*texts(sheet.figure), FIGURES[name].reading_of(cells)])
+        assert not [words for words in ("95 % interval", "traced step", "median of") if words in said]
+        assert "Predicted: " in said

@@ -1,0 +1,133 @@
+import pytest
+
+from analysis.answers.verdict import verdict
+from analysis.cells.parts import step_ms
+from analysis.labels import SHARED_CORES, number_label
+from analysis.read.archive import read_archive
+from analysis.read.load import node_links
+from analysis.show.page.facts import cell_facts
+from analysis.show.page.page import render
+from analysis.show.tables.record import attempt
+from tests.support.records import CPU, STEPS_HELD, make_record, make_timing, on_ranks, write_sweep
+
+FLOPS = {
+    "model_flops_causal": 10**13,
+    "model_flops_full": 2 * 10**13,
+    "hardware_flops_causal": 3 * 10**13,
+    "hardware_flops_full": 4 * 10**13,
+}
+IN_FLIGHT = "exposed / in flight, worst rank"
+FACTS = {
+    "tokens/s per rank": "40,960",
+    "tokens/s over the whole window": "81,920",
+    "MFU (causal / full)": "5.0 % / 10.0 %",
+    "HFU (causal / full)": "15.0 % / 20.0 %",
+    "speed-up": "1.50 times local on 1 rank (cell {base})",
+    "strong scaling": "1.50 times local on 1 rank (cell {base}), efficiency 75.0 %",
+    "memory one rank may use": "h100_80gb: 79.6 GiB",
+    f"attention exchange {IN_FLIGHT}": "6.4 % / 12.7 %",
+    f"communication {IN_FLIGHT}": "10.0 % / 20.0 %",
+    "straggler gap": "0.00 ms",
+}
+BASE = make_record(config={"strategy": "local"}, timing=make_timing([[150.0] * 8]))
+
+
+@pytest.fixture
+def cell(summary_of):
+    """Two ranks beside one of local and four."""
+    own, four = make_record(analytic=FLOPS), on_ranks(["ulysses"], [8192], [4], lambda *_: 80.0)
+    return summary_of([BASE, own, *four]).set_index("cell_id").loc[own["cell_id"]]
+
+
+def test_the_facts_of_a_cell_are_what_the_table_has_no_column_for(cell):
+    facts = dict(cell_facts(cell))
+    expected = {name: text.format(base=BASE["cell_id"]) for name, text in FACTS.items()}
+    assert {name: facts[name] for name in FACTS} == expected
+
+
+def test_the_facts_say_of_a_cpu_that_its_ranks_share_cores(summary_of):
+    cells = summary_of(on_ranks(["ring"], [8192], [2, 4], **CPU)).to_dict("records")
+    assert all(SHARED_CORES in dict(cell_facts(cell))["strong scaling"] for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"checkpointing": True}, "on, as by default on GPUs"),
+        ({"checkpointing": False}, "off: all activations are kept for backward; on GPUs the default is on"),
+        ({"checkpointing": True, **CPU}, "on: layers"),
+        ({"checkpointing": False, **CPU}, "off, as by default on a CPU"),
+        ({"checkpointing": False, "workload": "attention"}, None),
+    ],
+)
+def test_the_facts_say_whether_a_cell_computes_layers_again_and_what_is_the_default(summary_of, config, said):
+    (cell,) = summary_of([make_record(config={"cluster.device": "cuda", **config})]).to_dict("records")
+    found = dict(cell_facts(cell)).get("checkpointing")
+    assert found is None if said is None else found.startswith(said)
+
+
+def test_the_facts_say_that_a_device_without_a_datasheet_has_no_mfu(summary_of):
+    (cell,) = summary_of([make_record(config={"hardware": "unknown"}, analytic=FLOPS)]).to_dict("records")
+    assert dict(cell_facts(cell))["MFU (causal / full)"].startswith("unknown: no file of conf/hardware/")
+    assert "MFU (causal / full)" not in dict(cell_facts({**cell, "step_time_ms": None, "mfu_causal": None}))
+
+
+CHECKS = [
+    {"what": "attention", "against": "float64", "tokens": 8192, "rows": 32, "steps": 1},
+    {**STEPS_HELD, "steps": 1, "of_steps": 12, "reason": "cell abc ran 1 step"},
+    {**STEPS_HELD, "steps": 0, "of_steps": 12, "reason": "the first"},
+    {"what": "objective", "against": "float64", "reason": "no time"},
+]
+
+
+@pytest.mark.parametrize(("status", "made"), [("ok", "passed"), ("wrong_result", "compared")])
+def test_a_record_s_checks_say_how_far_they_reach_or_why_they_were_not_made(status, made):
+    """Of a wrong result none is called passed: one of them found it."""
+    found = attempt(make_record(status=status, checks=CHECKS)).checks
+    assert [check.texts for check in found] == [
+        ("attention", "float64", "8,192", "32", "1", made),
+        ("training signal", "another cell", "8,192", "all", "1 of 12", f"{made}; cell abc ran 1 step"),
+        ("training signal", "another cell", "8,192", "all", "0 of 12", "not checked; the first"),
+        ("objective", "float64", "", "", "", "not checked; no time"),
+    ]
+    assert [check.is_whole for check in found] == [True, False, False, False]
+    assert attempt(make_record(checks=None)).checks == []
+
+
+def test_the_page_lists_the_checks_and_marks_those_that_were_not_made_in_full(cells_of, tmp_path):
+    archive = read_archive([write_sweep(tmp_path, [make_record(checks=CHECKS)])], {})
+    cells = cells_of([make_record(checks=CHECKS)])
+    page = render(archive, cells, verdict(cells), [], None)
+    assert "<dt>tokens/s per rank</dt><dd>40,960</dd>" in page
+    assert page.count('<tr class="partly"><th scope="row">') == 3
+    assert '<th scope="row">attention</th><td>float64</td><td>8,192</td><td>32</td>' in page
+    assert "Losses of 11 of 12 steps are not compared with another cell" in page
+    assert "Not checked: objective in 1 of 1 cell." in page
+
+
+def test_the_facts_add_the_parts_of_the_step_up_to_the_whole(cell):
+    said = dict(cell_facts(cell))["from attention to the traced step"]
+    parts, _, whole = said.rpartition(" = ")
+    found_ms = [float(part.split()[-2]) for part in parts.split(" + ")]
+    assert sum(found_ms) == pytest.approx(step_ms(cell), abs=0.01 * len(found_ms))
+    assert whole == f"{number_label(step_ms(cell))} ms"
+    assert "exchange: transfer" in said
+
+
+LINK = "attention exchange against the link"
+NVLINKS = {"gpu_p2p": {"0-1": "NVLink"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "environment", "expected"),
+    [
+        ({}, NVLINKS, "0.90 GB/s a rank while in flight, waiting left out; 0.2 % of NVLink 4 (450 GB/s)"),
+        ({}, {"gpu_p2p": {"0-1": "NVLink", "0-2": "ok"}}, None),
+        ({"cluster.ranks_per_gpu": 2}, NVLINKS, None),
+        ({"hardware": "cpu"}, NVLINKS, None),
+    ],
+)
+def test_the_exchange_is_held_against_the_link_where_that_is_known(config, environment, expected):
+    record = make_record(config=config, environment=environment)
+    record["engagement"]["sent_bytes"] = {"attention": [8_100_000] * 2}  # in 14 ms, of which 5 are waited
+    assert dict(attempt(record, node_links()).facts).get(LINK) == expected

@@ -1,0 +1,216 @@
+"""The page as a reader uses it, in headless Chromium, driven by scripts, each in a copy of the page."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from analysis.cells.series import STRATEGY_STYLES
+from analysis.read.definitions import BY_COLUMN
+from analysis.report import write_report
+from tests.support.records import FAILED, grid, write_sweep
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=60000",
+]  # fmt: skip
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH to open the page with")
+
+HELPERS = """
+const heads = [...document.querySelectorAll("table.cells thead th")];
+const column = (name) => heads.findIndex((head) => head.textContent === name);
+const click = (name) => heads[column(name)].querySelector("button").click();
+const rows = () => [...document.querySelectorAll("table.cells tbody tr")].filter((row) => !row.hidden);
+const values = (name) => rows().map((row) => row.cells[column(name)].dataset.value ?? null);
+const type = (text) => {
+  const filter = document.getElementById("filter");
+  filter.value = text;
+  filter.dispatchEvent(new Event("input"));
+};
+"""
+WAIT = "new Promise((done) => setTimeout(done, 100))"
+
+
+POINTED = """
+const spot = document.querySelector(".spots rect"), said = spot.closest("figure").querySelector(".pointed");
+spot.dispatchEvent(new Event("pointerover", {bubbles: true}));
+const hint = document.querySelector(".scrolls + .hint");
+return [said.textContent === spot.dataset.say, hint !== null && getComputedStyle(hint).display === "block"];
+"""
+LABELS = """
+return [...document.querySelectorAll("figure")].map((figure) => {
+  const outer = figure.querySelector("svg").getBoundingClientRect();
+  const labels = [...figure.querySelectorAll("svg text")].filter((each) => each.textContent.trim());
+  const boxes = labels.map((each) => [each.textContent, each.getBoundingClientRect()]);
+  const scale = outer.width / figure.querySelector("svg").viewBox.baseVal.width;
+  const size = (each) => parseFloat(getComputedStyle(each).fontSize) * scale;
+  const meet = (a, b) => a.left + 1 < b.right && b.left + 1 < a.right
+    && a.top + 1.5 < b.bottom && b.top + 1.5 < a.bottom;
+  return {
+    name: figure.id, width: outer.width,
+    cut: boxes.filter(([, box]) => box.left < outer.left - 1 || box.right > outer.right + 1
+      || box.top < outer.top - 1 || box.bottom > outer.bottom + 1).map(([text]) => text),
+    over: boxes.flatMap(([one, a], number) => boxes.slice(number + 1)
+      .filter(([, b]) => meet(a, b)).map(([other]) => [one, other])),
+    smallest: Math.min(...labels.map(size)),
+  };
+});
+"""
+UNFOLDED = """
+document.getElementById("open-all").click();
+document.querySelectorAll("details").forEach((each) => (each.open = true));
+const root = document.documentElement;
+return {inner: window.innerWidth, content: root.scrollWidth, visible: root.clientWidth};
+"""
+LEGIBLE_PX = 8
+SCRIPTS = {
+    "clicks on a heading": """
+        click("tokens/s"); const up = values("tokens/s"); const states = [heads[4].ariaSort];
+        click("tokens/s"); states.push(heads[4].ariaSort);
+        return [up, values("tokens/s"), states];
+    """,
+    "words of a column": 'click("strategy"); return [values("strategy"), heads[column("tokens/s")].title];',
+    "words": """
+        type("ULYSSES  64k"); const some = rows().map((row) => row.textContent);
+        const count = document.getElementById("count").textContent;
+        type("no such word"); const none = rows().length; type("");
+        return {some, count, none, all: rows().length};
+    """,
+    "links and buttons": f"""
+        const open = () => document.querySelectorAll("details.cell[open]").length;
+        const link = document.querySelectorAll("table.cells a")[7], counts = [open()];
+        location.hash = link.hash; await {WAIT};
+        const target = document.getElementById(link.hash.slice(1)).open; counts.push(open());
+        document.getElementById("open-all").click(); counts.push(open());
+        document.getElementById("close-all").click(); counts.push(open());
+        return {{target, counts}};
+    """,
+    "the keyboard": """
+        document.getElementById("open-all").click();
+        const acting = [...document.querySelectorAll("thead button, #filter, summary, table a, .wide")];
+        const focused = acting.filter((each) => { each.focus(); return document.activeElement === each; });
+        return [acting.length, focused.length];
+    """,
+}
+AT_WIDTHS = {
+    "points": (POINTED, (390, 1400)),
+    "labels": (LABELS, (390, 1400)),
+    "unfolded": (UNFOLDED, (320, 768)),
+}
+"""Scripts whose page is so many pixels wide."""
+IN_TURNS = """
+const found = {};
+for (const [name, width, script] of scripts) {
+  const frame = document.createElement("iframe");
+  [frame.width, frame.height] = [width, 700];
+  document.body.append(frame);
+  frame.getBoundingClientRect();  // its width stands before the page in it chooses among its pictures
+  const told = new Promise((tell) => (window.tell = tell));
+  frame.srcdoc = source.replace("</body>", () => script + "</body>");
+  found[name] = await told;
+  frame.remove();
+}
+document.getElementById("found").textContent = JSON.stringify(found);
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The source of the page of 60 cells, one of which failed with a long reason."""
+    lengths = [1024 * thousands for thousands in (1, 2, 4, 8, 16, 32, 64, 96, 128, 256)]
+    cells, long_reason = (
+        grid([*STRATEGY_STYLES][:6], lengths),
+        "a/very/long/path/without/any/place/to/break" * 20,
+    )
+    cells[-1] |= FAILED | {"status": "out_of_memory", "reason": long_reason}
+    folder = write_sweep(tmp_path_factory.mktemp("page"), cells)
+    write_report(folder)
+    return (folder / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def found(page, tmp_path_factory):
+    """What each of SCRIPTS returns, by name: each has the page to itself, one after the other."""
+    folder = tmp_path_factory.mktemp("browser")
+    scripts = [[name, 1200, in_page(script)] for name, script in SCRIPTS.items()]
+    scripts += [
+        [f"{name}, {width}", width, in_page(script)]
+        for name, (script, widths) in AT_WIDTHS.items()
+        for width in widths
+    ]
+    given = json.dumps({"source": page, "scripts": scripts}).replace("</", r"<\/")
+    (folder / "driven.html").write_text(
+        '<!doctype html><meta charset="utf-8"><body><pre id="found"></pre>'
+        f"<script>const {{source, scripts}} = {given}; (async () => {{ {IN_TURNS} }})();</script>"
+    )
+    done = subprocess.run(
+        [CHROMIUM, *FLAGS, f"--user-data-dir={folder}/profile", "--dump-dom", f"file://{folder}/driven.html"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return json.loads(html.unescape(re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)[1]))
+
+
+def in_page(script):
+    """A script that runs when the page is there and tells the one around it what it returns, or its error."""
+    return (
+        f"<script>window.addEventListener('load', async () => {{ {HELPERS}\n"
+        f"const run = async () => {{ {script} }};"
+        "parent.tell(await run().catch((error) => `failed: ${error}`)); });</script>"
+    )
+
+
+def test_a_click_on_a_heading_sorts_by_number_or_word_and_another_turns_it_round(found):
+    up, down, states = found["clicks on a heading"]
+    numbers = sorted(float(each) for each in up[:-1])
+    assert [float(each) for each in up[:-1]] == numbers
+    assert [float(each) for each in down[:-1]] == numbers[::-1]
+    assert up[-1] is down[-1] is None
+    assert states == ["ascending", "descending"]
+    strategies, meaning = found["words of a column"]
+    assert strategies == sorted(strategies)
+    assert meaning == BY_COLUMN["tokens_per_s"].quantity.meaning
+
+
+def test_words_narrow_the_table_and_it_says_to_how_many(found):
+    told = found["words"]
+    assert told["some"]
+    assert all("ulysses" in text and "64k" in text for text in told["some"])
+    assert told["count"] == f"{len(told['some'])} of 60 shown"
+    assert (told["none"], told["all"]) == (0, 60)
+
+
+def test_a_link_opens_what_it_points_at_and_the_buttons_open_and_close_all(found):
+    assert found["links and buttons"] == {"target": True, "counts": [0, 1, 60, 0]}
+
+
+def test_everything_that_acts_is_reached_with_the_keyboard(found):
+    reached, focused = found["the keyboard"]
+    assert reached == focused > 60
+
+
+def test_a_point_that_is_pointed_at_says_its_value_and_a_table_wider_than_the_page_that_it_is(found):
+    assert found["points, 1400"][0] is True
+    assert found["points, 390"] == [True, True]
+
+
+@pytest.mark.parametrize("width", AT_WIDTHS["labels"][1])
+def test_no_label_of_a_figure_is_cut_off_overlaps_another_or_is_too_small(found, width):
+    told = found[f"labels, {width}"]
+    assert len(told) > 4
+    for figure in told:
+        assert (figure["name"], figure["cut"], figure["over"]) == (figure["name"], [], [])
+        assert figure["smallest"] >= LEGIBLE_PX
+
+
+@pytest.mark.parametrize("width", AT_WIDTHS["unfolded"][1])
+def test_a_narrow_page_never_scrolls_sideways(found, width):
+    told = found[f"unfolded, {width}"]
+    assert told["inner"] == width
+    assert told["content"] <= told["visible"]

@@ -1,0 +1,131 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from analysis.answers.reasons import failure_reasons
+from analysis.show.tables.rows import markdown_text, rows_of
+from analysis.show.tables.terminal import DISPENSABLE, print_cells, print_table
+from tests.support.predictions import make_predicted
+from tests.support.records import (
+    ATTENTION_CHECKED,
+    STEPS_HELD,
+    grid,
+    make_failure,
+    make_record,
+    make_step,
+    make_timing,
+    make_trace,
+)
+
+
+def test_a_failure_s_reason_with_a_pipe_a_newline_or_markup_stands_in_its_cell_of_the_markdown(cells_of):
+    lines = markdown_text(cells_of([make_failure("out_of_memory", "a | b\nc <script>")])).splitlines()
+    assert len(lines) == 3
+    assert "| OOM |" in lines[2]
+    assert "a \\| b c &lt;script&gt;" in lines[2]
+
+
+def test_a_row_reads_in_a_person_s_units(cells_of):
+    eight = [[80.0, 100.0, 100.0, 100.0, 100.0, 100.0, 100.0, 160.0]]
+    told = [rows_of(cells_of([make_record(timing=make_timing(ms, 8000))]))[0] for ms in (eight, [[100.0]])]
+    assert [row.spread for row in told] == ["n=8, 50,000 to 100,000", "n=1, no interval"]
+    row = rows_of(cells_of([make_record()]))[0]
+    assert (row.length, row.ranks, row.peak_allocated) == ("8k", "2/2", "2.0 GiB (2.5 %)")
+    # 11 of 110 ms exposed, of which 3 are waiting.
+    assert row.communication == "7.3 % / 2.7 %"
+    assert (row.exchange_transfer, row.exchange_waiting, row.traced_steps) == ("3.6 %", "2.7 %", "n=1")
+
+
+def test_several_traced_steps_show_their_range_and_how_many_are_void(cells_of):
+    exposed = [([100.0] * 2, [4.0] * 2), ([100.0] * 2, [6.0] * 2), ([130.0] * 2, [50.0] * 2)]
+    steps = [make_step(step_ms, exposed_ms) for step_ms, exposed_ms in exposed]
+    row = rows_of(cells_of([make_record(trace=make_trace(2, steps=steps))]))[0]
+    assert row.exchange_transfer == "2.0 % (1.0 % to 3.0 %)"
+    assert row.exchange_waiting == "3.0 % (3.0 % to 3.0 %)"
+    assert row.traced_steps == "n=2 of 3"
+
+
+@pytest.mark.parametrize(
+    ("checks", "shown"),
+    [
+        ([ATTENTION_CHECKED, STEPS_HELD], "2 of 2; 2 of 2"),
+        ([ATTENTION_CHECKED | {"reason": "no"}, STEPS_HELD | {"steps": 0, "reason": "no"}], "1 of 2; 0 of 2"),
+        ([STEPS_HELD | {"steps": None, "of_steps": None, "reason": "no"}], "0 of 1"),
+        ([ATTENTION_CHECKED], "1 of 1"),
+        ([ATTENTION_CHECKED | {"steps": 1, "of_steps": 3, "reason": "no"}], "1 of 1"),
+        (None, ""),
+    ],
+)
+def test_a_row_counts_checks_and_held_steps_and_no_check_twice(cells_of, checks, shown):
+    assert rows_of(cells_of([make_record(checks=checks)]))[0].checks == shown
+
+
+def printed(width, what, *words):
+    """The lines of a table in a terminal of this width, and the columns that had no room."""
+    console = Console(width=width, file=io.StringIO())
+    what(console, *words)
+    text = console.file.getvalue()
+    assert "…" not in text
+    *lines, last = text.splitlines()
+    assert max(map(len, lines)) <= width
+    left_out = last.partition("summary.md: ")[2]
+    return (lines, left_out.split(", ")) if left_out else ([*lines, last], [])
+
+
+def test_a_terminal_shows_what_matters_and_names_what_it_leaves_out(cells_of):
+    records = grid(["deepspeed_ulysses", "ring_flash_attn_llama3"], [8192, 98304])
+    records += [
+        make_failure("unsupported", "x" * 300, config={"strategy": "ring", "sp_degree": n}) for n in (2, 3)
+    ]
+    (headings, *lines), left_out = printed(80, print_cells, cells_of(records))
+    assert left_out
+    assert set(left_out) <= {*DISPENSABLE}
+    for heading in ("strategy", "length", "ranks/sp", "status", "tokens/s", "peak"):
+        assert heading in headings
+    assert len(lines) == len(records)  # no line is folded
+    assert len({tuple(line.split()[:3]) for line in lines}) == len(records)
+
+
+def test_long_names_are_folded_and_numbers_are_not(cells_of):
+    name, engines = "ring_flash_attn_llama3", ("fsdp2", "zero3")
+    records = [make_record(config={"strategy": name, "engine": engine}) for engine in engines]
+    (_, *lines), _ = printed(80, print_cells, cells_of(records))
+    assert [line.split()[0] for line in lines] == [f"{name},", engines[0], f"{name},", engines[1]]
+    assert "2.0 GiB" in lines[0]
+
+
+@pytest.mark.parametrize(("width", "count"), [(51, 2), (52, 3)])
+def test_a_table_that_is_too_wide_loses_its_last_columns(width, count):
+    columns = {"strategy": ["ring"], "a" * 30: ["1"], "b" * 12: ["2"]}
+    (headings, _), left_out = printed(width, print_table, columns)
+    assert headings.split() == [*columns][:count]
+    assert left_out == [*columns][count:]
+
+
+@pytest.mark.parametrize(("failed", "shown"), [(1, "OOM (1 of 2)"), (2, "OOM")])
+def test_a_status_says_how_many_repeats_met_it_where_not_all_did(cells_of, failed, shown):
+    records = [
+        make_failure("out_of_memory", "no", repeat=n) if n < failed else make_record(repeat=n) for n in (0, 1)
+    ]
+    assert rows_of(cells_of(records))[0].status == shown
+
+
+def test_a_prediction_is_told_with_its_band_and_neither_samples_nor_an_interval(cells_of):
+    cells = cells_of([make_predicted(), make_predicted(config={"seq_len": 65536}, fit="out_of_memory")])
+    fits, runs_out = rows_of(cells)
+    assert (fits.status, runs_out.status) == ("fits (predicted)", "OOM (predicted)")
+    assert fits.tokens_per_s == "81,920 (65,536 to 102,400)"
+    assert fits.step_time == "100 (80.0 to 125)"
+    assert fits.peak_allocated == "2.0 GiB (1.8 GiB to 2.2 GiB), 2.5 %"
+    assert fits.spread == "band of the model, with the rates of h100_80gb"
+    assert (fits.exchange_waiting, fits.traced_steps, fits.traced_to_timed, fits.checks) == ("",) * 4
+    assert (runs_out.tokens_per_s, runs_out.spread, runs_out.step_time) == ("", "", "")
+    assert failure_reasons(cells) == ["OOM (predicted) (1), ulysses at 64k: needs more than it has"]
+
+
+@pytest.mark.parametrize("beside", [[], [make_record()]])
+def test_the_terminal_shows_bands_and_says_n_of_what_ran_only(cells_of, beside):
+    (headings, *lines), _ = printed(130 if beside else 80, print_cells, cells_of([make_predicted(), *beside]))
+    assert any("65,536-102,400" in line for line in lines)
+    assert ("95 % interval" in headings, " n " in headings) == (bool(beside), bool(beside))

@@ -1,0 +1,147 @@
+"""No number of any section may keep a record from being written, and none that is not finite is a result."""
+
+import copy
+import json
+import math
+from datetime import UTC, datetime
+
+import pytest
+import torch
+
+from bench.common.finite import finite, not_finite, worst
+from bench.measure.parity.exact import relative_error
+from bench.measure.parity.section import limit_of
+from bench.measure.timing.section import Timing
+from bench.plan.planned import PlannedCell
+from bench.record.store import Store
+from bench.run.cell.outcome import judged, record_of
+from bench.run.node.end import RankEnd
+from tests.support.cells import make_cell, run_cell, tiny_cell
+
+CELL = make_cell("strategy=ulysses", "seq_len=512", "engine=ddp")
+SPLIT = {
+    "step_ms": 2.0, "total_ms": 1.0, "exposed_ms": 0.5, "communication_ms": {"all_to_all": 1.0}, "calls": {},
+    "purpose_total_ms": {"attention": 1.0}, "compute_ms": {"attention": 0.5}, "idle_ms": 0.5,
+    "exposed_spans_ms": {"attention": [[0.0, 0.5]]}, "copies_ms": {"other": 0.1},
+}  # fmt: skip
+CALL = {
+    "kind": "all_to_all", "purpose": "attention", "group": "0", "members": [0, 1], "ordinal": 0,
+    "sent_bytes": 0, "arrival_ns": 0,
+}  # fmt: skip
+FLIGHT = {"call": CALL, "arrival": 0.0, "start": 0.0, "end": 1.0}
+STEP = {
+    "split": SPLIT, "start_us": 0.0, "flights": [FLIGHT], "clock": "one", "unjoined": None, "unmatched": None,
+    "other_calls": None,
+}  # fmt: skip
+TELEMETRY = {
+    "cpus": ["0"],
+    "reason": None, "sample_ms": [[0.5]], "power_w": [[300.0]], "sm_clock_mhz": [[1500.0]],
+    "reference_clock_mhz": [1980.0], "utilisation": [[0.9]], "device_used_bytes": [[1e9]],
+    "clock_events": [[]], "foreign_processes": [0], "throttled": False, "load_average": 1.0,
+    "involuntary_switches": [3],
+}  # fmt: skip
+LOSSES = {
+    "loss_sums": [[10.0, 9.0]], "loss": [5.0, 4.5], "grad_norm": [1.0, 1.5], "valid_tokens": [4, 4],
+    "tokens_digest": ["a", "b"], "expected_digest": ["a", "b"],
+}  # fmt: skip
+REPORT = {
+    "timing": {"step_times_ms": [[1.0, 2.0]], "window_ms": [3.0], "warmup": "full"},
+    "parity": {"tokens": 512, "errors": {"out": 1e-3}, "limits": {"out": 2e-2}},
+    "losses": LOSSES,
+    "telemetry": TELEMETRY,
+    "full_length": {
+        "tokens": 512, "rows": 32, "errors": {"out": 1e-3, "dk": 1e-3}, "limits": {"out": 2e-2, "dk": 2e-2},
+    },
+    "trace": {"steps": [STEP], "median": 0},
+    "phases_s": {"timing": 1.0},
+}  # fmt: skip
+"""A rank's report with sections that hold numbers that need not be whole."""
+
+
+def places(value, path=()):
+    """The path to every such number of a report's sections."""
+    if isinstance(value, float):
+        yield path
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in parts:
+        yield from places(part, (*path, name))
+
+
+def record_with(number, path):
+    """The record of two ranks, of which rank 1 reports this number at this place."""
+    reports = [copy.deepcopy(REPORT), copy.deepcopy(REPORT)]
+    *way, last = path
+    section = reports[1]
+    for name in way:
+        section = section[name]
+    section[last] = number
+    ends = [RankEnd(rank, 0, report, None, "") for rank, report in enumerate(reports)]
+    return record_of(PlannedCell(CELL, repeat=0, order=0), ends, 9.0, datetime.now(UTC), {})
+
+
+PLACES = [path for path in places(REPORT) if path[0] != "phases_s"]
+
+
+NUMBERS = (math.nan, math.inf, -math.inf)
+CASES = [(path, NUMBERS[each % 3]) for each, path in enumerate(PLACES)]
+
+
+@pytest.mark.parametrize(("path", "number"), CASES)
+def test_a_number_that_is_not_finite_is_a_wrong_result_wherever_a_rank_reports_it(tmp_path, path, number):
+    with Store(tmp_path) as store:
+        store.append(record_with(number, path))
+        (line,) = store.read()
+    assert line["status"] == "wrong_result"
+    assert line["reason"].startswith(
+        (f"rank 1: {path[0]}", "losses: the ", "attention parity: out", "attention at")
+    )
+    assert line["timing"] is None
+
+
+def test_the_same_report_with_numbers_everywhere_is_ok():
+    record = record_with(1.0, ("timing", "window_ms", 0))
+    assert (record.status, record.reason) == ("ok", None)
+
+
+def test_what_is_not_finite_is_named_and_becomes_null_and_nothing_else_changes():
+    found = not_finite({"a": [{"b": (1.0, math.nan)}], "c": -math.inf, "d": None}, "section")
+    assert [*found] == ["section.a[0].b[1] is nan", "section.c is -inf"]
+    values = {"a": [1.0, math.nan, {"b": math.inf}], "c": "nan", "d": None, "e": True}
+    assert finite(values) == {"a": [1.0, None, {"b": None}], "c": "nan", "d": None, "e": True}
+    json.dumps(finite(values), allow_nan=False)
+
+
+@pytest.mark.parametrize("errors", [(math.nan, 1.0), (1.0, math.nan), (math.inf, math.nan, 1.0)])
+def test_nan_is_the_worst_error_in_whatever_order(errors):
+    assert not worst(errors) <= 1e300
+
+
+@pytest.mark.parametrize("plain", [math.nan, math.inf])
+def test_a_limit_stays_a_limit_where_plain_arithmetic_overflows(plain):
+    assert limit_of("out", "bf16", plain) == 2.0
+
+
+def test_what_merging_makes_of_numbers_is_judged_too():
+    timing = Timing(step_times_ms=[[1.0]], window_ms=[math.inf], warmup="full", tokens_per_step=1)
+    record = judged(
+        PlannedCell(CELL, repeat=0, order=0), {"timing": timing}, [], None, 1.0, datetime.now(UTC)
+    )
+    assert (record.status, record.reason) == (
+        "wrong_result",
+        "timing.window_ms[0] is inf, which is no finite number",
+    )
+
+
+def test_a_lone_tokens_gradients_are_all_zero_and_no_error():
+    zeros = torch.zeros(1, 1, 1, 8)
+    assert relative_error(zeros, zeros) == 0.0
+    assert relative_error(zeros + 1e-9, zeros) == pytest.approx(1e-9)
+    assert relative_error(zeros + math.nan, zeros) == math.inf
+    assert relative_error(zeros, zeros + math.nan) == math.inf
+
+
+@pytest.mark.parametrize("workload", ["train", "attention"])
+def test_one_token_is_a_sequence(launcher, tmp_path, workload):
+    cell = tiny_cell("strategy=local", "seq_len=1", "engine=ddp", f"workload={workload}")
+    record, _ = run_cell(launcher, cell, tmp_path)
+    assert (record.status, record.reason) == ("ok", None)

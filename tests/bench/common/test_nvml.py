@@ -1,0 +1,220 @@
+"""What a record says of GPUs and of the variables set before, by a driver shaped like nvidia-ml-py."""
+
+import re
+from types import SimpleNamespace
+from unittest.mock import create_autospec
+
+import pynvml
+import pytest
+import torch
+
+from bench.common import environment, nvml
+from bench.common.environment import describe, inherited_env, this_machine, torch_cuda
+from bench.config import ConfigError
+from bench.measure import decoded
+from bench.ranks.device import nccl_version
+from bench.record.record import Record
+from bench.request.resolve import resolve
+from bench.run.cell.outcome import with_software
+from tests.support.cells import make_raw
+
+LINKS = 18
+ANCESTORS = {(0, 1): pynvml.NVML_TOPOLOGY_SINGLE, (0, 2): pynvml.NVML_TOPOLOGY_SYSTEM,
+             (1, 2): pynvml.NVML_TOPOLOGY_SYSTEM}  # fmt: skip
+P2P = {(0, 1): (0, 0), (0, 2): (0, 5), (1, 2): (pynvml.NVML_P2P_STATUS_GPU_NOT_SUPPORTED, 5)}
+"""Of each pair how it may read, and whether it may do so over NVLink."""
+
+
+def link_state(handle, link):
+    if link >= LINKS:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return int(link != 4)
+
+
+DRIVER = {
+    "nvmlInit": lambda: None,
+    "nvmlSystemGetDriverVersion": lambda: "580.1",
+    "nvmlDeviceGetCount": lambda: 3,
+    "nvmlDeviceGetHandleByIndex": lambda index: index,
+    "nvmlDeviceGetName": lambda handle: f"a GPU {handle}",
+    "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+    "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=2**36 + handle, used=5),
+    "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, handle),
+    "nvmlDeviceGetMigMode": lambda handle: (0, 0),
+    "nvmlSystemGetCudaDriverVersion_v2": lambda: 13010,
+    "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 500_000 + handle,
+    "nvmlDeviceGetTemperature": lambda handle, sensor: 40 + handle + 100 * sensor,
+    "nvmlDeviceGetNvLinkState": link_state,
+    "nvmlDeviceGetTopologyCommonAncestor": lambda one, other: ANCESTORS[one, other],
+    "nvmlDeviceGetP2PStatus": lambda one, other, index: P2P[one, other][index // 2],
+}
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Three GPUs; the function it gives makes one of the driver's own fail."""
+
+    def fail(name, number):
+        monkeypatch.setattr(pynvml, name, create_autospec(real[name], side_effect=pynvml.NVMLError(number)))
+
+    real = {name: getattr(pynvml, name) for name in DRIVER}
+    for name, answer in DRIVER.items():
+        monkeypatch.setattr(pynvml, name, create_autospec(real[name], side_effect=answer))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(nvml, "DEVICE_NODES", ())
+    monkeypatch.setattr(environment, "torch_cuda", lambda: "13.0")
+    this_machine.cache_clear()
+    yield fail
+    this_machine.cache_clear()
+
+
+def test_a_record_says_what_the_gpus_are_and_how_they_are_connected(driver):
+    assert {name: value for name, value in describe({}).items() if name.startswith("gpu_")} == {
+        "gpu_memory_bytes": (2**36, 2**36 + 1, 2**36 + 2),
+        "gpu_capabilities": ("9.0", "9.1", "9.2"),
+        "gpu_driver": "580.1",
+        "gpu_power_limit_w": [500.0, 500.001, 500.002],
+        "gpu_temperature_c": [40, 41, 42],
+        "gpu_nvlinks": [LINKS - 1] * 3,
+        "gpu_topology": {"0-1": "PIX", "0-2": "SYS", "1-2": "SYS"},
+        "gpu_p2p": {"0-1": "NVLink", "0-2": "PCIe", "1-2": "GPU not supported"},
+    }
+
+
+NAMES = {"nvmlDeviceGetTemperature": "gpu_temperature_c", "nvmlDeviceGetP2PStatus": "gpu_p2p"}
+
+
+@pytest.mark.parametrize("function", NAMES)
+def test_what_the_driver_does_not_say_is_absent_and_costs_nothing_else(driver, function):
+    driver(function, pynvml.NVML_ERROR_NOT_SUPPORTED)
+    found = describe({})
+    assert [name for name in NAMES.values() if name not in found] == [NAMES[function]]
+
+
+@pytest.mark.parametrize(
+    ("number", "node", "visible", "said"),
+    [
+        (pynvml.NVML_ERROR_UNKNOWN, True, None, "nvidiactl is there, but NVML cannot read its GPU: Unknown"),
+        (pynvml.NVML_ERROR_UNKNOWN, True, "NoDevFiles", None),
+        (pynvml.NVML_ERROR_UNKNOWN, False, None, None),
+        (pynvml.NVML_ERROR_GPU_NOT_FOUND, True, None, None),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, True, None, "libnvidia-ml is not; start a container with"),
+    ],
+)
+def test_a_device_node_speaks_for_a_gpu_that_nvml_cannot_read(
+    driver, monkeypatch, tmp_path, number, node, visible, said
+):
+    monkeypatch.setattr(nvml, "DEVICE_NODES", (tmp_path / "nvidiactl",))
+    if node:
+        (tmp_path / "nvidiactl").touch()
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    driver("nvmlInit", number)
+    machine = this_machine.__wrapped__()
+    assert machine.gpus == ()
+    assert machine.gpu_error is None if said is None else said in machine.gpu_error
+
+
+def refused(machine, line=""):
+    """What a request is told on a machine; the CPU stays a choice."""
+    assert machine.gpus == ()
+    assert resolve(make_raw(*line.split(), "cluster=cpu"), machine).cluster.device == "cpu"
+    with pytest.raises(ConfigError) as said:
+        resolve(make_raw(*line.split()), machine)
+    assert "\n" not in str(said.value)
+    assert str(said.value).endswith(", or take cluster=cpu")
+    return str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("visible", "said"),
+    [
+        ("7", "CUDA_VISIBLE_DEVICES=7 names none of the 3 GPUs here; correct it or unset it"),
+        ("MIG-1,MIG-2", "CUDA_VISIBLE_DEVICES=MIG-1,MIG-2 names a slice of a GPU; ranks and figures"),
+        (" -1 ", None),
+    ],
+)
+def test_a_variable_that_names_no_gpu_is_an_error_unless_it_asks_for_none(driver, monkeypatch, visible, said):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    machine = this_machine.__wrapped__()
+    if said is None:
+        assert (machine.gpus, machine.gpu_error) == ((), None)
+    else:
+        assert said in refused(machine)
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [(None, 0), ("1", 0), ("0,2", 2)])
+def test_a_gpu_that_is_cut_into_slices_is_no_gpu_to_measure(driver, monkeypatch, visible, gpus):
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda handle: (int(handle == 1), 0))
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    machine = this_machine.__wrapped__()
+    assert len(machine.gpus) == gpus
+    if not gpus:
+        assert "a GPU 1 is cut into MIG slices; ranks and figures here are of whole GPUs" in refused(machine)
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetMigMode", "nvmlSystemGetCudaDriverVersion_v2"])
+def test_a_driver_that_does_not_say_is_taken_at_its_word(driver, function):
+    driver(function, pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert len(this_machine.__wrapped__().gpus) == 3
+
+
+@pytest.mark.parametrize(
+    ("built_for", "newest", "said"),
+    [
+        ("", 13010, "is built without CUDA and cannot use a GPU 0, .* install a build of torch"),
+        ("13.0", 12080, "is built for CUDA 13.0 and cannot use a GPU 0, its driver runs CUDA 12.8 at the"),
+        ("12.8", 12040, None),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_refused(driver, monkeypatch, built_for, newest, said):
+    """Within a major version of CUDA any driver runs any program."""
+    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", lambda: newest)
+    monkeypatch.setattr(environment, "torch_cuda", lambda: built_for)
+    machine = this_machine.__wrapped__()
+    if said is None:
+        assert len(machine.gpus) == 3
+    else:
+        assert re.search(said, refused(machine))
+
+
+def test_what_torch_is_built_for_is_read_without_importing_it():
+    assert torch_cuda() == (torch.version.cuda or "")
+
+
+def test_only_variables_that_change_a_cell_are_inherited_into_its_record(monkeypatch):
+    kept = {"CUDA_VISIBLE_DEVICES": "0", "DS_SKIP_CUDA_CHECK": "1", "PYTORCH_ALLOC_CONF": "x"}
+    secret = {"HF_TOKEN": "x", "MY_NCCL_KEY": "z"}
+    own = {"DS_ACCELERATOR": "cpu", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    assert inherited_env(secret | kept | own) == kept
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    assert describe({})["inherited_env"]["NCCL_ALGO"] == "Ring"
+
+
+def test_the_nccl_that_ran_is_in_the_environment(monkeypatch):
+    monkeypatch.setattr(torch._C, "_nccl_version", lambda: (2 << 32) | (28 << 16) | 9, raising=False)
+    monkeypatch.setattr(torch._C, "_nccl_version_suffix", lambda: b"", raising=False)
+    assert nccl_version(torch.device("cpu")) == {}
+    version = nccl_version(torch.device("cuda", 0))
+    fields = dict.fromkeys(Record.__dataclass_fields__) | {"environment": {}, "sections": {}}
+    report = decoded({"phases_s": {}, "software": version})
+    assert with_software(Record(**fields), [report]).environment == {"nccl_version": "2.28.9"}
+
+
+def test_an_idle_gpu_is_known_by_its_place_among_the_visible_ones(driver, monkeypatch):
+    busy = create_autospec(pynvml.nvmlDeviceGetUtilizationRates, side_effect=lambda i: SimpleNamespace(gpu=i))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", busy)
+    assert nvml.idle_gpus() == {0}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    assert nvml.idle_gpus() == {1}
+
+
+def test_a_gpu_without_nvlink_has_no_active_link(driver):
+    driver("nvmlDeviceGetNvLinkState", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert nvml.gpu_facts()["gpu_nvlinks"] == [0, 0, 0]
+
+
+def test_a_driver_that_says_nothing_names_no_gpu_and_none_that_is_idle(driver):
+    driver("nvmlInit", pynvml.NVML_ERROR_UNKNOWN)
+    assert (nvml.visible_uuids(), nvml.idle_gpus()) == ([], set())

@@ -1,0 +1,81 @@
+"""Whole sweeps over two nodes that have nothing but a network in common."""
+
+import time
+
+import psutil
+import pytest
+
+from bench.record.store import read_records
+from bench.strategies import STRATEGIES
+from tests.support.command import typed
+from tests.support.installed import INSTALLED
+from tests.support.namespaces import Cluster, namespaces
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+
+FAST = ("measure.repeats=1", "measure.trace=false", "measure.warmup_steps=0")
+SHARING = [name for name in INSTALLED if STRATEGIES[name].shares_sequences]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with namespaces(2, tmp_path_factory.mktemp("nodes")) as nodes:
+        yield Cluster(nodes)
+
+
+def test_every_strategy_gives_on_two_nodes_the_losses_gradients_and_bytes_of_one(cluster, tmp_path):
+    heads = ("model=qwen3_nano", "model.num_kv_heads=4")  # FPDT splits KV heads over all four ranks
+    words = (*FAST, *heads, "seq_len=1k", "measure.steps=3", "cluster.world_size=4")
+    words += (f"strategy={','.join(SHARING)}",)
+    two = {record["config"]["strategy"]: record for record in cluster.records(tmp_path / "two", *words)}
+    typed(tmp_path, "-m", "cluster=cpu", *words, f"sweep_dir={tmp_path / 'one'}", OMP_NUM_THREADS="1")
+    one = read_records(tmp_path / "one" / "records.jsonl")
+    assert {record["config"]["strategy"] for record in one} == set(two) == set(SHARING)
+    for record in one:
+        other = two[record["config"]["strategy"]]
+        assert (record["status"], other["status"]) == ("ok", "ok"), (record["reason"], other["reason"])
+        assert [node["host"] for node in other["environment"]["nodes"]] == cluster.nodes.names
+        for name in ("loss", "grad_norm"):
+            assert other["losses"][name] == record["losses"][name]
+        assert other["engagement"]["sent_bytes"] == record["engagement"]["sent_bytes"]
+
+
+LONG = (
+    "seq_len=4k,8k", "cluster.world_size=4", "strategy=local,ring", "measure.steps=100",
+    "measure.budget_s=60",
+)  # fmt: skip
+
+
+def rank_processes():
+    return [
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if "forkserver" in " ".join(each.info["cmdline"] or [])
+    ]
+
+
+def until(happens, within_s):
+    until_s = time.monotonic() + within_s
+    while not happens():
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+
+
+def test_a_cut_link_is_a_record_within_ten_seconds_and_the_sweep_goes_on(cluster, tmp_path):
+    records = tmp_path / "records.jsonl"
+    with cluster.sweep(tmp_path, *FAST, *LONG, "measure.reference_budget_s=0") as (launcher, _):
+        until(lambda: len([*tmp_path.glob("cells/*")]) == 2, 240)  # the second cell needs both nodes
+        time.sleep(10)
+        cluster.nodes.set_link(1, "down")
+        harmed_s = time.monotonic()
+        until(lambda: len(read_records(records)) == 2, 10)
+        print(f"a record after {time.monotonic() - harmed_s:.1f} s")
+        said, _ = launcher.communicate(timeout=600)
+        cluster.nodes.set_link(1, "up")
+        assert launcher.returncode == 1, said
+    _, lost, alone, left_out = read_records(records)
+    assert (lost["status"], lost["failure"]["kind"]) == ("killed", "NODE_LOST"), lost["reason"]
+    assert lost["failure"]["node"] == "host1"
+    assert (alone["status"], alone["config"]["strategy"]) == ("ok", "local"), alone["reason"]
+    assert "1 of 2 nodes are left, the cell needs 2" in left_out["reason"]
+    until(lambda: not rank_processes(), 30)

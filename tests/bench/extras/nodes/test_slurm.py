@@ -1,0 +1,204 @@
+"""Sweeps under a real Slurm: a batch script, scancel, an agent that is killed, and wrong requests."""
+
+import re
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.common.environment import REPOSITORY
+from bench.record.store import read_records
+from tests.support.command import typed_here
+from tests.support.slurm import GPUS, NODES, slurm
+
+QUICK = (
+    "cluster.device=cpu", "measure.trace=false", "measure.repeats=1", "measure.reference_budget_s=0",
+    "lease=none",
+)  # fmt: skip
+"""Two nodes share this machine, which one agent alone may otherwise measure on."""
+LONG_ENOUGH = ("seq_len=256", "dtype=fp32", "measure.steps=40", "measure.budget_s=60")
+"""For a cell to be interrupted in the middle of its steps, some twenty seconds."""
+DETECTED_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with slurm() as started:
+        yield started
+
+
+@pytest.fixture
+def submitted(cluster, tmp_path):
+    """Submits the script of docs/nodes.md, with these words, in a folder that looks like a checkout."""
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").write_text(
+        f'export PATH="{Path(sys.executable).parent}:$PATH"\n'
+    )
+    (tmp_path / "run_sweep.py").symlink_to(REPOSITORY / "run_sweep.py")
+    (tmp_path / "sweep.sh").write_text(documented_script())
+
+    def submit(*words):
+        return int(cluster.run("sbatch", "--parsable", "--output=%j.txt", "sweep.sh", *words, cwd=tmp_path))
+
+    return submit
+
+
+def documented_script():
+    text = (REPOSITORY / "docs" / "nodes.md").read_text()
+    [script] = re.findall(r"^    (#!/bin/bash\n(?:    .*\n)+)", text, flags=re.MULTILINE)
+    return script.replace("\n    ", "\n")
+
+
+def records_of(folder):
+    path = folder / "records.jsonl"
+    return {each["cell_id"]: each for each in read_records(path)} if path.exists() else {}
+
+
+def gpus_of_agents(record):
+    """How many GPUs Slurm gave the agents; a node has in the record what is not as on the first."""
+    first = record["environment"]
+    variables = [node.get("inherited_env", first["inherited_env"]) for node in first["nodes"]]
+    return {len(each["CUDA_VISIBLE_DEVICES"].split(",")) for each in variables}
+
+
+def wait_until(is_so, within_s, what):
+    until_s = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < until_s, f"no {what} within {within_s} s"
+        time.sleep(0.05)
+
+
+def processes(name, value):
+    """All that run with this variable in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def processes_of(number):
+    """What still runs of a job, wherever it was started from."""
+    return processes("SLURM_JOB_ID", str(number))
+
+
+def agent_on(node):
+    """The process of an agent, by its node."""
+    agents = (
+        each for each in processes("SLURMD_NODENAME", node) if "bench.extras.nodes" in each.cmdline()[1:4]
+    )
+    return next(agents, None)
+
+
+def runs_ranks(node):
+    """Whether an agent's server has two processes beside what it always has."""
+    agent = agent_on(node)
+    servers = [] if agent is None else agent.children()
+    return any(len(server.children()) >= 2 for server in servers)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_the_documented_script_keeps_what_is_done_at_scancel_and_a_new_job_completes_it(
+    cluster, submitted, tmp_path
+):
+    assert len(documented_script().splitlines()) <= 10
+    words = (*QUICK, *LONG_ENOUGH, "strategy=local,ring", "sweep_dir=out")
+    number = submitted(*words)
+    wait_until(lambda: records_of(tmp_path / "out"), 120, "record")
+    wait_until(lambda: runs_ranks("node2"), 30, "ranks")
+    time.sleep(5)
+    cluster.run("scancel", str(number))
+    job, said = cluster.wait_for(number, 60), (tmp_path / f"{number}.txt").read_text()
+    assert job["JobState"] == "CANCELLED"
+    statuses = {each["config"]["strategy"]: each["status"] for each in records_of(tmp_path / "out").values()}
+    assert statuses == {"local": "ok", "ring": "interrupted"}, said
+    assert (tmp_path / "out" / "report.html").stat().st_size > 0
+    assert processes_of(number) == []
+
+    number = submitted(*words, "resume=true")
+    job, said = cluster.wait_for(number, 180), (tmp_path / f"{number}.txt").read_text()
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), said
+    records = {each["config"]["strategy"]: each for each in records_of(tmp_path / "out").values()}
+    assert {name: each["status"] for name, each in records.items()} == {"local": "ok", "ring": "ok"}
+    assert [node["host"] for node in records["ring"]["environment"]["nodes"]] == list(NODES)
+    assert gpus_of_agents(records["ring"]) == {GPUS}
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_killed_agent_costs_its_cell_and_those_that_need_it(cluster, tmp_path):
+    """Started as salloc starts it on a node, whose variables ask for tasks of its own."""
+    words = ("cluster=slurm", *QUICK, "seq_len=256,512", "strategy=local,ring", *LONG_ENOUGH[1:])
+    asked = ("salloc", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=2", "--quiet")
+    on_a_node = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--gpus-per-node=4", "--quiet")
+    command = [*asked, *on_a_node, sys.executable, REPOSITORY / "run_sweep.py", "-m", *words, "sweep_dir=out"]
+    launcher = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=cluster.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_until(lambda: records_of(tmp_path / "out"), 120, "record")
+    wait_until(lambda: runs_ranks("node2"), 60, "ranks")
+    time.sleep(5)
+    agent_on("node2").kill()
+    wait_until(lambda: len(records_of(tmp_path / "out")) >= 2, DETECTED_S, "record of the lost node")
+    said, _ = launcher.communicate(timeout=180)
+    assert launcher.returncode == 1, said
+    records = {
+        (each["config"]["strategy"], each["config"]["seq_len"]): each
+        for each in records_of(tmp_path / "out").values()
+    }
+    assert {key: each["status"] for key, each in records.items()} == {
+        ("local", 256): "ok", ("ring", 256): "killed", ("local", 512): "ok", ("ring", 512): "killed",
+    }  # fmt: skip
+    lost, without = records["ring", 256], records["ring", 512]
+    assert (lost["failure"]["kind"], lost["failure"]["node"]) == ("NODE_LOST", "node2")
+    assert "1 of 2 nodes are left, the cell needs 2" in without["reason"]
+    assert gpus_of_agents(records["local", 256]) == {4}
+    assert re.search(
+        r"2 of 4 cells failed; to run them again: .* resume=true sweep_dir=out$", said, re.MULTILINE
+    )
+    wait_until(lambda: not cluster.run("squeue", "-h"), 30, "end of the job")
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        (
+            {"SLURM_JOB_NODELIST": ""},
+            "no Slurm allocation, as SLURM_JOB_NODELIST is not set; start the sweep by sbatch",
+        ),
+        (
+            {"SLURM_GPUS_PER_NODE": "8"},
+            "the job has GPUs (SLURM_GPUS_PER_NODE=8), none of which is visible here",
+        ),
+    ],
+    ids=["outside of an allocation", "on a login node"],
+)
+def test_where_slurm_cannot_be_used_a_sweep_is_refused_in_one_line(tmp_path, variables, said):
+    done = typed_here(tmp_path, "-m", "cluster=slurm", "seq_len=256", **variables)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert said in line
+
+
+@pytest.mark.slow
+def test_more_nodes_than_allocated_are_refused_in_one_line(cluster, tmp_path):
+    asked = ("salloc", "--nodes=1", "--quiet", sys.executable, REPOSITORY / "run_sweep.py", "-m")
+    words = ("cluster=slurm", "cluster.nodes=2", "cluster.address=127.0.0.1", *QUICK, "seq_len=256")
+    done = subprocess.run(
+        [*asked, *words], cwd=tmp_path, env=cluster.environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("cluster.nodes=2: the allocation has 1")

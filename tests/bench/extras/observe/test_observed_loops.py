@@ -1,0 +1,349 @@
+"""Loops as people write them, one rank each: right ones are not called wrong, their numbers are theirs."""
+
+import gc
+import json
+import math
+import subprocess
+import weakref
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+import bench
+from bench.config import ConfigError
+from bench.extras.observe.cell import ObserveRequest
+from bench.extras.observe.observed_model import observed_model
+from bench.extras.observe.script import script_facts
+from tests.support.scripts.own_loop import NUMBERS, VOCABULARY
+
+LENGTH = 64
+ONE_STEP = ObserveRequest(strategy="own", folder=Path(), steps=1, warmup_steps=0, report=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_objects():
+    """A traced step looks for another profiler among all objects, of which a session of tests has many."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _one_rank(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def small_model(**more):
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**NUMBERS, attn_implementation="sdpa", **more))
+
+
+def tokens(batch=1, length=LENGTH):
+    return torch.randint(VOCABULARY, (batch, length))
+
+
+def train(model, folder, step, *, update_every=1):
+    """The record of a loop whose step is `step(model, number, observation)`; then the model is updated."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    for number in range(ONE_STEP.steps_needed):
+        with bench.observe(model, folder=folder, steps=1, warmup_steps=0, report=False) as observation:
+            step(model, number, observation)
+            if (number + 1) % update_every == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    (line,) = (folder / "records.jsonl").read_text().splitlines()
+    return json.loads(line)
+
+
+def plain(model, *_, **inputs):
+    model(**{"input_ids": tokens()} | inputs).logits.float().square().mean().backward()
+
+
+def frozen_keys():
+    """As adapters have them; the first layer's take no gradient at all."""
+    model = small_model()
+    for layer in model.model.layers:
+        layer.self_attn.k_proj.requires_grad_(requires_grad=False)
+        layer.self_attn.k_norm.requires_grad_(requires_grad=False)
+    model.model.embed_tokens.requires_grad_(requires_grad=False)
+    return model
+
+
+def with_a_reference(model, *_):
+    with torch.no_grad():
+        model(input_ids=tokens())
+    plain(model)
+
+
+def with_plain_labels(model, *_):
+    ids = tokens(batch=2)
+    model(input_ids=ids, labels=ids).loss.backward()
+
+
+RIGHT = {
+    "autocast": (small_model, torch.autocast("cpu", torch.bfloat16)(plain), {"dtype": "bf16"}),
+    "frozen keys": (frozen_keys, plain, {"grad_accum": 1}),
+    "calls without gradients, which are no micro-steps": (small_model, with_a_reference, {"grad_accum": 1}),
+    "micro-steps": (small_model, lambda model, *_: [plain(model) for _ in range(3)], {"grad_accum": 3}),
+    "plain labels, no mistake on one rank": (small_model, with_plain_labels, {"batch": 2}),
+}
+
+
+@pytest.mark.parametrize("loop", RIGHT)
+def test_a_right_loop_is_ok_and_its_numbers_are_its_own(tmp_path, loop):
+    make_model, step, seen = RIGHT[loop]
+    record = train(make_model(), tmp_path, step)
+    config = record["config"]
+    assert record["status"] == "ok"
+    assert seen.items() <= config.items()
+    assert record["timing"]["tokens_per_step"] == config["batch"] * config["grad_accum"] * LENGTH
+    assert (record["parity"]["limits"]["out"] > 1e-3) is (config["dtype"] == "bf16")  # 1e-5 in float32
+
+
+def telling(change, shift=1):
+    """A step that trains a mean over next tokens, `shift` ahead, and says what `change` makes of that."""
+
+    def step(model, number, observation):
+        ids = tokens()
+        logits = model(input_ids=ids).logits[:, : LENGTH - shift]
+        trained, *told = change(cross_entropy(logits.flatten(0, 1), ids[:, shift:].flatten()), number)
+        observation.loss(*told)
+        trained.backward()
+
+    return step
+
+
+def own_counts(model, _, observation):
+    for length in (LENGTH, LENGTH // 2):
+        ids = tokens()
+        logits = model(input_ids=ids).logits[:, : length - 1]
+        loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:length].flatten()) / 2
+        observation.loss(loss)
+        loss.backward()
+
+
+TOLD = {
+    "right": (telling(lambda loss, _: (loss, loss, 63)), None),
+    "a sum": (telling(lambda loss, _: (loss * 63, loss * 63, 63)), "63 times those of the mean loss"),
+    "another loss than it trains": (telling(lambda loss, _: (loss, loss + 1, 63)), "say that one"),
+    "not the next tokens": (
+        telling(lambda loss, _: (loss, loss, 62), shift=2), "objective: rank 0 trains position 0 on token",
+    ),
+    "micro-steps that divide by their own counts": (
+        own_counts, "a token of rank 0, micro-step 1 weighs 2.032 times one of rank 0, micro-step 0",
+    ),
+    "nan in a step under the clock": (
+        telling(lambda loss, number: (loss, math.nan if number == 1 else loss, 63)),
+        "the loop says that the loss of step 1 on rank 0 is nan",
+    ),
+    "-inf in the last step, in 16 bit": (
+        telling(lambda loss, at: (loss, torch.tensor(-torch.inf).bfloat16() if at == 7 else loss, 63)),
+        "the loop says that the loss of step 7 on rank 0 is -inf",
+    ),
+    "a count of inf": (
+        telling(lambda loss, number: (loss, loss, torch.tensor(torch.inf if number == 3 else 63.0))),
+        "the loop says that the number of valid tokens of step 3 on rank 0 is inf",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_what_a_loop_tells_is_compared_with_its_tokens(tmp_path, case):
+    step, reason = TOLD[case]
+    record = train(DistributedDataParallel(small_model()), tmp_path, step)
+    if reason is None:
+        assert (record["status"], record["reason"]) == ("ok", None)
+    else:
+        assert (record["status"], record["timing"]) == ("wrong_result", None)
+        assert reason in record["reason"]
+
+
+def test_gradients_that_several_contexts_add_up_are_compared_but_for_a_factor(tmp_path):
+    halved = telling(lambda loss, _: (loss / 2, loss, 63))
+    record = train(DistributedDataParallel(small_model()), tmp_path, halved, update_every=2)
+    (objective,) = (check for check in record["checks"] if check["what"] == "objective")
+    assert record["status"] == "ok", record["reason"]
+    assert objective["against"].endswith("but for a factor")
+
+
+def test_steps_of_different_sizes_have_no_speed(tmp_path):
+    def step(model, number, _):
+        plain(model, input_ids=tokens(length=LENGTH + 8 * number))
+
+    record = train(small_model(), tmp_path, step)
+    assert (record["status"], record["timing"]) == ("unsupported", None)
+    assert "pad all batches to one size" in record["reason"]
+
+
+@pytest.mark.parametrize("mask", ["a sliding window", "a mask"])
+def test_attention_that_is_not_plain_is_said_not_to_be_compared(tmp_path, mask):
+    window = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+    model = small_model(**(window if mask == "a sliding window" else {}))  # only its last layer has it
+    padded = torch.ones(1, LENGTH, dtype=torch.long)
+    padded[:, :8] = 0
+    more = {"attention_mask": padded} if mask == "a mask" else {}
+    record = train(model, tmp_path, partial(plain, **more))
+    assert record["status"] == "ok"
+    assert mask in record["parity"]["reason"]
+
+
+def test_layers_of_other_kinds_are_told_by_the_configuration_and_by_what_they_hold():
+    assert observed_model(small_model()).other_layers(LENGTH) == []
+    conv = AutoConfig.for_model("lfm2", **NUMBERS, layer_types=["conv", "full_attention"], block_ff_dim=32)
+    found = observed_model(AutoModelForCausalLM.from_config(conv)).other_layers(LENGTH)
+    assert found == ["1 of 2 layers are conv", "Lfm2ShortConv holds a convolution over tokens"]
+    sinks = AutoConfig.for_model(
+        "gpt_oss", **NUMBERS, layer_types=["full_attention"] * 2, num_local_experts=2
+    )
+    found = observed_model(AutoModelForCausalLM.from_config(sinks)).other_layers(LENGTH)
+    assert found == ["GptOssAttention holds attention sinks"]
+
+
+class DeepSpeed(torch.nn.Module):
+    """A stand-in for an engine of DeepSpeed: its stage, and how many ranks share a sequence."""
+
+    def __init__(self, stage, sharers):
+        super().__init__()
+        self.module, self.stage, self.sequence_parallel_size = small_model(), stage, sharers
+
+    def zero_optimization_stage(self):
+        return self.stage
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("sharers", [1, 2])
+def test_deepspeeds_divisor_is_not_known_with_its_sequence_groups_below_stage_3(stage, sharers):
+    model = observed_model(DeepSpeed(stage, sharers))
+    is_known = sharers == 1 or stage == 3
+    assert model.averages_gradients() is is_known
+    assert (model.unknown_divisor() is None) is is_known
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (lambda _: None, "the training goes on: the step did not call the model with input_ids"),
+        (lambda model: model(input_ids=tokens()), "put backward into the context, too"),
+    ],
+)
+def test_a_step_that_trains_nothing_that_is_seen_says_so_at_once(tmp_path, capsys, step, said):
+    model = small_model()
+    with bench.observe(model, folder=tmp_path):
+        step(model)
+    assert said in capsys.readouterr().err
+    with bench.observe(model, folder=tmp_path):
+        plain(model)
+
+
+def compile_its_forward(model):
+    model.forward = torch.compile(model.forward)
+
+
+COMPILED = {
+    "one layer of it": lambda model: model.model.layers[0].compile(),
+    "what wraps it": torch.compile,
+    "its forward": compile_its_forward,
+}
+
+
+@pytest.mark.parametrize("part", COMPILED)
+def test_a_compiled_model_is_said_not_to_be_observed_before_it_is_looked_at(tmp_path, capsys, part):
+    model = small_model()
+    kept = COMPILED[part](model)
+    with bench.observe(model, folder=tmp_path):
+        assert not model._forward_pre_hooks
+    assert "the training goes on: the model is compiled" in capsys.readouterr().err
+    del kept
+
+
+def test_one_model_is_observed_at_a_time(tmp_path, capsys):
+    student, teacher = small_model(), small_model()
+
+    def step(*_):
+        with bench.observe(teacher, folder=tmp_path):
+            plain(student)
+
+    assert train(student, tmp_path, step)["status"] == "ok"
+    assert capsys.readouterr().err.count("observe one model at a time") == 1
+
+
+def test_a_model_that_is_observed_already_is_not_with_other_choices(tmp_path):
+    model = small_model()
+    bench.observe(model, folder=tmp_path)
+    with pytest.raises(ConfigError, match="observed already, with other choices"):
+        bench.observe(model, folder=tmp_path, steps=3)
+
+
+def mixture():
+    return MixtralForCausalLM(MixtralConfig(**NUMBERS, num_local_experts=2))
+
+
+@pytest.mark.parametrize(
+    ("make_model", "folder", "choices", "said"),
+    [
+        (mixture, ".", {}, r"bench.observe: MixtralForCausalLM has experts, .*; choose a dense model"),
+        (partial(torch.nn.Linear, 1, 1), ".", {}, "Linear holds no transformers model"),
+        (small_model, "broken", {}, r"records.jsonl:1: not a record"),
+        (small_model, "file/in", {}, r"bench.observe: folder=.*file/in: cannot be written to \(Not a dir"),
+        (small_model, ".", {"steps": 0}, "steps=0"),
+        (small_model, ".", {"warmup_steps": -1}, "warmup_steps=-1"),
+        (small_model, ".", {"strategy": "torch_cp"}, r"torch_cp: has choices of its own \(rotation\)"),
+    ],
+)
+def test_what_cannot_be_observed_is_refused_before_the_training(tmp_path, make_model, folder, choices, said):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "records.jsonl").write_text("no record\n")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=said):
+        bench.observe(make_model(), folder=tmp_path / folder, **choices)
+
+
+def test_numbers_that_are_none_are_called_so(tmp_path):
+    model = small_model()
+    torch.nn.init.constant_(model.model.layers[0].self_attn.q_norm.weight, torch.nan)
+    reason = train(model, tmp_path, plain)["reason"]
+    assert reason == f"attention parity: out of a real step at {LENGTH} tokens is not finite"
+
+
+def test_the_record_says_whose_script_it_was_and_no_folder_of_this_machine(tmp_path):
+    scripts = tmp_path / "theirs" / "scripts"
+    scripts.mkdir(parents=True)
+    script = scripts / "train.py"
+    script.touch()
+    git = ["git", "-C", str(tmp_path / "theirs"), "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    argv = [str(script), f"--data={tmp_path}/secret/text.bin", "--lr=1e-3", str(tmp_path / "elsewhere.py")]
+    found = script_facts(script, argv)
+    assert (len(found["script_commit"]), found["script_dirty"]) == (40, False)
+    assert found["argv"] == ["scripts/train.py", "--data=.../text.bin", "--lr=1e-3", ".../elsewhere.py"]
+    script.write_text("changed")
+    assert script_facts(script, argv)["script_dirty"]
+    outside = script_facts(tmp_path / "outside.py", argv)
+    assert (outside["script_commit"], outside["script_dirty"]) == (None, None)
+
+
+def test_after_it_is_over_nothing_holds_the_model(tmp_path):
+    model = small_model()
+    train(model, tmp_path, plain)
+    gone = weakref.ref(model)
+    gc.disable()  # a script that builds its next model does not wait for the collector
+    del model
+    gc.enable()
+    assert gone() is None

@@ -1,0 +1,60 @@
+"""The list of operations computes what the FLOP formulas count."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench.cost.flops import hardware_flops
+from bench.extras.predict.operations import (
+    BACKWARD_PRODUCTS,
+    FORWARD_PRODUCTS,
+    block_flops,
+    micro_step,
+    unfused_block,
+)
+from bench.strategies import STRATEGIES
+from bench.strategies.ring_self_attention.attention import block_backward
+from bench.strategies.schedule import Block
+from tests.support.cells import make_cell
+
+CELLS = [
+    ("strategy=ulysses",),
+    ("strategy=ulysses", "checkpointing=true", "loss=untiled", "grad_accum=2"),
+    ("strategy=usp", "ulysses_degree=1", "model=qwen3_0_6b", "batch=2"),
+    ("strategy=local", "dp_shard=2", "tiled_mlp=true"),
+]
+
+
+def computed_flops(cell):
+    """Of one rank, which has as much to do as any other in these cells."""
+    schedule = STRATEGIES[cell.strategy].schedule(cell)
+    products = sum(each.count * each.flops for each in micro_step(cell))
+    forwards = 2 if cell.checkpointing else 1
+    attention = sum(
+        times * block_flops(block, cell.model.head_dim, factor)
+        for stages, factor, times in (
+            (schedule.forward, FORWARD_PRODUCTS, forwards),
+            (schedule.backward, BACKWARD_PRODUCTS, 1),
+        )
+        for stage in stages
+        for block in stage.blocks
+    )
+    return cell.grad_accum * (products + cell.model.num_layers * attention)
+
+
+@pytest.mark.parametrize("words", CELLS)
+def test_products_and_blocks_add_up_to_the_executed_flops(words):
+    cell = make_cell("seq_len=4k", "cluster.world_size=2", *words)
+    assert cell.cluster.world_size * computed_flops(cell) == hardware_flops(cell, causal=True)
+
+
+def test_an_unfused_block_computes_in_backward_the_products_of_ring_self_attention():
+    kv_heads, groups, queries, keys, head_dim = 2, 3, 8, 6, 4
+    rows = torch.randn(1, kv_heads, groups, queries, head_dim)
+    of_keys = torch.randn(1, kv_heads, keys, head_dim)
+    probs = torch.rand(1, kv_heads, groups, queries, keys)
+    with FlopCounterMode(display=False) as counted:
+        block_backward((rows, rows, rows[..., :1]), (of_keys, of_keys), probs)
+    block = Block(1, kv_heads * groups, kv_heads, queries, keys, is_causal=True)
+    operations = unfused_block(block, head_dim, 4, backward=True)
+    assert counted.get_total_flops() == sum(each.count * each.flops for each in operations)

@@ -1,0 +1,109 @@
+"""`mode=predict`: the record of a cell that never ran, and requests that no arithmetic answers."""
+
+import json
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from analysis.read.recorded import as_recorded
+from bench.config import ConfigError
+from bench.cost.band import Fit
+from bench.extras.predict.hardware import hardware_of
+from bench.extras.predict.predicted import prediction_of
+from bench.plan.planned import planned_cell
+from bench.record.record import Provenance, Status
+from bench.request.legality import refusal
+from bench.request.resolve import resolve
+from bench.run.cell.run import run
+from tests.support.cells import TWO_CORES, make_cell, make_raw
+
+H100 = ("mode=predict", "hardware=h100_80gb", "model=qwen3_8b")
+
+
+def record_of(*words):
+    cell = make_cell(*H100, *words)
+    return cell, run(planned_cell(cell, TWO_CORES), None, Path())
+
+
+def test_a_record_has_what_a_measurement_would_have_filled():
+    """The parts of the step add up to it, as a trace's do, and the step is that of the prediction."""
+    cell, record = record_of("seq_len=128k", "strategy=ring")
+    assert (record.status, record.provenance) == (Status.OK, Provenance.PREDICTED)
+    prediction, trace = prediction_of(cell), record.sections["trace"]
+    step_ms = prediction.step_time_ms.expected
+    assert record.sections["timing"].step_times_ms == [[step_ms]]
+    assert record.sections["timing"].tokens_per_step == 2**17
+    assert record.sections["memory"].peak_allocated_bytes == [prediction.peak_allocated_bytes.expected]
+    parts = (*trace.compute_ms.values(), *trace.purpose_exposed_ms.values(), trace.idle_ms)
+    assert sum(part[0] for part in parts) == pytest.approx(step_ms)
+    assert trace.purpose_total_ms["attention"][0] > trace.purpose_exposed_ms["attention"][0]
+    assert record.analytic["prediction"]["fit"] == Fit.FITS
+    assert as_recorded(json.loads(json.dumps(record.to_json()))).timing is not None
+
+
+def test_a_cell_is_on_as_many_devices_as_it_asks_for_whatever_is_here():
+    cell, record = record_of("seq_len=1m", "cluster.world_size=1024", "strategy=usp", "model=qwen3_32b")
+    assert (cell.cluster.world_size, cell.cluster.device, cell.hardware) == (1024, "cuda", "h100_80gb")
+    assert record.status is Status.OK
+    assert make_cell(*H100).cluster.world_size == 8  # one node, where it is left open
+
+
+def test_what_has_no_room_is_out_of_memory_as_the_plan_says():
+    cell, record = record_of("seq_len=1m", "strategy=local")
+    assert (record.status, record.provenance) == (Status.OUT_OF_MEMORY, Provenance.PREDICTED)
+    assert record.reason.startswith("needs about ")
+    assert record.reason.endswith(" per rank and has 79.1 GiB")
+    assert record.sections["timing"] is None
+    assert planned_cell(cell, TWO_CORES).room.fit is Fit.OUT_OF_MEMORY
+
+
+def test_without_a_kernel_attention_takes_as_long_as_moving_its_scores():
+    """Seven times beside products, forward twice and backward, and once in each of 8 products."""
+    cell = make_cell(
+        *H100, "strategy=ring_self_attention", "seq_len=32k", "layout=contiguous", "checkpointing=true"
+    )
+    model, moved = cell.model, 2 * (3 * 7 + 8)
+    scores = model.num_layers * model.num_heads * 2**30 // 8
+    h100 = hardware_of("h100_80gb")
+    least_ms = 1e3 * scores * moved / (h100.memory_bytes_per_s * h100.memory.expected)
+    assert prediction_of(cell).parts.attention_ms == pytest.approx(least_ms, rel=0.05)
+
+
+def of_cluster(**values):
+    return lambda cell: replace(cell, cluster=replace(cell.cluster, **values))
+
+
+REFUSED = [
+    (lambda cell: replace(cell, workload=replace(cell.workload, name="attention")), "take workload=train"),
+    (lambda cell: replace(cell, data=replace(cell.data, packing="documents")), "take data.packing=none"),
+    (
+        of_cluster(device="cpu", backend="gloo"), "hardware=h100_80gb is a GPU, and the ranks are on the CPU",
+    ),
+    (of_cluster(ranks_per_gpu=2), "take cluster.ranks_per_gpu=1"),
+    (lambda cell: replace(cell, kernel="math"), "no rate of kernel=math on hardware=h100_80gb"),
+    (lambda cell: replace(cell, hardware="cpu"), "no file says how fast this CPU is; leave mode=predict"),
+    (
+        lambda cell: replace(cell, hardware="unknown"),
+        "hardware=unknown: no file of conf/hardware/ describes it",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "said"), REFUSED)
+def test_what_no_arithmetic_answers_is_refused_with_a_way_out(change, said):
+    assert refusal(make_cell(*H100)) is None
+    assert said in refusal(change(make_cell(*H100)))
+
+
+def test_words_do_not_change_a_device_for_its_record_names_its_file_alone():
+    for key, value in {"hardware.links": {}, "hardware.colour": "green"}.items():
+        with pytest.raises(ConfigError, match=r"copy conf/hardware/h100_80gb\.yaml, change the copy"):
+            resolve(changed(key, value), TWO_CORES)
+
+
+def changed(key, value):
+    raw = deepcopy(make_raw(*H100))
+    raw["hardware"][key.removeprefix("hardware.")] = value
+    return raw

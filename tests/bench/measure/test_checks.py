@@ -1,0 +1,120 @@
+"""Every pass says what it compared in a cell, over how much of it, and what it could not compare."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from bench.config import OWN
+from bench.measure import PASSES, checks
+from bench.measure.facts import PassFacts
+from bench.measure.full_length.section import FullLength
+from bench.measure.losses.section import NO_REFERENCE, Losses
+from bench.measure.parity.section import Parity
+from bench.measure.trace.section import INSPECTED, Trace, TracedStep
+from bench.record.record import Check
+from tests.support.cells import make_cell
+
+CELL = make_cell("strategy=ulysses", "seq_len=4k", "cluster.world_size=2")
+ALONE = make_cell("strategy=ulysses", "seq_len=4k", "cluster.world_size=2", "workload=attention")
+NOTHING = dict.fromkeys(PASSES)
+LOSSES = Losses(
+    loss=[5.0] * 14,
+    loss_sums=[[20.0] * 14],
+    grad_norm=[1.0] * 14,
+    valid_tokens=[4] * 14,
+    tokens_digest=["a"] * 14,
+    expected_digest=["a"] * 14,
+)
+
+
+def made(name, section, cell=CELL):
+    """The checks of one pass, by what they compared."""
+    return {check.what: check for check in PASSES[name].checks(cell, section)}
+
+
+def traced(*differences, **told):
+    steps = [
+        TracedStep(
+            step_ms=[], purpose_exposed_ms={}, purpose_exposed_waiting_ms=None, other_calls=[None, difference]
+        )
+        for difference in differences
+    ]
+    return Trace(steps=steps, **told)
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_pass_with_a_gate_lists_what_the_gate_compares(name):
+    """Without any section it says of each check that it was not made, and why."""
+    has_gate = type(PASSES[name]).gate is not PassFacts.gate
+    missing = [*PASSES[name].checks(CELL, None), *PASSES[name].checks(ALONE, None)]
+    assert bool(missing) == has_gate
+    assert all(check.reason for check in missing)
+    assert {(check.tokens, check.rows, check.steps, check.of_steps) for check in missing} <= {(None,) * 4}
+
+
+def test_no_check_is_missed_that_has_no_meaning_for_the_workload_and_no_two_have_one_name():
+    names = [[check.what for check in checks(cell, NOTHING)] for cell in (ALONE, CELL)]
+    alone, training = map(set, names)
+    assert [len(alone), len(training)] == [*map(len, names)]
+    assert training - alone == {
+        "every shard of the parameters", "every gradient on the cell's engine", "rotary positions",
+        "tokens", "losses and gradient norms", "training signal",
+    }  # fmt: skip
+    assert alone - training == {"results of a timed call", "sampled rows of a timed call"}
+
+
+@pytest.mark.parametrize(
+    ("told", "held", "against", "reason"),
+    [
+        ({}, 0, "another cell", NO_REFERENCE),
+        ({"held_against": "abc", "held_steps": 14}, 14, "cell abc", None),
+        ({"held_against": "abc", "held_steps": 12}, 12, "cell abc", "the first 12 steps are compared"),
+    ],
+)
+def test_steps_that_no_reference_held_are_told_from_those_that_one_did(told, held, against, reason):
+    found = made("losses", replace(LOSSES, **told))
+    assert asdict(found["training signal"]) == {
+        "what": "training signal", "against": against, "tokens": 4096, "rows": None, "steps": held,
+        "of_steps": 14, "holds_steps": True, "reason": reason, "below_noise": None,
+    }  # fmt: skip
+    assert (found["tokens"].steps, found["tokens"].of_steps, found["tokens"].holds_steps) == (14, 14, False)
+
+
+def test_attention_at_full_length_says_how_many_rows_and_keys_or_why_none():
+    section = FullLength(tokens=4096, rows=32, keys=16, errors={"out": 0.0}, limits={"out": 1.0})
+
+    def told(**other):
+        found = PASSES["full_length"].checks(CELL, replace(section, **other))
+        return [(each.tokens, each.rows, each.steps, each.reason) for each in found]
+
+    assert told() == [(4096, 32, 1, None), (4096, 16, 1, None)]
+    assert told(keys=0, keys_reason="too long") == [(4096, 32, 1, None), (None, None, None, "too long")]
+    assert told(rows=0, keys=0, reason="no gradients") == [(None, None, None, "no gradients")] * 2
+
+
+def test_parity_of_another_cell_says_whose_it_is():
+    section = Parity(checked_in="abc", tokens=512, errors={"out": 0.0}, limits={"out": 1.0})
+    found = made("parity", section)
+    assert found["attention"] == Check(what="attention", against="float64, in cell abc", tokens=512)
+    own = made("parity", replace(section, checked_in=CELL.cell_id))
+    assert [(each.against, each.reason) for each in own.values()] == [("float64", None)]
+
+
+@pytest.mark.parametrize(
+    ("section", "steps", "reason"),
+    [
+        (traced(None, None, None), 3, None),
+        (traced(None, "it made 2 calls", None), 2, "it made 2 calls"),
+        (traced(None, is_inspected=True), 0, INSPECTED),
+        (traced(None, None, unjoined=[None, "no marks"]), 0, "no marks"),
+    ],
+)
+def test_a_traced_step_counts_where_its_calls_were_compared_with_those_of_another(section, steps, reason):
+    found = made("trace", section)["collective calls of traced steps"]
+    assert (found.steps, found.of_steps, found.reason) == (steps, len(section.steps), reason)
+
+
+def test_a_strategy_without_a_formula_has_nothing_to_compare_its_bytes_with():
+    unknown = made("engagement", object(), replace(CELL, strategy=OWN))
+    assert {check.reason for check in unknown.values()} == {"no formula of strategy own is known"}
+    assert {check.steps for check in made("engagement", object()).values()} == {1}

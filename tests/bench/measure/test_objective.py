@@ -1,0 +1,243 @@
+"""What rank 0 found of a step's gradients becomes the section, and its gate says what is wrong first."""
+
+import math
+import re
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bench.config import OptimizerConfig
+from bench.cost.weights import parameters
+from bench.measure import PASSES
+from bench.measure.objective.coverage import coverages, gradient_bytes, needed_bytes
+from bench.measure.objective.noise import (
+    CHANCE,
+    FACTOR,
+    SCALE_FACTOR,
+    ExactGradient,
+    GradientError,
+    Noise,
+    StepLoss,
+    gradient_errors,
+    whole_scale,
+)
+from bench.measure.objective.rank import Step as ObjectiveStep
+from bench.measure.objective.rank import _norm_errors, mean_of_ranks
+from bench.measure.objective.section import objective_tokens
+from bench.strategies.strategy import IGNORED_LABEL
+from tests.support import faults
+from tests.support.cells import FOUR_H100, make_cell, run_cell, tiny_cell
+from tests.support.fault_classes import engine, tokens
+
+CELL = make_cell("strategy=ulysses", "engine=fsdp2", "cluster.world_size=2")
+FACTS = PASSES["objective"]
+
+
+def section(errors, limits, **told):
+    return FACTS.part(tokens=512, sequences=1, parameters=3, errors=errors, limits=limits, **told)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (2e-2, "objective on engine=fsdp2: the scale is off by 2.0e-02 at 512 tokens (limit 1.0e-02)"),
+        (math.inf, "objective on engine=fsdp2: the scale is missing or not finite at 512 tokens"),
+        (math.nan, "objective on engine=fsdp2: the scale is missing or not finite at 512 tokens"),
+    ],
+)
+def test_the_first_error_beyond_its_limit_is_told(error, said):
+    errors = {"loss": 1e-6, "scale": error, "later": 1.0}
+    assert FACTS.gate(CELL, section(errors, dict.fromkeys(errors, 1e-2))) == said
+
+
+def errors_of(exact, found, eps=0.0):
+    """Errors of gradients by name, one parameter after another as the pass compares them."""
+    differences = {name: ExactGradient.of(each).difference(found.get(name)) for name, each in exact.items()}
+    return gradient_errors(differences, eps)
+
+
+def test_a_gradient_errs_infinitely_where_there_is_none_and_by_the_whole_where_it_is_zero_but_for_rounding():
+    exact = {"a": torch.tensor([3.0, 4.0]), "b": torch.ones(4), "bias": torch.tensor([1e-9, 0])}
+    found = {"a": 1.5 * exact["a"], "bias": torch.tensor([1e-3, 0.0])}
+    errors, by_whole = errors_of(exact, found), errors_of(exact, found, eps=0.01)
+    assert (errors["a"].distance, errors["a"].scale) == (0.5, 0.5)
+    assert (errors["b"].distance, errors["b"].scale) == (math.inf, math.inf)
+    assert errors["bias"].distance > 1e5
+    assert by_whole["bias"].distance == pytest.approx(1e-3 / (0.01 * 29**0.5), rel=1e-3)
+
+
+def test_what_rounding_makes_parallel_by_chance_is_allowed_and_least_in_many_numbers():
+    noise = Noise(0.0, 1e-2, 1e-3, 0.0, {str(n): GradientError(1e-2, 5e-4, n) for n in (16, 2**20)})
+    few, many = (noise.limits(str(n), "bf16", 2e-2) for n in (16, 2**20))
+    assert few.distance == many.distance == pytest.approx(FACTOR * 1e-2)
+    assert few.scale == pytest.approx(CHANCE * 2e-2 / 4)
+    assert many.scale == pytest.approx(SCALE_FACTOR * 1e-3)
+    assert noise.limits("16", "bf16", 1.0).scale == pytest.approx(CHANCE * FACTOR * 1e-2 / 4)
+
+
+def test_one_factor_on_all_gradients_shows_in_the_whole_where_it_shows_in_no_parameter():
+    exact = {str(n): torch.ones(4096) for n in range(16)}
+
+    def with_factors(factors):
+        return errors_of(exact, {n: f * each for f, (n, each) in zip(factors, exact.items(), strict=True)})
+
+    noise = Noise.of([0.0], [with_factors([1.002, 0.998] * 8)])
+    found = with_factors([1.0075] * 16)
+    assert all(each.scale < noise.limits(n, "bf16", each.distance).scale for n, each in found.items())
+    assert noise.whole_scale == pytest.approx(0.0, abs=1e-6)
+    assert whole_scale(found) == pytest.approx(7.5e-3, rel=1e-3)
+    assert noise.whole_limit("bf16") == pytest.approx(SCALE_FACTOR * 2e-3 / 4, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "numbers"),
+    [([1.0] * 8, 8), ([1.0] + [1e-3] * 7, 1), ([1e-90] * 2 + [0.0] * 6, 2), ([0.0] * 8, 8)],
+)
+def test_numbers_that_carry_a_gradient_are_counted(gradient, numbers):
+    """A head's 32 numbers of a norm's weight may be carried by three: then rounding is parallel by chance."""
+    exact = ExactGradient.of(torch.tensor(gradient, dtype=torch.float64))
+    assert exact.numbers == pytest.approx(numbers, rel=1e-3)
+
+
+def test_noise_is_that_of_the_controls_and_losses_of_opposite_signs_do_not_cancel():
+    exact, loss = {"a": torch.tensor([3.0, 4.0])}, StepLoss(2.0, torch.tensor([1.0, 1.0]))
+    noise = Noise.of(
+        [loss.block_error(StepLoss(2.0, torch.tensor([1 + off, 1 - off]))) for off in (0.3, 0.4)],
+        [errors_of(exact, {"a": torch.tensor([3.0, 4.0 + off])}) for off in (0.3, 0.4)],
+    )
+    root = math.sqrt((0.3**2 + 0.4**2) / 2)
+    assert noise.loss == pytest.approx(root)
+    assert noise.gradients["a"].distance == pytest.approx(root / 5)
+    assert noise.gradients["a"].scale == pytest.approx(root * 4 / 25)
+    assert noise.grad_norm == pytest.approx(noise.gradients["a"].distance)
+    assert noise.scale == pytest.approx(noise.gradients["a"].scale)
+
+
+@pytest.mark.parametrize(("size", "hidden"), [(0.3, False), (0.1, True)])
+def test_a_mistake_that_is_no_larger_than_rounding_is_below_noise(size, hidden):
+    found = section(
+        {"loss": 0.0}, {"loss": 1.0}, mistakes={"a": 0.5, "b": size}, mistake_limits={"a": 0.2, "b": 0.2}
+    )
+    (check,) = FACTS.checks(CELL, found)
+    assert check.below_noise == (
+        "b would move a gradient by 1.0e-01; rounding is allowed 2.0e-01" if hidden else None
+    )
+
+
+def test_the_known_mistake_weighs_each_rank_s_mean_the_same():
+    strategy = SimpleNamespace(
+        cell=SimpleNamespace(sp_degree=2),
+        facts=SimpleNamespace(slices=lambda cell, tokens, rank: [slice(2 * rank, 2 * rank + 2)]),
+    )
+    labels = torch.tensor([[IGNORED_LABEL, 5, 5, 5]])
+    batch = SimpleNamespace(labels=labels)
+    assert mean_of_ranks(strategy, [batch])(batch)[0].tolist() == [0.5, 0.5, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("size", "max_grad_norm", "clipped"), [(3.0, 1.0, 1.0), (0.3, 1.0, 0.6), (3.0, 2.0, 2.0), (3.0, 0.0, 6.0)]
+)
+def test_the_optimizer_is_to_be_given_the_clipped_gradient(size, max_grad_norm, clipped):
+    optimizer = OptimizerConfig(max_grad_norm=max_grad_norm)
+    right = ObjectiveStep(loss=1.0, gradients={}, norm=2 * size, reported_norm=2 * size, given_norm=clipped)
+    assert _norm_errors(right, optimizer) == pytest.approx(
+        {"gradient norm that the step reports": 0, "gradient norm that the optimizer was given": 0}, abs=1e-6
+    )
+    wrong = _norm_errors(replace(right, reported_norm=size, given_norm=2 * clipped), optimizer)
+    assert [*wrong.values()] == pytest.approx([0.5, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "multiple", "tokens"), [(65536, 2, 1024), (256, 4, 256), (4098, 6, 1020), (4096, 2048, 2048)]
+)
+def test_no_more_than_1024_tokens_are_compared_unless_the_layout_needs_them(seq_len, multiple, tokens):
+    assert objective_tokens(seq_len, multiple) == tokens
+
+
+def test_where_float64_has_no_room_the_cell_is_ok_and_says_so(launcher, tmp_path):
+    cell = tiny_cell("strategy=local", "engine=ddp")
+    record, _ = run_cell(launcher, cell, tmp_path / "no_room", faults.have_no_room)
+    with_room, _ = run_cell(launcher, cell, tmp_path / "room")
+    assert (
+        record.sections["losses"].loss == with_room.sections["losses"].loss
+    )  # the step is taken all the same
+    assert {"loss", "scale of the whole gradient"} <= with_room.sections["objective"].errors.keys()
+    found = record.sections["objective"]
+    assert (record.status, found.parameters, found.errors) == ("ok", 0, {})
+    assert re.fullmatch(
+        r"all gradients would take about [\d.]+ MiB on one rank and [\d.]+ [KM]iB in its host memory",
+        found.reason,
+    )
+    (check,) = [each for each in record.checks if each.what == "every gradient on the cell's engine"]
+    assert (check.tokens, check.reason) == (None, found.reason)
+
+
+def test_qwen3_4b_is_compared_whole_on_80_gb_and_takes_less_memory_with_fewer_layers():
+    cell = make_cell("model=qwen3_4b", "strategy=ulysses", "engine=zero3", machine=FOUR_H100)
+    choices = [*coverages(cell)]
+    needed = [needed_bytes(cell, 1024, each) for each in choices]
+    kept = [gradient_bytes(cell, each) for each in choices]
+    assert needed[0] < 18 * 2**30  # half of what 80 GB leave next to a quarter of the states is 30 GiB
+    assert kept[0] == 4 * parameters(cell.model)
+    assert needed[0] >= needed[1] > needed[2]
+    assert kept[0] > kept[1] > kept[2]
+
+
+def test_a_coverage_says_which_parameters_it_holds():
+    whole, few, layers = coverages(make_cell("model=qwen3_nano", "model.num_layers=6"))
+    names = [f"model.model.layers.{n}.mlp.up_proj.weight" for n in range(6)] + ["model.lm_head.weight"]
+    held = [[name in each for name in names] for each in (whole, few, layers)]
+    assert held == [[True] * 7, [n in (0, 3, 5, 6) for n in range(7)], [n in (0, 3, 5) for n in range(7)]]
+    assert (whole.is_whole, few.is_whole, layers.is_whole) == (True, False, False)
+    assert str(few) == "layers 0, 3 and 5 of 6, the embedding, the final norm and the head"
+    assert [each.is_whole for each in coverages(make_cell("model=qwen3_nano"))] == [True, True, False]
+
+
+DEEP = ("model=qwen3_nano", "model.num_layers=6")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("engine=zero3",),
+        ("engine=fsdp2", "dtype=fp32"),
+        ("engine=ddp", "model.tied_embeddings=false", "grad_accum=2"),
+        ("engine=fsdp2", "trainer=accelerate", "strategy=local", "dp_shard=2", "sp_degree=1"),
+    ],
+)
+def test_where_three_layers_have_room_their_gradients_of_the_real_engine_are_compared(
+    launcher, tmp_path, words
+):
+    cell = tiny_cell("strategy=ulysses", "cluster.world_size=2", *DEEP, *words)
+    record, _ = run_cell(launcher, cell, tmp_path, faults.have_room_for_three_layers)
+    assert record.status == "ok", record.reason
+    section, checks = record.sections["objective"], {each.what: each for each in record.checks}
+    assert (section.parameters, section.compared) == (3 * 11, "layers 0, 3 and 5 of 6")
+    assert section.noise == {}
+    assert "scale of the compared gradients" in section.errors
+    assert checks["gradients on the cell's engine of layers 0, 3 and 5 of 6"].tokens == section.tokens
+    assert checks["every gradient on the cell's engine"].reason == section.left_out_because
+
+
+MIDDLE = r"the gradient of model.model.layers.3.mlp.\w+.weight is off"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "fault", "said"),
+    [
+        ("zero3", "bf16", faults.enlarge_gradients_in_the_middle_layer, MIDDLE),
+        ("fsdp2", "bf16", faults.enlarge_gradients_in_the_middle_layer, MIDDLE),
+        ("ddp", "bf16", faults.enlarge_gradients_in_the_middle_layer, MIDDLE),
+        ("fsdp2", "fp32", engine.enlarge_gradients_a_little, "the gradient of .* is off by 7.5e-03"),
+        ("zero3", "bf16", tokens.divide_by_sp_degree, ".*; gradients are exactly 1/sp_degree = 0.5"),
+    ],
+)
+def test_a_mistake_is_found_where_three_layers_have_room(launcher, tmp_path, name, dtype, fault, said):
+    words = (f"engine={name}", f"dtype={dtype}", *DEEP)
+    cell = tiny_cell("strategy=ulysses", "cluster.world_size=2", *words)
+    record, _ = run_cell(launcher, cell, tmp_path, partial(faults.have_room_for_three_layers, fault=fault))
+    assert record.status == "wrong_result"
+    assert re.match(f"objective on engine={name}: {said}", record.reason), record.reason

@@ -1,0 +1,136 @@
+"""Cos and sin of a rank are those of the whole sequence; where they are not, the model is to blame."""
+
+import copy
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel
+
+from bench.attention.layouts import LAYOUTS
+from bench.measure import PASSES
+from bench.measure.facts import RankReport
+from bench.measure.positions.rank import SEVERAL_ROWS, PositionsPass
+from bench.ranks.log import RankLog
+from tests.support.cells import make_cell
+
+TOKENS, RANKS = 512, 4
+CELL = make_cell("strategy=ulysses", "seq_len=512", "sp_degree=2", "cluster.world_size=2")
+FACTS = PASSES["positions"]
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 97,
+}  # fmt: skip
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128,
+    "short_factor": [1.0] * 4, "long_factor": [1.0, 3.0, 6.0, 9.0],
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128,
+    "mscale": 0.7,
+}  # fmt: skip
+
+
+def model_of(family, rope=None):
+    rope = {"rope_parameters": {**rope}} if rope else {}
+    torch.manual_seed(0)
+    most = {"max_position_embeddings": 128}
+    return AutoModel.from_config(AutoConfig.for_model(family, **SMALL, **most, **rope, pad_token_id=0))
+
+
+def found(model, positions, given=None, *, ranks=RANKS):
+    """One rank's part, whose model is called with positions `given` where it holds `positions`."""
+    subject = SimpleNamespace(network=model, sequence_ranks=ranks, fed_positions=lambda: positions)
+    watching = PositionsPass(SimpleNamespace(subject=subject, log=RankLog(lambda _: None)))
+    with watching.around_inspected_step():
+        given = positions[None] if given is None else given
+        model(input_ids=torch.zeros(1, len(positions), dtype=torch.long), position_ids=given)
+        pickle.dumps(copy.deepcopy(model))  # as a loop may do within a step
+    return watching.part()
+
+
+def held(rank, layout="zigzag", ranks=RANKS):
+    return torch.cat([torch.arange(TOKENS)[piece] for piece in LAYOUTS[layout].slices(TOKENS, ranks, rank)])
+
+
+def verdict(parts):
+    reports = [RankReport({"positions": part}, {}) for part in parts]
+    return FACTS.gate(CELL, FACTS.merge(reports, CELL))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rope", [None, YARN], ids=["default", "yarn"])
+def test_frequencies_that_no_length_changes_are_the_same_on_every_rank(layout, rope):
+    parts = [found(model_of("qwen3", rope), held(rank, layout)) for rank in range(RANKS)]
+    assert {(part.compared, part.error[0] < 1e-6, part.reason) for part in parts} == {(1, True, None)}
+    assert verdict(parts) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "rope", "wrong"), [("qwen2", DYNAMIC, 3), ("llama", LONGROPE, 1), ("mistral", LONGROPE, 1)]
+)
+def test_frequencies_by_a_ranks_own_largest_position_blame_the_model(family, rope, wrong):
+    """Contiguous shards: with longrope only the first is no longer than the model was trained on."""
+    parts = [found(model_of(family, rope), held(rank, "contiguous")) for rank in range(RANKS)]
+    assert [part.module[0] for part in parts] == ["rotary_emb"] * wrong + [None] * (RANKS - wrong)
+    said = verdict(parts)
+    assert said.startswith("positions: rank 0 turns position 1 by other angles than one device")
+    assert "not the strategy" in said
+    assert f"(rope_type={rope['rope_type']}) chooses frequencies by the largest position" in said
+
+
+def test_asking_for_the_whole_sequence_leaves_no_trace_in_the_model():
+    model, positions = model_of("llama", LONGROPE), torch.arange(64)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    assert found(model, positions).module == ["rotary_emb"]
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+class Counting(nn.Module):
+    """A rotary embedding for whole sequences: it counts tokens itself, as those that take no positions do."""
+
+    def forward(self, x, position_ids=None):
+        angles = torch.arange(x.shape[1])[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001]).repeat(2)
+        return angles.cos()[None].to(x.dtype), angles.sin()[None].to(x.dtype)
+
+
+class Offset(nn.Module):
+    """One that adds where its shard begins to positions that have it already."""
+
+    def forward(self, x, position_ids):
+        angles = (position_ids + position_ids[:, :1])[..., None] * torch.tensor([1.0, 0.1]).repeat(4)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+@pytest.mark.parametrize("rotary", [Counting, Offset])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_turns_by_positions_of_its_own_is_to_blame(rotary, dtype):
+    parts = []
+    for rank in range(2):
+        model = model_of("qwen3").to(dtype)
+        model.rotary_emb = rotary()
+        parts.append(found(model, held(rank, "contiguous", ranks=2), ranks=2))
+    assert [part.position for part in parts] == [[None], [256]]
+    assert "rank 1 turns position 256" in verdict(parts)
+    assert "does not turn by the position_ids that the model is given" in verdict(parts)
+
+
+def test_positions_that_restart_are_each_documents_own():
+    positions = torch.cat([torch.arange(100), torch.arange(28)])
+    part = found(model_of("qwen3", DYNAMIC), positions)
+    assert (part.compared, part.module) == (1, [None])
+
+
+def test_rows_of_positions_that_differ_are_said_not_to_be_compared():
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    model, positions = model_of("qwen2_5_vl_text", rope), torch.arange(128, 256)
+    assert found(model, positions, positions.expand(3, 1, -1)).compared == 1
+    apart = torch.stack([positions, positions // 8, positions % 8])[:, None]
+    part = found(model, positions, apart)
+    assert (part.compared, SEVERAL_ROWS in part.reason) == (0, True)
+    section = FACTS.merge([RankReport({"positions": part}, {})], CELL)
+    assert FACTS.gate(CELL, section) is None
+    assert SEVERAL_ROWS in FACTS.checks(CELL, section)[0].reason

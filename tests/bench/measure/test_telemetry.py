@@ -1,0 +1,135 @@
+"""What a device did while the clock ran; a driver that says nothing, or stops, costs figures and no cell."""
+
+import os
+import threading
+import time
+from types import SimpleNamespace
+from unittest.mock import Mock, create_autospec
+
+import pynvml
+import pytest
+import torch
+
+from bench.measure.telemetry import rank
+from bench.measure.telemetry.rank import (
+    CLOCK_EVENTS,
+    FIGURES,
+    PERIOD_S,
+    NvmlDevice,
+    Telemetry,
+    open_nvml,
+    throttled,
+)
+from tests.support.nvml_driver import Driver
+
+
+def watched(driver, seconds=0.1):
+    telemetry = Telemetry(NvmlDevice(driver, "handle"), period_s=0.01)
+    with telemetry.window():
+        time.sleep(seconds)
+    return telemetry.read()
+
+
+def test_every_figure_is_sampled_in_a_thread_of_its_own():
+    driver = Driver()
+    found = watched(driver)
+    assert len(found.sample_ms[0]) == len(found.power_w[0]) == len(found.sm_clock_mhz[0]) >= 3
+    first = [each[0][0] for each in (found.power_w, found.utilisation, found.device_used_bytes)]
+    assert first == [350.0, 0.97, 2**30]
+    assert (found.clock_events, found.throttled, found.reason) == ([[]], False, None)
+    assert found.sample_ms[0] == sorted(found.sample_ms[0])
+    beside = driver.threads - {threading.main_thread()}
+    assert beside
+    assert not any(thread.is_alive() for thread in beside)
+
+
+def test_every_figure_is_asked_for_in_words_that_pynvml_has():
+    device = NvmlDevice(create_autospec(pynvml), "handle")
+    for ask in FIGURES.values():
+        ask(device.nvml, device.handle)
+    device.nvml.nvmlDeviceGetMaxClockInfo.return_value = 1_980
+    device.nvml.nvmlDeviceGetComputeRunningProcesses.return_value = [SimpleNamespace(pid=os.getpid())]
+    assert (device.reference_clock_mhz(), device.foreign_processes()) == (1_980, 0)
+
+
+def test_a_device_lost_in_the_middle_leaves_null_figures_and_the_reason():
+    found = watched(Driver(dies_after=2))
+    assert found.power_w is found.sm_clock_mhz is found.utilisation is found.device_used_bytes is None
+    assert "lost after 2 samples: GPU is lost" in found.reason
+    assert found.throttled is None
+
+
+@pytest.mark.parametrize(("lacking", "figure"), [("power", "power_w"), ("events", "clock_events")])
+def test_a_figure_that_is_not_supported_costs_only_itself(lacking, figure):
+    found = watched(Driver(without=(lacking,)))
+    assert [name for name in FIGURES if getattr(found, name) is None] == [figure]
+    assert "not given: Not Supported" in found.reason
+
+
+@pytest.mark.parametrize("lacking", ["nvml", "reference"])
+def test_a_driver_that_is_not_there_is_a_reason(lacking, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1234"))
+    driver = Driver(without=(lacking,))
+    found = Telemetry(open_nvml(torch.device("cuda", 0), driver)).read()
+    said = "NVML Shared Library Not Found" if lacking == "nvml" else "Not Found"
+    assert said in found.reason
+    assert (found.power_w, found.throttled, found.sample_ms) == (None, None, [[]])
+
+
+OWN = os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("pids", "beside", "strangers"),
+    [((OWN, 1), 0, 1), ((OWN, 1, 2, 3), 2, 1), ((OWN, 1, 2, 3), 3, 0), ((2**22 + 1,), 0, None)],
+)
+def test_processes_beside_the_ranks_are_counted_where_pids_are_ours_to_compare(
+    monkeypatch, pids, beside, strangers
+):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1234"))
+    driver = Driver(pids=pids)
+    driver.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
+    device = open_nvml(torch.device("cuda", 0), driver, ranks_beside=beside)
+    assert (device.handle, device.foreign_processes()) == ("GPU-1234", strangers)
+
+
+IDLE, CAP, HEAT, BRAKE = (
+    CLOCK_EVENTS[name] for name in ("idle", "power_cap", "hardware_thermal", "power_brake")
+)
+
+
+@pytest.mark.parametrize(
+    ("clocks", "events", "expected"),
+    [
+        ([1900.0] * 3, [0, 0, 0], False),
+        ([1900.0] * 3, [CAP, IDLE, CAP | IDLE], False),
+        ([1900.0] * 3, [0, HEAT, 0], True),
+        ([1900.0] * 3, [BRAKE, 0, 0], True),
+        ([1400.0] * 3, [0, 0, 0], True),
+        ([1400.0] * 3, [CAP, CAP, CAP], False),
+        ([1400.0] * 3, [CAP, 0, 0], True),
+        ([300.0, 1900.0, 1900.0], [IDLE, 0, 0], False),
+        ([1400.0] * 3, None, True),
+        (None, None, None),
+        (None, [CAP], False),
+    ],
+)
+def test_heat_a_power_brake_and_a_clock_under_three_quarters_are_throttling(clocks, events, expected):
+    assert throttled(clocks, events, 1980.0) is expected
+
+
+def test_a_long_window_keeps_a_bounded_number_of_samples(monkeypatch):
+    monkeypatch.setattr("bench.measure.telemetry.rank.MAX_SAMPLES", 8)
+    found = watched(Driver(), seconds=0.4)
+    assert len(found.sample_ms[0]) == len(found.power_w[0]) <= 9
+    assert found.sample_ms[0][-1] > 100
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_the_ranks_of_a_node_ask_the_driver_no_more_often_than_one_would(monkeypatch, ranks):
+    asked = []
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setattr(rank, "Telemetry", lambda _, period_s: asked.append(period_s) or Mock())
+    measurement = SimpleNamespace(subject=SimpleNamespace(device=torch.device("cpu"), ranks_beside=0))
+    rank.TelemetryPass(measurement).around_window()
+    assert asked == [PERIOD_S * ranks]

@@ -1,0 +1,239 @@
+"""A traced step is booked once: compute by part, communication by purpose, waiting, and what is left."""
+
+from dataclasses import replace
+
+import pytest
+
+from bench.config import OWN
+from bench.measure import PASSES
+from bench.measure.calls import COLLECTIVES
+from bench.measure.facts import RankReport
+from bench.measure.trace.cpu_timeline import GLOO_EVENTS, cpu_timeline
+from bench.measure.trace.section import RankSteps, traced_steps
+from bench.measure.trace.split import split
+from bench.measure.trace.timeline import issued_calls, other_calls
+from tests.support.cells import make_cell
+from tests.support.traces import (
+    MAIN,
+    WORKER,
+    annotation,
+    call,
+    event,
+    rank_trace,
+    read,
+    timeline_of,
+)
+
+approx = pytest.approx
+
+
+def of_cpu(events, calls=(), **known):
+    return timeline_of(cpu_timeline, events, calls, **known)
+
+
+def test_a_call_seen_twice_and_sends_in_flight_together_are_not_summed():
+    timeline = of_cpu(
+        [
+            event("c10d::alltoall_base_", 0, 1),
+            annotation("gloo:all_to_all", 0, 10),
+            event("c10d::send", 20, 20.1), event("c10d::recv_", 22, 22.1),
+            annotation("gloo:send", 20, 30, MAIN), annotation("gloo:recv", 22, 34, MAIN),
+            event("aten::mm", 24, 40), event("FakeBackward0", 0, 40),
+        ],
+        [call("all_to_all", "other"), call("send", "attention"), call("recv", "attention", (1, 0))],
+        step=(0, 50),
+    )  # fmt: skip
+    found = split(timeline)
+    assert found.communication_ms == {"all_to_all": approx(10), "send_recv": approx(14)}
+    assert found.purpose_total_ms == {"other": approx(10), "attention": approx(14)}
+    assert (found.total_ms, found.exposed_ms) == (approx(24), approx(14))
+    assert found.calls == {"all_to_all": 1, "send_recv": 2}
+
+
+def test_the_parts_of_a_step_add_up_to_it():
+    timeline = of_cpu(
+        [
+            event("aten::linear", 0, 10), event("aten::mm", 1, 9),
+            event("aten::repeat_interleave", 10, 12), event("aten::cumsum", 10.5, 11),
+            event("c10d::alltoall_base_", 12, 12.5), annotation("gloo:all_to_all", 12, 20),
+            event("aten::_scaled_dot_product_flash_attention_for_cpu", 20, 50), event("aten::copy_", 21, 22),
+            event("aten::add_", 70, 90),
+            event("c10d::allreduce_", 60, 61), annotation("gloo:all_reduce", 60, 75),
+        ],
+        [call("all_to_all", "attention"), call("all_reduce", "gradients")],
+        step=(0, 100), attention=[(10, 55)], optimizer=[(65, 95)],
+    )  # fmt: skip
+    found = split(timeline)
+    assert found.compute_ms == {
+        "attention": approx(30), "packing": approx(2), "optimizer": approx(20), "other": approx(10),
+    }  # fmt: skip
+    assert {purpose: sum(e - s for s, e in spans) for purpose, spans in found.exposed_spans_ms.items()} == {
+        "attention": approx(8), "gradients": approx(10),
+    }  # fmt: skip
+    assert found.idle_ms == approx(20)
+    booked = sum(found.compute_ms.values()) + found.exposed_ms + found.idle_ms
+    assert booked == approx(found.step_ms)
+
+
+def test_time_exposed_for_two_purposes_at_once_is_booked_for_the_first_only():
+    timeline = of_cpu(
+        [
+            event("c10d::_allgather_base_", 0, 1), annotation("gloo:all_gather", 0, 20),
+            event("c10d::alltoall_base_", 5, 6), annotation("gloo:all_to_all", 5, 15),
+        ],
+        [call("all_gather", "parameters"), call("all_to_all", "attention")],
+        step=(0, 20),
+    )  # fmt: skip
+    found = split(timeline)
+    assert found.purpose_total_ms == {"parameters": approx(20), "attention": approx(10)}
+    assert found.exposed_spans_ms == {"attention": [(5, 15)], "parameters": [(0, 5), (15, 20)]}
+
+
+def test_waits_inside_operators_and_copies_of_gloos_own_threads_are_no_compute():
+    timeline = of_cpu(
+        [
+            event("c10d::_allgather_base_", 0, 1), event("c10d::_allgather_base_", 0.2, 0.8),
+            annotation("gloo:all_gather", 0, 10), event("aten::copy_", 2, 8, tid=WORKER),
+            event("aten::mul", 10, 20), event("_c10d_functional::wait_tensor", 11, 19),
+        ],
+        [call("all_gather", "parameters")], step=(0, 20),
+    )  # fmt: skip
+    found = split(timeline)
+    assert (found.exposed_ms, found.compute_ms["other"]) == (approx(10), approx(2))
+    assert found.calls == {"all_gather": 1}  # a dispatch mode shows one twice
+
+
+def test_gloos_all_reduce_for_a_reduce_scatter_is_booked_as_what_was_asked_for():
+    events = [
+        event("c10d::_reduce_scatter_base_", 0, 1), annotation("gloo:all_reduce", 1, 5),
+        event("c10d::allreduce_", 6, 7), annotation("gloo:all_reduce", 7, 9),
+    ]  # fmt: skip
+    calls = [call("reduce_scatter", "gradients"), call("all_reduce", "data_and_loss")]
+    found = split(of_cpu(events, calls, step=(0, 10)))
+    assert found.communication_ms == {"reduce_scatter": approx(4), "all_reduce": approx(2)}
+    assert found.purpose_total_ms == {"gradients": approx(4), "data_and_loss": approx(2)}
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        ([], "the tap saw {}, the profiler {'all_reduce': 1}"),
+        ([call("all_reduce", "other")], "1 calls, 2 transfers named gloo:all_reduce"),
+    ],
+)
+def test_calls_that_the_tap_did_not_see_are_not_guessed_at(calls, said):
+    events = [event("c10d::allreduce_", 0, 1), annotation("gloo:all_reduce", 0, 5)]
+    events += [annotation("gloo:all_reduce", 6, 7)]
+    timeline = of_cpu(events, calls, step=(0, 10))
+    assert timeline.unmatched == timeline.unjoined == said
+    assert split(timeline).purpose_total_ms == {"other": approx(6)}
+
+
+def ranks(*arrivals, send=False, computing=(), ends=(100, 100)):
+    """One exchange of attention on each of two ranks, from its arrival to its end."""
+    traces = []
+    for rank, (arrival, end) in enumerate(zip(arrivals, ends, strict=True)):
+        name = ("c10d::send", "c10d::recv_")[rank] if send else "c10d::alltoall_base_"
+        kind = ("send", "recv")[rank] if send else "all_to_all"
+        timeline = of_cpu(
+            [
+                event(name, arrival, arrival + 0.1), annotation(f"gloo:{kind}", arrival, end),
+                *(event("aten::mm", *span) for span in computing),
+            ],
+            [call(kind, "attention")], step=(0, 120),
+        )  # fmt: skip
+        traces.append(rank_trace(timeline))
+    return traces
+
+
+CELL = make_cell("strategy=ulysses", "cluster.world_size=2")
+
+
+def merge_steps(steps, cell, median=0):
+    ranks = [RankSteps(steps=[*traces], median=median) for traces in zip(*steps, strict=True)]
+    return PASSES["trace"].merge([RankReport({"trace": rank}, {}) for rank in ranks], cell)
+
+
+@pytest.mark.parametrize(
+    ("known", "waited", "exposed"),
+    [
+        ({}, 30, 30),
+        ({"computing": [(20, 60)]}, 30, 10),
+        ({"ends": (25, 100)}, 15, 15),
+        ({"send": True}, 30, 30),
+    ],
+    ids=["last arrival less own", "behind compute", "no longer than in flight", "a send meets its receive"],
+)
+def test_waiting_is_the_last_arrival_minus_ones_own(known, waited, exposed):
+    trace = merge_steps([ranks(10, 40, **known)], CELL)
+    assert trace.purpose_waiting_ms == {"attention": [approx(waited), approx(0)]}
+    assert trace.purpose_exposed_waiting_ms == {"attention": [approx(exposed), approx(0)]}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"clock": "another host"}, "the ranks' clocks cannot be compared: they run on several hosts"),
+        ({"unmatched": "no tap"}, "rank 1: no tap"),
+        ({"flights": []}, "all_to_all 0 of ranks 0, 1 was found on 1 of them"),
+    ],
+)
+def test_what_cannot_be_compared_has_no_waiting_and_says_why(change, said):
+    first, second = ranks(10, 40)
+    trace = merge_steps([[first, replace(second, **change)]], CELL)
+    assert (trace.purpose_waiting_ms, trace.waiting_unknown) == (None, said)
+    assert trace.purpose_exposed_ms["attention"] == [approx(90), approx(60)]
+
+
+def test_a_section_is_of_the_median_step_and_keeps_every_other_beside_it():
+    first, second = ranks(10, 40)
+    unknown = [first, replace(second, unmatched="no tap")]
+    trace = merge_steps([ranks(10, 40), ranks(10, 15), ranks(20, 10), unknown], CELL, median=1)
+    assert trace.purpose_exposed_waiting_ms == {"attention": [approx(5), approx(0)]}
+    waited = [step.purpose_exposed_waiting_ms for step in trace.steps]
+    assert [each and each["attention"] for each in waited] == [
+        [approx(30), approx(0)], [approx(5), approx(0)], [approx(0), approx(10)], None,
+    ]  # fmt: skip
+    assert trace.steps[1].purpose_exposed_ms == trace.purpose_exposed_ms
+
+
+ISSUED = [event("c10d::allreduce_", 0, 1), event("c10d::alltoall_base_", 2, 3), event("c10d::send", 4, 5)]
+INSPECTED = [call("all_reduce", "gradients"), call("all_to_all", "attention"), call("send", "attention")]
+
+
+@pytest.mark.parametrize(
+    ("events", "calls", "said"),
+    [
+        (ISSUED, INSPECTED, None),
+        ([], [], None),
+        (ISSUED[::2], INSPECTED, "it made 0 calls of all_to_all, the inspected step 1 (attention)"),
+        (ISSUED, INSPECTED[:2], "it made 1 calls of send, the inspected step 0"),
+        ([*ISSUED, event("c10d::send", 200, 201)], INSPECTED, None),
+    ],
+    ids=["equal", "none", "one less", "one more", "one after the step"],
+)
+def test_the_first_kind_of_call_that_a_traced_step_made_more_or_less_often_is_named(events, calls, said):
+    tracks, known = read(events, step=(0, 100))
+    assert other_calls(issued_calls(tracks["operators"], known), calls) == said
+
+
+def test_ranks_that_call_otherwise_when_nobody_inspects_them_are_a_wrong_result():
+    """Somebody's own loop may do other things every few steps."""
+    first, second = ranks(10, 40)
+    steps = [ranks(10, 40), [first, replace(second, other_calls="it made 0 calls of send")]]
+    trace = merge_steps(steps, CELL)
+    said = PASSES["trace"].gate(CELL, trace)
+    assert said.startswith("rank 1, traced step 1: it made 0 calls of send; ")
+    assert PASSES["trace"].gate(replace(CELL, trainer=OWN), trace) is None
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "step_s", "steps"),
+    [(20, 0.1, 5), (20, 2, 5), (20, 2.1, 4), (20, 9, 1), (20, 40, 1), (0, 40, 5)],
+)
+def test_short_steps_are_traced_five_times_and_long_ones_as_half_the_budget_allows(budget_s, step_s, steps):
+    assert traced_steps(replace(CELL.measure, budget_s=budget_s), step_s) == steps
+
+
+def test_gloos_name_is_known_of_every_kind_that_the_tap_counts():
+    assert {collective.kind for collective in COLLECTIVES.values()} <= GLOO_EVENTS.keys()

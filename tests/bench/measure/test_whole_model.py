@@ -1,0 +1,103 @@
+"""Layer by layer a step has the loss and the gradients that autograd has of the whole model at once."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from bench.measure.objective.coverage import coverages
+from bench.measure.objective.plain_attention import PLAIN_NAME, plain_attention_installed
+from bench.measure.objective.whole_model import EXACT, WholeModel
+from bench.ranks.log import StepPhase
+from bench.training.data import open_data
+from bench.training.loss import ModelWithLoss
+from bench.training.models import build_model, sum_embedding_gradient_in_float32
+from tests.support.cells import make_cell
+
+CPU = torch.device("cpu")
+TOKENS = 64
+ROUNDED = "control 2"
+
+
+def trainer_of(*words, weights_in_dtype=True):
+    """What the pass reads of a training loop, of two sequences a step and five layers."""
+    cell = make_cell(
+        "strategy=local", "model=qwen3_nano", "model.num_layers=5", "batch=2", "data=synthetic", *words
+    )
+    return SimpleNamespace(
+        cell=cell,
+        data=open_data(cell, CPU, uncounted_tokens=TOKENS // 3),
+        phase=StepPhase(),
+        engine=SimpleNamespace(weights_in_dtype=weights_in_dtype),
+    )
+
+
+def layer_by_layer(trainer):
+    """The sequences of a step, and of each computation the loss and all gradients."""
+    with plain_attention_installed() as attention:
+        model, found = WholeModel(trainer, TOKENS, CPU, attention), {}
+        whole, *_ = coverages(trainer.cell)
+        for name, gradients in model.gradients(whole):
+            found.setdefault(name, {}).update(gradients)
+    return model.sequences, {name: (model.losses[name].mean, found[name]) for name in found}
+
+
+def at_once(trainer, sequences, dtype, *, autocast=False, key_parts=1):
+    """Loss and gradients by one backward of transformers' own model a sequence."""
+    cell, valid = trainer.cell, sum(int((batch.labels != -100).sum()) for batch in sequences)
+    with plain_attention_installed() as attention:
+        attention.key_parts = key_parts
+        plain = build_model(cell.model, attention_name=PLAIN_NAME, max_positions=cell.seq_len, seed=cell.seed)
+        sum_embedding_gradient_in_float32(plain)
+        for parameter in plain.parameters():  # not buffers: rotary frequencies stay in float32
+            parameter.data = parameter.data.to(dtype)
+        model, total, sums = ModelWithLoss(plain.train(), "untiled", StepPhase()), 0.0, {}
+        for batch in sequences:
+            attention.documents = batch.documents
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                hidden = plain.model(
+                    batch.input_ids, position_ids=batch.position_ids, use_cache=False
+                ).last_hidden_state
+                logits = plain.lm_head(hidden).flatten(0, 1)
+                logits = logits if logits.dtype == torch.float64 else logits.float()
+                losses = cross_entropy(logits, batch.labels.flatten(), reduction="none")
+                loss = (losses.double() / valid).sum()
+                loss.backward()
+            total += float(loss)
+            for name, each in model.named_parameters():
+                wide = each.grad if each.grad.dtype == torch.float64 else each.grad.float()
+                sums[name] = sums.get(name, 0) + wide
+            model.zero_grad()
+    return total, sums
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("model.family=qwen2", "model.attention_bias=true", "model.tied_embeddings=false"),
+        ("model.family=llama", "data.packing=documents"),
+        ("model.family=mistral", "checkpointing=true"),
+    ],
+)
+def test_exact_gradients_are_those_of_the_whole_model(words):
+    trainer = trainer_of("dtype=fp32", *words)
+    sequences, found = layer_by_layer(trainer)
+    loss, right = at_once(trainer, sequences, torch.float64)
+    assert found[EXACT][0] == pytest.approx(loss, rel=1e-12)
+    assert found[EXACT][1].keys() == right.keys()
+    whole = torch.stack([each.norm() for each in right.values()]).norm()
+    far = [name for name, each in right.items() if (found[EXACT][1][name] - each).norm() > 1e-12 * whole]
+    assert far == []
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_rounded_gradients_are_those_of_the_whole_model_to_the_bit(autocast):
+    trainer = trainer_of("dtype=bf16", weights_in_dtype=not autocast)
+    sequences, found = layer_by_layer(trainer)
+    dtype = torch.float32 if autocast else torch.bfloat16
+    loss, right = at_once(trainer, sequences, dtype, autocast=autocast, key_parts=2)
+    assert found[ROUNDED][0] == pytest.approx(loss, rel=1e-12)
+    unequal = [name for name, each in right.items() if not torch.equal(each, found[ROUNDED][1][name])]
+    assert unequal == []

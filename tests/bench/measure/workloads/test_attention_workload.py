@@ -1,0 +1,155 @@
+"""`workload=attention`: one call's times and errors, with the same checks in front as training has."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from bench.measure.attention.rank import error_ulps, ulp
+from bench.measure.attention.section import FACTS, AttentionCalls
+from bench.measure.workloads.attention import Attention
+from bench.measure.workloads.workload import Rank
+from bench.ranks.groups import make_groups
+from bench.ranks.log import StepPhase
+from bench.request.legality import refusal
+from bench.run.cell.outcome import analytic
+from bench.strategies import STRATEGIES, runnable
+from bench.training.models import empty_model
+from tests.support.cells import CHECKS, run_cell, tiny_cell, words_for
+from tests.support.installed import INSTALLED
+
+WORDS = ("workload=attention", "cluster.world_size=2", "measure.steps=2", "seq_len=512")
+FOUR_RANKS = {"usp": ("cluster.world_size=4",)}
+"""What has two dimensions."""
+
+KEEPS_ROUNDED = ("ring_self_attention",)
+"""Of one row here, of two keys, terms cancel whose roundings do not."""
+
+
+@pytest.fixture(scope="module")
+def record(launcher, tmp_path_factory):
+    """A strategy's record under more words."""
+
+    def of(*words):
+        folder = tmp_path_factory.mktemp("cell")
+        found, _ = run_cell(launcher, tiny_cell(*WORDS, *words), folder, without=CHECKS)
+        assert found.status == "ok", found.reason
+        return found
+
+    return of
+
+
+@pytest.mark.parametrize("strategy", INSTALLED)
+def test_every_strategy_is_timed_forward_and_backward_and_errs_no_more_than_its_kernel(record, strategy):
+    words = (f"strategy={strategy}", *words_for(strategy), *FOUR_RANKS.get(strategy, ()))
+    calls = (found := record(*words)).sections["attention"]
+    ranks = found.config["cluster.world_size"]
+    assert len(calls.forward_ms) == ranks == len(found.sections["timing"].step_times_ms)
+    for rank in range(ranks):
+        times = (
+            calls.forward_ms[rank],
+            calls.backward_ms[rank],
+            found.sections["timing"].step_times_ms[rank],
+        )
+        assert all(forward + backward <= step for forward, backward, step in zip(*times, strict=True))
+    assert calls.single_forward_ms
+    assert 0 < calls.error_ulps["out"] <= 2 * calls.control_error_ulps["out"] + 1
+    factor = 3 if strategy in KEEPS_ROUNDED else 2
+    assert 0 < calls.error_ulps["dq"] <= factor * calls.control_error_ulps["dq"] + 1
+    assert found.sections["losses"] is None
+
+
+@pytest.mark.parametrize(("strategy", "mask"), [("ring", "causal"), ("ulysses", "full")])
+def test_in_float64_the_sampled_rows_are_right_to_some_ulps(record, strategy, mask):
+    found = record(f"strategy={strategy}", f"workload.mask={mask}", "dtype=fp64", "kernel=math")
+    assert max(found.sections["attention"].error_ulps.values()) < 64
+
+
+def test_a_full_mask_is_twice_the_work_of_a_causal_one_less_the_diagonal():
+    cells = (tiny_cell(*WORDS, f"workload.mask={mask}") for mask in ("causal", "full"))
+    causal, full = (analytic(cell)["attention_forward_flops"] for cell in cells)
+    assert full * (512 + 1) == causal * 2 * 512
+
+
+@pytest.mark.parametrize(
+    "word", ["engine=fsdp2", "grad_accum=2", "checkpointing=true", "measure.gradients=true"]
+)
+def test_what_only_training_reads_makes_no_other_cell(word):
+    assert tiny_cell(*WORDS, word).cell_id == tiny_cell(*WORDS).cell_id
+
+
+def test_a_mask_that_a_package_cannot_do_is_refused_with_a_way_out():
+    reason = refusal(tiny_cell(*WORDS, "strategy=ring_flash_attn", "workload.mask=full"))
+    assert "workload.mask=full" in reason
+    assert "take workload.mask=causal" in reason
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_one_ulp_is_the_distance_to_the_next_number(dtype):
+    value = torch.tensor([3.0, 0.001, 1000.0], dtype=dtype)
+    above = torch.nextafter(value, torch.full_like(value, torch.inf))
+    assert torch.equal((above - value).double(), ulp(value, dtype))
+
+
+def test_errors_are_counted_in_ulps_of_their_own_row():
+    exact = torch.tensor([[1.0, 0.5], [0.001, 0.0005]], dtype=torch.float64)
+    found = torch.nextafter(exact.float(), torch.zeros(2, 2) + 2)
+    assert error_ulps(found, exact.float().double()).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "error", "control", "is_wrong"),
+    [
+        ("out", "bf16", 4.0, 0.5, False),
+        ("out", "bf16", 5.0, 0.5, True),
+        ("dq", "bf16", 32.0, 8.0, False),
+        ("dq", "bf16", 81.0, 8.0, True),
+        ("dq", "fp64", 46.0, 1.0, False),
+        ("dq", "fp64", 5000.0, 1.0, True),
+    ],
+)
+def test_a_timed_call_may_err_by_some_times_what_one_device_does(name, dtype, error, control, is_wrong):
+    """In fp32 and fp64 both err by the order of their sums, so that there the parity pass's floor counts."""
+    errors = {"error_ulps": {name: error}, "control_error_ulps": {name: control}}
+    section = AttentionCalls(**dict.fromkeys(each.name for each in fields(AttentionCalls)) | errors)
+    cell = tiny_cell("workload=attention", f"dtype={dtype}")
+    assert bool(FACTS.gate(cell, section)) == is_wrong
+    assert FACTS.gate(cell, replace(section, control_error_ulps=None)) is None
+
+
+def test_calls_before_the_clock_fill_the_seconds_that_were_asked_for(record):
+    """On a GPU: training's most warm-up steps are over at once where they are single calls."""
+    asked = record("strategy=ulysses", "measure.warmup_s=0"), record("strategy=ulysses", "measure.warmup_s=2")
+    plain, warm = (found.wall_s - found.fixed_cost_s for found in asked)
+    assert plain < 2 < warm
+
+
+@pytest.fixture
+def one_rank():
+    """A process group of one rank."""
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def test_inputs_are_laid_out_in_memory_as_a_model_hands_them_to_attention(one_rank):
+    cell = tiny_cell("workload=attention", "strategy=local", "cluster.world_size=1", "batch=2")
+    strategy = runnable("local")(cell, make_groups(cell), STRATEGIES["local"])
+    seen = {}
+
+    def attention(module, q, k, v, mask, **keywords):
+        out = torch.zeros_like(q.transpose(1, 2)).requires_grad_()
+        out.register_hook(lambda dout: seen.update(dout=dout.transpose(1, 2).stride()))
+        seen.update(q=q.stride(), k=k.stride(), v=v.stride())
+        return out, None
+
+    with strategy.install() as wiring:
+        workload = Attention(Rank(strategy, wiring, torch.device("cpu"), StepPhase()))
+        ALL_ATTENTION_FUNCTIONS[wiring.attention_name] = attention
+        model = empty_model(cell.model, attention_name=wiring.attention_name, max_positions=cell.seq_len)
+        model.to_empty(device="cpu")(torch.zeros(2, cell.seq_len, dtype=torch.long)).logits.sum().backward()
+    inputs = dict(zip("qkv", workload.leaves, strict=True), dout=workload.dout)
+    assert {name: x.stride() for name, x in inputs.items()} == seen

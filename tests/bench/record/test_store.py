@@ -1,0 +1,91 @@
+"""Records survive: torn tails are dropped, anything else is an error with its line."""
+
+import json
+import os
+import re
+
+import pytest
+
+from bench.config import ConfigError
+from bench.record.record import SCHEMA_VERSION, Provenance, Record, Status
+from bench.record.store import Store, StoreError, read_records
+
+
+def make_record(cell_id="c0ffee", **changes):
+    fields = {
+        "schema_version": SCHEMA_VERSION, "cell_id": cell_id, "experiment": "none", "role": "cell",
+        "repeat": 0, "order": 0, "status": Status.OK, "reason": None, "provenance": Provenance.MEASURED,
+        "config": {}, "environment": {}, "analytic": {}, "started_at": "2026-11-21T00:00:00+00:00",
+        "wall_s": 1.0, "fixed_cost_s": 0.5, "sections": {},
+    }  # fmt: skip
+    return Record(**fields | changes)
+
+
+@pytest.mark.fault(16)
+def test_a_line_torn_at_any_byte_costs_only_itself(tmp_path):
+    with Store(tmp_path) as store:
+        store.append(make_record("a"))
+        whole = len(store.path.read_bytes())
+        store.append(make_record("b"))
+        both = store.path.read_bytes()
+        for cut in range(whole + 1, len(both), 7):
+            store.path.write_bytes(both[:cut])
+            with pytest.warns(UserWarning, match="torn last line"):
+                assert [record["cell_id"] for record in store.read()] == ["a"]
+            store.append(make_record("c"))
+            assert [record["cell_id"] for record in store.read()] == ["a", "c"]
+        store.path.write_bytes(b"no line")
+        store.append(make_record("d"))
+        assert [record["cell_id"] for record in store.read()] == ["d"]
+
+
+WHOLE = {
+    "schema_version": 4,
+    "cell_id": "a",
+    "repeat": 0,
+    "role": "cell",
+    "status": "ok",
+    "wall_s": 1,
+    "config": {},
+}
+LINES = {
+    "{": "not a record",
+    "[]": "a line has to be an object",
+    '{"schema_version":0}': "schema_version 0",
+    '{"schema_version":1,"wall_s":NaN}': "not a record",
+    "\xff": "not a record",
+    '{"schema_version":4}': "missing required field `cell_id`",
+    json.dumps(WHOLE | {"status": "fine"}): "Invalid enum value 'fine'",
+    json.dumps(WHOLE | {"repeat": "first"}): "Expected `int`, got `str` - at `$.repeat`",
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.fault(17)
+def test_a_corrupt_line_is_named_by_its_number(tmp_path, line):
+    path = tmp_path / "records.jsonl"
+    good = json.dumps(WHOLE)
+    path.write_text(f"{good}\n{line}\n{good}\n", encoding="latin-1")
+    with pytest.raises(StoreError, match=rf"records\.jsonl:2: .*{re.escape(LINES[line])}"):
+        read_records(path)
+
+
+@pytest.mark.parametrize("text", ['{"a":1,"a":2}', 'a "quote": b', "\\", "caf\u00e9\u2028\x00"])
+def test_any_text_is_read_back_as_it_was(tmp_path, text):
+    with Store(tmp_path) as store:
+        store.append(make_record(reason=text, experiment=os.fsdecode(b"no /folder\xff")))
+        (line,) = store.read()
+    assert (line["reason"], line["experiment"]) == (text, "no /folder?")
+
+
+@pytest.mark.fault(17)
+def test_numbers_that_json_cannot_hold_are_refused(tmp_path):
+    with Store(tmp_path) as store, pytest.raises(ValueError, match="JSON"):
+        store.append(make_record(wall_s=float("nan")))
+
+
+@pytest.mark.fault(14)
+def test_one_writer_at_a_time(tmp_path):
+    with Store(tmp_path), pytest.raises(ConfigError, match="another sweep is writing"), Store(tmp_path):
+        pass
+    assert not (tmp_path / ".lock").exists()

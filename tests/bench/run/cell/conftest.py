@@ -1,0 +1,24 @@
+"""The reference of a cell's work, as a sweep runs one."""
+
+import pytest
+
+from bench.plan.reference_cells import reference_of
+from bench.plan.work import work_of
+from bench.run.cell.trajectory import Trajectories
+from tests.support.cells import run_cell
+
+
+@pytest.fixture(scope="module")
+def held(launcher, tmp_path_factory):
+    """Holds a record against `local` of the same work, which runs once a module."""
+    kept = Trajectories()
+
+    def hold(cell, record):
+        if cell.workload.name == "train" and not kept.know(work_of(cell)):
+            reference = reference_of(cell)
+            found, _ = run_cell(launcher, reference, tmp_path_factory.mktemp("local"))
+            assert found.status == "ok", found.reason
+            kept.held(reference, found)
+        return kept.held(cell, record)
+
+    return hold

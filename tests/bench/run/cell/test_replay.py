@@ -1,0 +1,133 @@
+"""One rank of a cell without the others: it holds and sends what the real rank does, and says what it is."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from bench.measure.facts import RankReport
+from bench.plan.planned import PlannedCell
+from bench.ranks import played_group
+from bench.record.record import Provenance
+from bench.run.cell.outcome import not_finite_on_a_rank, outcome
+from bench.run.cell.run import run
+from bench.run.node.worker import run_cell as all_passes
+from bench.strategies import STRATEGIES
+from tests.benchmarks.replay_memory import ENGINES, NOISE_BYTES, compare, words_of
+from tests.support.cells import NEED_ALL_RANKS, make_cell
+from tests.support.installed import INSTALLED
+
+SHORT = (
+    "mode=replay", "cluster.world_size=4", "seq_len=512", "measure.steps=1", "measure.warmup_steps=0",
+    "measure.repeats=1",
+)  # fmt: skip
+STRATEGIES_OF_CI = ("ulysses", "ring", "deepspeed_ulysses")
+
+
+def replay(launcher, folder, *words, entry=None):
+    planned = PlannedCell(make_cell(*SHORT, *words), repeat=0, order=0)
+    return run(planned, launcher, folder, entry=entry)
+
+
+def compared(launcher, folder, strategy, ranks, engine):
+    """The first and the last rank, each replayed and real, with equal peaks."""
+    found = compare(launcher, folder, words_of(strategy, ranks, engine), (0, ranks - 1))
+    for rank, each in found.items():
+        assert not isinstance(each, str), (rank, each)
+        assert abs(each.difference) <= NOISE_BYTES, (rank, each)
+        assert abs(each.replayed.whole_life - each.real[0].whole_life) <= NOISE_BYTES, (rank, each)
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("strategy", STRATEGIES_OF_CI)
+def test_a_replayed_rank_holds_and_sends_what_the_real_one_does(launcher, tmp_path, strategy, engine):
+    for each in compared(launcher, tmp_path, strategy, 4, engine).values():
+        assert each.replayed.sent_bytes == each.real[0].sent_bytes
+        assert each.replayed.calls == each.real[0].calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("strategy", [name for name in INSTALLED if STRATEGIES[name].shares_sequences])
+def test_every_strategy_holds_what_the_real_rank_does(launcher, tmp_path, strategy, engine, ranks):
+    assert compared(launcher, tmp_path, strategy, ranks, engine)
+
+
+def test_the_record_says_what_ran_and_claims_no_value(launcher, tmp_path):
+    record = replay(launcher, tmp_path, "strategy=ring", "layout=contiguous")
+    assert (record.status, record.provenance) == ("ok", Provenance.REPLAYED)
+    assert record.config["replay.rank"] == 3  # the last one has most to do
+    assert [*map(len, record.sections["timing"].step_times_ms)] == [1]
+    assert all(record.sections[name] is None for name in NEED_ALL_RANKS if name in record.sections)
+    not_made = {check.what for check in record.checks if check.reason}
+    assert {"attention", "losses and gradient norms", "attention at full length"} <= not_made
+    moved = Counter()
+    for each in record.sections["engagement"].messages:
+        moved[each.exchange.kind] += each.sent_bytes * (each.purpose == "attention")
+    assert moved["send"] == moved["recv"] == record.sections["engagement"].sent_bytes["attention"][0] > 0
+    assert record.analytic["link_ms"] is None  # no file says what joins these cores
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_the_gate_asks_for_the_bytes_of_the_rank_that_ran(launcher, tmp_path, rank):
+    words = ("strategy=distflash_attn", "checkpointing=true", f"replay.rank={rank}")
+    cell = make_cell(*SHORT, *words)
+    facts = STRATEGIES["distflash_attn"]
+    assert facts.rank_exchange_bytes(cell, 0) != facts.rank_exchange_bytes(cell, 3)
+    record = replay(launcher, tmp_path, *words)
+    assert record.status == "ok", record.reason
+
+
+def test_attention_alone_has_times_and_no_errors(launcher, tmp_path):
+    record = replay(launcher, tmp_path, "strategy=ring", "workload=attention", "replay.rank=2")
+    assert record.status == "ok", record.reason
+    calls = record.sections["attention"]
+    assert calls.error_ulps == {}
+    assert calls.single_forward_ms  # by the rank that ran
+
+
+def test_the_rank_that_runs_tells_where_it_is(launcher, tmp_path):
+    """The hang watch and the progress line need its pace."""
+    stages = []
+    listener = SimpleNamespace(tell=stages.append, tick=lambda: None)
+    cell = make_cell(*SHORT, "strategy=ring", "replay.rank=3")
+    launcher.run(cell, tmp_path, listener=listener, known=frozenset(NEED_ALL_RANKS))
+    assert {"timing", "engagement"} <= {stage.pass_name for stage in stages}
+
+
+def test_its_line_is_a_range(launcher, tmp_path):
+    record = replay(launcher, tmp_path, "strategy=ring", "workload=attention")
+    assert outcome(record).startswith("at most ")
+    with_link = replace(record, analytic={"link_ms": {"attention": {"high": 512e3}}})
+    assert outcome(with_link).startswith("1 to ")  # 512 tokens in 512 s
+
+
+def hand_out_nan(job, log):
+    played_group._fill = lambda out, own: out.fill_(math.nan)
+    return all_passes(job, log)
+
+
+@pytest.mark.parametrize("words", [("strategy=ulysses",), ("strategy=ring", "workload=attention")])
+def test_numbers_that_are_not_finite_are_found_on_the_rank_that_ran(launcher, tmp_path, words):
+    record = replay(launcher, tmp_path, *words, "replay.rank=3", entry=hand_out_nan)
+    assert record.status == "wrong_result"
+    assert "rank 3" in record.reason or record.reason.startswith("attention: out of a timed call")
+
+
+def test_a_report_with_such_a_number_is_named_by_the_rank_that_ran():
+    report = RankReport({"timing": {"window_ms": math.nan}}, {})
+    assert not_finite_on_a_rank([report], range(3, 4)).startswith("rank 3: timing.window_ms is nan")
+
+
+def test_many_ranks_are_replayed_by_one_process(launcher, tmp_path):
+    ranks = 16
+    heads = ("model=qwen3_nano", "model.num_heads=8", "model.num_kv_heads=8")
+    words = ("strategy=usp", "ulysses_degree=8", *heads)
+    record = replay(
+        launcher, tmp_path, *words, f"cluster.world_size={ranks}", "seq_len=4k", f"replay.rank={ranks - 1}"
+    )
+    assert record.status == "ok", record.reason

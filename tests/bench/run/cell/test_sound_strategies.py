@@ -1,0 +1,46 @@
+"""No gate finds anything in a sound strategy, in every dtype of every engine, short and long.
+
+A false alarm takes a result from somebody, so every limit leaves room above what these cells err by.
+"""
+
+import pytest
+
+from bench.config import DTYPE_BYTES
+from bench.request.legality import ENGINE_DTYPES
+from bench.strategies import STRATEGIES
+from tests.support.cells import make_cell, run_cell
+from tests.support.installed import INSTALLED
+
+LENGTHS = ("512", "4k")
+RANKS = {"usp": 4}
+"""Of a strategy that is two in one, so that both have somebody to talk to; the others have two."""
+MEASURE = (
+    "measure.steps=2", "measure.warmup_steps=0", "measure.budget_s=100", "measure.trace=false",
+    "measure.repeats=1",
+)  # fmt: skip
+
+
+CASES = [
+    (strategy, choice, dtype, length)
+    for choice, dtypes in {**{f"engine={name}": each for name, each in ENGINE_DTYPES.items()},
+                           "workload=attention": tuple(DTYPE_BYTES)}.items()
+    for dtype in dtypes
+    for length in LENGTHS
+    for strategy in INSTALLED
+    if dtype in STRATEGIES[strategy].dtypes
+]  # fmt: skip
+
+
+def cell_of(strategy, choice, dtype, length):
+    ranks = f"cluster.world_size={RANKS.get(strategy, 2)}"
+    return make_cell(f"strategy={strategy}", choice, f"dtype={dtype}", f"seq_len={length}", ranks, *MEASURE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_a_sound_strategy_is_ok(launcher, tmp_path, held, case):
+    cell = cell_of(*case)
+    record = held(cell, run_cell(launcher, cell, tmp_path)[0])
+    assert (record.status, record.reason) == ("ok", None)
+    if cell.workload.name == "train":
+        assert record.sections["losses"].held_steps == len(record.sections["losses"].loss)

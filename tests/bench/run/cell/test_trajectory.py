@@ -1,0 +1,96 @@
+"""Loss and gradient norm of every step are compared with another cell of the same work."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from bench.plan.work import MAX_COMPARED_STEPS, work_of
+from bench.run.cell.trajectory import Trajectories
+from tests.support.cells import make_cell, run_cell
+
+WORDS = ("seq_len=512", "engine=ddp", "measure.steps=4", "measure.warmup_steps=1", "measure.budget_s=100",
+         "measure.trace=false", "cluster.world_size=2")  # fmt: skip
+
+
+def cell_of(strategy, *more):
+    return make_cell(*WORDS, f"strategy={strategy}", *more)
+
+
+@pytest.fixture(scope="module")
+def local(launcher, tmp_path_factory):
+    cell = cell_of("local")
+    return cell, run_cell(launcher, cell, tmp_path_factory.mktemp("local"))[0]
+
+
+def test_a_sound_strategy_is_held_in_every_step_and_says_against_what(launcher, tmp_path, local):
+    cell, trajectories = cell_of("deepspeed_ulysses"), Trajectories()
+    trajectories.held(*local)
+    record = trajectories.held(cell, run_cell(launcher, cell, tmp_path)[0])
+    losses = record.sections["losses"]
+    assert record.status == "ok", record.reason
+    assert (losses.held_against, losses.held_steps) == (local[0].cell_id, len(losses.loss))
+    assert len(losses.loss) == 1 + 4 + 1  # warm-up, timed, inspected
+    (held,) = (check for check in record.checks if check.holds_steps)
+    assert (held.against, held.steps, held.of_steps) == (f"cell {local[0].cell_id}", 6, 6)
+
+
+def test_noise_of_the_weights_does_not_make_batches_hide_a_departure(local):
+    """The loss differs by 0.8 nats between batches; 0.05 nats are beyond what rounding may do."""
+    cell, record = local
+    objective = replace(record.sections["objective"], noise={"loss": 1.6e-3, "grad_norm": 1e-3})
+
+    def with_losses(loss):
+        losses = replace(record.sections["losses"], loss=loss)
+        return replace(record, sections={**record.sections, "losses": losses, "objective": objective})
+
+    trajectories = Trajectories()
+    trajectories.held(cell, with_losses([1.0, *[1.8] * 5]))
+    assert trajectories.held(cell_of("ring"), with_losses([1.0, *[1.8] * 4, 1.82])).status == "ok"
+    left = trajectories.held(cell_of("ring"), with_losses([1.0, *[1.8] * 4, 1.85]))
+    assert left.reason.startswith("step 5: the loss is 1.85")
+
+
+def test_steps_in_which_sound_trainings_may_part_are_not_compared(local):
+    cell, record = local
+
+    def with_losses(loss):
+        losses = replace(record.sections["losses"], loss=loss, grad_norm=[1.0] * len(loss))
+        return replace(record, sections={**record.sections, "losses": losses})
+
+    for step, status in ((MAX_COMPARED_STEPS - 1, "wrong_result"), (MAX_COMPARED_STEPS, "ok")):
+        trajectories = Trajectories()
+        trajectories.held(cell, with_losses([1.0] * 30))
+        found = trajectories.held(cell_of("ring"), with_losses([1.0] * step + [2.0] * (30 - step)))
+        assert (found.status, found.sections["losses"].held_steps) == (status, MAX_COMPARED_STEPS)
+
+
+def test_local_takes_the_place_of_another_reference_and_no_other_does(local):
+    cell, record = local
+    trajectories = Trajectories()
+    for strategy in ("ulysses", "local", "ring"):
+        held = trajectories.held(replace(cell, strategy=strategy), record)
+    assert held.sections["losses"].held_against == cell.cell_id
+
+
+def test_local_is_not_blamed_for_leaving_what_came_before_it(local):
+    cell, record = local
+    wrong = replace(record.sections["losses"], loss=[2 * loss for loss in record.sections["losses"].loss])
+    trajectories = Trajectories()
+    trajectories.held(cell_of("ulysses"), replace(record, sections={**record.sections, "losses": wrong}))
+    assert trajectories.held(cell, record).status == "ok"
+    assert trajectories.held(cell_of("ring"), record).status == "ok"
+
+
+def test_a_resumed_sweep_holds_new_cells_against_finished_ones(local):
+    cell, record = local
+    line = {"status": "ok", "cell_id": cell.cell_id, "losses": asdict(record.sections["losses"])}
+    trajectories = Trajectories()
+    trajectories.keep_finished([cell], [line])
+    assert trajectories.held(cell_of("ulysses"), record).sections["losses"].held_against == cell.cell_id
+
+
+def test_the_same_work_is_the_same_tokens_from_the_same_parameters():
+    work = work_of(cell_of("ulysses"))
+    assert work_of(cell_of("ring", "cluster.world_size=4", "checkpointing=true")) == work
+    for other in ("seq_len=1k", "seed=1", "batch=2", "dtype=fp32", "engine=zero3", "model=qwen3_0_6b"):
+        assert work_of(cell_of("ulysses", other)) != work

@@ -1,0 +1,80 @@
+"""The server that ranks are forked from: what its processes run, and what it makes of broken packages."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import forkserver
+from types import ModuleType
+
+import psutil
+import pytest
+
+from bench.common.environment import REPOSITORY
+from bench.run.node.server import ForkServer
+from tests.support.cells import tiny_cell
+
+
+def end_by_whether_garbage_is_collected():
+    sys.exit(0 if gc.isenabled() else 1)
+
+
+def test_a_rank_does_not_run_the_command_s_main_module_and_collects_garbage(tmp_path, launcher, monkeypatch):
+    """The server's own imports ran without its collection."""
+    path = tmp_path / "main.py"
+    path.write_text("raise SystemExit('was run')")
+    main = ModuleType("__main__")
+    main.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    process = ForkServer().process(end_by_whether_garbage_is_collected)
+    process.start()
+    process.join()
+    assert (process.exitcode, sys.modules["__main__"]) == (0, main)
+
+
+@pytest.mark.usefixtures("sigint_raises")
+def test_an_interruption_while_a_rank_is_started_leaves_no_rank(launcher, tmp_path, monkeypatch):
+    """It comes when the rank runs and the launcher does not know its number yet."""
+    read_number = forkserver.read_signed
+
+    def interrupted(descriptor):
+        while not (tmp_path / "rank_0.log").exists():
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
+        return read_number(descriptor)
+
+    before = {*psutil.Process().children(recursive=True)}
+    monkeypatch.setattr(forkserver, "read_signed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launcher.run(tiny_cell(), tmp_path)
+    assert {*psutil.Process().children(recursive=True)} <= before
+
+
+RUN = """
+import json, sys
+from pathlib import Path
+from bench.run.cell.launcher import Launcher
+from bench.config import RunConfig
+
+if __name__ == "__main__":
+    cell = RunConfig.from_flat(json.loads(sys.argv[1]))
+    for end in Launcher().run(cell, Path(sys.argv[2])):
+        print(end.rank, end.failure["phase"], end.failure["kind"], end.failure["message"])
+"""
+
+
+@pytest.mark.ranks
+def test_a_package_that_ranks_cannot_do_without_is_the_failure_of_each(tmp_path):
+    broken = tmp_path / "broken" / "torch"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise OSError('libtorch.so: cannot open shared object file')")
+    path = os.pathsep.join([str(REPOSITORY), str(broken.parent)])
+    script = tmp_path / "run.py"
+    script.write_text(RUN)
+    words = [sys.executable, script, json.dumps(tiny_cell().flat()), tmp_path]
+    done = subprocess.run(words, env={"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    what = "import OSError libtorch.so: cannot open shared object file"
+    assert (done.stdout, done.stderr) == (f"0 {what}\n1 {what}\n", "")

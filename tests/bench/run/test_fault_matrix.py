@@ -1,0 +1,230 @@
+"""Every fault of the matrix in a sweep: a record that says what happened, a sound cell next, nothing left.
+
+`pytest -m fault` runs this and all other tests of the matrix.
+"""
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import tempfile
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import psutil
+import pytest
+from rich.console import Console
+
+from bench.common.environment import REPOSITORY
+from bench.config import ConfigError, ExitCode
+from bench.plan.plan import plan
+from bench.record.store import RECORDS, Store, read_records
+from bench.run.cell import hang
+from bench.run.interrupts import SIGNALS, Interrupts
+from bench.run.progress import Progress
+from bench.run.sweep import run_plan
+from tests.support import faults
+from tests.support.cells import TINY, TWO_CORES, make_raw
+from tests.support.fault_matrix import FAULTS, MATRIX
+
+FAULTY, SOUND = "seq_len=256", ("seq_len=512", "workload=attention")
+FOLDER = "a sweep, naïve"
+
+
+def row(fault):
+    marks = [pytest.mark.fault(fault.number), *([pytest.mark.slow] if fault.is_slow else [])]
+    return pytest.param(fault, marks=marks, id=f"F{fault.number} {fault.what}")
+
+
+class Timed(Progress):
+    """Notes when each record was on the disk."""
+
+    def __init__(self):
+        super().__init__(Console(quiet=True))
+        self.stored_s = []
+
+    def end(self, planned, record):
+        super().end(planned, record)
+        self.stored_s.append(time.monotonic())
+
+
+@pytest.fixture
+def nothing_left(launcher, tmp_path, monkeypatch):
+    """Afterwards there is no process, port, lock or temporary file that was not there before."""
+    launcher.warm()
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    before = family(), ports()
+    yield
+    assert (family(), ports()) == before
+    _, ids = faults.struck(tmp_path)
+    assert in_sessions(ids) == []
+    assert [*tmp_path.rglob(".lock"), *scratch.iterdir()] == []
+
+
+@pytest.fixture
+def handled():
+    """Signals are handled as the command does, also where a shell has these tests ignore them."""
+    before = {caught: signal.getsignal(caught) for caught in SIGNALS}
+    for caught in SIGNALS:
+        signal.signal(caught, signal.default_int_handler)
+    Interrupts().install()
+    yield
+    for caught, handler in before.items():
+        signal.signal(caught, handler)
+
+
+def family():
+    """Our children and theirs that have not ended."""
+    children = psutil.Process().children(recursive=True)
+    return {each.pid for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE}
+
+
+def ports():
+    """Where we and our children listen."""
+    ours = [psutil.Process(), *map(psutil.Process, family())]
+    return {each.laddr for process in ours for each in process.net_connections("inet") if not each.raddr}
+
+
+def in_sessions(ids):
+    """Processes that ranks with these ids have started: a rank leads its own session."""
+    found = []
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(pid) in ids and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
+
+
+def requests(fault):
+    """A cell that meets the fault, and a sound one."""
+    return [
+        make_raw(*TINY, "engine=ddp", FAULTY, *fault.words),
+        make_raw(*TINY, "engine=ddp", *SOUND),
+    ]
+
+
+def sweep(launcher, folder, fault, *, resumes=False):
+    """The exit code of a sweep of a faulty cell and a sound one, and when each record was on the disk."""
+    raws = [raw | {"sweep_dir": str(folder), "resume": resumes} for raw in requests(fault)]
+    progress = Timed()
+    entry = fault.entry if fault.phase == "parity" else partial(faults.without_parity, fault.entry)
+    with fault.around():
+        code = run_plan(
+            plan(raws, TWO_CORES, single=False),
+            launcher,
+            progress,
+            write_report=lambda _: True,
+            entry=lambda planned: entry if planned.cell.seq_len == 256 and not resumes else None,
+            interrupts=Interrupts.installed(),
+        )
+    return code, progress.stored_s or [time.monotonic()]
+
+
+def strictly_read(folder):
+    """The records, whose every line is whole and strict JSON."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = read_records(folder / RECORDS)
+    lines = (folder / RECORDS).read_text().splitlines()
+    assert [json.loads(line, parse_constant=pytest.fail) for line in lines] == found
+    return found
+
+
+@pytest.mark.parametrize("fault", [*map(row, FAULTS)])
+@pytest.mark.usefixtures("nothing_left", "handled")
+def test_a_fault_is_a_record_and_the_sweep_goes_on(launcher, tmp_path, monkeypatch, fault):
+    monkeypatch.setattr(hang, "FIRST_STEP_S", 0.0)
+    monkeypatch.setattr(hang, "JOIN_S", 2.0)
+    folder = tmp_path / FOLDER
+    code, stored_s = sweep(launcher, folder, fault)
+    faulty, *others = strictly_read(folder)
+    assert (faulty["status"], code) == (fault.status, fault.code), faulty["reason"]
+    assert re.fullmatch(fault.reason or "None", str(faulty["reason"])), faulty["reason"]
+    if fault.rank is not None:
+        assert_blamed(fault, faulty["failure"])
+    assert (faulty["timing"] is None) == (fault.status != "ok")
+    assert fault.holds(faulty)
+    if code == ExitCode.INTERRUPTED:
+        assert others == []
+        assert sweep(launcher, folder, fault, resumes=True)[0] == ExitCode.OK
+        _, *others = strictly_read(folder)
+        assert [each["config"]["seq_len"] for each in others] == [256, 512]
+    assert {(each["status"], each["reason"]) for each in others} == {("ok", None)}
+    if fault.within_s is not None:
+        assert 0 < stored_s[0] - faults.struck(folder)[0] < fault.within_s
+
+
+def assert_blamed(fault, failure):
+    """Compare what the record says of the rank to blame with the fault."""
+    phase = " ".join(filter(None, (failure["phase"], failure["step_phase"])))
+    told = failure["out_of_memory"]
+    assert (failure["rank"], phase) == (fault.rank, fault.phase)
+    assert (told and (told["memory"], told["requested_bytes"])) == fault.memory
+    assert fault.log in failure["log_tail"]
+
+
+@pytest.mark.fault(7)
+@pytest.mark.usefixtures("nothing_left")
+def test_a_sweep_stops_after_two_cells_whose_ranks_never_connect_and_can_go_on(
+    launcher, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(hang, "JOIN_S", 2.0)
+
+    def run(entry, *words):
+        said, request = io.StringIO(), (*TINY, "workload=attention", "measure.hang_timeout_s=2", *words)
+        raws = [make_raw(*request, f"seq_len={each}") for each in (256, 512, 1024)]
+        code = run_plan(
+            plan([raw | {"sweep_dir": str(tmp_path / FOLDER)} for raw in raws], TWO_CORES, single=False),
+            launcher,
+            Progress(Console(file=said)),
+            write_report=lambda folder: (folder / "report.html").write_text("of two cells") > 0,
+            entry=lambda _: entry,
+        )
+        return code, said.getvalue(), [each["status"] for each in strictly_read(tmp_path / FOLDER)]
+
+    code, said, statuses = run(faults.never_connect)
+    assert (code, statuses) == (ExitCode.FAILED, ["timed_out"] * 2)
+    assert said.count("could not connect in two cells, one after the other: the sweep stops") == 1
+    for cause in ("NCCL_P2P_DISABLE=1", "NCCL_SOCKET_IFNAME", "too little /dev/shm"):
+        assert cause in said
+    assert "2 of 2 cells failed; to run them again: " in said
+    assert (tmp_path / FOLDER / "report.html").exists()
+    code, said, statuses = run(None, "resume=true")
+    assert (code, statuses) == (ExitCode.OK, ["timed_out"] * 2 + ["ok"] * 3)
+    assert "connect" not in said
+
+
+@pytest.mark.fault(13)
+@pytest.mark.usefixtures("nothing_left")
+def test_two_sweeps_at_once_finish_while_somebody_holds_the_usual_port(launcher, tmp_path):
+    nothing = replace(FAULTS[0], entry=None, words=())
+    requests(nothing)  # Hydra composes one request at a time; these are kept
+    with socket.create_server(("127.0.0.1", 29500)), ThreadPoolExecutor(2) as both:
+        sweeps = [both.submit(sweep, launcher, tmp_path / name, nothing) for name in ("a", "b")]
+        codes = [each.result()[0] for each in sweeps]
+    assert codes == [ExitCode.OK, ExitCode.OK]
+    found = [[each["status"] for each in strictly_read(tmp_path / name)] for name in ("a", "b")]
+    assert found == [["ok", "ok"], ["ok", "ok"]]
+
+
+@pytest.mark.fault(14)
+@pytest.mark.usefixtures("nothing_left")
+def test_a_second_sweep_in_a_folder_is_refused_while_the_first_goes_on(launcher, tmp_path):
+    nothing = replace(FAULTS[0], entry=None, words=())
+    with Store(tmp_path / FOLDER), pytest.raises(ConfigError, match="another sweep is writing here"):
+        sweep(launcher, tmp_path / FOLDER, nothing)
+    assert not (tmp_path / FOLDER / RECORDS).exists()
+
+
+def test_every_fault_of_the_matrix_has_a_test():
+    texts = [path.read_text() for path in (REPOSITORY / "tests").rglob("*.py")]
+    marked = {int(number) for text in texts for number in re.findall(r"mark\.fault\((\d+)\b", text)}
+    assert marked | {fault.number for fault in FAULTS} == {*MATRIX}

@@ -1,0 +1,147 @@
+"""What a sweep says while it runs is what happened, letter by letter, at the right pace."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench.common.labels import duration_label
+from bench.plan.cell_labels import CellLabels
+from bench.plan.estimate import IMPORTING, Estimate, Expected
+from bench.plan.planned import PlannedCell, planned_cell
+from bench.ranks.log import Stage
+from bench.run.cell.run import run
+from bench.run.progress import HEARTBEAT_S, Progress
+from tests.support import faults
+from tests.support.cells import TWO_CORES, make_cell, tiny_cell
+
+WORDS = ("seq_len=64k", "measure.steps=20", "measure.budget_s=1000")
+SHORT = PlannedCell(tiny_cell("strategy=ring", "seq_len=1k", "cluster.world_size=2"), 0, 0)
+LONG = PlannedCell(tiny_cell("strategy=local", "engine=ddp", *WORDS), 0, 0)
+
+
+class Clock:
+    """Stands still until it is told to go on."""
+
+    def __init__(self):
+        self.now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def told(tmp_path):
+    """A log that nobody looks at in a terminal: what was said, the progress that says it, its clock."""
+    said, clock = io.StringIO(), Clock()
+    progress = Progress(Console(file=said, width=80), clock)
+    progress.start([LONG], tmp_path)
+    said.truncate(said.seek(0))
+    return said, progress, clock
+
+
+def test_a_cell_that_starts_no_ranks_takes_no_time_and_brackets_in_its_reason_are_no_markup(tmp_path):
+    planned = planned_cell(tiny_cell("strategy=ulysses", "cluster.world_size=3"), TWO_CORES)
+    record = replace(run(planned, None, tmp_path), reason="[enforce fail at alloc_cpu.cpp:127] no room")
+    said = io.StringIO()
+    guess = Estimate(lambda _: Expected(2.0, "a guess"))
+    progress = Progress(Console(file=said, width=200), estimate=guess)
+    progress.start([planned], tmp_path)
+    progress.begin(planned)
+    assert progress._eta() == "about 0 s left"
+    progress.end(planned, record)
+    progress.stop()
+    assert "[enforce fail at alloc_cpu.cpp:127] no room" in said.getvalue()
+
+
+def test_a_log_hears_of_a_long_cell_once_a_minute_and_of_a_short_one_never(told):
+    said, progress, clock = told
+    progress.begin(LONG)
+    progress.tell(Stage("timing", None, 20, step_s=12.0))
+    for _ in range(int(HEARTBEAT_S) - 1):
+        clock.now_s += 1
+        progress.tick()
+    assert said.getvalue() == ""
+    for _ in range(120):
+        clock.now_s += 1
+        progress.tick()
+    first, second = said.getvalue().splitlines()
+    assert first.startswith("[1/1] local 64k: running for 60 s, timing, step about 6/20; about ")
+    assert second.startswith("[1/1] local 64k: running for 2 min, timing, step about 11/20; about ")
+
+
+def test_the_time_left_of_a_running_cell_shrinks_with_the_clock_until_it_is_late(told):
+    _, progress, clock = told
+    progress.begin(LONG)
+    assert progress._eta() == "time left unknown"
+    progress.tell(Stage("timing", None, 20, step_s=30.0))
+    assert progress._eta() == "about 11 min left"  # with the first and the inspected step
+    clock.now_s += 5 * 60
+    assert progress._eta() == "about 6 min left"
+    clock.now_s += 60 * 60
+    assert progress._eta() == "at least 0 s left, as this cell is 54 min late"
+
+
+def test_the_first_ranks_of_a_sweep_wait_for_imports_and_say_so(told):
+    _, progress, _ = told
+    for where in (f"starting, {IMPORTING}", "starting"):
+        progress.begin(LONG)
+        assert progress._cell_progress.where() == where
+        progress.tell(Stage("join"))
+
+
+def test_a_reference_is_shown_beside_the_sweep_s_cells_and_teaches_nothing(told):
+    _, progress, _ = told
+    with progress.beside(SHORT) as listener:
+        listener.tell(Stage("timing", None, 20, step_s=30.0))
+        assert progress._place() == "ring 1k sp 2 as a reference"
+    assert (progress._eta(), progress._label()) == ("time left unknown", "")
+
+
+@pytest.mark.usefixtures("short_grace")
+def test_a_failed_cell_names_its_log(launcher, tmp_path):
+    planned = PlannedCell(tiny_cell("engine=ddp"), repeat=0, order=0)
+    said = io.StringIO()
+    progress = Progress(Console(file=said))
+    progress.start([planned], tmp_path)
+    progress.begin(planned)
+    progress.end(planned, run(planned, launcher, tmp_path / "cells", entry=faults.raise_in_rank_1))
+    line = said.getvalue().splitlines()[-1]
+    assert "error: rank 1, build: ValueError: a rank that raises" in line
+    log = line.split("log: ")[1].split(";")[0]
+    assert "ValueError: a rank that raises" in Path(log).read_text()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "label"),
+    [(0.2, "0 s"), (119, "119 s"), (170, "3 min"), (7140, "119 min"), (7500, "2 h 05 min")],
+)
+def test_a_duration_is_as_exact_as_a_guess_may_be(seconds, label):
+    assert duration_label(seconds) == label
+
+
+@pytest.mark.parametrize(
+    ("commands", "labels"),
+    [
+        ([["seq_len=1k"], ["seq_len=2k"]], ["ulysses 1k sp 2", "ulysses 2k sp 2"]),
+        ([["engine=ddp"], ["engine=fsdp2"]], ["ulysses 8k sp 2 ddp", "ulysses 8k sp 2 fsdp2"]),
+        ([["batch=1"], ["batch=2"]], ["ulysses 8k sp 2 batch=1", "ulysses 8k sp 2 batch=2"]),
+        ([["seed=0"], ["seed=0", "strategy=local"]], ["ulysses 8k sp 2", "local 8k"]),
+        (
+            [["+env.NCCL_ALGO=Ring"], ["+env.NCCL_ALGO=Tree"]],
+            ["ulysses 8k sp 2 env.NCCL_ALGO=Ring", "ulysses 8k sp 2 env.NCCL_ALGO=Tree"],
+        ),
+    ],
+)
+def test_a_label_names_what_sets_a_cell_apart_and_no_more(commands, labels):
+    cells = [make_cell("strategy=ulysses", "cluster.world_size=2", *words) for words in commands]
+    named = CellLabels(cells)
+    assert [named.of(cell) for cell in cells] == labels
+
+
+def test_what_follows_from_another_setting_is_not_named_and_repeats_are_not_set_apart():
+    cells = [make_cell("strategy=ulysses", "sp_degree=2", f"cluster.world_size={n}") for n in (2, 4)]
+    assert CellLabels(cells).of(cells[1]) == "ulysses 8k sp 2 cluster.world_size=4"
+    assert CellLabels([cells[0], cells[0]]).of(cells[0]) == "ulysses 8k sp 2"

@@ -1,0 +1,117 @@
+"""A sweep without `local` runs one of its own accord, for others to be compared with, and it is no result."""
+
+import io
+import os
+import signal
+import threading
+import time
+
+import pytest
+from rich.console import Console
+
+from bench.plan.plan import plan
+from bench.plan.planned import planned_cell
+from bench.plan.reference_cells import reference_cells, reference_of
+from bench.plan.work import MAX_COMPARED_STEPS, work_of
+from bench.record.store import read_records
+from bench.run.cell.run import SharedSections
+from bench.run.cell.trajectory import Trajectories
+from bench.run.progress import Progress
+from bench.run.references import FOLDER, References
+from bench.run.sweep import run_plan
+from tests.support.cells import FOUR_H100, TINY, TWO_CORES, make_cell, make_raw, tiny_cell
+
+WORDS = ("measure.reference_budget_s=60", "engine=ddp", "strategy=ulysses", "cluster.world_size=2")
+
+
+@pytest.fixture
+def swept(launcher, tmp_path):
+    """Runs a sweep of one cell in this process: exit code, what it said, its records, its plan."""
+
+    def sweep(*words):
+        said = io.StringIO()
+        found = plan([make_raw(*TINY, *WORDS, f"sweep_dir={tmp_path}", *words)], TWO_CORES, single=False)
+        progress = Progress(Console(file=said, width=200))
+        code = run_plan(found, launcher, progress, write_report=lambda _: True)
+        path = tmp_path / "records.jsonl"
+        records = read_records(path) if path.exists() else []
+        return code, said.getvalue(), records, found.cells[0].cell
+
+    return sweep
+
+
+def test_a_sweep_without_local_is_held_against_one_that_is_no_result(swept, tmp_path):
+    code, said, records, cell = swept()
+    assert code == 0
+    assert [record["config"]["strategy"] for record in records] == ["ulysses"]
+    losses = records[0]["losses"]
+    assert losses["held_against"] == reference_of(cell).cell_id
+    assert losses["held_steps"] == len(losses["loss"])
+    assert said.count("256: local runs first, for at most 60 s") == 1
+    assert len([*(tmp_path / FOLDER).iterdir()]) == 1
+
+
+def test_a_reference_that_takes_too_long_is_given_up_and_the_cell_is_ok(swept, short_grace):
+    code, said, (record,), _ = swept("measure.reference_budget_s=0.01")
+    assert (code, record["status"], record["losses"]["held_against"]) == (0, "ok", None)
+    assert "256: no reference, timed_out: " in said
+
+
+@pytest.mark.usefixtures("sigint_raises")
+def test_ctrl_c_during_a_reference_ends_the_sweep_without_a_record(swept, tmp_path):
+    def interrupt():
+        deadline = time.monotonic() + 60
+        while not [*tmp_path.glob(f"{FOLDER}/*/rank_0.log")] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    code, said, records, _ = swept("seq_len=16k", "measure.steps=20", "measure.budget_s=100")
+    assert (code, records) == (130, [])
+    assert "resume=true" in said.splitlines()[-1]
+
+
+def told(planned, cell, folder):
+    """What is said where a cell's turn comes; there is nothing to run ranks with."""
+    said = []
+    cells = [planned_cell(each, FOUR_H100) for each in planned]
+    reference = reference_cells(cells, FOUR_H100).get(work_of(cell))
+    References(None, folder, said.append).run_missing(reference, Trajectories(), SharedSections())
+    return said
+
+
+def test_where_local_is_planned_or_nobody_wants_a_reference_none_runs(tmp_path):
+    cell, local = tiny_cell(*WORDS), tiny_cell(*WORDS, "strategy=local")
+    assert told([cell, local], cell, tmp_path) == []
+    for words in (
+        ["measure.reference_budget_s=0"], ["workload=attention"], ["workload=attention", "strategy=local"],
+    ):  # fmt: skip
+        other = tiny_cell(*WORDS, *words)
+        assert told([other], other, tmp_path) == []
+    longer = tiny_cell(*WORDS, "strategy=local", "seq_len=512")
+    for planned in ([cell], [cell, longer]):
+        with pytest.raises(AttributeError):  # it would run
+            told(planned, cell, tmp_path)
+
+
+def test_a_reference_that_cannot_fit_is_not_tried_and_the_sweep_says_so(tmp_path):
+    cell = make_cell("strategy=ulysses", "model=qwen3_4b", "seq_len=96k", machine=FOUR_H100)
+    (said,) = told([cell], cell, tmp_path)
+    assert said.startswith("96k: local does not run as a reference: a rank needs 81")
+    assert "may use 79.1 GiB; others are compared with the first sound cell" in said
+
+
+def test_the_reference_does_the_same_work_on_one_rank_a_sequence_for_the_steps_that_are_compared():
+    cell = make_cell(*WORDS, "dp_shard=2", "cluster.world_size=4", "measure.steps=20", "measure.budget_s=20")
+    reference = reference_of(cell)
+    assert (reference.strategy, reference.sp_degree, reference.cluster.world_size) == ("local", 1, 2)
+    assert reference.cluster.threads_per_rank == 2 * cell.cluster.threads_per_rank
+    assert (reference.measure.steps, reference.measure.budget_s) == (MAX_COMPARED_STEPS, 30)
+    assert (reference.measure.trace, reference.measure.timeout_s) == (False, 60)
+    on_a_gpu = reference_of(make_cell("strategy=ulysses", "model=qwen3_4b", machine=FOUR_H100)).measure
+    assert (on_a_gpu.steps, on_a_gpu.budget_s, on_a_gpu.warmup_s, on_a_gpu.least_steps) == (20, 90, 0, 0)
+    assert on_a_gpu.timeout_s == 180
+    # The first step of other strategies is as long as their layouts divide.
+    assert (
+        reference_of(make_cell("strategy=ring", "cluster.world_size=3", "seq_len=6k", "engine=ddp")) is None
+    )

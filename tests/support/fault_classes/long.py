@@ -1,0 +1,83 @@
+"""What is right up to the 1,024 tokens of the short checks and wrong beyond them: faults."""
+
+import bench.strategies.ring.attention as ring
+from bench.measure.objective.section import MAX_TOKENS
+from bench.strategies.strategy import IGNORED_LABEL
+from bench.training.loss import ModelWithLoss
+from tests.support.fault_classes.tampering import change_the_model, is_long, replace_attention, wrap
+
+
+def scale_the_scores(job):
+    """By 5 %, which is within the floor of a comparison by maxima."""
+
+    def scaled(plain, self, q, k, v, causal):
+        return plain(self, q * 1.05, k, v, causal=causal)
+
+    replace_attention(job, scaled, is_long)
+
+
+def forget_the_mask(job):
+    replace_attention(job, lambda plain, self, *qkv: plain(self, *qkv[:3], causal=False), is_long)
+
+
+def _enlarge_gradients(job, by, *, of_keys):
+    def enlarged(plain, self, q, k, v, causal):
+        k, v = k.view_as(k), v.view_as(v)
+        (k if of_keys else v).register_hook(lambda gradient: gradient * by)
+        return plain(self, q, k, v, causal=causal)
+
+    replace_attention(job, enlarged, is_long)
+
+
+def enlarge_the_gradient_of_the_keys(job):
+    _enlarge_gradients(job, 3, of_keys=True)
+
+
+def enlarge_the_gradient_of_the_values(job):
+    _enlarge_gradients(job, 3, of_keys=False)
+
+
+def enlarge_the_gradient_of_the_keys_by_a_tenth(job):
+    """Which no identity over all tokens tells from rounding in 16 bit."""
+    _enlarge_gradients(job, 1.1, of_keys=True)
+
+
+def lose_a_hop_of_the_keys_of_one_head(job):
+    """Rank 0's queries add nothing to the gradient of the other rank's keys, of the last KV head."""
+
+    def backward(plain, kernel, dout, q, k, *rest, causal, scale):
+        dq, dk, dv = plain(kernel, dout, q, k, *rest, causal=causal, scale=scale)
+        is_long = max(q.shape[2], k.shape[2]) * job.cell.sp_degree > MAX_TOKENS
+        if is_long and not causal and job.rank == 0:
+            dk[:, -1] = 0
+        return dq, dk, dv
+
+    wrap(ring, "kernel_backward", backward)
+
+
+def cut_the_loss_of_rank_1(job):
+    """The second half of its tokens counts for nothing, after what entered the model was noted."""
+
+    def built(plain, self, *words):
+        plain(self, *words)
+        whole = self.loss_sum
+
+        def cut(head, hidden, labels):
+            if len(labels) * job.cell.sp_degree > MAX_TOKENS and job.rank == 1:
+                labels = labels.clone()
+                labels[len(labels) // 2 :] = IGNORED_LABEL
+            return whole(head, hidden, labels)
+
+        self.loss_sum = cut
+
+    wrap(ModelWithLoss, "__init__", built)
+
+
+def feed_other_tokens_than_noted(job):
+    """The embedding looks up each token's successor, after what entered the model was noted."""
+
+    def embed(plain, ids):
+        is_long = ids.shape[1] * job.cell.sp_degree > MAX_TOKENS
+        return plain(ids.roll(-1, dims=1) if is_long else ids)
+
+    change_the_model(lambda model: wrap(model.model.model.embed_tokens, "forward", embed))

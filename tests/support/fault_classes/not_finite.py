@@ -1,0 +1,177 @@
+"""Numbers that are not finite, in one place, on one rank or in one step: faults."""
+
+from dataclasses import replace
+
+import torch
+
+from bench.measure.rank_pass import Measurement
+from bench.training.engines import DDP, FSDP2
+from bench.training.trainers.native import NativeTrainer
+from tests.support.fault_classes.tampering import is_long, replace_attention, steps_begun, wrap
+
+LAST_STEP = 5
+"""Of a cell with one warm-up step and four timed ones: the inspected one."""
+
+
+def overflow_a_gradient_of_rank_1(job):
+    """One number of one gradient, in every step of the cell's own engine, before it is reduced."""
+
+    def built(plain, self, model, *words):
+        def overflown(gradient):
+            gradient = gradient.clone()
+            gradient.view(-1)[0] = torch.inf if job.rank == 1 else gradient.view(-1)[0]
+            return gradient
+
+        plain(self, model, *words)
+        next(self.module.parameters()).register_post_accumulate_grad_hook(
+            lambda p: p.grad.to_local().copy_(overflown(p.grad.to_local()))
+        )
+
+    wrap(FSDP2, "__init__", built)
+
+
+def overflow_the_loss_of_rank_1_in_step_1(job):
+    """Reported and trained on."""
+
+    def step(plain, self, number, seq_len):
+        outcome = plain(self, number, seq_len)
+        is_lost = number == 1 and job.rank == 1
+        return replace(outcome, loss_sum=outcome.loss_sum + torch.inf) if is_lost else outcome
+
+    wrap(NativeTrainer, "step", step)
+
+
+def lose_a_parameter_everywhere(job):
+    """The same number of every replica."""
+    begun = steps_begun()
+
+    def update(plain, self):
+        norm = plain(self)
+        if begun and begun[-1] == LAST_STEP:
+            next(self.model.parameters()).data.view(-1)[0] = torch.nan
+        return norm
+
+    wrap(DDP, "update", update)
+
+
+def overflow_a_gradient_later(job):
+    """One number of rank 1's gradient of step 3, after ranks have met; its loss is right."""
+    begun = steps_begun()
+
+    def backward(plain, self, loss):
+        plain(self, loss)
+        if begun and begun[-1] == 3 and job.rank == 1:
+            next(self.model.parameters()).grad.view(-1)[0] = torch.inf
+
+    wrap(DDP, "backward", backward)
+
+
+def _after_the_last_step(change):
+    """`change(engine)` once all steps are over."""
+
+    def taken(plain, self):
+        change(self.subject.trainer.engine)
+        return plain(self)
+
+    wrap(Measurement, "parts", taken)
+
+
+def lose_a_second_moment_of_rank_1(job):
+    """One number that the optimizer keeps of one parameter."""
+
+    def lost(engine):
+        if job.rank == 1:
+            _, state = next(engine.optimizer_state("exp_avg_sq"))
+            state.view(-1)[0] = torch.inf
+
+    _after_the_last_step(lost)
+
+
+def lose_the_momentum_everywhere(job):
+    """All numbers of the last parameter, on every rank."""
+
+    def lost(engine):
+        *_, (_, state) = engine.optimizer_state("momentum_buffer")
+        state.fill_(torch.nan)
+
+    _after_the_last_step(lost)
+
+
+def lose_a_parameter_after_all_steps(job):
+    """One number of rank 0's shard, after the traced steps too."""
+
+    def lost(engine):
+        if job.rank == 0:
+            _, shard = next(engine.shards())
+            shard.data.view(-1)[0] = -torch.inf
+
+    _after_the_last_step(lost)
+
+
+def lose_a_parameter_of_rank_1_at_load(job):
+    """One number of one replica, once its engine has the model."""
+
+    def built(plain, self, *words):
+        plain(self, *words)
+        if job.rank == 1:
+            _, shard = next(self.shards())
+            shard.view(-1)[0] = torch.nan
+
+    wrap(DDP, "__init__", built)
+
+
+def lose_all_gradients_of_long_sequences(job):
+    """By an output that overflows; DeepSpeed then updates nothing, and its optimizer has no state."""
+
+    def spoiled(plain, self, q, k, v, causal):
+        return plain(self, q, k, v, causal=causal) + torch.inf
+
+    replace_attention(job, spoiled, is_long)
+
+
+def lose_what_follows_the_512th_token(job):
+    """Of the output, which no shorter sequence shows."""
+
+    def spoiled(plain, self, q, k, v, causal):
+        out = plain(self, q, k, v, causal=causal)
+        positions = torch.arange(q.shape[2]) + self.groups.sequence_rank * q.shape[2]
+        return torch.where((positions >= 512)[:, None], torch.nan, out)
+
+    replace_attention(job, spoiled)
+
+
+def _without_a_row(x):
+    x = x.clone()
+    x[:, -1, 2] = torch.nan
+    return x
+
+
+def lose_one_token_between_the_sampled_ones(job):
+    """One row of rank 1's output, which is none of those compared with float64."""
+
+    def spoiled(plain, self, q, k, v, causal):
+        return _without_a_row(plain(self, q, k, v, causal=causal))
+
+    replace_attention(job, spoiled, lambda self, q: self.groups.rank == 1 and is_long(self, q))
+
+
+def _lose_a_row_of_the_value_gradient(job, *, watched):
+    """On rank 1, under the harness's own watch or without."""
+
+    def spoiled(plain, self, q, k, v, causal):
+        v = v.view_as(v)
+        v.register_hook(_without_a_row)
+        return plain(self, q, k, v, causal=causal)
+
+    def is_where(self, q):
+        return self.groups.rank == 1 and is_long(self, q) and (self.watch is not None) == watched
+
+    replace_attention(job, spoiled, is_where)
+
+
+def lose_a_row_of_the_value_gradient_under_the_clock(job):
+    _lose_a_row_of_the_value_gradient(job, watched=False)
+
+
+def lose_a_row_of_the_value_gradient_while_inspected(job):
+    _lose_a_row_of_the_value_gradient(job, watched=True)

@@ -1,0 +1,283 @@
+"""What can go wrong in a rank, as entries that the launcher runs in place of `run_cell`.
+
+Those of `in_a_step` happen in the forward pass of a rank's first step at full length, while the others are in
+a collective.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from multiprocessing import parent_process
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch.profiler import profile
+
+from bench.measure.objective import rank as objective
+from bench.measure.telemetry import rank as telemetry_rank
+from bench.measure.telemetry.rank import open_nvml
+from bench.measure.timing.clock import StepClock
+from bench.measure.trace import trace
+from bench.run.node import worker
+from bench.run.node.worker import join, run_cell
+from bench.training import models
+from bench.training.trainers.native import NativeTrainer
+from tests.benchmarks.overhead import compare
+from tests.support.fault_classes import attention, tampering, tokens
+from tests.support.fault_classes.tampering import change_the_model, tampered, wrap
+from tests.support.nvml_driver import Driver
+
+STRUCK = "struck_{rank}"
+"""A rank's own note of when its fault began, by the clock that all processes of a machine share."""
+ON_GPU = "GPU 0 has a total capacity of 79.11 GiB of which 1.02 GiB is free."
+
+
+divide_by_sp_degree = partial(tampered, tokens.divide_by_sp_degree)
+withhold_the_documents = partial(tampered, attention.forget_documents)
+
+
+def raise_in_rank_1(job, log):
+    if job.rank == 1:
+        with log.during("build"):
+            raise ValueError("a rank that raises")
+    return run_cell(job, log)
+
+
+def sleep_in_rank_1(job, log):
+    if job.rank == 1:
+        time.sleep(3600)
+    return run_cell(job, log)
+
+
+def never_connect(job, log):
+    """NCCL between boards whose peer-to-peer is broken: rank 1 never comes to the first all-reduce."""
+    if job.rank == 1:
+        worker.make_first_collective = lambda _: sleep_for_an_hour()
+    return run_cell(job, log)
+
+
+def run_out_of_memory_in_rank_1(job, log):
+    if job.rank == 1:
+        bytearray(2**60)
+    return run_cell(job, log)
+
+
+def run_out_of_memory_in_rank_1_and_hang_up_first(job, log):
+    """The others lose their connection long before the cause is told: longer than `short_grace`."""
+    join(job)
+    dist.barrier()
+    if job.rank == 1:
+        try:
+            run_out_of_memory_in_rank_1(job, log)
+        finally:
+            dist.destroy_process_group()
+            time.sleep(2.5)
+    dist.all_reduce(torch.ones(2**20))
+    return {}
+
+
+def run_out_of_memory_and_fail_in_cleanup(job, log):
+    """A library's own cleanup trips over the failed allocation."""
+    if job.rank == 1:
+        try:
+            run_out_of_memory_in_rank_1(job, log)
+        except MemoryError as error:
+            raise RuntimeError("cannot close what was never opened") from error
+    return run_cell(job, log)
+
+
+def run_out_of_memory_and_never_leave(job, log):
+    """The error is on its way out of the rank's phase, and something further out never comes back."""
+    if job.rank == 1:
+        try:
+            with log.during("build"):
+                run_out_of_memory_in_rank_1(job, log)
+        finally:
+            time.sleep(3600)
+    return run_cell(job, log)
+
+
+def abort_like_a_limit_in_rank_1(job, log):
+    """What glibc says and does where a thread's own data finds no room."""
+    if job.rank == 1:
+        os.write(2, b"cannot allocate memory for thread-local data: ABORT\n")
+        os._exit(127)
+    return run_cell(job, log)
+
+
+def have_no_room(job, log):
+    """A machine on which a second model does not fit."""
+    objective.CPU_ROOM_BYTES = 0
+    return run_cell(job, log)
+
+
+def have_room_for_three_layers(job, log, fault=tampering.nothing):
+    """A machine on which three layers have room, and neither the others nor what is outside of layers."""
+    *_, fewest = objective.coverages(job.cell)
+    tokens = objective.objective_tokens(job.cell.padded_len, job.cell.sp_degree)
+    objective.CPU_ROOM_BYTES = objective.needed_bytes(job.cell, tokens, fewest)
+    objective.CPU_ROOM_BYTES += objective.gradient_bytes(job.cell, fewest)
+    return tampering.tampered(fault, job, log)
+
+
+def choose_frequencies_by_own_length(job, log):
+    """As transformers does: by the largest position that a rank is given."""
+    models.BY_LENGTH = ()
+    return run_cell(job, log)
+
+
+def slow_down_timed_steps(job, log, **rounds):
+    """The marks of a timed step take time, and wait for the other ranks."""
+
+    def slow_mark(plain, self):
+        time.sleep(0.02)
+        dist.barrier()
+        plain(self)
+
+    wrap(StepClock, "mark", slow_mark)
+    return compare(job, log, **rounds)
+
+
+def sleep_for_an_hour():
+    time.sleep(3600)
+
+
+def enlarge_gradients_in_the_middle_layer(job):
+    """Make the gradient of its MLP's output a tenth too large."""
+
+    def forward(plain, hidden):
+        out = plain(hidden)
+        out.register_hook(lambda gradient: 1.1 * gradient)
+        return out
+
+    def change(model):
+        layers = model.model.model.layers
+        wrap(layers[len(layers) // 2].mlp, "forward", forward)
+
+    change_the_model(change)
+
+
+def note(job):
+    """Of the first time only."""
+    path = job.folder / STRUCK.format(rank=job.rank)
+    if not path.exists():
+        path.write_text(f"{time.monotonic()} {os.getpid()}")
+
+
+def in_a_step(act, ranks, job, log):
+    """These ranks do this in place of the rest of their first step at full length."""
+    accumulate = NativeTrainer.accumulate
+
+    def faulty(self, number, seq_len):
+        if job.rank in ranks and seq_len == job.cell.seq_len:
+            self.phase.enter("forward")
+            note(job)
+            act()
+        return accumulate(self, number, seq_len)
+
+    NativeTrainer.accumulate = faulty
+    return run_cell(job, log)
+
+
+def from_the_start(entry, job, log):
+    """What is wrong with all ranks from their start."""
+    note(job)
+    return entry(job, log)
+
+
+def ask_for_too_much():
+    torch.empty(2**60, dtype=torch.uint8)
+
+
+def ask_for_too_much_and_clean_up():
+    try:
+        ask_for_too_much()
+    finally:
+        time.sleep(1.5)
+
+
+def run_out_of_device_memory():
+    raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate 2.00 GiB. {ON_GPU}")
+
+
+def speak_of_memory():
+    raise RuntimeError("tensors must be in contiguous memory format")
+
+
+def reduce(size):
+    """What the others reduce has another size."""
+    dist.all_reduce(torch.ones(size))
+
+
+def receive(caught):
+    os.kill(os.getpid(), caught)
+
+
+def ignore_sigterm_with_a_child():
+    """The child has the rank's output, and would keep its pipes open."""
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+    subprocess.Popen([sys.executable, "-c", code])
+    sleep_for_an_hour()
+
+
+def interrupt_the_launcher():
+    """As a person does who types Ctrl-C twice."""
+    for _ in range(2):
+        os.kill(parent_process().pid, signal.SIGINT)
+        time.sleep(0.05)
+    sleep_for_an_hour()
+
+
+def set_the_wall_clock_back(job, log):
+    """By an hour at every look."""
+    looks = iter(range(10**9))
+    time.time = lambda: 1e9 - 3600.0 * next(looks)
+    return run_cell(job, log)
+
+
+def with_nvml(driver, job, log):
+    """A rank whose device NVML speaks of as this stand-in does, asked as often as a short window allows."""
+    stand_in = Driver(**driver)
+    stand_in.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
+    telemetry_rank.open_nvml = lambda *_, **__: open_nvml(torch.device("cuda", 0), stand_in)
+    telemetry_rank.PERIOD_S = 1e-3
+    torch.cuda.get_device_properties = lambda _: SimpleNamespace(uuid="1234")
+    return run_cell(job, log)
+
+
+class DeadProfiler(profile):
+    """Never starts."""
+
+    def start(self):
+        raise RuntimeError("kineto is not there")
+
+
+class TornTrace(profile):
+    def export_chrome_trace(self, path):
+        super().export_chrome_trace(path)
+        os.truncate(path, Path(path).stat().st_size // 2)
+
+
+def with_profiler(profiler, job, log):
+    """On one rank of two: the other one has its own."""
+    if job.rank == 1:
+        trace.profile = profiler
+    return run_cell(job, log)
+
+
+def struck(folder):
+    """When the first rank of any cell in this folder met its fault, and the ids of those that did."""
+    notes = [path.read_text().split() for path in Path(folder).rglob(STRUCK.format(rank="*"))]
+    return min((float(at_s) for at_s, _ in notes), default=None), [int(pid) for _, pid in notes]
+
+
+def without_parity(entry, job, log):
+    """A rank's whole life, as `entry` has it: nothing happens in parity, which takes a third of the time."""
+    return (entry or run_cell)(replace(job, known=job.known | {"parity"}), log)

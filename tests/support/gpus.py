@@ -1,0 +1,65 @@
+"""What a test on a GPU needs, said once: its marker, why it is skipped elsewhere, and cells for one GPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench.attention.kernel_facts import KERNEL_FACTS
+from bench.common.environment import this_machine
+from bench.request.legality import refusal
+from tests.support.cells import ONE_H200, make_cell, run_cell
+
+NEEDS_GPU = (
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs one CUDA device"),
+)
+GPU_KERNELS = [name for name, facts in KERNEL_FACTS.items() if "cuda" in facts.dtypes]
+MACHINE = replace(this_machine(), gpus=this_machine().gpus[:1]) if this_machine().gpus else ONE_H200
+"""The first GPU alone: whatever else a machine has, these tests say the same."""
+
+SOON_OVER = ("measure.timeout_s=120",)
+"""Ranks that wait for each other in vain must not do so for half an hour."""
+NOT_TIMED = ("measure.warmup_s=0",)
+"""Where no time is reported, nothing is gained by warming the GPU up."""
+OUT_OF_MEMORY_IN = "timing"
+"""The phase of a rank that runs out of memory at full length; a test on the CPU holds it, too."""
+
+
+def needs_gpu(test):
+    """Mark a single test, where others of its file run anywhere."""
+    for mark in NEEDS_GPU:
+        test = mark(test)
+    return test
+
+
+def available(kernel, device):
+    """Whether a kernel runs here on "cpu" or "cuda", by its facts; imports no package."""
+    facts = KERNEL_FACTS[kernel]
+    if device not in facts.dtypes or not facts.is_installed:
+        return False
+    return device == "cpu" or (torch.cuda.is_available() and has_capability(facts.capabilities))
+
+
+def has_capability(capabilities):
+    return not capabilities or torch.cuda.get_device_capability()[0] in capabilities
+
+
+def skip_without(kernel, device="cuda"):
+    """Skip where this device or its software has no such kernel."""
+    if not available(kernel, device):
+        pytest.skip(f"{kernel} needs a {KERNEL_FACTS[kernel].gpus} and {KERNEL_FACTS[kernel].package}")
+
+
+def gpu_cell(*words, ranks=1):
+    """A cell of the small model on ranks that share the first GPU."""
+    where = ("cluster=gpu", f"cluster.ranks_per_gpu={ranks}", f"cluster.world_size={ranks}")
+    return make_cell(*where, *SOON_OVER, *NOT_TIMED, "model=qwen3_nano", *words, machine=MACHINE)
+
+
+def run_on_gpu(launcher, cell, folder, entry=None):
+    """The cell's record; a cell that lacks a package is skipped with the reason."""
+    reason = refusal(cell)
+    if reason is not None and "needs the package" in reason:
+        pytest.skip(reason)
+    return run_cell(launcher, cell, folder, entry)[0]

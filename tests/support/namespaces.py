@@ -1,0 +1,138 @@
+"""Nodes on one machine: network namespaces on a bridge, each with a host name and a hosts file of its own.
+
+They share cores, files and clock. Addresses are of the benchmarking range (RFC 2544) and exist inside only.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.common.environment import REPOSITORY
+from bench.record.store import read_records
+
+TOOLS = ("ip", "nsenter", "unshare")
+ENVIRONMENT = {"ULYSSES_RING_BENCH_KEY": "a test's", "OMP_NUM_THREADS": "1"}
+ENTER = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
+
+
+def why_not():
+    """Why no namespaces can be made here; None where they can."""
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        return f"{missing[0]} is not installed"
+    tried = subprocess.run(["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, check=False)
+    return None if tried.returncode == 0 else "network namespaces need root, and are not allowed everywhere"
+
+
+class Namespaces:
+    """`count` nodes, host0 and so on, joined by a bridge in a namespace of its own."""
+
+    def __init__(self, count, folder):
+        self._id = f"u{os.getpid() % 100000}"
+        self._hosts = Path(folder) / "hosts"
+        self._bridge = f"{self._id}sw"
+        self.names = [f"host{number}" for number in range(count)]
+        self.addresses = [f"198.18.0.{number + 1}" for number in range(count)]
+        lines = [f"{address} {name}" for address, name in zip(self.addresses, self.names, strict=True)]
+        self._hosts.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+
+    def up(self):
+        _ip("netns", "add", self._bridge)
+        _ip("-n", self._bridge, "link", "add", "name", "sw0", "type", "bridge")
+        _ip("-n", self._bridge, "link", "set", "sw0", "up")
+        for number, address in enumerate(self.addresses):
+            name, port = self._space(number), f"p{number}"
+            _ip("netns", "add", name)
+            link = ["link", "add", "name", port, "type", "veth", "peer", "name", "eth0", "netns", name]
+            _ip("-n", self._bridge, *link)
+            _ip("-n", self._bridge, "link", "set", port, "master", "sw0", "up")
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                _ip("-n", name, "link", "set", device, "up")
+
+    def down(self):
+        for name in [*map(self._space, range(len(self.names))), self._bridge]:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+    def on(self, number, *words):
+        """The words that run these on a node."""
+        enter = ["nsenter", f"--net=/run/netns/{self._space(number)}", "unshare", "--uts", "--mount"]
+        return [*enter, "sh", "-c", ENTER, "sh", self.names[number], str(self._hosts), *map(str, words)]
+
+    def set_link(self, number, state):
+        """Take a node off the bridge, or put it back: `down` or `up`."""
+        _ip("-n", self._bridge, "link", "set", f"p{number}", state)
+
+    def _space(self, number):
+        return f"{self._id}n{number}"
+
+
+@contextmanager
+def namespaces(count, folder):
+    """So many nodes; skips the test where there can be none."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    nodes = Namespaces(count, folder)
+    try:
+        nodes.up()
+        yield nodes
+    finally:
+        nodes.down()
+
+
+class Cluster:
+    """Agents on all nodes, and sweeps whose launcher is on the first."""
+
+    PORT = 17900
+
+    def __init__(self, nodes):
+        self.nodes = nodes
+
+    def start(self, number, *words):
+        """A process on a node, in the checkout's folder."""
+        return subprocess.Popen(
+            self.nodes.on(number, sys.executable, *words),
+            env={**os.environ, **ENVIRONMENT},
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    @contextmanager
+    def sweep(self, folder, *words):
+        """A running sweep over all nodes: its launcher, and the agent of each. All are gone afterwards."""
+        address = f"{self.nodes.addresses[0]}:{self.PORT}"
+        count = len(self.nodes.names)
+        agents = [self.start(n, "-m", "bench.extras.nodes", address, "--lease=none") for n in range(count)]
+        where = (
+            "cluster=nodes",
+            f"cluster.nodes={count}",
+            f"cluster.port={self.PORT}",
+            f"sweep_dir={folder}",
+        )
+        launcher = self.start(0, "run_sweep.py", "-m", *where, *words)
+        try:
+            yield launcher, agents
+        finally:
+            for process in (launcher, *agents):
+                process.kill()
+                process.communicate()
+
+    def records(self, folder, *words):
+        """What a whole sweep over the nodes recorded."""
+        with self.sweep(folder, *words) as (launcher, agents):
+            said, _ = launcher.communicate(timeout=900)
+            assert launcher.returncode == 0, said
+            assert [agent.wait(timeout=20) for agent in agents] == [0] * len(agents)
+        return read_records(Path(folder) / "records.jsonl")
+
+
+def _ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True)

@@ -1,0 +1,208 @@
+"""Records as plain dictionaries, in the shape that a line of records.jsonl has."""
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import asdict
+from types import SimpleNamespace
+
+from analysis.read.archive import read_archive
+from analysis.read.definitions import OF_RECORD
+from analysis.read.measured import measured
+from analysis.read.recorded import as_recorded
+from bench.record.record import SCHEMA_VERSION, Check
+
+CONFIG = {
+    "seq_len": 8192,
+    "batch": 1,
+    "grad_accum": 1,
+    "strategy": "ulysses",
+    "layout": "contiguous",
+    "kernel": "torch_flash",
+    "dtype": "bf16",
+    "model": "qwen3_nano",
+    "model.num_layers": 1,
+    "engine": "zero3",
+    "trainer": "native",
+    "workload": "train",
+    "data": "text",
+    "mode": "measure",
+    "hardware": "h100_80gb",
+    "cluster": "gpu",
+    "cluster.world_size": 2,
+    "cluster.device": "cuda",
+    "sp_degree": 2,
+    "dp_replicate": 1,
+    "dp_shard": 1,
+    "checkpointing": False,
+    "loss": "chunked",
+    "measure.steps": 8,
+    "experiment": "none",
+}
+CPU = {"hardware": "cpu", "cluster": "cpu", "cluster.device": "cpu"}
+SHARED_GPU = {"cluster.ranks_per_gpu": 2}
+FAILED = {"timing": None, "memory": None, "trace": None, "losses": None, "engagement": None, "parity": None,
+          "checks": None}  # fmt: skip
+ATTENTION_CHECKED = asdict(Check(what="attention", against="float64", tokens=512))
+STEPS_HELD = asdict(
+    Check(what="training signal", against="another cell", tokens=8192, steps=2, of_steps=2, holds_steps=True)
+)
+
+
+def make_record(*, config=None, **overrides):
+    """A cell that worked: two ranks, eight steps of 100 ms; `config` and sections can be replaced."""
+    settings = CONFIG | (config or {})
+    if settings["strategy"] == "local":
+        settings |= {"sp_degree": 1, "cluster.world_size": 1} | (config or {})
+    identity = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    ranks = settings["cluster.world_size"]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "cell_id": identity,
+        "experiment": "none",
+        "role": "cell",
+        "repeat": 0,
+        "order": 0,
+        "status": "ok",
+        "reason": None,
+        "provenance": "measured",
+        "config": settings,
+        "environment": {"device_name": "NVIDIA H100 80GB HBM3", "packages": {"torch": "2.13.0"}},
+        "analytic": {"model_flops_causal": 10**12, "hardware_flops_causal": 2 * 10**12},
+        "started_at": "2026-01-01T00:00:00+00:00",
+        "wall_s": 3.0,
+        "fixed_cost_s": 1.5,
+        "parity": {"reason": None, "tokens": 512, "errors": {"out": 1e-3}, "limits": {"out": 2e-2}},
+        "engagement": {
+            "modules": ["bench.strategies.ulysses.attention"],
+            "attention_shapes": [[[settings["seq_len"] // ranks, 4, 2]]] * ranks,
+            "sent_bytes": {"attention": [1024] * ranks},
+        },
+        "timing": make_timing([[100.0] * 8] * ranks, settings["seq_len"]),
+        "losses": {"loss": [5.5, 4.5]},
+        "memory": {
+            "peak_allocated_bytes": [2 * 1024**3] * ranks,
+            "peak_reserved_bytes": [None] * ranks,
+            "peak_resident_bytes": [500] * ranks,
+            "base_resident_bytes": [300] * ranks,
+        },
+        "trace": make_trace(ranks),
+        "failure": None,
+        "checks": [ATTENTION_CHECKED, STEPS_HELD],
+    } | overrides
+
+
+def make_trace(ranks, attention_ms=60.0, **overrides):
+    """A step of 110 ms, a fifth of it communication, half of that exposed; all ranks the same."""
+    per_rank = {"attention": attention_ms, "packing": 4.0, "optimizer": 10.0, "other": 79.0 - attention_ms}
+    exposed = {"attention": 7.0, "parameters": 2.0, "gradients": 1.0, "data_and_loss": 1.0}
+    trace = {
+        "step_ms": [110.0] * ranks,
+        "total_ms": [22.0] * ranks,
+        "exposed_ms": [11.0] * ranks,
+        "communication_ms": {"all_to_all": [22.0] * ranks},
+        "calls": {"all_to_all": [4] * ranks},
+        "purpose_total_ms": {"attention": [14.0] * ranks, "parameters": [8.0] * ranks},
+        "purpose_exposed_ms": {purpose: [ms] * ranks for purpose, ms in exposed.items()},
+        "purpose_waiting_ms": {"attention": [5.0] * ranks},
+        "purpose_exposed_waiting_ms": {"attention": [3.0] * ranks},
+        "compute_ms": {part: [ms] * ranks for part, ms in per_rank.items()},
+        "idle_ms": [6.0] * ranks,
+        "causal_area": [1000] * ranks,
+        "unjoined": [None] * ranks,
+    } | overrides
+    step = {name: trace[name] for name in ("step_ms", "purpose_exposed_ms", "purpose_exposed_waiting_ms")}
+    known = step | {"purpose_exposed_ms": step["purpose_exposed_ms"] or {}}
+    return {"steps": [known | {"other_calls": [None] * ranks}]} | trace
+
+
+def make_step(step_ms, exposed_ms=None, waiting_ms=None, other_calls=None):
+    """One of several traced steps, by rank; 7 ms of attention exposed, 3 of them waiting, unless told."""
+    return {
+        "step_ms": step_ms,
+        "purpose_exposed_ms": {"attention": exposed_ms or [7.0] * len(step_ms)},
+        "purpose_exposed_waiting_ms": {"attention": waiting_ms or [3.0] * len(step_ms)},
+        "other_calls": other_calls or [None] * len(step_ms),
+    }
+
+
+def make_timing(step_times_ms, tokens_per_step=8192):
+    return {
+        "step_times_ms": step_times_ms,
+        "window_ms": [sum(steps) for steps in step_times_ms],
+        "warmup": "full",
+        "tokens_per_step": tokens_per_step,
+    }
+
+
+def make_failure(status, reason, log_tail="", **overrides):
+    """A cell that did not work: no pass left a section."""
+    failure = {"rank": 1, "phase": "timing", "kind": "Error", "message": reason, "log_tail": log_tail}
+    return make_record(**FAILED | {"status": status, "reason": reason, "failure": failure} | overrides)
+
+
+def grid(strategies, lengths, **overrides):
+    """One working cell per strategy and length."""
+    return [
+        make_record(config={"strategy": strategy, "seq_len": length}, **overrides)
+        for strategy in strategies
+        for length in lengths
+    ]
+
+
+def on_ranks(strategies, lengths, ranks, step_ms=lambda length, count: length / 80 / count, **config):
+    """One working cell per strategy, length and number of ranks, all of which share the sequence."""
+    return [
+        make_record(
+            config={"strategy": strategy, "seq_len": length, "cluster.world_size": count, "sp_degree": count}
+            | config,
+            timing=make_timing([[step_ms(length, count)] * 8] * count, length),
+        )
+        for strategy in strategies
+        for length in lengths
+        for count in ranks
+    ]
+
+
+def write_sweep(folder, records):
+    """A sweep's folder with these records."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "records.jsonl").write_text(lines)
+    return folder
+
+
+def of_attention(record, **calls):
+    """The record with calls of attention alone: 3 of them on 2 ranks, 4 + 8 ms on one device."""
+    section = {
+        "forward_ms": [[1.0, 2.0, 1.0], [2.0, 1.0, 1.0]],
+        "backward_ms": [[3.0, 3.0, 3.0], [4.0, 2.0, 4.0]],
+        "single_forward_ms": [4.0],
+        "single_backward_ms": [8.0],
+        "single_reason": None,
+        "error_rows": 32,
+        "error_ulps": {"out": 1.5, "dq": 3.0},
+        "control_error_ulps": {"out": 1.0, "dq": 2.0},
+    }
+    flops = {"attention_forward_flops": 2 * 10**9, "attention_backward_flops": 5 * 10**9}
+    return record | {"attention": section | calls, "analytic": record["analytic"] | flops}
+
+
+PEAKS = {"h100_80gb": 1e15}
+
+
+def metrics_of(record, peaks=PEAKS):
+    """The record's metrics by name, None where it has none."""
+    found = measured(as_recorded(record), peaks)
+    return SimpleNamespace(**{each.column: each.value_of(found) for each in OF_RECORD})
+
+
+def frame_of_records(folder, records, peaks=PEAKS):
+    """The frame of records as it is read from sweeps: as many as one cell has records of one repeat."""
+    met, sweeps = Counter(), {}
+    for record in records:
+        key = (record["cell_id"], record["repeat"])
+        sweeps.setdefault(met[key], []).append(record)
+        met[key] += 1
+    folders = [write_sweep(folder / str(number), each) for number, each in (sweeps or {0: []}).items()]
+    return read_archive(folders, peaks).frame
