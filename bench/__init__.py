@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bench.strategies.facts import forwards_per_step as forwards_per_step
     from bench.strategies.options import Flag as Flag
     from bench.strategies.options import WholeNumber as WholeNumber
+    from bench.strategies.plot_style import PlotStyle as PlotStyle
     from bench.strategies.schedule import Block as Block
     from bench.strategies.schedule import Exchange as Exchange
     from bench.strategies.schedule import Schedule as Schedule
@@ -55,6 +56,7 @@ HOMES: Mapping[str, str] = {
             *("activation_bytes", "backwards_per_step", "forwards_per_step"),
         ),
         "bench.strategies.options": ("Flag", "WholeNumber"),
+        "bench.strategies.plot_style": ("PlotStyle",),
         "bench.strategies.schedule": ("Block", "Exchange", "Schedule", "Stage", "ring_blocks"),
         "bench.strategies.strategy": ("Strategy",),
     }.items()

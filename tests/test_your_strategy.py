@@ -21,10 +21,12 @@ walked = pytest.mark.slow
 PAGE = (REPOSITORY / "docs" / "your_strategy.md").read_text()
 FILE = re.compile(r"^`(gather_twice/[\w./]+)`.+?```\w+\n(.*?)```", re.MULTILINE | re.DOTALL)
 MISTAKE = re.compile(r"^\| `(\w+\.py)` \| `(.+?)` \| `(.+?)` \| `(.+?)` \|$", re.MULTILINE)
+FROM_BENCH = re.compile(r"^from bench import (\(.+?\)|.+?$)", re.MULTILINE | re.DOTALL)
 SWEEP = re.search(r"^python (run_sweep\.py .*strategy=gather_twice.*)$", PAGE, re.MULTILINE)[1]
 PYTEST = re.search(r"^pytest (-k gather_twice)$", PAGE, re.MULTILINE)[1]
 QUICK = ("measure.steps=2", "measure.warmup_steps=1", "measure.repeats=1", "sweep_dir=out",
          "measure.reference_budget_s=0")  # fmt: skip
+COLOR = re.search(r'PlotStyle\("(#\w{6})"', PAGE)[1]
 FILES = dict(FILE.findall(PAGE))
 MISTAKES = {f"gather_twice_{number}": mistake for number, mistake in enumerate(MISTAKE.findall(PAGE))}
 
@@ -106,6 +108,7 @@ def test_the_pages_strategy_is_measured_and_reported_beside_ours_with_its_packag
     assert "gather-twice" not in ours["environment"]["packages"]
     for name in ("summary.csv", "summary.md", "report.html", "figures/throughput.svg"):
         assert "gather_twice" in (swept[0] / name).read_text()
+    assert COLOR.lower() in (swept[0] / "figures" / "throughput.svg").read_text()
     assert "package gather-twice" in (swept[0] / "report.html").read_text()
 
 
@@ -143,7 +146,7 @@ def test_the_pages_strategy_moves_into_this_repository_by_what_the_page_says(tmp
     (strategies / name).mkdir()
     (strategies / name / "__init__.py").touch()
     for file in ("facts.py", "attention.py"):
-        text = re.sub(r"from bench import (.+)", from_homes, FILES[f"{name}/{name}/{file}"])
+        text = FROM_BENCH.sub(from_homes, FILES[f"{name}/{name}/{file}"])
         (strategies / name / file).write_text(text)
     table = strategies / "__init__.py"
     imported = f"from bench.strategies.{name}.facts import GatherTwice\nfrom bench.strategies.local"
@@ -158,4 +161,4 @@ def test_the_pages_strategy_moves_into_this_repository_by_what_the_page_says(tmp
 
 def from_homes(found):
     """The same names from where they are defined."""
-    return "\n".join(f"from {HOMES[name]} import {name}" for name in found[1].split(", "))
+    return "\n".join(f"from {HOMES[name]} import {name}" for name in re.findall(r"\w+", found[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,9 @@ import pandas as pd
 
 from analysis.cells.comparison import FREE, FREE_GROUPS, varies
 from analysis.read.load import config_columns
-from bench.config import NOT_USED
+from bench.config import NOT_USED, ConfigError
+from bench.strategies import STRATEGIES
+from bench.strategies.plot_style import PlotStyle
 
 SOFTWARE = ("code", "torch")
 """Where they differ anywhere, they are named everywhere."""
@@ -60,45 +63,11 @@ WORDING: Mapping[str, str] = {
 Codes = npt.NDArray[np.intp]
 
 
-@dataclass(frozen=True, slots=True)
-class Style:
-    """What a strategy is drawn with, the same in every figure of every sweep."""
-
-    color: str
-    marker: str | tuple[int, int, int]
-    """One of matplotlib's filled ones, or a star of so many points: how it is filled tells settings apart."""
-    line: str
-    """Solid for local, Ulysses and plug-ins, dashed for a ring, dash-dotted for both, dotted for others."""
-
-
-SOLID, DASHED, DASH_DOTTED, DOTTED = "-", "--", "-.", ":"
-# First Okabe and Ito's colours, which colour-blind readers can tell apart (grey for their too pale yellow),
-# then Tol's muted ones. No two strategies share a marker.
-STRATEGY_STYLES: Mapping[str, Style] = {
-    "local": Style("#000000", "o", SOLID),
-    "ulysses": Style("#0072B2", "s", SOLID),
-    "ring": Style("#D55E00", "^", DASHED),
-    "usp": Style("#009E73", "D", DASH_DOTTED),
-    "deepspeed_ulysses": Style("#56B4E9", "v", SOLID),
-    "ring_flash_attn": Style("#E69F00", "P", DASHED),
-    "ring_flash_attn_llama3": Style("#CC79A7", "p", DOTTED),
-    "torch_cp": Style("#7F7F7F", "h", DOTTED),
-    "ulysses_chunked": Style("#332288", "<", SOLID),
-    "gather_kv": Style("#882255", "*", DOTTED),
-    "ring_self_attention": Style("#999933", ">", DASHED),
-    "distflash_attn": Style("#AA4499", "X", DASHED),
-    "deepspeed_fpdt": Style("#117733", "d", SOLID),
-    "ringmaster_ulysses": Style("#44AA99", "H", SOLID),
-    "ringmaster_ring": Style("#44AA99", "8", DASHED),
-    "ringmaster_usp": Style("#44AA99", (4, 1, 0), DASH_DOTTED),
-    "yunchang_ulysses": Style("#661100", (5, 1, 0), SOLID),
-    "yunchang_ring": Style("#661100", (6, 1, 0), DASHED),
-    "yunchang_usp": Style("#661100", (7, 1, 0), DASH_DOTTED),
-}
 OTHER_COLORS = ("#6699CC", "#AA3377", "#228833", "#BB5566", "#004488", "#997700")
-OTHER_MARKERS = ("8", "H", "<", ">")
-OTHER_STYLES = tuple(Style(color, marker, SOLID) for marker in OTHER_MARKERS for color in OTHER_COLORS)
-"""Of strategies that come as plug-ins."""
+OTHER_MARKERS = ((3, 1, 0), (3, 1, 60), (4, 1, 45), (8, 1, 0))
+"""Stars that no strategy of ours has."""
+OTHER_STYLES = tuple(PlotStyle(color, marker) for marker in OTHER_MARKERS for color in OTHER_COLORS)
+"""Styles of strategies whose facts state none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +75,7 @@ class Series:
     """One strategy under one choice of the varying settings."""
 
     strategy: str
-    style: Style
+    style: PlotStyle
     variant: str
     variant_number: int
     rows: pd.DataFrame
@@ -157,18 +126,32 @@ def cell_names(summary: pd.DataFrame, keys: Sequence[str], number: pd.Series[int
     return number.map(dict(zip(number[is_first], names, strict=True))).astype("object")
 
 
-def styles_of(strategies: Iterable[str]) -> dict[str, Style]:
-    """Each strategy's style.
+def styles_of(strategies: Iterable[str]) -> dict[str, PlotStyle]:
+    """Return each strategy's style: the one in its facts, else one that follows from its name.
 
-    One that is not in the table gets the style its name leads to, whatever else is drawn; only where two
-    names lead to the same, the later in the alphabet takes the next that is free.
+    A plug-in that states the colour and marker of one of ours counts as one that states none, and so does a
+    strategy that is not installed. Where two would look alike, the later in the alphabet takes the next style
+    that is free.
     """
-    styles = {name: STRATEGY_STYLES[name] for name in sorted({*strategies}) if name in STRATEGY_STYLES}
-    for name in sorted({*strategies} - styles.keys()):
-        wanted = zlib.crc32(name.encode()) % len(OTHER_STYLES)
+    ours = {name: facts.style for name, facts in STRATEGIES.ours.items() if facts.style is not None}
+    styles = {name: ours[name] for name in sorted({*strategies}) if name in ours}
+    taken = {style.color_and_marker for style in ours.values()}
+    stated = {name: _plug_in_style(name) for name in sorted({*strategies} - styles.keys())}
+    for name in sorted(stated, key=lambda name: (stated[name] is None, name)):
+        own, wanted = stated[name], zlib.crc32(name.encode()) % len(OTHER_STYLES)
         turns = [*OTHER_STYLES[wanted:], *OTHER_STYLES[:wanted]]
-        styles[name] = next((style for style in turns if style not in styles.values()), turns[0])
+        candidates = turns if own is None else [own, *turns]
+        free = (style for style in candidates if style.color_and_marker not in taken)
+        styles[name] = next(free, candidates[0])
+        taken.add(styles[name].color_and_marker)
     return styles
+
+
+def _plug_in_style(name: str) -> PlotStyle | None:
+    """Return the style that an installed plug-in states; None where it states none or cannot be loaded."""
+    with suppress(ConfigError, KeyError):
+        return STRATEGIES[name].style
+    return None
 
 
 def variants(cells: pd.DataFrame, keys: Sequence[str]) -> list[str]:

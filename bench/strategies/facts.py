@@ -10,6 +10,7 @@ from typing import ClassVar
 from bench.attention.layouts import LAYOUTS
 from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
 from bench.strategies.options import Option
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import WIDE_BYTES, Schedule, wide
 
 
@@ -30,6 +31,8 @@ class Facts(ABC):
 
     name: ClassVar[str]
     """Its key in the table, its folder and its YAML."""
+    style: ClassVar[PlotStyle | None] = None
+    """Colour, marker and line in figures, unlike those of all others; None leaves them to the name."""
     layouts: ClassVar[tuple[str, ...]] = ("contiguous",)
     """Which tokens a rank may hold, the default first."""
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPE_BYTES)

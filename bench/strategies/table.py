@@ -16,6 +16,7 @@ from bench.attention.layouts import LAYOUTS
 from bench.config import DTYPE_BYTES, ConfigError
 from bench.strategies.facts import Facts
 from bench.strategies.options import Flag, WholeNumber
+from bench.strategies.plot_style import PlotStyle
 
 ENTRY_POINTS = "ulysses_ring_bench.strategies"
 OUR_PACKAGE = "ulysses-ring-bench"
@@ -143,7 +144,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def _faults(name: str, facts: Any) -> Iterator[str]:
-    """What is wrong with a strategy's names, its place, its choices; each ends `<class> of <package> ...`."""
+    """Faults of a strategy's name, its place and its attributes; each ends `<class> of <package> ...`."""
     if not isinstance(facts, Facts):
         yield "is not a subclass of bench.Facts"
         return
@@ -156,11 +157,18 @@ def _faults(name: str, facts: Any) -> Iterator[str]:
         yield f"is defined in the module {module}; a strategy's facts stand in facts.py, inside a package"
     elif importlib.util.find_spec(code) is None:
         yield f"has no {code} beside it"
+    yield from _attribute_faults(facts)
+
+
+def _attribute_faults(facts: Facts) -> Iterator[str]:
+    """Faults in the values of a strategy's attributes; each ends `<class> of <package> ...`."""
     for attribute, known in KNOWN_NAMES.items():
         names: Any = getattr(facts, attribute)
         is_any = names is None and attribute == "kernels"
         if not is_any and not (_is_tuple_of_text(names) and set(names) <= set(known)):
             yield f"has {attribute} = {names!r}; it has to be a tuple of names from {', '.join(known)}"
+    if not isinstance(facts.style, PlotStyle | None):
+        yield f"has style = {facts.style!r}; it has to be a bench.PlotStyle, or None"
     if not all(_is_option(key, value) for key, value in facts.options.items()):
         yield (
             f"has options = {facts.options!r}; each key but `name` has to have a tuple of texts, a Flag or"

@@ -14,11 +14,11 @@ from analysis.answers.kernels import kernel_lines
 from analysis.answers.reasons import MAX_REASONS, failure_reasons
 from analysis.answers.verdict import verdict
 from analysis.cells.cells import CPU_CAVEAT
-from analysis.cells.series import STRATEGY_STYLES
 from analysis.read.archive import read_archive
 from analysis.read.definitions import BY_COLUMN
 from analysis.report import main, write_report
 from analysis.show.page.page import render
+from bench.strategies import STRATEGIES
 from tests.support.predictions import make_predicted
 from tests.support.records import (
     CPU,
@@ -192,7 +192,7 @@ def test_the_terminal_names_the_page_keeps_to_100_columns_and_says_of_faster_ker
 def test_a_command_imports_neither_torch_nor_hydra_nor_a_formula_matplotlib_to_draw_and_pyplot_never():
     code = """
 import sys, analysis.compare, analysis.report
-dear = {"torch", "hydra", "bench.extras.predict.prediction", "bench.strategies", "matplotlib"}
+dear = {"torch", "hydra", "bench.extras.predict.prediction", "matplotlib"}
 assert not dear & sys.modules.keys()
 import analysis.show.figures.figures
 assert "matplotlib.pyplot" not in sys.modules
@@ -206,9 +206,9 @@ def test_of_too_many_cells_the_page_shows_those_started_last_and_the_csv_all(tmp
         monkeypatch.setattr(f"analysis.{limit}", 2)
     late = {"started_at": "2026-12-01T00:00:00+00:00"}
     predicted = [make_predicted(config={"seq_len": length}) | late for length in (8192, 16384)]
-    write_report(write_sweep(tmp_path, [*grid([*STRATEGY_STYLES], [8192]), *predicted]))
+    write_report(write_sweep(tmp_path, [*grid([*STRATEGIES.ours], [8192]), *predicted]))
     page, summary = ((tmp_path / name).read_text() for name in ("report.html", "summary.md"))
-    count = len(STRATEGY_STYLES) + 2
+    count = len(STRATEGIES.ours) + 2
     shown = re.findall(r'<details class="cell" id="cell-\d+-(\w+)"', page)
     assert shown == [record["cell_id"] for record in predicted]
     assert f"Of {count} cells the 2 that were started last are listed" in page

@@ -25,8 +25,8 @@ from tests.support.cells import TWO_CORES, make_cell
 
 NAMES = {
     "EVERYTHING", "LAYOUTS", "Block", "CallMemory", "ConfigError", "Exchange", "Facts", "Flag", "Kernel",
-    "ObserveCallback", "Partial", "RunConfig", "Schedule", "ScheduledFacts", "Stage", "Strategy", "Tile",
-    "WholeNumber", "activation_bytes",
+    "ObserveCallback", "Partial", "PlotStyle", "RunConfig", "Schedule", "ScheduledFacts", "Stage", "Strategy",
+    "Tile", "WholeNumber", "activation_bytes",
     "backwards_per_step", "forwards_per_step", "kernel_backward", "kernel_forward", "observe", "probe",
     "read_records", "ring_blocks",
 }  # fmt: skip
@@ -109,6 +109,7 @@ def test_a_strategys_facts_start_from_these_defaults():
     mine = Mine()
     assert mine.layouts == ("contiguous",)
     assert mine.dtypes == ("bf16", "fp16", "fp32", "fp64")
+    assert mine.style is None
     assert (mine.package, mine.kernels, mine.options, mine.shares_sequences) == (None, None, {}, True)
     assert Mine.__abstractmethods__ == frozenset()
     assert bench.Facts.__abstractmethods__ == {"exchange_bytes"}

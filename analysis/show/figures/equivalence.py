@@ -14,11 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from analysis.cells.equivalence import Comparison, Training
-from analysis.cells.series import Style, styles_of
+from analysis.cells.series import styles_of
 from analysis.show.figures.figure_file import FigureFile
 from analysis.show.figures.sheet import Heading, Sheet, drawn, new_sheet, save
 from analysis.show.figures.style import MUTED_COLOR, look_of
 from bench.record.record import Role
+from bench.strategies.plot_style import PlotStyle
 
 PANEL_INCHES = (1.9, 1.7, 1.7)
 MISTAKE_COLORS = ("#8B0000", "#C04000", "#A0522D", "#B8860B", "#7B3F00", "#CD5C5C")
@@ -90,7 +91,7 @@ def _curves(comparison: Comparison) -> Iterator[Curve]:
         yield Curve(row.trainings[0].loss, label, _look(training, number, styles), comparison.apart(row))
 
 
-def _look(training: Training, number: int, styles: Mapping[str, Style]) -> dict[str, Any]:
+def _look(training: Training, number: int, styles: Mapping[str, PlotStyle]) -> dict[str, Any]:
     if training.role == Role.MISTAKE:
         color = MISTAKE_COLORS[number % len(MISTAKE_COLORS)]
         return {"color": color, "linestyle": ":", "linewidth": 1.3}

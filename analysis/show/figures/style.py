@@ -19,8 +19,8 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from analysis.cells.series import Style
 from bench.common.labels import length_label
+from bench.strategies.plot_style import PlotStyle
 
 RC: dict[Any, Any] = {
     "font.size": 9,
@@ -53,7 +53,7 @@ LOG_FROM_RATIO = 20
 """A y axis is logarithmic when its largest value is this many times the smallest."""
 
 
-def look_of(style: Style, variant_number: int) -> dict[str, Any]:
+def look_of(style: PlotStyle, variant_number: int) -> dict[str, Any]:
     """How a series is drawn: by its strategy; how its marks are filled tells the variants of one apart."""
     fill = VARIANT_FILLS[variant_number % len(VARIANT_FILLS)]
     return {"color": style.color, "marker": style.marker, "linestyle": style.line, "fillstyle": fill}

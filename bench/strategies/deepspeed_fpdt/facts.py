@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.config import RunConfig
 from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
 from bench.strategies.options import Flag, WholeNumber
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ulysses.facts import PackagedUlysses
 
 CHUNK_TOKENS = 65536
@@ -39,6 +40,7 @@ class DeepSpeedFPDT(PackagedUlysses):
     """
 
     name = "deepspeed_fpdt"
+    style = PlotStyle("#117733", "d")
     why_it_packs_not = "DeepSpeed's operation takes no boundaries of documents"
     why_no_full_mask = "DeepSpeed's operation has no `causal` argument and is always causal"
     package = DeepSpeedUlysses.package

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench.config import RunConfig
 from bench.strategies.facts import exchanged_kv_heads
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Exchange, Schedule, Stage
 from bench.strategies.ulysses.facts import Ulysses, attend_to_heads, exchange_heads
 
@@ -12,6 +13,7 @@ POSITION_ID_BYTES = 8
 
 class DeepSpeedUlysses(Ulysses):
     name = "deepspeed_ulysses"
+    style = PlotStyle("#56B4E9", "v")
     kept_copies = (1, 0)
     package = "deepspeed"
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.strategies.facts import ScheduledFacts, activation_bytes
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import WIDE_BYTES, Block, Exchange, Schedule, Stage, Stages, wide
 
 CHECKPOINTS, LAYER_INPUT, ATTENTION_OUTPUT = "checkpoints", "layer_input", "attention_output"
@@ -67,6 +68,7 @@ def _lent(rank: int, distance: int, ranks: int, *, causal: bool) -> Lent | None:
 
 class DistFlashAttn(ScheduledFacts):
     name = "distflash_attn"
+    style = PlotStyle("#AA4499", "X", "--")
     sends_unevenly = True
     options = {CHECKPOINTS: (LAYER_INPUT, ATTENTION_OUTPUT)}  # noqa: RUF012  a class's own constant
 

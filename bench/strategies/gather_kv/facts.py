@@ -9,6 +9,7 @@ from itertools import groupby
 from bench.attention.layouts import Tile
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.strategies.facts import CallMemory, ScheduledFacts, activation_bytes, lse_bytes, repeats_kv
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_bytes, tile_of, wide
 
 TilesOf = Callable[[int], Sequence[Tile]]
@@ -54,6 +55,7 @@ def _calls(tiles_of: TilesOf, sources: range) -> Iterator[Call]:
 
 class GatherKV(ScheduledFacts):
     name = "gather_kv"
+    style = PlotStyle("#882255", "*", ":")
     packs = True
     layouts = ("zigzag", "contiguous", "striped")
 

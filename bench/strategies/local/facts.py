@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bench.config import RunConfig
 from bench.strategies.facts import ScheduledFacts
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Schedule, Stage, whole_block
 
 
 class Local(ScheduledFacts):
     name = "local"
+    style = PlotStyle("#000000", "o")
     packs = True
     shares_sequences = False
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from bench.config import RunConfig
 from bench.strategies.facts import ScheduledFacts, exchanged_kv_heads
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import (
     Block,
     Exchange,
@@ -20,6 +21,7 @@ from bench.strategies.schedule import (
 
 class Ring(ScheduledFacts):
     name = "ring"
+    style = PlotStyle("#D55E00", "^", "--")
     packs = True
     layouts: ClassVar[tuple[str, ...]] = ("zigzag", "contiguous", "striped")
     first_gradients_wait: ClassVar[bool] = True

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bench.attention.kernel_facts import HALF
 from bench.config import RunConfig
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ring.facts import Ring
 
 
 class RingFlashAttn(Ring):
     name = "ring_flash_attn"
+    style = PlotStyle("#E69F00", "P", "--")
     packs = False
     first_gradients_wait = False
     why_it_packs_not = (

@@ -6,11 +6,13 @@ from bench.attention.kernel_facts import HALF
 from bench.config import RunConfig
 from bench.strategies.facts import ScheduledFacts
 from bench.strategies.options import WholeNumber
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_bytes
 
 
 class RingFlashAttnLlama3(ScheduledFacts):
     name = "ring_flash_attn_llama3"
+    style = PlotStyle("#CC79A7", "p", ":")
     packs = True
     package = "ring-flash-attn"
     dtypes = HALF

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.strategies.facts import activation_bytes
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ring.facts import Ring
 from bench.strategies.schedule import WIDE_BYTES, Schedule, wide
 
 
 class RingSelfAttention(Ring):
     name = "ring_self_attention"
+    style = PlotStyle("#999933", ">", "--")
     # It calls none: its scores are in memory at once, as that kernel's.
     kernels = ("math",)
     is_unfused = True

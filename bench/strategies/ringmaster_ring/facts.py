@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.strategies.facts import ScheduledFacts, activation_bytes
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Block, Exchange, Schedule, Stage, ring_blocks, tensor_bytes
 
 FLOAT32_BYTES = 4
@@ -22,6 +23,7 @@ BALANCED = (HEAD_TAIL, DISTFLASH)
 
 class RingmasterRing(ScheduledFacts):
     name = "ringmaster_ring"
+    style = PlotStyle("#44AA99", "8", "--")
     packs = True
     layouts = ("contiguous", "zigzag")
     package = "axolotl-ringmaster"

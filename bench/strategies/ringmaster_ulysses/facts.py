@@ -6,12 +6,14 @@ from dataclasses import replace
 
 from bench.config import RunConfig
 from bench.strategies.facts import activation_bytes
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Exchange, Schedule, Stage
 from bench.strategies.ulysses.facts import Ulysses, attend_to_heads, exchange_heads
 
 
 class RingmasterUlysses(Ulysses):
     name = "ringmaster_ulysses"
+    style = PlotStyle("#44AA99", "H")
     takes_fewer_kv_heads = False
     package = "axolotl-ringmaster"
     tried = "0.2.7"

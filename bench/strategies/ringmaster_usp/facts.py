@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench.config import RunConfig
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ringmaster_ring.facts import (
     ALLGATHER,
     P2P,
@@ -19,6 +20,7 @@ from bench.strategies.usp.facts import USP
 
 class RingmasterUSP(USP):
     name = "ringmaster_usp"
+    style = PlotStyle("#44AA99", (4, 1, 0), "-.")
     takes_fewer_kv_heads = False
     kept_copies = (1, 0)
     layouts = ("contiguous",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bench.config import RunConfig
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ring.facts import Ring
 from bench.strategies.schedule import Exchange, Schedule, Stages
 
@@ -16,6 +17,7 @@ class TorchCP(Ring):
     """
 
     name = "torch_cp"
+    style = PlotStyle("#7F7F7F", "h", ":")
     packs = False
     first_gradients_wait = False
     why_it_packs_not = "torch knows documents in its ring of flex_attention, which is no kernel here"

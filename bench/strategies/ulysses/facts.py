@@ -10,11 +10,13 @@ from bench.strategies.facts import (
     head_exchange_bytes,
     head_exchange_refusals,
 )
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Exchange, Schedule, Stage, whole_block
 
 
 class Ulysses(ScheduledFacts):
     name = "ulysses"
+    style = PlotStyle("#0072B2", "s")
     packs = True
     kept_copies = (1, 0)
 

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from bench.config import RunConfig
 from bench.strategies.facts import CallMemory, activation_bytes, exchanged_kv_heads, lse_bytes
 from bench.strategies.options import Flag, WholeNumber
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Schedule, Stage, Stages, whole_block, wide
 from bench.strategies.ulysses.facts import Ulysses, exchange_heads
 
@@ -39,6 +40,7 @@ class RoundHeads:
 
 class UlyssesChunked(Ulysses):
     name = "ulysses_chunked"
+    style = PlotStyle("#332288", "<")
     kept_copies = (0, 0)
     options = {"chunks": WholeNumber(auto=most_chunks), "overlap": Flag(default=True)}  # noqa: RUF012
 

@@ -7,6 +7,7 @@ import math
 from bench.attention.layouts import LAYOUTS, cut
 from bench.config import ModelConfig, RunConfig
 from bench.strategies.facts import head_exchange_refusals
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ring.facts import Ring
 from bench.strategies.schedule import Schedule
 from bench.strategies.ulysses.facts import Ulysses
@@ -14,6 +15,7 @@ from bench.strategies.ulysses.facts import Ulysses
 
 class USP(Ring):
     name = "usp"
+    style = PlotStyle("#009E73", "D", "-.")
     is_hybrid = True
     kept_copies = (1, 2)
     options = {"inner": ("ulysses", "ring")}  # noqa: RUF012  a class's own constant, as in torch_cp

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ring_flash_attn.facts import RingFlashAttn
 
 
 class YunchangRing(RingFlashAttn):
     name = "yunchang_ring"
+    style = PlotStyle("#661100", (6, 1, 0), "--")
     package = "yunchang"
     tried = "0.6.4"

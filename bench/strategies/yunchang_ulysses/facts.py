@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ulysses.facts import PackagedUlysses
 
 
 class YunchangUlysses(PackagedUlysses):
     name = "yunchang_ulysses"
+    style = PlotStyle("#661100", (5, 1, 0))
     why_it_packs_not = "yunchang's UlyssesAttention takes no boundaries of documents"
     package = "yunchang"
     tried = "0.6.4"

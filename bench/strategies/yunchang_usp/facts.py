@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench.config import ModelConfig, RunConfig
+from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ring_flash_attn.facts import rounding_refusals
 from bench.strategies.schedule import Schedule
 from bench.strategies.usp.facts import USP
@@ -12,6 +13,7 @@ from bench.strategies.yunchang_ulysses.facts import YunchangUlysses
 
 class YunchangUSP(USP):
     name = "yunchang_usp"
+    style = PlotStyle("#661100", (7, 1, 0), "-.")
     takes_fewer_kv_heads = False
     packs = False
     kept_copies = (1, 0)

@@ -1,9 +1,9 @@
 import pytest
 
 from analysis.cells.scaling import EFFICIENCY, MAX_LINES, scaling_cells
-from analysis.cells.series import STRATEGY_STYLES
 from analysis.labels import SHARED_CORES
 from analysis.show.figures.figures import figures_for
+from bench.strategies import STRATEGIES
 from tests.support.drawing import axes_of, sheet_of, texts
 from tests.support.records import CPU, make_failure, make_record, make_timing, on_ranks
 
@@ -94,7 +94,7 @@ def test_a_cell_that_failed_is_no_base_and_stands_at_its_number_of_ranks(cells_o
 
 
 def test_of_too_many_lines_some_lengths_are_drawn_and_the_rest_counted(cells_of):
-    cells = cells_of(on_ranks([*STRATEGY_STYLES][1:5], LENGTHS, [2, 4]))
+    cells = cells_of(on_ranks([*STRATEGIES.ours][1:5], LENGTHS, [2, 4]))
     shown, remarks = scaling_cells(cells)
     assert sorted(shown.frame["seq_len"].unique()) == [LENGTHS[0], LENGTHS[3], LENGTHS[-1]]
     assert remarks == ["3 other lengths in summary.csv"]

@@ -1,10 +1,10 @@
 from analysis.cells.selection import MAX_SERIES, for_figures
-from analysis.cells.series import STRATEGY_STYLES
+from bench.strategies import STRATEGIES
 from tests.support.records import grid, make_failure, make_record
 
 
 def test_comparisons_are_drawn_whole(cells_of):
-    strategies = [*STRATEGY_STYLES][:5]
+    strategies = [*STRATEGIES.ours][:5]
     records = [
         make_record(config={"strategy": strategy, "model": f"model_{number}"})
         for number in range(6)
@@ -13,7 +13,7 @@ def test_comparisons_are_drawn_whole(cells_of):
     selection = for_figures(cells_of(records))
     drawn = selection.cells.frame
     assert drawn.groupby("model")["strategy"].nunique().tolist() == [len(strategies)] * 2
-    counts = "deepspeed_ulysses 4, local 4, ring 4, ulysses 4, usp 4"
+    counts = "local 4, ring 4, ulysses 4, ulysses_chunked 4, usp 4"
     assert selection.note.startswith("10 of 30 series are drawn, of comparisons in")
     assert f" Left out: {counts}; all cells are in" in selection.note
 

@@ -83,6 +83,11 @@ BROKEN = {
     "a layout that is no tuple": (f'{GOOD}        layouts = ("zigzag")', "has layouts = 'zigzag'"),
     "no code beside it": (GOOD, "has no broken.attention beside it"),
     "an unknown layout": (f'{GOOD}        layouts = ("spiral",)', "contiguous, zigzag, striped"),
+    "a style of another type": (f'{GOOD}        style = ("#000000", "o")', "it has to be a bench.PlotStyle"),
+    "a colour that is none": (
+        f"{GOOD}        from bench.strategies.plot_style import PlotStyle; style = PlotStyle('red', 'o')",
+        "color='red' has to be six hexadecimal digits",
+    ),
     "an option without a choice": (f'{GOOD}        options = {{"order": ()}}', "has to have a tuple"),
     "an option that is taken": (f'{GOOD}        options = {{"name": ("x",)}}', "each key but `name`"),
 }

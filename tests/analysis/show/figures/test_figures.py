@@ -1,6 +1,7 @@
 import itertools
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 from matplotlib.text import Text
@@ -8,12 +9,13 @@ from matplotlib.text import Text
 from analysis.cells.cells import CPU_BANNER, SHARED_GPU_BANNER
 from analysis.cells.parts import REST, step_ms
 from analysis.cells.selection import Selection, for_figures
-from analysis.cells.series import STRATEGY_STYLES, styles_of
+from analysis.cells.series import OTHER_MARKERS, styles_of
 from analysis.cells.statuses import EXCLUDED, NOT_KNOWN
 from analysis.show.figures.failures import MAX_ROWS, failure_marks
 from analysis.show.figures.figures import FIGURES, build, figures_for, write_figure
 from analysis.show.figures.sheet import legend_entries
 from bench.strategies import STRATEGIES
+from bench.strategies.plot_style import PlotStyle
 from tests.support.drawing import axes_of, built, cut_off_in, overlaps_in, sheet_of, texts
 from tests.support.predictions import make_predicted, with_prediction
 from tests.support.records import (
@@ -57,7 +59,7 @@ def crowded():
         complete(record)
         for limit in (4.0, 4.1, 40.0)
         for record in on_ranks(
-            [*STRATEGY_STYLES][1:6], LENGTHS, [1, 2, 4, 8], **{"cluster.memory_limit_gib": limit}
+            [*STRATEGIES.ours][1:6], LENGTHS, [1, 2, 4, 8], **{"cluster.memory_limit_gib": limit}
         )
     ]
     failures = ("out_of_memory", "timed_out", "unsupported")
@@ -114,7 +116,7 @@ def test_a_failed_cell_has_a_mark_at_its_length_in_line_with_the_others_and_a_la
     assert strip.get_xlim() == axes.get_xlim()
     bottom, top = sorted(strip.get_ylim())
     assert all(bottom < y < top for y in mark.get_ydata())
-    assert mark.get_color() == STRATEGY_STYLES["ulysses"].color
+    assert mark.get_color() == STRATEGIES["ulysses"].style.color
     assert f"ulysses: {status.replace('_', ' ')}" in texts(sheet.figure)
 
 
@@ -123,7 +125,7 @@ def test_failures_of_one_series_and_status_are_one_row_and_of_too_many_series_ar
     records = [make_failure("out_of_memory", "no", config={"seq_len": each}) for each in failing]
     (mark,) = failure_marks(cells_of([*grid(["local"], LENGTHS), *records]).series)
     assert mark.places == (16384, 32768, 98304)
-    many = [make_failure("error", "no", config={"strategy": each}) for each in STRATEGY_STYLES]
+    many = [make_failure("error", "no", config={"strategy": each}) for each in STRATEGIES.ours]
     assert len(many) > MAX_ROWS
     (mark,) = failure_marks(cells_of(many).series)
     assert mark.label == "error"
@@ -166,17 +168,41 @@ def test_the_second_engine_of_a_strategy_has_hollow_markers(cells_of):
     assert [each.get_fillstyle() for each in lines if each.get_marker() == "s"] == ["full", "none"]
 
 
-def test_every_strategy_of_ours_has_a_look_and_a_mark_that_no_other_has():
-    assert {*STRATEGIES.ours} == {*STRATEGY_STYLES}
-    assert len({look.marker for look in STRATEGY_STYLES.values()}) == len(STRATEGY_STYLES)
+def test_every_strategy_of_ours_has_a_style_and_a_marker_that_no_other_has():
+    markers = [facts.style.marker for facts in STRATEGIES.ours.values()]
+    assert len({*markers, *OTHER_MARKERS}) == len(markers) + len(OTHER_MARKERS)
 
 
-def test_a_plug_in_s_strategy_looks_the_same_whatever_is_drawn_beside_it():
+def test_a_strategy_without_a_style_looks_the_same_whatever_is_drawn_with_it():
     alone = styles_of(["something_new"])["something_new"]
-    assert styles_of([*STRATEGY_STYLES, "something_new"])["something_new"] == alone
-    assert alone not in STRATEGY_STYLES.values()
+    assert styles_of([*STRATEGIES.ours, "something_new"])["something_new"] == alone
     names = [f"somebodys_{number}" for number in range(20)]
     assert len({*styles_of(names).values()}) == len(names)
+
+
+OWN = PlotStyle("#4B0082", (5, 1, 36), ":")
+
+
+def test_a_plug_in_is_drawn_in_its_own_style(monkeypatch, cells_of):
+    monkeypatch.setitem(STRATEGIES._loaded, "indigo", SimpleNamespace(style=OWN))
+    lines = axes_of("throughput", cells_of(grid(["indigo"], LENGTHS))).lines
+    look = (OWN.color, OWN.marker, OWN.line)
+    assert look in [(each.get_color(), each.get_marker(), each.get_linestyle()) for each in lines]
+
+
+@pytest.mark.parametrize("stated", [None, STRATEGIES["ring"].style], ids=["no style", "a style of ours"])
+def test_a_plug_in_never_looks_like_a_strategy_of_ours(monkeypatch, stated):
+    by_name = styles_of(["mine"])
+    monkeypatch.setitem(STRATEGIES._loaded, "mine", SimpleNamespace(style=stated))
+    assert styles_of(["mine"]) == by_name
+
+
+def test_two_plug_ins_with_one_style_are_told_apart(monkeypatch):
+    for name in ("aa_mine", "zz_mine"):
+        monkeypatch.setitem(STRATEGIES._loaded, name, SimpleNamespace(style=OWN))
+    styles = styles_of(["zz_mine", "aa_mine"])
+    assert styles["aa_mine"] == OWN
+    assert styles["zz_mine"].color_and_marker != OWN.color_and_marker
 
 
 def test_the_bars_of_a_step_fill_it_and_none_is_cut_off(cells_of):

@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from analysis.cells.series import STRATEGY_STYLES
 from analysis.read.definitions import BY_COLUMN
 from analysis.report import write_report
+from bench.strategies import STRATEGIES
 from tests.support.records import FAILED, grid, write_sweep
 
 CHROMIUM = shutil.which("chromium")
@@ -122,7 +122,7 @@ def page(tmp_path_factory):
     """The source of the page of 60 cells, one of which failed with a long reason."""
     lengths = [1024 * thousands for thousands in (1, 2, 4, 8, 16, 32, 64, 96, 128, 256)]
     cells, long_reason = (
-        grid([*STRATEGY_STYLES][:6], lengths),
+        grid([*STRATEGIES.ours][:6], lengths),
         "a/very/long/path/without/any/place/to/break" * 20,
     )
     cells[-1] |= FAILED | {"status": "out_of_memory", "reason": long_reason}

@@ -1,0 +1,40 @@
+"""The colour, mark and line of a strategy in figures. Imports no matplotlib."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Line = Literal["-", "--", "-.", ":"]
+"""Solid for local, Ulysses and plug-ins, dashed for a ring, dash-dotted for both, dotted for others."""
+FILLED_MARKERS = "ov^<>8sp*hHDdPX"
+
+
+@dataclass(frozen=True, slots=True)
+class PlotStyle:
+    """One strategy's colour, mark and line, the same in every figure of every sweep.
+
+    Raises ValueError for a colour, marker or line that figures cannot be drawn with.
+    """
+
+    color: str
+    """Six hexadecimal digits: `#0072B2`."""
+    marker: str | tuple[int, int, int]
+    """One of FILLED_MARKERS, or (points, 1, degrees) for a star: its filling tells settings apart."""
+    line: Line = "-"
+
+    def __post_init__(self) -> None:
+        is_star = isinstance(self.marker, tuple) and [*map(type, self.marker)] == [int] * 3
+        if not re.fullmatch(r"#[0-9a-fA-F]{6}", self.color):
+            raise ValueError(f"color={self.color!r} has to be six hexadecimal digits, such as '#0072B2'")
+        if not is_star and self.marker not in [*FILLED_MARKERS]:
+            known = f"{', '.join(FILLED_MARKERS)}, or a star such as (5, 1, 0)"
+            raise ValueError(f"marker={self.marker!r} has to be one of {known}")
+        if self.line not in get_args(Line):
+            raise ValueError(f"line={self.line!r} has to be one of {', '.join(get_args(Line))}")
+
+    @property
+    def color_and_marker(self) -> tuple[str, str | tuple[int, int, int]]:
+        """What tells two strategies apart in a figure."""
+        return self.color, self.marker
