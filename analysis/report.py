@@ -12,25 +12,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from analysis.answers.equivalence import equivalence_line, is_as_expected, with_equivalence
-from analysis.answers.kernels import kernel_lines
-from analysis.answers.next_steps import next_steps
-from analysis.answers.origins import origin_lines
-from analysis.answers.reasons import failure_reasons
-from analysis.answers.replayed import replay_lines
-from analysis.answers.score import score_lines
+from analysis.answers.loss_agreement import equivalence_line, is_as_expected, with_equivalence
+from analysis.answers.next_steps import kernel_lines, next_steps
+from analysis.answers.no_result import failure_reasons
+from analysis.answers.provenance import origin_lines, replay_lines
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import EXPERIMENT, Comparison, comparisons
 from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, Selection, for_figures
+from analysis.cells.summary import csv_text
 from analysis.labels import more_label
 from analysis.read.archive import MADE_WITH, Archive, read_archive
 from analysis.read.load import peak_flops_per_s
 from analysis.show.figures.figure_file import FigureFile
 from analysis.show.page.page import render
 from analysis.show.tables.attention import HEADINGS, SHORT_HEADINGS, attention_rows
-from analysis.show.tables.csv_text import csv_text
-from analysis.show.tables.equivalence import equivalence_markdown
+from analysis.show.tables.loss_differences import equivalence_markdown
 from analysis.show.tables.max_length import EXPERIMENT as LONGEST
 from analysis.show.tables.max_length import HEADINGS as LONGEST_HEADINGS
 from analysis.show.tables.max_length import READING as LONGEST_READING
@@ -42,11 +39,10 @@ from analysis.show.tables.max_length import (
     max_length_rows,
     max_length_short_rows,
 )
-from analysis.show.tables.printed import TABLE_FORMS, summary_table
+from analysis.show.tables.predicted import HEADINGS as PREDICTION_HEADINGS
+from analysis.show.tables.predicted import prediction_lines, prediction_rows
 from analysis.show.tables.published_post import post_table
-from analysis.show.tables.rows import markdown_cell, markdown_table, markdown_text
-from analysis.show.tables.score import HEADINGS as SCORE_HEADINGS
-from analysis.show.tables.score import score_rows
+from analysis.show.tables.rows import TABLE_FORMS, markdown_cell, markdown_table, markdown_text, summary_table
 from analysis.show.tables.terminal import TERMINAL_ROWS, print_cells, print_table
 from bench.common.command import again_command, is_sweep, outlive_readers, tool_words
 from bench.common.statistics import MIN_PROCESSES
@@ -196,7 +192,7 @@ def _markdown_page(
     table, calls = markdown_text(shown), attention_rows(shown)
     attention = f"\n## Attention alone\n\n{markdown_table(HEADINGS, calls)}" if calls else ""
     losses = f"## Loss equivalence\n\n{equivalence_markdown(compared)}\n" if compared else ""
-    tables = f"{losses}{_longest(longest)}{table}{more}{attention}{_score(shown)}{_captions(figures)}"
+    tables = f"{losses}{_longest(longest)}{table}{more}{attention}{_predicted(shown)}{_captions(figures)}"
     return f"# Summary\n\n{markdown_cell(cells.subtitle)}\n\n{answer}\n\n{tables}"
 
 
@@ -217,13 +213,13 @@ def _longest(longest: Sequence[Found]) -> str:
     return f"## The longest sequence that trains\n\n{table}\n{LONGEST_READING}\n\n"
 
 
-def _score(shown: Cells) -> str:
+def _predicted(shown: Cells) -> str:
     """Predictions beside measurements, as Markdown; empty where no cell has both."""
-    rows = score_rows(shown)
+    rows = prediction_rows(shown)
     if not rows:
         return ""
-    table = markdown_table(SCORE_HEADINGS, rows)
-    return f"\n## Predicted beside measured\n\n{_bullets(score_lines(shown))}\n\n{table}"
+    table = markdown_table(PREDICTION_HEADINGS, rows)
+    return f"\n## Predicted beside measured\n\n{_bullets(prediction_lines(shown))}\n\n{table}"
 
 
 def _bullets(lines: Sequence[str]) -> str:
@@ -285,7 +281,7 @@ def _print_summary(
     for line in (f"{each.name}: {equivalence_line(each)}" for each in compared):
         if line not in found.answer:  # which repeats those that found something else
             console.print(Text(line))
-    lines = [*failure_reasons(cells), *next_steps(cells), *score_lines(cells)]
+    lines = [*failure_reasons(cells), *next_steps(cells), *prediction_lines(cells)]
     lines += [] if first else [*max_length_lines(longest), *_answer(found, cells)]
     if not cells.are_predicted.any():  # the reasons have said which cells failed, and how
         lines = [line for line in lines if line not in found.failures]

@@ -1,4 +1,4 @@
-"""What to do about the cells without a result: one line per status."""
+"""Advice: what to do about cells without a result, a line per status, and which kernels are likely faster."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 from analysis.cells.cells import Cells
 from analysis.labels import status_label
+from analysis.read.archive import Archive
+from analysis.read.load import hardware_facts
+from bench.cost.newer_kernels import newer_kernel_lines
 from bench.record.record import Status
 
 Config = Mapping[str, Any]
@@ -89,3 +92,17 @@ def next_step(status: Status, configs: Iterable[Config]) -> str:
 def _number(config: Config, key: str) -> float:
     """A figure of a configuration; 0 where it has none."""
     return float(config.get(key) or 0)
+
+
+def kernel_lines(archive: Archive) -> list[str]:
+    """Name likely faster kernels, a line each.
+
+    A GPU that no hardware file describes is as new as the records' environment says.
+    """
+    known = hardware_facts("compute_capability")
+    told = [float(each) for found in archive.environments for each in found.get("gpu_capabilities") or ()]
+    on_gpus = archive.frame[archive.frame["cluster.device"].eq("cuda")]
+    pairs = on_gpus[["kernel", "hardware"]].drop_duplicates().itertuples(index=False)
+    return newer_kernel_lines(
+        {(str(kernel), known.get(str(name), max(told, default=None))) for kernel, name in pairs}
+    )

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 import pandas as pd
 
 from analysis.answers.leaders import Ranking, Timed, bracketed, leader_lines, measured_lines, rankings
-from analysis.answers.observed import observed_lines
+from analysis.answers.no_result import failure_counts, longest_that_fit
+from analysis.answers.provenance import observed_lines
+from analysis.answers.wording import (
+    MAX_NAMES,
+    lengths_by_name,
+    listed,
+    listed_lengths,
+    listed_places,
+    names_at_lengths,
+)
 from analysis.cells.cells import Cells
 from analysis.cells.comparison import BASE
 from analysis.cells.difference import LEVEL_SHARE, MODEL_SHARE, NO_LINK
-from analysis.cells.selection import ALL_IN
-from analysis.cells.statuses import NO_SPARE, UNDECIDED, shown_statuses
-from analysis.labels import count_label, more_label, percent_label, signed_percent_label, status_label
+from analysis.labels import count_label, percent_label, signed_percent_label
 from analysis.read.checks import BETWEEN_NAMES
-from bench.common.labels import duration_label, length_label
+from bench.common.labels import duration_label
 from bench.common.statistics import MIN_PROCESSES, SPARE
 from bench.config import AUTO
-from bench.cost.band import Fit
 
 NO_DIFFERENCE = f"No difference above {LEVEL_SHARE * 100:.0f} %"
 UNSTABLE_NOTE = "unstable:"
@@ -37,18 +42,9 @@ TO_REPEAT: Mapping[bool, str] = {
     ),
 }
 """How cells get more processes, by whether they are observed loops."""
-MAX_NAMES, MAX_LETTERS = 12, 400
-"""A sentence that would name more settings, or in more letters, names strategies and counts settings."""
-MAX_LENGTHS = 8
 MAX_OTHERS = 3
 """Strategies that one is faster than and that the answer names."""
 CHECKED_BY = ["status", "checks", "checks_missing", "steps", "steps_held"]
-FITTED_BY = [
-    "status", "seq_len", "provenance", "predicted_fit", "cluster.world_size", "device_memory_bytes",
-    "device_used_bytes",
-]  # fmt: skip
-"""The columns that sentences about some cells are made of: all of many cells take long to copy."""
-MAX_SERIES_NAMED = 12
 SHARES: Mapping[str, str] = {
     "all": "communication_transfer_share",
     "exchange": "attention_transfer_share",
@@ -100,8 +96,8 @@ def verdict(cells: Cells, command: Callable[[str], str] | None = None) -> Verdic
         answer=" ".join([answer, *observed_lines(cells)]),
         details=leader_lines(found) if cells.caveat is None else measured_lines(found),
         unchecked=unchecked,
-        failures=_failures(cells),
-        fits=_fits(cells),
+        failures=failure_counts(cells),
+        fits=longest_that_fit(cells),
         certainty=_certainty(cells),
         to_decide=_to_decide(found, cells, command),
         caveat=cells.caveat,
@@ -139,8 +135,8 @@ def _fastest(found: Sequence[Ranking]) -> str:
 
 def _ahead(found: Sequence[Ranking], said: str) -> str:
     """Return `Predicted fastest: ulysses at 8k.`, the first of each comparison; empty without any."""
-    ahead = _by_name((ranking.first.name, ranking.seq_len) for ranking in found)
-    return f"{said}: {_places(ahead)}." if ahead else ""
+    ahead = lengths_by_name((ranking.first.name, ranking.seq_len) for ranking in found)
+    return f"{said}: {listed_places(ahead)}." if ahead else ""
 
 
 def _faster(found: Sequence[Ranking]) -> str:
@@ -148,9 +144,9 @@ def _faster(found: Sequence[Ranking]) -> str:
     ahead: dict[str, set[int]] = {}
     for ranking in (ranking for ranking in found if ranking.is_clear):
         others = [bracketed(other.name) for other, _ in ranking.lead]
-        than = _listed(others) if len(others) <= MAX_OTHERS else f"all {len(others)} others"
+        than = listed(others) if len(others) <= MAX_OTHERS else f"all {len(others)} others"
         ahead.setdefault(f"{bracketed(ranking.first.name)} than {than}", set()).add(ranking.seq_len)
-    return f"Faster: {_places(ahead)}." if ahead else ""
+    return f"Faster: {listed_places(ahead)}." if ahead else ""
 
 
 def _level(found: Sequence[Ranking], said: str) -> str:
@@ -158,11 +154,11 @@ def _level(found: Sequence[Ranking], said: str) -> str:
     lengths: dict[str, set[int]] = {}
     for ranking in found:
         if ranking.lead and not ranking.is_clear:
-            lengths.setdefault(_listed(map(bracketed, ranking.unbeaten)), set()).add(ranking.seq_len)
+            lengths.setdefault(listed(map(bracketed, ranking.unbeaten)), set()).add(ranking.seq_len)
     if len(lengths) > MAX_NAMES:
-        where = _lengths(set().union(*lengths.values()))
+        where = listed_lengths(set().union(*lengths.values()))
         return f"{said}: {len(lengths):,} comparisons at {where}."
-    return f"{said}: {_places(lengths)}." if lengths else ""
+    return f"{said}: {listed_places(lengths)}." if lengths else ""
 
 
 def _left_open(found: Sequence[Ranking], said: str) -> str:
@@ -177,7 +173,7 @@ def _undecided(found: Sequence[Ranking]) -> str:
     for ranking in found:
         if ranking.undecided is not None:
             lengths.setdefault(ranking.undecided, set()).add(ranking.seq_len)
-    return "; ".join(f"{_lengths(where)} ({why})" for why, where in lengths.items())
+    return "; ".join(f"{listed_lengths(where)} ({why})" for why, where in lengths.items())
 
 
 def _to_decide(found: Sequence[Ranking], cells: Cells, command: Callable[[str], str] | None) -> str | None:
@@ -242,9 +238,9 @@ def _done(cells: Cells, rows: pd.Series[bool], said: str) -> str:
     """`Ran: local at 8k; ring and ulysses at 8k and 64k.`, of some rows."""
     lengths: dict[tuple[int, ...], list[str]] = {}
     pairs = zip(cells.names[rows], cells.frame.loc[rows, "seq_len"], strict=True)
-    for name, where in _by_name(pairs).items():
+    for name, where in lengths_by_name(pairs).items():
         lengths.setdefault(tuple(sorted(where)), []).append(name)
-    parts = [f"{_listed(map(bracketed, who))} at {_lengths(where)}" for where, who in lengths.items()]
+    parts = [f"{listed(map(bracketed, who))} at {listed_lengths(where)}" for where, who in lengths.items()]
     return f"{said}: {'; '.join(parts)}."
 
 
@@ -269,80 +265,6 @@ def _unchecked(summary: pd.DataFrame) -> list[str]:
 
 def _cells(cells: pd.DataFrame) -> str:
     return count_label(len(cells), "cell")
-
-
-def _failures(cells: Cells) -> list[str]:
-    """How many failed, then a sentence per status: who met it at which lengths; out of memory comes first."""
-    summary, predicted, replayed = cells.frame, cells.are_predicted, cells.are_replayed
-    ran_out = summary["status"] == "out_of_memory"
-    undecided = predicted & summary["predicted_fit"].eq(Fit.UNDECIDED) & summary["status"].eq("ok")
-    kinds = {
-        "Out of memory": ran_out & ~predicted & ~replayed,
-        "Out of memory in a replay": ran_out & replayed,
-        "Predicted to run out of memory": ran_out & predicted,
-        "Not decided by the model whether there is memory": undecided,
-    }
-    others = summary["status"][~ran_out & summary["status"].ne("ok")].unique()
-    kinds |= {status_label(status).capitalize(): summary["status"].eq(status) for status in sorted(others)}
-    told = [f"{said}: {where(cells, rows)}." for said, rows in kinds.items() if rows.any()]
-    if len(told) == 1 or predicted.any() or replayed.any():
-        return told
-    failed = int(summary["status"].ne("ok").sum())
-    return [f"{failed} of {count_label(len(cells), 'cell')} have no result.", *told] if told else []
-
-
-def where(cells: Cells, rows: pd.Series[bool]) -> str:
-    """Some of the cells by name: `ring at 8k and 64k; ulysses at 64k`."""
-    return _places(_by_name(zip(cells.names[rows], cells.frame.loc[rows, "seq_len"], strict=True)))
-
-
-def _fits(cells: Cells) -> list[str]:
-    """One sentence where anything ran out of memory: the longest length that fits, per series of cells.
-
-    Another where anything is predicted to run out, or may, and where all predicted cells fit. Names at most
-    MAX_SERIES_NAMED series.
-    """
-    predicted, replayed = cells.are_predicted, cells.are_replayed
-    kinds = {
-        "Longest length that fits in memory": ~predicted & ~replayed,
-        "Longest length that fits in a replay, without NCCL's memory": replayed,
-        "Longest length predicted to fit in memory": predicted,
-    }
-    found = {
-        said: _longest_of(cells.frame.loc[rows, FITTED_BY], cells.names[rows]) for said, rows in kinds.items()
-    }
-    fitting = cells.frame.loc[predicted, "predicted_fit"].eq(Fit.FITS)
-    all_fit = ["Every predicted cell fits in memory."] if len(fitting) and fitting.all() else []
-    return [*(f"{said}: {longest}." for said, longest in found.items() if longest), *all_fit]
-
-
-def _longest_of(summary: pd.DataFrame, names: pd.Series[str]) -> str:
-    """Per series `ring 64k (96k runs out)`; empty where all have room."""
-    ran_out = summary["status"] == "out_of_memory"
-    may_run_out = shown_statuses(summary).isin([UNDECIDED, NO_SPARE])
-    if not (ran_out | may_run_out).any():
-        return ""
-    lengths = summary["seq_len"]
-    longest = lengths[summary["status"].eq("ok") & ~may_run_out].groupby(names).max()
-    is_beyond = lengths > names.map(longest).fillna(0)
-    out, unsure = (lengths[rows & is_beyond].groupby(names).min() for rows in (ran_out, may_run_out))
-    every = sorted(names.unique(), key=lambda name: name not in out.index and name not in unsure.index)
-    parts = [
-        _longest(name, longest.get(name), out.get(name), unsure.get(name))
-        for name in every[:MAX_SERIES_NAMED]
-    ]
-    rest = len(every) - len(parts)
-    more = [f"{more_label(rest, 'setting')}; {ALL_IN}"] if rest else []
-    return "; ".join([*parts, *more])
-
-
-def _longest(name: str, fits: int | None, runs_out: int | None, undecided: int | None) -> str:
-    """`ring 64k (96k undecided, 128k runs out)`, or that no length ran out."""
-    beyond = [(undecided, "undecided"), (runs_out, "runs out")]
-    told = ", ".join(f"{length_label(int(length))} {what}" for length, what in beyond if length is not None)
-    if not told:
-        return f"{name} {length_label(int(fits))} (limit not found)" if fits else f"{name} unknown"
-    return f"{name} {length_label(int(fits)) if fits else 'none'} ({told})"
 
 
 def _shares(cells: Cells) -> list[str]:
@@ -378,7 +300,7 @@ def _banded(predicted: pd.DataFrame) -> str:
     expected = known["predicted_tokens_per_s"]
     low = float((known["predicted_tokens_per_s_low"] / expected).min() - 1)
     high = float((known["predicted_tokens_per_s_high"] / expected).max() - 1)
-    names = _listed(f"hardware={name}" for name in sorted(known["hardware"].dropna().unique()))
+    names = listed(f"hardware={name}" for name in sorted(known["hardware"].dropna().unique()))
     width = f"{signed_percent_label(low)} to {signed_percent_label(high)}"
     return (
         f"How sure: {_cells(known)} predicted by a model with the rates of {names}; nothing ran. Their"
@@ -402,37 +324,5 @@ def _sampled(cells: Cells) -> str:
     of_median = "95 % interval of the median (which takes at least 6 samples)"
     interval = f"; {with_interval} of {len(measured)} have a {of_median}" if len(measured) else ""
     unstable = summary["n"].notna() & summary["note"].str.contains(UNSTABLE_NOTE, na=False)
-    doubt = f"; unstable steps (see the notes): {where(cells, unstable)}" if unstable.any() else ""
-    return f"How sure: {_listed(parts)}{interval}{doubt}."
-
-
-def _by_name(cells: Iterable[tuple[str, Any]]) -> dict[str, set[int]]:
-    """Per name its lengths; per strategy, with the number of its settings, where names are too many."""
-    where: dict[str, set[int]] = {}
-    for name, seq_len in cells:
-        where.setdefault(name, set()).add(int(seq_len))
-    if len(where) <= MAX_NAMES and sum(map(len, where)) <= MAX_LETTERS:
-        return where
-    settings: dict[str, list[set[int]]] = {}
-    for name, lengths in where.items():
-        settings.setdefault(name.split(", ")[0], []).append(lengths)
-    return {
-        f"{strategy} ({count_label(len(each), 'setting')})": set().union(*each)
-        for strategy, each in settings.items()
-    }
-
-
-def _places(where: Mapping[str, set[int]]) -> str:
-    return "; ".join(f"{name} at {_lengths(lengths)}" for name, lengths in where.items())
-
-
-def _lengths(lengths: Iterable[int]) -> str:
-    """`8k and 64k`; only first and last of many."""
-    labels = [*map(length_label, sorted(lengths))]
-    return _listed(labels) if len(labels) <= MAX_LENGTHS else f"{labels[0]} to {labels[-1]}"
-
-
-def _listed(items: Iterable[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    words = [*items]
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    doubt = f"; unstable steps (see the notes): {names_at_lengths(cells, unstable)}" if unstable.any() else ""
+    return f"How sure: {listed(parts)}{interval}{doubt}."

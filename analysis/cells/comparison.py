@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis.cells.capacity import with_capacity
-from analysis.cells.score import with_score
+from analysis.cells.prediction_errors import with_prediction_errors
 from analysis.read.load import config_columns
 from analysis.read.step_parts import EFFICIENCY, IDEAL
 from bench.record.record import Provenance
@@ -32,7 +32,7 @@ SCALING = ("scaling_base_cell_id", "scaling_base_strategy", "scaling_base_ranks"
 def with_comparisons(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
     """The summary with capacities, speed-ups, scaling, ideal attention and errors of predictions."""
     compared = with_scaling(with_speed_up(with_capacity(summary), work), work)
-    return with_score(with_ideal_attention(compared, work))
+    return with_prediction_errors(with_ideal_attention(compared, work))
 
 
 def work_keys(summary: pd.DataFrame) -> list[str]:

@@ -1,8 +1,9 @@
-"""One row per cell: the repeats of a cell reduced to their median, with what can be said about its spread."""
+"""One row per cell: the repeats of a cell reduced to their median, its spread, and all of it as CSV."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -20,6 +21,7 @@ INTERVALS = ["step_time_low_ms", "step_time_high_ms", "tokens_per_s_low", "token
 OF_PROCESSES = ("tokens_per_s", "tokens_per_s_with_link", "started_at")
 OF_ONE_REPEAT = frozenset({"repeat", "order"})
 ORDER = ["seq_len", "strategy", "cluster.world_size", "sp_degree", "engine", "layout", "dtype"]
+FORMULA_STARTS = ("=", "+", "-", "@", "\t")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -139,3 +141,26 @@ def _interval_ends(
         for number, interval in found.items()
         if interval is not None
     }
+
+
+def csv_text(summary: pd.DataFrame) -> str:
+    """All columns of the summary; missing is empty, and no text cell is a spreadsheet formula."""
+    written = {name: _writable(column) for name, column in summary.items()}
+    return pd.DataFrame(written, columns=summary.columns).to_csv(index=False, lineterminator="\n")
+
+
+def _writable(column: pd.Series[Any]) -> pd.Series[Any]:
+    """The column with whole bytes and harmless texts."""
+    if pd.api.types.is_bool_dtype(column):
+        return column
+    if pd.api.types.is_numeric_dtype(column):
+        return column.round().astype("Int64") if str(column.name).endswith("_bytes") else column
+    return column.map(_harmless)
+
+
+def _harmless(value: Any) -> Any:
+    """A text without what a spreadsheet computes, and with line ends that CSV readers agree on."""
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r\n", "\n").replace("\r", "\n")
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text

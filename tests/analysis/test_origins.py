@@ -3,7 +3,7 @@
 import pytest
 
 from analysis import report
-from analysis.answers.origins import origin_lines
+from analysis.answers.provenance import origin_lines
 from analysis.cells.cells import Cells
 from analysis.read.archive import read_archive
 from tests.support.records import make_record, write_sweep

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.answers.kernels import kernel_lines
-from analysis.answers.reasons import MAX_REASONS, failure_reasons
+from analysis.answers.next_steps import kernel_lines
+from analysis.answers.no_result import MAX_REASONS, failure_reasons
 from analysis.answers.verdict import verdict
 from analysis.cells.cells import CPU_CAVEAT
 from analysis.read.archive import read_archive

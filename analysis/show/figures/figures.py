@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,26 +11,35 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from analysis.cells.capacity import Capacity, capacities_of, near_capacities
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import Comparison
 from analysis.cells.parts import SPLIT
-from analysis.cells.scaling import EFFICIENCY
 from analysis.cells.selection import Selection
 from analysis.cells.statuses import excluded_statuses, undecided_statuses
-from analysis.labels import count_label
+from analysis.labels import bytes_label, count_label
 from analysis.read.traced_shares import MAX_TRACED_TO_TIMED, MIN_TRACED_TO_TIMED
-from analysis.show.figures.equivalence import write_equivalence
 from analysis.show.figures.failures import failure_marks, say_empty, sheet_against
 from analysis.show.figures.figure_file import FigureFile
-from analysis.show.figures.memory import PEAK_MEMORY, draw_peak_memory
+from analysis.show.figures.loss_curves import write_equivalence
 from analysis.show.figures.quantity import Quantity, draw_beside, draw_series
-from analysis.show.figures.scaling import scaling_sheet
+from analysis.show.figures.scaling import EFFICIENCY, scaling_sheet
 from analysis.show.figures.sheet import Heading, Sheet, drawn, save
-from analysis.show.figures.step_parts import step_parts_sheet
-from analysis.show.figures.style import LENGTH, LOG_FROM_RATIO, PERCENT, linear_y, scale_y
+from analysis.show.figures.step_bars import step_parts_sheet
+from analysis.show.figures.style import (
+    LENGTH,
+    LOG_FROM_RATIO,
+    MAX_TICKS,
+    PERCENT,
+    REFERENCE,
+    linear_y,
+    scale_y,
+)
 from analysis.show.figures.waterfall import waterfall_sheet
+from bench.common.labels import SIZES
 
 MANY_LENGTHS_RATIO, LOG_OF_MANY_LENGTHS = 4, 2
 """Over lengths that span more than the first, tokens/s are on a logarithmic axis from the second ratio on."""
@@ -88,6 +98,9 @@ THROUGHPUT = Quantity(
     "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "95 % interval",
     band="predicted_tokens_per_s{}", with_link="tokens_per_s_with_link", unit="tokens/s",
 )  # fmt: skip
+PEAK_MEMORY = Quantity("peak_allocated_bytes", band="predicted_peak_allocated{}_bytes")
+CAPACITY_LINES = ("--", ":", "-.")
+CPU_LIMIT_REMARK = "On a CPU a limit counts what tensors take, to within some MiB"
 ATTENTION_OF_SINGLE = Quantity("attention_of_single")
 OUT_ERROR = Quantity("out_error_ulps", unit="ulps")
 CONTROL_ERROR = Quantity("control_out_error_ulps", unit="ulps, the kernel alone")
@@ -106,6 +119,43 @@ def draw_throughput(cells: Cells, sheet: Sheet) -> None:
     axes.yaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     )
+
+
+def draw_peak_memory(cells: Cells, sheet: Sheet) -> None:
+    """Peak allocated memory of the worst rank, and dashed what a rank may use."""
+    drawn = near_capacities(cells.frame, len(CAPACITY_LINES))
+    draw_series(sheet, cells, PEAK_MEMORY)
+    sizes = [cells.frame[PEAK_MEMORY.column], pd.Series([each.size_bytes for each in drawn], dtype="float64")]
+    scale_y(sheet.axes, pd.concat(sizes))
+    for each, line in zip(drawn, CAPACITY_LINES, strict=False):
+        sheet.axes.axhline(each.size_bytes, label=f"may use: {each.label}", linestyle=line, **REFERENCE)
+    _label_sizes(sheet.axes)
+    sheet.remarks.extend(_capacity_remarks(cells, drawn))
+
+
+def _capacity_remarks(cells: Cells, drawn: Sequence[Capacity]) -> list[str]:
+    """Which capacities have no line, and what a limit counts."""
+    others = [each.label for each in capacities_of(cells.frame) if each not in drawn]
+    many = f"{count_label(len(others), 'other capacity', 'other capacities')} in summary.csv"
+    above = f"Not drawn, far above the axis: {''.join(others)}"
+    is_above = len(others) == 1 and len(drawn) < len(CAPACITY_LINES)
+    told = [above if is_above else many] if others else []
+    is_limited = cells.is_cpu and any(each.label.startswith("limit") for each in drawn)
+    return [*told, CPU_LIMIT_REMARK] if is_limited else told
+
+
+def _label_sizes(axes: Axes) -> None:
+    """Ticks of a y axis of bytes: powers of two, or on a linear one round numbers of one unit."""
+    low, high = axes.get_ylim()
+    if axes.get_yscale() == "log":
+        powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
+        axes.set_yticks([2.0**power for power in powers[:: math.ceil(len(powers) / MAX_TICKS) or 1]])
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_label(value)))
+        return
+    name, unit = next(((name, size) for name, size in SIZES.items() if size <= high), ("B", 1))
+    ticks = MaxNLocator(MAX_TICKS, steps=[1, 2, 2.5, 5, 10]).tick_values(0, high / unit)
+    axes.set_yticks([float(tick * unit) for tick in ticks if tick * unit <= high])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:g} {name}"))
 
 
 def draw_attention_of_single(cells: Cells, sheet: Sheet) -> None:

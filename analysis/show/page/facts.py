@@ -1,8 +1,8 @@
-"""What the page says of one cell beside its row in the table."""
+"""What the page says of one cell next to its row in the table, and of the environments of all records."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from analysis.cells.comparison import BASE
 from analysis.cells.parts import has_ideal, step_ms, waterfall_of
 from analysis.labels import SHARED_CORES, count_label, number_label
 from analysis.read.definitions import text_of
-from analysis.show.tables.record import Pairs, known_facts
+from analysis.show.tables.record import Pairs, as_text, known_facts
 from bench.config import UNKNOWN_HARDWARE
 from bench.record.record import Provenance
 
@@ -25,6 +25,12 @@ CHECKPOINTING: Mapping[tuple[bool, str], str] = {
     (False, "cpu"): "off, as by default on a CPU: all activations are kept for backward",
 }
 """What a training cell does on a device, and why where it is the default."""
+MAX_VALUES = 4
+"""More different values than this are counted, not listed."""
+ONE_BY_ONE: Mapping[str, str] = {"packages": "package", "inherited_env": "variable"}
+"""Mappings of an environment whose entries are shown by themselves, after this word."""
+OF_PAIRS = ("gpu_topology", "gpu_p2p")
+"""Mappings with a word for each pair of GPUs."""
 
 
 def cell_facts(cell: Mapping[Any, Any], *, is_ranked: bool = True) -> Pairs:
@@ -100,3 +106,36 @@ def _over_base(cell: Mapping[Any, Any], column: str, strategy: str, base: str) -
     ranks = cell[f"{base}_ranks"]
     where = "" if pd.isna(ranks) else f" on {count_label(int(ranks), 'rank')}"
     return f"{text_of(cell, column)} times {strategy}{where} (cell {cell[f'{base}_cell_id']})"
+
+
+def environment_facts(environments: Iterable[Mapping[str, Any]]) -> Pairs:
+    """Per key the different values met, as text; counted where they are many."""
+    values: dict[str, dict[str, None]] = {}
+    for mapping in map(_one_by_one, environments):
+        for key, value in mapping.items():
+            values.setdefault(key, {})[as_text(value)] = None
+    return [
+        (key, "; ".join(met) if len(met) <= MAX_VALUES else f"{len(met)} different values")
+        for key, met in values.items()
+    ]
+
+
+def _one_by_one(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment with its packages and variables one by one, and pairs of GPUs that are alike as one."""
+    rest = {key: value for key, value in environment.items() if key not in ONE_BY_ONE}
+    pairs = {key: _of_pairs(environment[key]) for key in OF_PAIRS if environment.get(key)}
+    return {**rest, **pairs} | {
+        f"{word} {name}": value
+        for key, word in ONE_BY_ONE.items()
+        for name, value in (environment.get(key) or {}).items()
+    }
+
+
+def _of_pairs(values: Mapping[str, str]) -> str:
+    """`NVLink (all 28 pairs)`, or the pairs of each word: `PIX (0-1, 2-3), SYS (0-2, 0-3, 1-2, 1-3)`."""
+    alike: dict[str, list[str]] = {}
+    for pair, word in values.items():
+        alike.setdefault(word, []).append(pair)
+    if len(alike) == 1 and len(values) > 1:
+        return f"{min(alike)} (all {len(values)} pairs)"
+    return ", ".join(f"{word} ({', '.join(pairs)})" for word, pairs in alike.items())

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from analysis.answers.equivalence import FLOOR_READING, equivalence_line
+from analysis.answers.loss_agreement import FLOOR_READING, equivalence_line
 from analysis.answers.next_steps import next_steps
-from analysis.answers.reasons import failure_reasons
-from analysis.answers.score import score_lines
+from analysis.answers.no_result import failure_reasons
 from analysis.answers.verdict import Verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import Comparison
@@ -22,9 +21,9 @@ from analysis.read.archive import Archive
 from analysis.read.definitions import meanings_of
 from analysis.read.load import node_links
 from analysis.show.figures.figure_file import FigureFile
-from analysis.show.page.facts import cell_facts
-from analysis.show.tables import attention, equivalence, max_length, score
-from analysis.show.tables.environment import environment_facts
+from analysis.show.page.facts import cell_facts, environment_facts
+from analysis.show.tables import attention, loss_differences, max_length, predicted
+from analysis.show.tables.predicted import prediction_lines
 from analysis.show.tables.record import BLOCK_HEADINGS, CHECK_HEADINGS, Attempt, Pairs, as_text, attempt
 from analysis.show.tables.rows import (
     MAX_NUMBERS,
@@ -133,14 +132,14 @@ def _numbers(cells: Cells) -> Table:
 
 def _compared(compared: Sequence[Comparison]) -> Iterator[Table]:
     """Trainings beside one another, and the published differences beneath."""
-    headings = with_meanings(equivalence.HEADINGS)
+    headings = with_meanings(loss_differences.HEADINGS)
     for each in compared:
-        rows = equivalence.equivalence_rows(each)
+        rows = loss_differences.equivalence_rows(each)
         yield Table(f"Loss equivalence: {each.name}", headings, rows, (6, 7), [equivalence_line(each)])
     if compared:
-        published = with_meanings(equivalence.PUBLISHED_HEADINGS)
-        reading = f"{LOSS_READING} Published: {equivalence.POST}."
-        yield Table("Published loss differences", published, equivalence.PUBLISHED, reading=reading)
+        published = with_meanings(loss_differences.PUBLISHED_HEADINGS)
+        reading = f"{LOSS_READING} Published: {loss_differences.POST}."
+        yield Table("Published loss differences", published, loss_differences.PUBLISHED, reading=reading)
 
 
 def _longest(found: Sequence[max_length.Found]) -> Table:
@@ -152,16 +151,16 @@ def _longest(found: Sequence[max_length.Found]) -> Table:
 def _tables(cells: Cells, shown: Cells) -> list[Table]:
     """What stands below the table of cells."""
     calls = with_meanings(attention.HEADINGS, attention.COLUMNS)
-    scored = with_meanings(score.HEADINGS, score.COLUMNS)
+    scored = with_meanings(predicted.HEADINGS, predicted.COLUMNS)
     return [
         Table("Attention alone", calls, attention.attention_rows(shown), reading=attention.READING),
         Table(
             "Predicted beside measured",
             scored,
-            score.score_rows(shown),
+            predicted.prediction_rows(shown),
             (),
-            score_lines(cells),
-            score.READING,
+            prediction_lines(cells),
+            predicted.READING,
         ),
     ]
 

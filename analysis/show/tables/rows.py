@@ -1,10 +1,10 @@
-"""Cells in a reader's words: the rows of every summary, and the Markdown made of them."""
+"""Cells in a reader's words: the rows of every summary, and the Markdown and LaTeX made of them."""
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -252,3 +252,23 @@ def _status(cell: dict[Any, Any]) -> str:
 def _ranks(cell: dict[Any, Any]) -> str:
     parts = [cell[key] for key in ("cluster.world_size", "sp_degree")]
     return "/".join("?" if part is None or pd.isna(part) else str(int(part)) for part in parts)
+
+
+def summary_table(cells: Cells, form: str) -> str:
+    """The main columns of these cells in one of TABLE_FORMS, without those that are empty."""
+    rows = [row.texts() for row in rows_of(cells)]
+    frame = pd.DataFrame(rows, columns=headings_of(cells), dtype="str")[main_headings(cells)]
+    return TABLE_FORMS[form](frame[[heading for heading in frame if any(frame[heading])]])
+
+
+def _latex(frame: pd.DataFrame) -> str:
+    """With booktabs' rules."""
+    style = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
+    return style.to_latex(hrules=True)
+
+
+def _markdown(frame: pd.DataFrame) -> str:
+    return markdown_table([*frame.columns], frame.to_numpy().tolist())
+
+
+TABLE_FORMS: Mapping[str, Callable[[pd.DataFrame], str]] = {"latex": _latex, "markdown": _markdown}

@@ -1,7 +1,8 @@
 import pytest
 
 from analysis.answers.leaders import rankings
-from analysis.answers.verdict import MAX_SERIES_NAMED, verdict
+from analysis.answers.no_result import MAX_SERIES_NAMED
+from analysis.answers.verdict import verdict
 from analysis.cells.cells import CPU_CAVEAT, SHARED_GPU_CAVEAT
 from tests.support.predictions import make_predicted
 from tests.support.records import (

@@ -2,7 +2,7 @@ import pytest
 
 from analysis.cells.capacity import FAR_ABOVE, capacity_label
 from analysis.read.load import HARDWARE_FOLDER, hardware_facts
-from analysis.show.figures.memory import CPU_REMARK
+from analysis.show.figures.figures import CPU_LIMIT_REMARK
 from tests.support.drawing import sheet_of
 from tests.support.records import CPU, make_failure, make_record
 
@@ -72,7 +72,7 @@ def test_the_memory_figure_has_a_line_with_its_name_at_each_capacity(cells_of):
     bottom, top = sheet.axes.get_ylim()
     assert all(bottom < y < top for y in capacities(sheet).values())
     assert sheet.remarks == []
-    assert memory_of(cells_of, peak(2, **LIMIT | CPU)).remarks == [CPU_REMARK]
+    assert memory_of(cells_of, peak(2, **LIMIT | CPU)).remarks == [CPU_LIMIT_REMARK]
 
 
 def test_a_capacity_far_above_all_peaks_is_told_in_words(cells_of):

@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from analysis.answers.equivalence import FLOOR_READING, equivalence_line, is_as_expected, with_equivalence
+from analysis.answers.loss_agreement import FLOOR_READING, equivalence_line, is_as_expected, with_equivalence
 from analysis.answers.verdict import verdict
 from analysis.cells.equivalence import comparisons
 from analysis.read.archive import read_archive
 from analysis.report import write_report
-from analysis.show.figures.equivalence import name_of
-from analysis.show.tables.equivalence import PUBLISHED, equivalence_rows
+from analysis.show.figures.loss_curves import name_of
+from analysis.show.tables.loss_differences import PUBLISHED, equivalence_rows
 from tests.support.records import make_failure, make_record, write_sweep
 
 FALLING = [5.0, 4.8, 4.5, 4.2]

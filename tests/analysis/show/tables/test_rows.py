@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from analysis.answers.reasons import failure_reasons
+from analysis.answers.no_result import failure_reasons
 from analysis.show.tables.rows import markdown_text, rows_of
 from analysis.show.tables.terminal import DISPENSABLE, print_cells, print_table
 from tests.support.predictions import make_predicted

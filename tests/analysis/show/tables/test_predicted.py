@@ -1,7 +1,6 @@
 import pytest
 
-from analysis.answers.score import score_lines
-from analysis.show.tables.score import HEADINGS, score_rows
+from analysis.show.tables.predicted import HEADINGS, prediction_lines, prediction_rows
 from tests.support.predictions import make_predicted, with_prediction
 from tests.support.records import grid, make_failure, make_record, make_timing
 
@@ -47,8 +46,8 @@ def test_cells_without_a_predicted_twin_are_not_scored(cells_of):
     cells = cells_of([make_record(), make_predicted(config={"seq_len": 4096})])
     columns = [column for column in cells.frame if "error_share" in column or "in_band" in column]
     assert cells.frame[[*columns, "predicted_fit_outcome"]].isna().all().all()
-    assert not score_rows(cells)
-    assert not score_lines(cells)
+    assert not prediction_rows(cells)
+    assert not prediction_lines(cells)
 
 
 OUTCOMES = [
@@ -76,7 +75,7 @@ def test_one_sentence_says_how_near_all_predictions_came(cells_of):
     records = [measured(ms, {"seq_len": 1024 * 2**n}) for n, ms in enumerate((100.0, 125.0, 200.0))]
     run_out = make_failure("out_of_memory", "no", config={"seq_len": 65536})
     cells = cells_of([*records, with_prediction(run_out, fit="fits")])
-    (line,) = score_lines(cells)
+    (line,) = prediction_lines(cells)
     assert line == (
         "Predicted beside measured: step time off by 20.0 % in the median of 3 cells, 50.0 % at the most;"
         " peak allocated off by 0.0 % in the median of 3 cells, 0.0 % at the most;"
@@ -85,7 +84,7 @@ def test_one_sentence_says_how_near_all_predictions_came(cells_of):
 
 
 def test_a_row_has_measured_predicted_and_error_side_by_side(cells_of):
-    rows = score_rows(cells_of([measured(125.0, fit="undecided"), *grid(["ring"], [8192])]))
+    rows = prediction_rows(cells_of([measured(125.0, fit="undecided"), *grid(["ring"], [8192])]))
     (told,) = [dict(zip(HEADINGS[3:7], row[3:7], strict=True)) for row in rows]
     assert [*told.values()] == ["125", "100 (80.0 to 125)", "-20.0 %", "yes"]
     assert [*told][1:] == ["predicted", "error", "in the band"]

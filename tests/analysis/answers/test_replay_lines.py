@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from analysis.answers.replayed import NO_RATES, NOTE, replay_lines
+from analysis.answers.provenance import NO_LINK_RATES, REPLAY_NOTE, replay_lines
 from analysis.answers.verdict import verdict
 from analysis.cells.selection import for_figures
 from analysis.cells.statuses import NO_SPARE, shown_statuses
@@ -39,7 +39,7 @@ def test_without_rates_of_the_link_a_rate_is_an_upper_bound(cells_of):
     cells = cells_of(replayed("ring", [100.0], None, repeats=1, config=CPU))
     (row,) = rows_of(cells)
     assert row.tokens_per_s == "at most 81,920"
-    assert NO_RATES in replay_lines(cells)
+    assert NO_LINK_RATES in replay_lines(cells)
 
 
 def test_a_strategy_is_faster_only_where_no_part_of_the_link_could_turn_it_round(cells_of):
@@ -100,7 +100,7 @@ def test_a_replay_has_no_speed_up_no_scaling_and_no_utilisation(cells_of):
 def test_what_is_measured_and_modelled_is_said_and_which_real_ranks_check_results(cells_of):
     replays = [*replayed("ring", [100.0]), *replayed("ulysses", [100.0])]
     note, command = replay_lines(cells_of(replays))
-    assert note == NOTE
+    assert note == REPLAY_NOTE
     assert command.endswith(
         "-m seq_len=1k model.num_layers=1 strategy=ring,ulysses cluster.world_size=2 cluster.ranks_per_gpu=2"
         " model=qwen3_nano layout=contiguous kernel=torch_flash dtype=bf16 engine=zero3"

@@ -3,7 +3,7 @@ import io
 
 import pytest
 
-from analysis.show.tables.csv_text import FORMULA_STARTS, csv_text
+from analysis.cells.summary import FORMULA_STARTS, csv_text
 from tests.support.records import make_failure, make_record
 
 

@@ -1,8 +1,8 @@
 import pytest
 
-from analysis.cells.scaling import EFFICIENCY, MAX_LINES, scaling_cells
 from analysis.labels import SHARED_CORES
 from analysis.show.figures.figures import figures_for
+from analysis.show.figures.scaling import EFFICIENCY, MAX_LINES, scaling_cells
 from bench.strategies import STRATEGIES
 from tests.support.drawing import axes_of, sheet_of, texts
 from tests.support.records import CPU, make_failure, make_record, make_timing, on_ranks

@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.answers.reasons import failure_reasons, merged
+from analysis.answers.no_result import failure_reasons, merged
 from tests.support.records import make_failure
 
 OOM = "rank {}, {}: no room for {} more of host memory, with {} held of a limit of 61.4 MiB"

@@ -14,7 +14,7 @@ from bench.record.record import Provenance, Status
 STEP_TIME, PEAK = "step_time_error_share", "peak_allocated_error_share"
 STEP_TIME_IN_BAND = "step_time_in_band"
 FIT_OUTCOME = "predicted_fit_outcome"
-SCORED = (STEP_TIME, PEAK, FIT_OUTCOME)
+PREDICTION_COLUMNS = (STEP_TIME, PEAK, FIT_OUTCOME)
 """A cell with a value in any of these has something measured and predicted."""
 YES, NO = "yes", "no"
 RIGHT, WRONG, UNDECIDED = "right", "wrong", "undecided"
@@ -47,7 +47,7 @@ def with_predictions(summary: pd.DataFrame) -> pd.DataFrame:
     return summary.assign(**{key: summary[key].where(summary[key].notna(), found[key]) for key in columns})
 
 
-def with_score(summary: pd.DataFrame) -> pd.DataFrame:
+def with_prediction_errors(summary: pd.DataFrame) -> pd.DataFrame:
     """Add the errors of what was predicted of cells that ran, over what was measured.
 
     Missing where nothing was predicted, or nothing measured. Replayed cells and cells whose ranks share a GPU
