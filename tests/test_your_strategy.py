@@ -153,7 +153,13 @@ def test_the_pages_strategy_moves_into_this_repository_by_what_the_page_says(tmp
     text = table.read_text().replace("from bench.strategies.local", imported)
     table.write_text(text.replace("GatherKV(),", "GatherKV(),\n        GatherTwice(),"))
     (copy / "conf" / "strategy" / f"{name}.yaml").write_text(f"# Two gathers\nname: {name}\n")
-    files = ("test_architecture", "test_docs", "test_doc_formulas", "bench/request/test_help")
+    files = (
+        "test_architecture",
+        "test_docs",
+        "test_doc_formulas",
+        "bench/request/test_help",
+        "analysis/show/figures/test_figures",
+    )
     words = ("-m", "not ranks", "-k", "not three_examples", *(f"tests/{file}.py" for file in files))
     done = pytest_in(copy, os.environ | {"PYTHONPATH": str(copy)}, *words)
     assert done.returncode == 0, done.stdout

@@ -64,8 +64,8 @@ Codes = npt.NDArray[np.intp]
 
 
 OTHER_COLORS = ("#6699CC", "#AA3377", "#228833", "#BB5566", "#004488", "#997700")
-OTHER_MARKERS = ((3, 1, 0), (3, 1, 60), (4, 1, 45), (8, 1, 0))
-"""Stars that no strategy of ours has."""
+OTHER_MARKERS = ((4, 1, 45), (5, 0, 36), (5, 1, 36), (8, 1, 0))
+"""Stars and an upturned pentagon, which no strategy of ours has."""
 OTHER_STYLES = tuple(PlotStyle(color, marker) for marker in OTHER_MARKERS for color in OTHER_COLORS)
 """Styles of strategies whose facts state none."""
 

@@ -21,16 +21,21 @@ class PlotStyle:
     color: str
     """Six hexadecimal digits: `#0072B2`."""
     marker: str | tuple[int, int, int]
-    """One of FILLED_MARKERS, or (points, 1, degrees) for a star: its filling tells settings apart."""
+    """One of FILLED_MARKERS, or (corners, 0 for a polygon or 1 for a star, degrees that it is turned by).
+
+    Markers have an inside, as how it is filled tells settings of one strategy apart.
+    """
     line: Line = "-"
 
     def __post_init__(self) -> None:
-        is_star = isinstance(self.marker, tuple) and [*map(type, self.marker)] == [int] * 3
         if not re.fullmatch(r"#[0-9a-fA-F]{6}", self.color):
             raise ValueError(f"color={self.color!r} has to be six hexadecimal digits, such as '#0072B2'")
-        if not is_star and self.marker not in [*FILLED_MARKERS]:
-            known = f"{', '.join(FILLED_MARKERS)}, or a star such as (5, 1, 0)"
-            raise ValueError(f"marker={self.marker!r} has to be one of {known}")
+        match self.marker:
+            case (int(), 0 | 1, int()):
+                pass
+            case marker if marker not in [*FILLED_MARKERS]:
+                known = f"{', '.join(FILLED_MARKERS)}, or a star such as (5, 1, 0)"
+                raise ValueError(f"marker={marker!r} has to be one of {known}")
         if self.line not in get_args(Line):
             raise ValueError(f"line={self.line!r} has to be one of {', '.join(get_args(Line))}")
 
