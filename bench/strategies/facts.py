@@ -266,11 +266,6 @@ def head_exchange_refusals(cell: RunConfig, *, repeats: bool) -> list[str]:
     return [reason]
 
 
-def head_exchange_bytes(cell: RunConfig, heads: int) -> int:
-    """Payload of one all-to-all that carries `heads` heads of a shard, own part left out."""
-    return activation_bytes(cell, heads) * (cell.ulysses_degree - 1) // cell.ulysses_degree
-
-
 def exchanged_kv_heads(cell: RunConfig) -> int:
     """KV heads that are sent: repeated up to one per rank where there are fewer heads than ranks."""
     return max(cell.model.num_kv_heads, cell.ulysses_degree)

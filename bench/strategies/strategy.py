@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +19,27 @@ from bench.attention.packed import attend_packed, packing_of, sent
 from bench.attention.watch import AttentionWatch
 from bench.config import RunConfig
 from bench.ranks.groups import RankGroups
+from bench.ranks.log import RefusedError
 from bench.strategies.facts import Facts
-from bench.strategies.keywords import refuse_unheard
-from bench.strategies.shipped import parts_of_package, usable_kernel
+from bench.strategies.package_errors import parts_of_package, usable_kernel
 
 CheckpointContexts = Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]
 IGNORED_LABEL = -100
 # Without "flash" or "sdpa" in it: transformers treats names that hold them in a way of its own.
 ATTENTION_NAME = "bench_attention"
+WITHOUT_EFFECT = frozenset(
+    {
+        "cache_position",
+        "num_items_in_batch",
+        "output_attentions",
+        "output_hidden_states",
+        "position_ids",
+        "return_dict",
+        "shift_labels",
+        "use_cache",
+    }
+)
+"""Keywords that pass through the interface and change no output of causal attention over whole shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +210,7 @@ class Strategy(ABC):
         Raises RefusedError where the layer asks for more than causal attention: no strategy ever sees an
         S x S mask, a window or dropout.
         """
-        refuse_unheard(keywords, attention_mask, query_BNSD.shape[3])
+        refuse_unheard({**keywords, "attention_mask": attention_mask}, query_BNSD.shape[3])
         # Under autocast the normed Q and K arrive in float32 while V is already in the cell's dtype.
         q, k = query_BNSD.to(value_BKSD.dtype), key_BKSD.to(value_BKSD.dtype)
 
@@ -217,3 +231,32 @@ class Strategy(ABC):
     ) -> Tensor:
         """Attention inside the model, [B, S, N, D]: a package that needs the module overrides this."""
         return self.attention(q_BNSD, k_BKSD, v_BKSD).transpose(1, 2)
+
+
+def refuse_unheard(keywords: Mapping[str, Any], head_dim: int) -> None:
+    """Raise RefusedError for a call that asks for more than causal attention: it would be ignored.
+
+    A keyword that is not known is refused by its name unless it is None: `sliding_window`, `softcap` and
+    `s_aux` (attention sinks) are such, and whatever a later transformers passes.
+    """
+    unheard = {name: value for name, value in keywords.items() if not _is_plain(name, value, head_dim)}
+    if unheard:
+        shown = ", ".join(
+            f"{name}=a tensor of {tuple(value.shape)}" if isinstance(value, Tensor) else f"{name}={value}"
+            for name, value in unheard.items()
+        )
+        raise RefusedError(
+            f"a layer calls attention with {shown}: strategies compute plain causal attention and"
+            " would ignore it; choose a model whose layers are all full_attention, and no dropout of scores"
+        )
+
+
+def _is_plain(name: str, value: Any, head_dim: int) -> bool:
+    """Return whether this keyword of transformers asks for no more than plain causal attention."""
+    if name == "dropout":
+        return not value
+    if name == "scaling":
+        return value is None or math.isclose(value, head_dim**-0.5, rel_tol=1e-6)
+    if name == "is_causal":
+        return value is not False
+    return value is None or name in WITHOUT_EFFECT

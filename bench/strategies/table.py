@@ -41,8 +41,19 @@ class StrategyTable(Mapping[str, Facts]):
         self._loaded: dict[str, Facts] = {}
 
     def __getitem__(self, name: str) -> Facts:
-        if name not in self._loaded:
-            self._loaded[name] = self._load(name)
+        """Return the facts, read once; of two strategies of one name neither runs, as either may be meant."""
+        if name in self._loaded:
+            return self._loaded[name]
+        plugins = self._plugins.get(name, [])
+        packages = [OUR_PACKAGE] * (name in self.ours) + [plugin.package for plugin in plugins]
+        if not packages:
+            raise KeyError(name)
+        if len(packages) > 1:
+            raise ConfigError(
+                f"strategy={name}: the packages {' and '.join(packages)} both have a strategy of this name;"
+                f" rename one's entry point, or: pip uninstall {packages[-1]}"
+            )
+        self._loaded[name] = plugins[0].load() if plugins else self.ours[name]
         return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
@@ -92,19 +103,6 @@ class StrategyTable(Mapping[str, Facts]):
             plugin = Plugin(entry, entry.dist.name, entry.dist.version)
             plugins.setdefault(entry.name, []).append(plugin)
         return {name: sorted(plugins[name], key=lambda plugin: plugin.package) for name in sorted(plugins)}
-
-    def _load(self, name: str) -> Facts:
-        """Neither of two strategies of one name runs: nobody can know which of them was meant."""
-        plugins = self._plugins.get(name, [])
-        packages = [OUR_PACKAGE] * (name in self.ours) + [plugin.package for plugin in plugins]
-        if not packages:
-            raise KeyError(name)
-        if len(packages) > 1:
-            raise ConfigError(
-                f"strategy={name}: the packages {' and '.join(packages)} both have a strategy of this name;"
-                f" rename one's entry point, or: pip uninstall {packages[-1]}"
-            )
-        return plugins[0].load() if plugins else self.ours[name]
 
 
 @dataclass(frozen=True, slots=True)

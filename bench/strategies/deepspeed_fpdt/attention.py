@@ -14,7 +14,7 @@ from bench.ranks.deepspeed import join_deepspeed
 from bench.ranks.groups import RankGroups
 from bench.strategies.deepspeed_fpdt.facts import offloads
 from bench.strategies.facts import Facts
-from bench.strategies.shipped import parts_of_package
+from bench.strategies.package_errors import parts_of_package
 from bench.strategies.strategy import Strategy
 
 SCATTER_DIM, GATHER_DIM = 2, 0

@@ -7,7 +7,6 @@ from bench.strategies.facts import (
     ScheduledFacts,
     activation_bytes,
     exchanged_kv_heads,
-    head_exchange_bytes,
     head_exchange_refusals,
 )
 from bench.strategies.plot_style import PlotStyle
@@ -54,6 +53,10 @@ def attend_to_heads(cell: RunConfig, heads: int, kv_heads: int) -> Stage:
 
 
 def exchange_heads(cell: RunConfig, heads: int) -> Stage:
-    """One all-to-all for `heads` heads of a shard, between copies that order what is sent and received."""
-    sent = Exchange("all_to_all", head_exchange_bytes(cell, heads), cell.ulysses_degree, cell.ulysses_stride)
-    return Stage(exchanges=(sent,), packed_bytes=2 * activation_bytes(cell, heads))
+    """One all-to-all for `heads` heads of a shard, between copies that order what is sent and received.
+
+    A rank keeps its own part of the shard.
+    """
+    shard_bytes, ranks = activation_bytes(cell, heads), cell.ulysses_degree
+    sent = Exchange("all_to_all", shard_bytes * (ranks - 1) // ranks, ranks, cell.ulysses_stride)
+    return Stage(exchanges=(sent,), packed_bytes=2 * shard_bytes)

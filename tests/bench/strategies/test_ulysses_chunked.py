@@ -10,7 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
-from bench.strategies.facts import activation_bytes, head_exchange_bytes
+from bench.strategies.facts import activation_bytes
 from bench.strategies.schedule import wide
 from bench.strategies.ulysses_chunked import rounds
 from tests.support.cells import make_cell
@@ -103,7 +103,7 @@ def test_what_leaves_is_what_the_schedule_says(group, events, kv_heads, chunks, 
     in_rounds.run((q, k, v), (q,), lambda _, whole: whole[:1])
     in_rounds.run((q, q, k, v, q), (q, k, v), lambda _, whole: [x.clone() for x in whole[1:4]])
     said = STRATEGIES["ulysses_chunked"].schedule(cell)
-    a_head = head_exchange_bytes(cell, cell.sp_degree)
+    a_head = activation_bytes(cell, cell.sp_degree) * (cell.sp_degree - 1) // cell.sp_degree
     assert [sum(map(int, event.split()[0].split("+"))) for event in events] == [
         exchange.sent_bytes // a_head
         for stage in (*said.forward, *said.backward)

@@ -1,4 +1,4 @@
-"""Strategies and kernels whose code is a package's, as it is: what is said where it cannot be used."""
+"""Refusals of strategies and kernels whose package cannot be imported or is of another version."""
 
 from __future__ import annotations
 

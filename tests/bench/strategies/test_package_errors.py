@@ -10,7 +10,7 @@ from bench.attention.kernels import KERNELS
 from bench.common.environment import installed
 from bench.ranks.log import RefusedError
 from bench.request.legality import refusal
-from bench.strategies import STRATEGIES, runnable, shipped
+from bench.strategies import STRATEGIES, package_errors, runnable
 from tests.support.cells import make_cell, words_for
 
 OPTIONAL = {facts.name: facts for facts in STRATEGIES.values() if facts.is_optional}
@@ -45,9 +45,9 @@ UNDEFINED = "undefined symbol: _ZN3c105ErrorC2E"
 
 @pytest.mark.parametrize("kernel", [name for name, kernel in KERNELS.items() if kernel.module])
 def test_a_kernel_whose_wheel_is_for_another_torch_is_refused_where_it_is_chosen(kernel, monkeypatch):
-    monkeypatch.setattr(shipped.importlib, "import_module", Mock(side_effect=ImportError(UNDEFINED)))
+    monkeypatch.setattr(package_errors.importlib, "import_module", Mock(side_effect=ImportError(UNDEFINED)))
     with pytest.raises(RefusedError, match=UNDEFINED) as raised:
-        shipped.usable_kernel(kernel)
+        package_errors.usable_kernel(kernel)
     assert f"kernel={kernel}: the package {KERNEL_FACTS[kernel].package}" in str(raised.value)
     assert "take kernel=torch_flash" in str(raised.value)
 
