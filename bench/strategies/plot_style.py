@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,10 +14,7 @@ FILLED_MARKERS = "ov^<>8sp*hHDdPX"
 
 @dataclass(frozen=True, slots=True)
 class PlotStyle:
-    """One strategy's colour, mark and line, the same in every figure of every sweep.
-
-    Raises ValueError for a colour, marker or line that figures cannot be drawn with.
-    """
+    """One strategy's colour, mark and line, the same in every figure of every sweep."""
 
     color: str
     """Six hexadecimal digits: `#0072B2`."""
@@ -27,19 +25,20 @@ class PlotStyle:
     """
     line: Line = "-"
 
-    def __post_init__(self) -> None:
+    @property
+    def color_and_marker(self) -> tuple[str, str | tuple[int, int, int]]:
+        """What tells two strategies apart in a figure."""
+        return self.color, self.marker
+
+    def faults(self) -> Iterator[str]:
+        """Yield what figures could not draw; each ends `<class> of <package> ...`."""
         if not re.fullmatch(r"#[0-9a-fA-F]{6}", self.color):
-            raise ValueError(f"color={self.color!r} has to be six hexadecimal digits, such as '#0072B2'")
+            yield f"has a style of color={self.color!r}; it has to be six hexadecimal digits: '#0072B2'"
         match self.marker:
             case (int(), 0 | 1, int()):
                 pass
             case marker if marker not in [*FILLED_MARKERS]:
                 known = f"{', '.join(FILLED_MARKERS)}, or a star such as (5, 1, 0)"
-                raise ValueError(f"marker={marker!r} has to be one of {known}")
+                yield f"has a style of marker={marker!r}; it has to be one of {known}"
         if self.line not in get_args(Line):
-            raise ValueError(f"line={self.line!r} has to be one of {', '.join(get_args(Line))}")
-
-    @property
-    def color_and_marker(self) -> tuple[str, str | tuple[int, int, int]]:
-        """What tells two strategies apart in a figure."""
-        return self.color, self.marker
+            yield f"has a style of line={self.line!r}; it has to be one of {', '.join(get_args(Line))}"

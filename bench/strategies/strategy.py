@@ -41,6 +41,13 @@ WITHOUT_EFFECT = frozenset(
 )
 """Keywords that pass through the interface and change no output of causal attention over whole shards."""
 
+HONOURED: Mapping[str, Callable[[Any, int], bool]] = {
+    "dropout": lambda value, _: not value,
+    "scaling": lambda value, head_dim: value is None or math.isclose(value, head_dim**-0.5, rel_tol=1e-6),
+    "is_causal": lambda value, _: value is not False,
+}
+"""Keywords whose value decides: given it and the head dimension, whether plain causal attention is meant."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -252,11 +259,7 @@ def refuse_unheard(keywords: Mapping[str, Any], head_dim: int) -> None:
 
 
 def _is_plain(name: str, value: Any, head_dim: int) -> bool:
-    """Return whether this keyword of transformers asks for no more than plain causal attention."""
-    if name == "dropout":
-        return not value
-    if name == "scaling":
-        return value is None or math.isclose(value, head_dim**-0.5, rel_tol=1e-6)
-    if name == "is_causal":
-        return value is not False
+    """Return whether a keyword asks for no more than plain causal attention."""
+    if name in HONOURED:
+        return HONOURED[name](value, head_dim)
     return value is None or name in WITHOUT_EFFECT

@@ -165,7 +165,9 @@ def _attribute_faults(facts: Facts) -> Iterator[str]:
         is_any = names is None and attribute == "kernels"
         if not is_any and not (_is_tuple_of_text(names) and set(names) <= set(known)):
             yield f"has {attribute} = {names!r}; it has to be a tuple of names from {', '.join(known)}"
-    if not isinstance(facts.style, PlotStyle | None):
+    if isinstance(facts.style, PlotStyle):
+        yield from facts.style.faults()
+    elif facts.style is not None:
         yield f"has style = {facts.style!r}; it has to be a bench.PlotStyle, or None"
     if not all(_is_option(key, value) for key, value in facts.options.items()):
         yield (

@@ -53,10 +53,7 @@ def attend_to_heads(cell: RunConfig, heads: int, kv_heads: int) -> Stage:
 
 
 def exchange_heads(cell: RunConfig, heads: int) -> Stage:
-    """One all-to-all for `heads` heads of a shard, between copies that order what is sent and received.
-
-    A rank keeps its own part of the shard.
-    """
+    """One all-to-all for `heads` heads of a shard, less a rank's own part, between copies that order it."""
     shard_bytes, ranks = activation_bytes(cell, heads), cell.ulysses_degree
     sent = Exchange("all_to_all", shard_bytes * (ranks - 1) // ranks, ranks, cell.ulysses_stride)
     return Stage(exchanges=(sent,), packed_bytes=2 * shard_bytes)

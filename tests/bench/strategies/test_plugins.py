@@ -69,6 +69,7 @@ def test_an_offered_strategy_comes_after_ours_and_in_the_order_of_names(installe
     assert table.packages("ring") == {}
 
 
+STYLED = f"{GOOD}        from bench import PlotStyle; style = PlotStyle('#000000', 'o', ':')"
 BROKEN = {
     "an error of its own": ('raise RuntimeError("two\\nlines")', "cannot be loaded: RuntimeError: two ("),
     "no Facts": ("class Mine:\n    name = 'NAME'", "is not a subclass of bench.Facts"),
@@ -84,10 +85,9 @@ BROKEN = {
     "no code beside it": (GOOD, "has no broken.attention beside it"),
     "an unknown layout": (f'{GOOD}        layouts = ("spiral",)', "contiguous, zigzag, striped"),
     "a style of another type": (f'{GOOD}        style = ("#000000", "o")', "it has to be a bench.PlotStyle"),
-    "a colour that is none": (
-        f"{GOOD}        from bench.strategies.plot_style import PlotStyle; style = PlotStyle('red', 'o')",
-        "color='red' has to be six hexadecimal digits",
-    ),
+    "a colour by name": (STYLED.replace("'#000000'", "'red'"), "color='red'; it has to be six hexadecimal"),
+    "a marker without an inside": (STYLED.replace("'o'", "'x'"), "marker='x'; it has to be one of o, v, ^"),
+    "an unknown line": (STYLED.replace("':'", "'solid'"), "line='solid'; it has to be one of -, --, -., :"),
     "an option without a choice": (f'{GOOD}        options = {{"order": ()}}', "has to have a tuple"),
     "an option that is taken": (f'{GOOD}        options = {{"name": ("x",)}}', "each key but `name`"),
 }

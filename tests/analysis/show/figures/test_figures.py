@@ -169,7 +169,9 @@ def test_the_second_engine_of_a_strategy_has_hollow_markers(cells_of):
 
 
 def test_every_strategy_of_ours_has_a_style_and_a_marker_that_no_other_has():
-    markers = [facts.style.marker for facts in STRATEGIES.ours.values()]
+    styles = [facts.style for facts in STRATEGIES.ours.values()]
+    markers = [style.marker for style in styles]
+    assert not [*itertools.chain.from_iterable(style.faults() for style in styles)]
     assert len({*markers, *OTHER_MARKERS}) == len(markers) + len(OTHER_MARKERS)
 
 
