@@ -32,7 +32,7 @@ _RANK = re.compile(r"rank \d+, [^:]*: ")
 
 
 def failure_counts(cells: Cells) -> list[str]:
-    """How many failed, then a sentence per status: who met it at which lengths; out of memory comes first."""
+    """Return the number of failed cells and a sentence per status with names and lengths, memory first."""
     summary, predicted, replayed = cells.frame, cells.are_predicted, cells.are_replayed
     ran_out = summary["status"] == "out_of_memory"
     undecided = predicted & summary["predicted_fit"].eq(Fit.UNDECIDED) & summary["status"].eq("ok")
@@ -44,18 +44,18 @@ def failure_counts(cells: Cells) -> list[str]:
     }
     others = summary["status"][~ran_out & summary["status"].ne("ok")].unique()
     kinds |= {status_label(status).capitalize(): summary["status"].eq(status) for status in sorted(others)}
-    told = [f"{said}: {names_at_lengths(cells, rows)}." for said, rows in kinds.items() if rows.any()]
-    if len(told) == 1 or predicted.any() or replayed.any():
-        return told
+    lines = [f"{said}: {names_at_lengths(cells, rows)}." for said, rows in kinds.items() if rows.any()]
+    if len(lines) == 1 or predicted.any() or replayed.any():
+        return lines
     failed = int(summary["status"].ne("ok").sum())
-    return [f"{failed} of {count_label(len(cells), 'cell')} have no result.", *told] if told else []
+    return [f"{failed} of {count_label(len(cells), 'cell')} have no result.", *lines] if lines else []
 
 
 def longest_that_fit(cells: Cells) -> list[str]:
-    """One sentence where anything ran out of memory: the longest length that fits, per series of cells.
+    """Return sentences on the longest length that fits in memory, naming at most MAX_SERIES_NAMED series.
 
-    Another where anything is predicted to run out, or may, and where all predicted cells fit. Names at most
-    MAX_SERIES_NAMED series.
+    Measured, replayed and predicted cells each have one where any of them ran out or may run out of memory.
+    Another says so where all predicted cells fit.
     """
     predicted, replayed = cells.are_predicted, cells.are_replayed
     kinds = {
@@ -94,10 +94,10 @@ def _longest_of(summary: pd.DataFrame, names: pd.Series[str]) -> str:
 def _longest(name: str, fits: int | None, runs_out: int | None, undecided: int | None) -> str:
     """`ring 64k (96k undecided, 128k runs out)`, or that no length ran out."""
     beyond = [(undecided, "undecided"), (runs_out, "runs out")]
-    told = ", ".join(f"{length_label(int(length))} {what}" for length, what in beyond if length is not None)
-    if not told:
+    longer = [f"{length_label(int(length))} {what}" for length, what in beyond if length is not None]
+    if not longer:
         return f"{name} {length_label(int(fits))} (limit not found)" if fits else f"{name} unknown"
-    return f"{name} {length_label(int(fits)) if fits else 'none'} ({told})"
+    return f"{name} {length_label(int(fits)) if fits else 'none'} ({', '.join(longer)})"
 
 
 def failure_reasons(cells: Cells) -> list[str]:
@@ -108,9 +108,9 @@ def failure_reasons(cells: Cells) -> list[str]:
     failed = cells.frame[cells.frame["status"] != "ok"]
     if failed.empty:
         return []
-    told = pd.DataFrame({"status": shown_statuses(failed), "reason": _comparable(failed)})
-    told["pattern"] = [_FIGURE.sub("#", reason) for reason in told["reason"]]
-    groups = [each for _, each in told.groupby(["status", "pattern"], sort=False)]
+    reasons = pd.DataFrame({"status": shown_statuses(failed), "reason": _comparable(failed)})
+    reasons["pattern"] = [_FIGURE.sub("#", reason) for reason in reasons["reason"]]
+    groups = [each for _, each in reasons.groupby(["status", "pattern"], sort=False)]
     shown = sorted(range(len(groups)), key=lambda number: -len(groups[number]))[:MAX_REASONS]
     lines = [_line(cells, groups[number]) for number in sorted(shown)]
     rest = len(groups) - len(shown)

@@ -17,9 +17,9 @@ from bench.config import NOT_USED
 from bench.record.record import Status
 
 APART = "code", "torch"
-"""Those of MADE_WITH that a reader sees nowhere else: a device is part of what every figure says."""
-MAX_TOLD = 4
-"""Different sets of checks that are told; the table of checks on each record's page has all."""
+"""Origins of MADE_WITH that a reader sees nowhere else; every figure names its device."""
+MAX_CHECK_SETS = 4
+"""Number of different sets of checks that are named; the table of checks on each record's page has all."""
 REPLAY_NOTE = (
     "Replayed: one rank of each cell ran. Its kernels, memory and host work are measured. The data that it"
     " received are copies of its own, and communication took no time. The link is modelled: a rate goes from"
@@ -31,7 +31,7 @@ NO_LINK_RATES = "The rates of the link are not known here, so these rates are up
 
 
 def origin_lines(archive: Archive, frame: pd.DataFrame, mixed: Collection[str]) -> list[str]:
-    """What is kept apart, what was put together on request, and what was left out; empty of a plain sweep.
+    """Return what is kept apart, put together on request, and left out; empty for a plain sweep.
 
     `frame` is the archive's before it was mixed.
     """
@@ -58,19 +58,22 @@ def origin_lines(archive: Archive, frame: pd.DataFrame, mixed: Collection[str]) 
 
 
 def observed_lines(cells: Cells) -> list[str]:
-    """`Of ring at 8k checked: tokens; not checked: objective (why).`, of each observed loop that is ok."""
+    """Return `Of ring at 8k checked: tokens; not checked: objective (why).` for observed loops."""
     rows = cells.frame[cells.are_observed & cells.frame["status"].eq(Status.OK)]
     found: dict[str, list[str]] = {}
     for row, seq_len, checks in rows[["seq_len", "checks_told"]].dropna().itertuples():
         found.setdefault(checks, []).append(f"{cells.names[row]} at {length_label(int(seq_len))}")
     lines = [f"Of {', '.join(names)} {checks}." for checks, names in found.items()]
-    if len(lines) > MAX_TOLD:
-        lines = [*lines[:MAX_TOLD], f"{len(lines) - MAX_TOLD:,} more loops were checked otherwise."]
+    if len(lines) > MAX_CHECK_SETS:
+        lines = [
+            *lines[:MAX_CHECK_SETS],
+            f"{len(lines) - MAX_CHECK_SETS:,} more loops were checked otherwise.",
+        ]
     return lines
 
 
 def replay_lines(cells: Cells) -> list[str]:
-    """Sentences on what was measured, what is modelled and which real cells vouch for results."""
+    """Return sentences on what was measured, what is modelled and which real cells vouch for results."""
     if not (cells.are_replayed & cells.frame["status"].ne(Status.UNSUPPORTED)).any():
         return []
     lines = [REPLAY_NOTE]
@@ -90,7 +93,7 @@ def replay_lines(cells: Cells) -> list[str]:
 
 
 def _check_command(sharing: pd.DataFrame) -> str:
-    """The command that runs real ranks at a short length, of the smallest group that shares a sequence."""
+    """Return the command that runs real ranks at a short length, in the smallest group of the cells."""
     ranks = int(sharing["sp_degree"].min())
     cells = sharing[sharing["sp_degree"].eq(ranks)]
     on_gpu = cells["cluster.device"].eq("cuda").all()

@@ -12,19 +12,19 @@ from analysis.labels import count_label
 from bench.common.labels import length_label
 
 MAX_NAMES, MAX_LETTERS = 12, 400
-"""A sentence that would name more settings, or in more letters, names strategies and counts settings."""
+"""A sentence with more names, or more letters of names, names strategies and counts their settings."""
 MAX_LENGTHS = 8
 
 
 def names_at_lengths(cells: Cells, rows: pd.Series[bool]) -> str:
-    """Some of the cells by name: `ring at 8k and 64k; ulysses at 64k`."""
+    """Return some of the cells by name: `ring at 8k and 64k; ulysses at 64k`."""
     return listed_places(
         lengths_by_name(zip(cells.names[rows], cells.frame.loc[rows, "seq_len"], strict=True))
     )
 
 
 def lengths_by_name(cells: Iterable[tuple[str, Any]]) -> dict[str, set[int]]:
-    """Per name its lengths; per strategy, with the number of its settings, where names are too many."""
+    """Return the lengths of each name, or where names are too many, those of `ring (5 settings)`."""
     where: dict[str, set[int]] = {}
     for name, seq_len in cells:
         where.setdefault(name, set()).add(int(seq_len))
@@ -45,12 +45,12 @@ def listed_places(where: Mapping[str, set[int]]) -> str:
 
 
 def listed_lengths(lengths: Iterable[int]) -> str:
-    """`8k and 64k`; only first and last of many."""
+    """Return `8k and 64k`; only first and last of many."""
     labels = [*map(length_label, sorted(lengths))]
     return listed(labels) if len(labels) <= MAX_LENGTHS else f"{labels[0]} to {labels[-1]}"
 
 
 def listed(items: Iterable[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Return `a`, `a and b`, `a, b and c`."""
     words = [*items]
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

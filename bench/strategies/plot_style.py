@@ -31,7 +31,7 @@ class PlotStyle:
         return self.color, self.marker
 
     def faults(self) -> Iterator[str]:
-        """Yield what figures could not draw; each ends `<class> of <package> ...`."""
+        """Yield what figures could not draw, as the end of a sentence about a class of a package."""
         if not re.fullmatch(r"#[0-9a-fA-F]{6}", self.color):
             yield f"has a style of color={self.color!r}; it has to be six hexadecimal digits: '#0072B2'"
         match self.marker:

@@ -142,7 +142,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def _faults(name: str, facts: Any) -> Iterator[str]:
-    """Faults of a strategy's name, its place and its attributes; each ends `<class> of <package> ...`."""
+    """Yield the faults of a strategy's name, place and attributes; each follows `<class> of <package>`."""
     if not isinstance(facts, Facts):
         yield "is not a subclass of bench.Facts"
         return
@@ -159,7 +159,7 @@ def _faults(name: str, facts: Any) -> Iterator[str]:
 
 
 def _attribute_faults(facts: Facts) -> Iterator[str]:
-    """Faults in the values of a strategy's attributes; each ends `<class> of <package> ...`."""
+    """Yield the faults in the values of a strategy's attributes."""
     for attribute, known in KNOWN_NAMES.items():
         names: Any = getattr(facts, attribute)
         is_any = names is None and attribute == "kernels"

@@ -22,10 +22,10 @@ from analysis.cells.selection import Selection
 from analysis.cells.statuses import excluded_statuses, undecided_statuses
 from analysis.labels import bytes_label, count_label
 from analysis.read.traced_shares import MAX_TRACED_TO_TIMED, MIN_TRACED_TO_TIMED
+from analysis.show.figures.drawn_series import Quantity, draw_beside, draw_series
 from analysis.show.figures.failures import failure_marks, say_empty, sheet_against
 from analysis.show.figures.figure_file import FigureFile
 from analysis.show.figures.loss_curves import write_equivalence
-from analysis.show.figures.quantity import Quantity, draw_beside, draw_series
 from analysis.show.figures.scaling import EFFICIENCY, scaling_sheet
 from analysis.show.figures.sheet import Heading, Sheet, drawn, save
 from analysis.show.figures.step_bars import step_parts_sheet
