@@ -89,6 +89,7 @@ def checks(cell: RunConfig, sections: Sections) -> list[Check]:
     return [
         check if cell.replay.rank is None else _of_one_rank(check, facts, cell)
         for name, facts in PASSES.items()
+        if facts.workload in (None, cell.workload.name)
         for check in facts.checks(cell, sections.get(name))
     ]
 

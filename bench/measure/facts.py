@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, auto
 from itertools import chain
 from typing import Any, ClassVar, Generic, TypeVar
@@ -70,6 +70,8 @@ class PassFacts(ABC, Generic[Part, Whole]):
     """Whether it compares numbers that depend on other ranks' data, which a replay does not have."""
     max_tokens: ClassVar[int | None] = None
     """The pass uses no more of a sequence than this; None where it takes the whole."""
+    workload: ClassVar[str | None] = None
+    """The only workload in which its checks mean something; None where they do in each."""
 
     def stages(self, measure: MeasureConfig, step_s: float) -> Sequence[Stage]:  # noqa: ARG002
         """The full-length steps that it will run, where one takes `step_s` seconds."""
@@ -93,6 +95,52 @@ class PassFacts(ABC, Generic[Part, Whole]):
     def parts(self, reports: Sequence[RankReport]) -> list[Part]:
         """This pass's parts, in the order of the ranks."""
         return [report.parts[self.name] for report in reports if self.name in report.parts]
+
+
+class ErrorFacts(PassFacts[Whole, Whole]):
+    """A pass that compares with float64: the one gate and the one list of checks of all such passes.
+
+    Its section has `tokens`, `errors` and `limits` by name, and a `reason` where nothing was compared.
+    """
+
+    needs_all_ranks = True
+    is_evidence = True
+    compares: ClassVar[tuple[str, ...]]
+    """Names of its checks."""
+    too_large: ClassVar[str]
+    """Message about an error beyond its limit, with places for what the gate fills in."""
+    not_finite: ClassVar[str]
+    """Message about an error that is no finite number, with the same places."""
+    labels: ClassVar[Mapping[str, str]] = {}
+    """Labels of errors in these messages; a name that has none is its own."""
+
+    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Whole:  # noqa: ARG002
+        """Return the first rank's section with the largest errors and limits of any rank."""
+        parts: list[Any] = self.parts(reports)
+        errors, limits = (worst_by_name(by_rank(parts, name)) for name in ("errors", "limits"))
+        merged: Whole = replace(parts[0], errors=errors, limits=limits)
+        return merged
+
+    def gate(self, cell: RunConfig, section: Any) -> str | None:
+        """Return a message about the first error that is not within its limit."""
+        name = first_beyond(section.errors, section.limits)
+        if name is None:
+            return None
+        error, label = section.errors[name], self.labels.get(name, name)
+        message = self.too_large if math.isfinite(error) else self.not_finite
+        where = {"tokens": section.tokens, "engine": cell.engine.name}
+        return message.format(name=name, label=label, error=error, limit=section.limits[name], **where)
+
+    def checks(self, cell: RunConfig, section: Any) -> Sequence[Check]:
+        """Return the comparisons that were made, or each with the reason why it was not."""
+        reason = NOT_RUN if section is None else section.reason
+        if reason is None:
+            return self.made(cell, section)
+        return [Check(what=what, against="float64", reason=reason) for what in self.compares]
+
+    @abstractmethod
+    def made(self, cell: RunConfig, section: Whole) -> Sequence[Check]:
+        """Return the checks of a section whose errors were compared."""
 
 
 def by_rank(parts: Sequence[Any], field: str) -> list[Any]:
@@ -123,7 +171,11 @@ def worst_by_name(per_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: worst(each[name] for each in per_rank if name in each) for name in names}
 
 
+def is_within(error: float, limit: float) -> bool:
+    """Return whether an error is a finite number and no larger than its limit."""
+    return math.isfinite(error) and error <= limit
+
+
 def first_beyond(errors: Mapping[str, float], limits: Mapping[str, float]) -> str | None:
-    """The first name whose error is not within its limit, as one that is not finite never is."""
-    beyond = (name for name, error in errors.items() if not (math.isfinite(error) and error <= limits[name]))
-    return next(beyond, None)
+    """Return the first name whose error is not within its limit; None where all are."""
+    return next((name for name, error in errors.items() if not is_within(error, limits[name])), None)

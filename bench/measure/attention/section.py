@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.config import RunConfig
-from bench.measure.facts import NO_OTHER_RANKS, NOT_RUN, PassFacts, RankReport, together
+from bench.measure.facts import NO_OTHER_RANKS, NOT_RUN, PassFacts, RankReport, first_beyond, together
 from bench.measure.parity.section import FLOORS
 from bench.record.record import Check
 
@@ -41,6 +41,7 @@ class AttentionCalls:
 class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):
     name = "attention"
     part = AttentionCalls
+    workload = "attention"
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> AttentionCalls:  # noqa: ARG002
         """Times by rank; what rank 0 alone measured is rank 0's."""
@@ -50,22 +51,22 @@ class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):
     def gate(self, cell: RunConfig, section: AttentionCalls) -> str | None:
         """The results of a timed call are numbers, and as near to float64 as those of one device."""
         where = f"of a timed call at {cell.seq_len:,} tokens is"
-        for name, error in section.error_ulps.items():
-            if not error < math.inf:
-                return f"attention: {name} {where} not finite everywhere"
-        for name, control in (section.control_error_ulps or {}).items():
-            error, limit = section.error_ulps.get(name, 0.0), _limit_ulps(name, cell.dtype, control)
-            if not error <= limit:
-                return (
-                    f"attention: {name} {where} off by {error:,.0f} ulps, on one device by {control:,.0f}"
-                    f" (limit {limit:,.0f})"
-                )
-        return None
+        lost = first_beyond(section.error_ulps, dict.fromkeys(section.error_ulps, math.inf))
+        if lost is not None:
+            return f"attention: {lost} {where} not finite everywhere"
+        control = section.control_error_ulps or {}
+        errors = {name: section.error_ulps.get(name, 0.0) for name in control}
+        limits = {name: _limit_ulps(name, cell.dtype, error) for name, error in control.items()}
+        name = first_beyond(errors, limits)
+        if name is None:
+            return None
+        return (
+            f"attention: {name} {where} off by {errors[name]:,.0f} ulps, on one device by"
+            f" {control[name]:,.0f} (limit {limits[name]:,.0f})"
+        )
 
     def checks(self, cell: RunConfig, section: AttentionCalls | None) -> list[Check]:
-        """The last timed call; of a cell that trains none."""
-        if cell.workload.name != "attention":
-            return []
+        """The last timed call."""
         finite = Check(what="results of a timed call", against="finite numbers")
         near = Check(what="sampled rows of a timed call", against="float64, by one device's error")
         if section is None:

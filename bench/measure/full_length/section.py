@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from bench.config import RunConfig
-from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, first_beyond, worst_by_name
+from bench.measure.facts import ErrorFacts, Moment
 from bench.record.record import Check
 
 CONTROL_FACTOR = 2.5
@@ -39,7 +38,7 @@ CPU_SCORES = 150_000_000
 """A CPU rank makes no more for the LSE of its queries: about a second in float32, two in float64.
 Far beyond, torch's own kernel errs by more than a sound one may."""
 OF_ROWS, OF_KEYS = "attention at full length", "dk and dv of sampled keys"
-WHAT = {
+LABELS = {
     "out": "out of the sampled rows is off by",
     "dq": "dq of the sampled rows is off by",
     "dk": "dk and dq disagree about the scores' gradients by",
@@ -69,47 +68,21 @@ class FullLength:
     """Why there are no errors."""
 
 
-class FullLengthFacts(PassFacts[FullLength, FullLength]):
+class FullLengthFacts(ErrorFacts[FullLength]):
     name = "full_length"
     part = FullLength
-    needs_all_ranks = True
-    is_evidence = True
     judges = Moment.INSPECTED_STEP
+    compares = OF_ROWS, OF_KEYS
+    too_large = "attention at {tokens:,} tokens: {label} {error:.1e} (limit {limit:.1e})"
+    not_finite = "attention at {tokens:,} tokens: {name} is not finite"
+    labels = LABELS
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> FullLength:  # noqa: ARG002
-        """The largest errors of any sequence; the ranks that share one agree."""
-        parts = self.parts(reports)
-        return replace(
-            parts[0],
-            errors=worst_by_name([part.errors for part in parts]),
-            limits=worst_by_name([part.limits for part in parts]),
-        )
-
-    def gate(self, cell: RunConfig, section: FullLength) -> str | None:  # noqa: ARG002
-        """Every error is within its limit."""
-        name = first_beyond(section.errors, section.limits)
-        if name is None:
-            return None
-        error, limit = section.errors[name], section.limits[name]
-        said = f"{WHAT[name]} {error:.1e} (limit {limit:.1e})"
-        if not math.isfinite(error):
-            said = f"{name} is not finite"
-        return f"attention at {section.tokens:,} tokens: {said}"
-
-    def checks(self, cell: RunConfig, section: FullLength | None) -> list[Check]:  # noqa: ARG002
-        """Of one call."""
-        if section is None:
-            return [Check(what=what, against="float64", reason=NOT_RUN) for what in (OF_ROWS, OF_KEYS)]
-        return [
-            _check(OF_ROWS, section.tokens, section.rows, section.reason),
-            _check(OF_KEYS, section.tokens, section.keys, section.reason or section.keys_reason),
-        ]
-
-
-def _check(what: str, tokens: int, sampled: int, reason: str | None) -> Check:
-    if reason is not None:
-        return Check(what=what, against="float64", reason=reason)
-    return Check(what=what, against="float64", tokens=tokens, rows=sampled, steps=1)
+    def made(self, cell: RunConfig, section: FullLength) -> list[Check]:  # noqa: ARG002
+        """Rows and keys of one call."""
+        rows = Check(what=OF_ROWS, against="float64", tokens=section.tokens, rows=section.rows, steps=1)
+        if section.keys_reason is not None:
+            return [rows, Check(what=OF_KEYS, against="float64", reason=section.keys_reason)]
+        return [rows, replace(rows, what=OF_KEYS, rows=section.keys)]
 
 
 def why_no_keys(device_type: str, scores: int) -> str | None:

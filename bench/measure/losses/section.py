@@ -51,6 +51,7 @@ class Losses:
 class LossesFacts(PassFacts[Losses, Losses]):
     name = "losses"
     part = Losses
+    workload = "train"
     needs_all_ranks = True
     is_own_work = False
     is_evidence = True
@@ -69,9 +70,7 @@ class LossesFacts(PassFacts[Losses, Losses]):
         return _wrong_tokens(section) or _not_finite(section)
 
     def checks(self, cell: RunConfig, section: Losses | None) -> list[Check]:
-        """Of every step; none where nothing is trained."""
-        if cell.workload.name != "train":
-            return []
+        """Tokens, numbers and training signal of every step."""
         if section is None:
             return [Check(what=what, against=against, reason=NOT_RUN) for what, against in COMPARED.items()]
         steps = len(section.loss)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.config import RunConfig
-from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, first_beyond
+from bench.measure.facts import ErrorFacts, Moment, RankReport
 from bench.record.record import Check
 
 OF_ENGINE = "every gradient on the cell's engine"
@@ -52,48 +51,39 @@ class Objective:
     """Why nothing was compared."""
 
 
-class ObjectiveFacts(PassFacts[Objective, Objective]):
+class ObjectiveFacts(ErrorFacts[Objective]):
     name = "objective"
     part = Objective
-    needs_all_ranks = True
-    is_evidence = True
+    workload = "train"
     judges = Moment.BEFORE_STEPS
+    compares = (OF_ENGINE,)
+    too_large = (
+        "objective on engine={engine}: the {name} is off by {error:.1e} at {tokens:,} tokens"
+        " (limit {limit:.1e})"
+    )
+    not_finite = "objective on engine={engine}: the {name} is missing or not finite at {tokens:,} tokens"
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Objective:  # noqa: ARG002
-        """What rank 0 found: it has the whole gradients."""
+        """Return the section of rank 0, which has the whole gradients."""
         parts = self.parts(reports)
         return replace(parts[0], lost_on=[rank for part in parts for rank in part.lost_on])
 
     def gate(self, cell: RunConfig, section: Objective) -> str | None:
-        """Loss, every gradient and the norms are within their limits."""
-        where = f"engine={cell.engine.name}"
+        """Return a message about losses that are not finite, or an error beyond its limit and its cause."""
         if section.lost_on:
             lost = f"the losses of {section.tokens:,} tokens are not finite on rank"
-            return f"objective on {where}: {lost} {', '.join(map(str, section.lost_on))}"
-        name = first_beyond(section.errors, section.limits)
-        if name is None:
-            return None
-        error, limit = section.errors[name], section.limits[name]
-        said = f"off by {error:.1e} at {section.tokens:,} tokens (limit {limit:.1e})"
-        if not math.isfinite(error):
-            said = f"missing or not finite at {section.tokens:,} tokens"
-        because = "" if section.cause is None else f"; {section.cause}"
-        return f"objective on {where}: the {name} is {said}{because}"
+            return f"objective on engine={cell.engine.name}: {lost} {', '.join(map(str, section.lost_on))}"
+        wrong = super().gate(cell, section)
+        return wrong if wrong is None or section.cause is None else f"{wrong}; {section.cause}"
 
-    def checks(self, cell: RunConfig, section: Objective | None) -> list[Check]:
-        """Loss and gradients of one step of its own, where something is trained."""
-        if cell.workload.name != "train":
-            return []
-        against = "float64"
-        if section is None or section.reason is not None:
-            reason = NOT_RUN if section is None else section.reason
-            return [Check(what=OF_ENGINE, against=against, reason=reason)]
-        found = Check(what=OF_ENGINE, against=against, tokens=section.tokens, below_noise=_hidden(section))
+    def made(self, cell: RunConfig, section: Objective) -> list[Check]:  # noqa: ARG002
+        """Loss and gradients of one step of its own."""
+        found = Check(what=OF_ENGINE, against="float64", tokens=section.tokens, below_noise=_hidden(section))
         if section.compared is None:
             return [found]
         return [
             replace(found, what=f"gradients on the cell's engine of {section.compared}"),
-            Check(what=OF_ENGINE, against=against, reason=section.left_out_because),
+            Check(what=OF_ENGINE, against="float64", reason=section.left_out_because),
         ]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bench.attention.documents import Documents
+from bench.measure.facts import is_within
 from bench.measure.parity.exact import Tensors, masked_attention, relative_error, scale_of, visible
 from bench.strategies.strategy import Strategy
 
@@ -32,7 +33,7 @@ def first_divergence(
         if _was_bf16(found[name]):
             return f"{name} is fp16 but holds numbers of bf16 only: three of its bits were rounded away"
         error = relative_error(found[name], exact[name])
-        if not error <= limit:
+        if not is_within(error, limit):
             cause = _factor(strategy, found[name], exact[name], limit)
             if cause is None and name == "out":
                 mistakes = _mistakes(strategy, inputs, causal, documents)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.config import OWN, RunConfig
-from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, first_beyond, worst_by_name
+from bench.measure.facts import ErrorFacts, Moment, RankReport, by_rank
 from bench.record.record import Check
 
 FACTORS: Mapping[str, float] = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 4.0, "dv": 4.0, "loss": 3.0}
@@ -65,45 +64,29 @@ class Parity:
     """Why there are no errors."""
 
 
-class ParityFacts(PassFacts[Parity, Parity]):
+class ParityFacts(ErrorFacts[Parity]):
     name = "parity"
     part = Parity
-    needs_all_ranks = True
-    is_evidence = True
     judges = Moment.BEFORE_STEPS
     without_effect = frozenset(
         {"engine", "optimizer", "data", "measure", "checkpointing", "tiled_mlp", "offload", "hardware"}
     )
     max_tokens = MAX_TOKENS
+    compares = ("attention",)
+    too_large = (
+        "attention parity: {name} of a real step at {tokens:,} tokens is off by {error:.1e} of its maximum"
+        " (limit {limit:.1e})"
+    )
+    not_finite = "attention parity: {name} of a real step at {tokens:,} tokens is not finite"
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Parity:
-        parts = self.parts(reports)
-        reason = next((part.reason for part in parts if part.reason is not None), None)
-        compared = [] if reason else parts
-        return Parity(
-            checked_in=cell.cell_id,
-            tokens=parts[0].tokens,
-            errors=worst_by_name([part.errors for part in compared]),
-            limits=worst_by_name([part.limits for part in compared]),
-            reason=reason,
-        )
+        """Return the largest errors; none where any rank compared nothing."""
+        reason = next(filter(None, by_rank(self.parts(reports), "reason")), None)
+        found = replace(super().merge(reports, cell), checked_in=cell.cell_id, reason=reason)
+        return found if reason is None else replace(found, errors={}, limits={})
 
-    def gate(self, cell: RunConfig, section: Parity) -> str | None:  # noqa: ARG002
-        """Every error is within its limit; a rank that checks on inputs of its own stops before this."""
-        name = first_beyond(section.errors, section.limits)
-        if name is None:
-            return None
-        error, limit = section.errors[name], section.limits[name]
-        said = f"is off by {error:.1e} of its maximum (limit {limit:.1e})"
-        if not math.isfinite(error):
-            said = "is not finite"
-        return f"attention parity: {name} of a real step at {section.tokens:,} tokens {said}"
-
-    def checks(self, cell: RunConfig, section: Parity | None) -> list[Check]:
-        """Attention alone."""
-        if section is None or "out" not in section.errors:
-            reason = NOT_RUN if section is None else section.reason or NOT_RUN
-            return [Check(what="attention", against="float64", reason=reason)]
+    def made(self, cell: RunConfig, section: Parity) -> list[Check]:
+        """Attention alone; a rank that checks on inputs of its own stops before its gate."""
         elsewhere = "" if section.checked_in == cell.cell_id else f", in cell {section.checked_in}"
         own_step = 1 if cell.trainer == OWN else None
         return [Check(what="attention", against=f"float64{elsewhere}", tokens=section.tokens, steps=own_step)]

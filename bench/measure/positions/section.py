@@ -32,6 +32,7 @@ class Positions:
 class PositionsFacts(PassFacts[Positions, Positions]):
     name = "positions"
     part = Positions
+    workload = "train"
     is_own_work = False
     is_evidence = True
     judges = Moment.MODEL
@@ -67,7 +68,7 @@ class PositionsFacts(PassFacts[Positions, Positions]):
 
     def checks(self, cell: RunConfig, section: Positions | None) -> list[Check]:
         """Where ranks share a sequence; one alone holds all positions."""
-        if cell.workload.name != "train" or cell.sp_degree == 1:
+        if cell.sp_degree == 1:
             return []
         check = "rotary positions", "those of the whole sequence on one device"
         if section is None or section.compared == 0:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.config import RunConfig
-from bench.measure.facts import NOT_RUN, PassFacts, RankReport
+from bench.measure.facts import NOT_RUN, PassFacts, RankReport, is_within
 from bench.record.record import Check
 
 EXPERIMENT = "probe"
@@ -87,7 +87,7 @@ def why_wrong(section: Probe) -> str | None:
             )
         if moved.own_outputs == 0:
             return f"probe: one token changed, and no output of {kind} moved, not even its own"
-    if not section.loss_error <= section.loss_limit:
+    if not is_within(section.loss_error, section.loss_limit):
         return (
             f"probe: the loss of position {section.loss_position} is off one device's by"
             f" {section.loss_error:.1e} of the mean (limit {section.loss_limit:.1e})"

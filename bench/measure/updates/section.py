@@ -52,6 +52,7 @@ class Updates:
 class UpdatesFacts(PassFacts[RankUpdates, Updates]):
     name = "updates"
     part = RankUpdates
+    workload = "train"
     is_own_work = False
     is_evidence = True
     judges = Moment.PARAMETERS
@@ -83,10 +84,8 @@ class UpdatesFacts(PassFacts[RankUpdates, Updates]):
             return f"updates: replicas of {name} differ on {_listed(ranks)}{cause}"
         return None
 
-    def checks(self, cell: RunConfig, section: Updates | None) -> list[Check]:
-        """That parameters moved, where there are any, and that replicas are equal, where there are any."""
-        if cell.workload.name != "train":
-            return []
+    def checks(self, cell: RunConfig, section: Updates | None) -> list[Check]:  # noqa: ARG002
+        """That parameters moved, and that replicas are equal, where there are any."""
         if section is None:
             return [Check(what=MOVED, against=BEFORE, reason=NOT_RUN)]
         moved = Check(what=MOVED, against=BEFORE, steps=1)
