@@ -21,6 +21,7 @@ from bench.measure.memory import live_blocks
 from bench.measure.objective import noise as objective_noise
 from bench.measure.objective import rank as objective
 from bench.measure.objective import section as objective_section
+from bench.measure.objective import step_errors
 from bench.measure.parity import section as parity
 from bench.measure.probe import rank as probe
 from bench.measure.telemetry import rank as telemetry
@@ -142,7 +143,7 @@ def test_the_page_on_samples_has_the_interval_s_rank():
         ("objective", f"{objective_noise.SCALE_FACTOR:.0f} * noise(scale)"),
         ("objective", f"blocks of {objective_noise.LOSS_BLOCK} rows"),
         ("objective", f"{objective.CPU_ROOM_BYTES // 2**30} GiB on a CPU"),
-        ("objective", f"limit {objective.NORM_LIMIT:.0e}"),
+        ("objective", f"limit {step_errors.NORM_LIMIT:.0e}"),
         ("objective", f"{objective_noise.CHANCE:.0f} * e / sqrt(n)"),
         ("error_ulps", ", ".join(f"{x:.0f} {name}" for name, x in attention_section.ERROR_FACTORS.items())),
         ("full_length", f"Of {full_length.SAMPLED_ROWS} tokens"),

@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 from bench.config import LOW_PRECISION
 from bench.measure.objective.coverage import Coverage
 from bench.measure.objective.noise import LOSS_BLOCK, StepLoss
-from bench.measure.objective.plain_attention import PLAIN_NAME, PlainAttention
-from bench.strategies.strategy import IGNORED_LABEL, Batch
+from bench.measure.parity.exact import PLAIN_NAME, PlainAttention
+from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy
 from bench.training.data import count_valid
 from bench.training.models import TORCH_DTYPES, empty_model, sum_embedding_gradient_in_float32
 from bench.training.trainers.trainer import Trainer
@@ -84,12 +84,11 @@ class WholeModel:
         self.computations = {EXACT: Computation(torch.float64, None, _mean_over_tokens(self.sequences))}
         for name, parts in CONTROLS.items():
             self.computations[name] = self._rounded(trainer, parts, self.computations[EXACT].weights)
+        if cell.sp_degree > 1 and cell.dtype in LOW_PRECISION:  # in others rounding hides no mistake
+            weights = mean_of_ranks(trainer.strategy, self.sequences)
+            self.computations[MISTAKEN] = self._rounded(trainer, 1, weights)
         self.losses: dict[str, StepLoss] = {}
         """Loss of each computation; there once the first gradients are."""
-
-    def add_mistake(self, trainer: Trainer, weights: Weights) -> None:
-        """Compute the step in the cell's dtype with other weights of the token losses, too."""
-        self.computations[MISTAKEN] = self._rounded(trainer, 1, weights)
 
     def gradients(self, coverage: Coverage) -> Iterator[tuple[str, Gradients]]:
         """Yield each computation's name and its gradients of one layer, exact ones first, layer by layer.
@@ -270,3 +269,18 @@ def _mean_over_tokens(sequences: Sequence[Batch]) -> Weights:
     """Every valid token of the step weighs the same: the objective."""
     valid = max(1, sum(int(count_valid(batch.labels)) for batch in sequences))
     return lambda batch: torch.full_like(batch.labels, 1 / valid, dtype=torch.float64)
+
+
+def mean_of_ranks(strategy: Strategy, sequences: Sequence[Batch]) -> Weights:
+    """Return a known mistake's weights: each rank's mean over its valid tokens, then the mean over ranks."""
+
+    def weights(batch: Batch) -> Tensor:
+        found = torch.zeros(batch.labels.shape, dtype=torch.float64, device=batch.labels.device)
+        for rank in range(strategy.cell.sp_degree):
+            pieces = strategy.facts.slices(strategy.cell, batch.labels.shape[1], rank)
+            valid = sum(int(count_valid(batch.labels[:, piece])) for piece in pieces)
+            for piece in pieces:
+                found[:, piece] = 1 / (strategy.cell.sp_degree * len(sequences) * max(1, valid))
+        return found
+
+    return weights

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from bench.attention.documents import Documents
 from bench.config import LOW_PRECISION, DataConfig, RunConfig
-from bench.measure.objective.plain_attention import PLAIN_NAME, plain_attention_installed
+from bench.measure.parity.exact import PLAIN_NAME, plain_attention_installed
 from bench.measure.parity.rank import parity_len
 from bench.measure.parity.section import limit_of
 from bench.measure.probe.leaks import Places, changes_of, leaks, parts_of

@@ -24,9 +24,10 @@ from bench.measure.objective.noise import (
     gradient_errors,
     whole_scale,
 )
-from bench.measure.objective.rank import Step as ObjectiveStep
-from bench.measure.objective.rank import _norm_errors, mean_of_ranks
 from bench.measure.objective.section import objective_tokens
+from bench.measure.objective.step_errors import Step as ObjectiveStep
+from bench.measure.objective.step_errors import norm_errors
+from bench.measure.objective.whole_model import mean_of_ranks
 from bench.strategies.strategy import IGNORED_LABEL
 from tests.support import faults
 from tests.support.cells import FOUR_H100, make_cell, run_cell, tiny_cell
@@ -143,10 +144,10 @@ def test_the_known_mistake_weighs_each_rank_s_mean_the_same():
 def test_the_optimizer_is_to_be_given_the_clipped_gradient(size, max_grad_norm, clipped):
     optimizer = OptimizerConfig(max_grad_norm=max_grad_norm)
     right = ObjectiveStep(loss=1.0, gradients={}, norm=2 * size, reported_norm=2 * size, given_norm=clipped)
-    assert _norm_errors(right, optimizer) == pytest.approx(
+    assert norm_errors(right, optimizer) == pytest.approx(
         {"gradient norm that the step reports": 0, "gradient norm that the optimizer was given": 0}, abs=1e-6
     )
-    wrong = _norm_errors(replace(right, reported_norm=size, given_norm=2 * clipped), optimizer)
+    wrong = norm_errors(replace(right, reported_norm=size, given_norm=2 * clipped), optimizer)
     assert [*wrong.values()] == pytest.approx([0.5, 1.0])
 
 

@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from bench.measure.objective.coverage import coverages
-from bench.measure.objective.plain_attention import PLAIN_NAME, plain_attention_installed
 from bench.measure.objective.whole_model import EXACT, WholeModel
+from bench.measure.parity.exact import PLAIN_NAME, plain_attention_installed
 from bench.ranks.log import StepPhase
 from bench.training.data import open_data
 from bench.training.loss import ModelWithLoss
