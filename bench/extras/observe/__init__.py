@@ -1,6 +1,5 @@
 """Records and gates for a user's own training loop. May import what lies below extras."""
 
-from bench.extras.observe.observe import ObserveCallback, observe
-from bench.extras.observe.probe import probe
+from bench.extras.observe.observe import ObserveCallback, observe, probe
 
 __all__ = ["ObserveCallback", "observe", "probe"]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TextIO
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -34,7 +34,6 @@ from bench.extras.observe.loop_ranks import (
 from bench.extras.observe.observed_model import observed_model, refuse_compiled
 from bench.extras.observe.outcome import check_records, failed_record, kept, observed_record, report, sharing
 from bench.extras.observe.parity import Sharers
-from bench.extras.observe.script import in_one_line, say
 from bench.extras.observe.tokens import LoopReport
 from bench.measure.facts import RankReport
 from bench.measure.rank_pass import Ask, Measurement
@@ -249,3 +248,15 @@ class Observation:
                 f"saw {self._seen} of the {self.request.steps_needed} steps that it needs, and wrote nothing;"
                 " run longer, or observe fewer steps with steps="
             )
+
+
+def say(text: str, where: TextIO | None = None) -> None:
+    """A line of ours, by default among the warnings; a closed terminal ends no training."""
+    with suppress(Exception):
+        print(f"bench.observe: {text}", file=where or sys.stderr, flush=True)
+
+
+def in_one_line(error: Exception) -> str:
+    """`KeyError: 'scatter'`, and no more of an error whose text has many lines; only the text of our own."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return first if isinstance(error, ConfigError) else f"{type(error).__name__}: {first}".removesuffix(": ")

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from bench.common.environment import REPOSITORY
+from bench.common.environment import REPOSITORY, git
 from bench.config import ConfigError, RunConfig
 from bench.cost.engine_memory import ENGINE_MEMORY
 from bench.cost.memory import MemoryNeed, memory_need
 from bench.extras.observe.objective import RankObjective, has_known_scale, not_compared, wrong_objective
-from bench.extras.observe.script import this_script
 from bench.extras.observe.tokens import LoopReport, RankTokens, is_packed, misfed
 from bench.measure import Sections, checks, first_failure, merge
 from bench.measure.facts import NOT_RUN
@@ -84,6 +84,40 @@ def kept(record: Record, store: Store) -> Record:
     if all((other["cell_id"], other["started_at"]) != same for other in store.read()):
         store.append(record)
     return record
+
+
+def this_script() -> dict[str, Any]:
+    """What a record's `environment` says of the script, beside the harness's own commit."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return script_facts(Path(file) if file else None, sys.argv)
+
+
+def script_facts(script: Path | None, argv: Sequence[str]) -> dict[str, Any]:
+    """`script_commit`, `script_dirty` and `argv`; null where the script lies in no repository.
+
+    Paths in the repository are told from its root, of others only the name: they say whose machine it was.
+    """
+    folder = None if script is None else script.resolve().parent
+    top = None if folder is None else git(folder, "rev-parse", "--show-toplevel")
+    root = None if top is None else Path(top)
+    commit = None if root is None else git(root, "rev-parse", "HEAD")
+    changes = None if root is None or commit is None else git(root, "status", "--porcelain")
+    return {
+        "script_commit": commit,
+        "script_dirty": None if changes is None else bool(changes),
+        "argv": [_shortened(word, root) for word in argv],
+    }
+
+
+def _shortened(word: str, root: Path | None) -> str:
+    """An argument, or what stands after its first `=`, without the folders of this machine."""
+    name, sign, value = word.rpartition("=") if word.count("=") == 1 else ("", "", word)
+    path = Path(value)
+    if not path.is_absolute():
+        return word
+    if root is not None and path.is_relative_to(root):
+        return f"{name}{sign}{path.relative_to(root)}"
+    return f"{name}{sign}.../{path.name}"
 
 
 def sharing(reports: Sequence[LoopReport]) -> list[list[RankTokens]]:
