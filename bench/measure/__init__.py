@@ -1,7 +1,7 @@
-"""The one table of passes. A new one is a folder here and a line below.
+"""A cell is checked and measured on its ranks, pass by pass. May import training, cost and all below.
 
-`section.py` in the folder is read by processes that must not import torch; `rank.py` runs on the ranks. May
-import training, cost and all below.
+The one table of passes: a new one is a folder here and a line below. `section.py` in the folder is read by
+processes that must not import torch; `rank.py` runs on the ranks.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def evidence(sections: Sections) -> dict[str, Any]:
 
 def planned_stages(measure: MeasureConfig, step_s: float) -> list[Stage]:
     """The stages with full-length steps, in order, where a step takes `step_s` seconds."""
-    return [stage for facts in PASSES.values() for stage in facts.stages(measure, step_s)]
+    asked = (facts for facts in PASSES.values() if facts.is_asked(measure))
+    return [stage for facts in asked for stage in facts.stages(measure, step_s)]
 
 
 def own_work_s(report: RankReport) -> float:

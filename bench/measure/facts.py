@@ -73,6 +73,10 @@ class PassFacts(ABC, Generic[Part, Whole]):
     workload: ClassVar[str | None] = None
     """The only workload in which its checks mean something; None where they do in each."""
 
+    def is_asked(self, measure: MeasureConfig) -> bool:  # noqa: ARG002
+        """Return whether a cell that is measured like this asks for the pass; a rank makes no other."""
+        return True
+
     def stages(self, measure: MeasureConfig, step_s: float) -> Sequence[Stage]:  # noqa: ARG002
         """The full-length steps that it will run, where one takes `step_s` seconds."""
         return ()

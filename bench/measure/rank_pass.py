@@ -50,10 +50,6 @@ class TimedSteps:
     outcomes: list[Any]
     """What all full-length steps returned, the timed ones last."""
 
-    @property
-    def median_ms(self) -> float:
-        return statistics.median(self.step_times_ms)
-
 
 class RankPass:
     """One pass on one rank. A pass overrides only the methods that it needs."""
@@ -132,7 +128,9 @@ class Measurement:
         self.tap = CommunicationTap(self.watch)
         codes = instead or {}
         self.passes = {
-            name: (codes.get(name) or rank_code(name))(self) for name in PASSES if name not in known
+            name: (codes.get(name) or rank_code(name))(self)
+            for name, facts in PASSES.items()
+            if name not in known and facts.is_asked(measure)
         }
 
     @property
@@ -142,8 +140,8 @@ class Measurement:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a timed step."""
-        return self.timed.median_ms / 1e3
+        """Median seconds of the timed steps."""
+        return statistics.median(self.timed.step_times_ms) / 1e3
 
     def building(self) -> AbstractContextManager[None]:
         """Around the building of the subject."""

@@ -17,7 +17,7 @@ FILE_NAME = "gradients.npz"
 class GradientsPass(RankPass):
     def before_steps(self) -> None:
         trainer, folder = self.measurement.subject.trainer, self.measurement.folder
-        if self.measurement.measure.gradients and trainer is not None and folder is not None:
+        if trainer is not None and folder is not None:
             with self.measurement.log.during("gradients"):
                 write_gradients(trainer, folder)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.config import RunConfig
+from bench.config import MeasureConfig, RunConfig
 from bench.measure.facts import PassFacts, RankReport
 
 
@@ -12,6 +12,9 @@ class GradientsFacts(PassFacts[None, None]):
     name = "gradients"
     part = None
     needs_all_ranks = True
+
+    def is_asked(self, measure: MeasureConfig) -> bool:
+        return measure.gradients
 
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> None:
         """Nothing: the gradients are in a file, and the record has no section for them."""

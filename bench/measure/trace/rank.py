@@ -76,8 +76,6 @@ class TracePass(RankPass):
 
     def run(self) -> Steps:
         measurement = self.measurement
-        if not measurement.measure.trace:
-            return
         shares = measurement.shares_traced_step
         steps = 1 if shares else self.agreed(traced_steps(measurement.measure, measurement.step_s))
         with (

@@ -122,9 +122,10 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
     needs_all_ranks = True
     judges = Moment.INSPECTED_STEP
 
+    def is_asked(self, measure: MeasureConfig) -> bool:
+        return measure.trace
+
     def stages(self, measure: MeasureConfig, step_s: float) -> list[Stage]:
-        if not measure.trace:
-            return []
         shares = will_share_traced_step(measure, step_s)
         return [Stage("trace", steps=1 if shares else traced_steps(measure, step_s))]
 
