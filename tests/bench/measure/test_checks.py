@@ -1,14 +1,17 @@
 """Every pass says what it compared in a cell, over how much of it, and what it could not compare."""
 
+import math
 from dataclasses import asdict, replace
+from functools import partial
 
 import pytest
 
 from bench.config import OWN
-from bench.measure import PASSES, checks
+from bench.measure import PASSES, checks, first_failure
 from bench.measure.facts import PassFacts
 from bench.measure.full_length.section import FullLength
 from bench.measure.losses.section import NO_REFERENCE, Losses
+from bench.measure.objective.section import Objective
 from bench.measure.parity.section import Parity
 from bench.measure.trace.section import INSPECTED, Trace, TracedStep
 from bench.record.record import Check
@@ -17,6 +20,7 @@ from tests.support.cells import make_cell
 CELL = make_cell("strategy=ulysses", "seq_len=4k", "cluster.world_size=2")
 ALONE = make_cell("strategy=ulysses", "seq_len=4k", "cluster.world_size=2", "workload=attention")
 NOTHING = dict.fromkeys(PASSES)
+ROWS, STEP = partial(FullLength, rows=32), partial(Objective, sequences=1)
 LOSSES = Losses(
     loss=[5.0] * 14,
     loss_sums=[[20.0] * 14],
@@ -40,6 +44,26 @@ def traced(*differences, **told):
         for difference in differences
     ]
     return Trace(steps=steps, **told)
+
+
+@pytest.mark.parametrize(
+    ("section", "error", "said"),
+    [
+        (Parity, 0.5, "attention parity: dq of a real step at 512 tokens is off by 5.0e-01 of its maximum"),
+        (Parity, math.nan, "attention parity: dq of a real step at 512 tokens is not finite"),
+        (ROWS, 0.5, "attention at 512 tokens: dq of the sampled rows is off by 5.0e-01"),
+        (ROWS, math.inf, "attention at 512 tokens: dq is not finite"),
+        (STEP, 0.5, "objective on engine=fsdp2: the dq is off by 5.0e-01 at 512 tokens"),
+        (partial(STEP, cause="a cause"), math.nan,
+         "objective on engine=fsdp2: the dq is missing or not finite at 512 tokens; a cause"),
+    ],
+)  # fmt: skip
+def test_the_first_error_that_is_not_within_its_limit_is_named(section, error, said):
+    limits = {"out": 0.1, "dq": 0.25, "dk": 0.1}
+    wrong = section(tokens=512, errors={"out": 0.1, "dq": error, "dk": 1.0}, limits=limits)
+    sections = {facts.name: wrong for facts in PASSES.values() if facts.part is type(wrong)}
+    assert first_failure(CELL, sections) == said + (" (limit 2.5e-01)" if error == 0.5 else "")
+    assert first_failure(CELL, {name: replace(wrong, errors=limits) for name in sections}) is None
 
 
 @pytest.mark.parametrize("name", PASSES)

@@ -139,6 +139,8 @@ def test_nothing_crosses_documents_in_the_strategies_that_claim_packing(found):
         assert (section.noise, set(section.moved)) == (0, {"model", "full_attention"})
         for moved in section.moved.values():
             assert min(moved.of_other, moved.of_earlier) > moved.own_outputs > 0.9 * moved.of_own
+        off = replace(section, loss_error=2 * section.loss_limit)
+        assert why_wrong(off).startswith(f"probe: the loss of position {section.loss_position} is off")
 
 
 @pytest.mark.parametrize("name", MISTAKEN)
