@@ -18,6 +18,9 @@ from bench.record.record import Check
 Part = TypeVar("Part")
 """What one rank reports of a pass: mostly the section itself, with this rank alone in lists by rank."""
 Found = TypeVar("Found")
+Name = TypeVar("Name")
+Compared = tuple[float, float]
+"""An error and its limit."""
 Whole = TypeVar("Whole")
 """The section of a record that the parts of all ranks make."""
 NOT_RUN = "its pass did not run"
@@ -183,3 +186,19 @@ def is_within(error: float, limit: float) -> bool:
 def first_beyond(errors: Mapping[str, float], limits: Mapping[str, float]) -> str | None:
     """Return the first name whose error is not within its limit; None where all are."""
     return next((name for name, error in errors.items() if not is_within(error, limits[name])), None)
+
+
+def nearest_to_limit(compared: Mapping[Name, Compared]) -> Name:
+    """Return the name whose error is beyond its limit or comes nearest to it; one that is not finite wins."""
+
+    def nearness(name: Name) -> tuple[bool, float]:
+        error, limit = compared[name]
+        return not is_within(error, limit), error / (limit or 1.0) if math.isfinite(error) else math.inf
+
+    return max(compared, key=nearness)
+
+
+def errors_and_limits(compared: Mapping[str, Compared]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return errors and limits, each by name."""
+    errors = {name: error for name, (error, _) in compared.items()}
+    return errors, {name: limit for name, (_, limit) in compared.items()}

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bench.common.finite import worst
+from bench.measure.facts import Compared, errors_and_limits
 from bench.measure.full_length.key_errors import key_errors
 from bench.measure.full_length.section import (
     GRADIENT_FLOORS,
@@ -50,20 +51,21 @@ def compare(x: Mapping[str, Tensor], attention: Attention, shards: Shards) -> Fu
         scores = math.prod(x["q"].shape[:3]) * shards.tokens // (2 if attention.causal else 1)
         reason = why_no_keys(x["q"].device.type, scores)
         keys, of_keys = (0, {}) if reason else key_errors(x, attention, shards)
-    found = {**of_rows, **of_sums, **{f"{name}_keys": each for name, each in of_keys.items()}}
+    of_keys = {f"{name}_keys": each for name, each in of_keys.items()}
+    errors, limits = errors_and_limits({**of_rows, **of_sums, **of_keys})
     return FullLength(
         tokens=shards.tokens,
         rows=len(local) * shards.ranks,
         keys=keys,
         keys_reason=reason,
-        errors={name: error for name, (error, _) in found.items()},
-        limits={name: limit for name, (_, limit) in found.items()},
+        errors=errors,
+        limits=limits,
     )
 
 
 def _row_errors(
     x: Mapping[str, Tensor], attention: Attention, shards: Shards, local: Tensor
-) -> dict[str, tuple[float, float]]:
+) -> dict[str, Compared]:
     """Relative error and limit of all ranks' sampled rows, by tensor."""
     shared = x["q"].shape[1] // x["k"].shape[1]
     positions_R = shards.positions.to(local.device)[local]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from bench.measure.facts import Compared, nearest_to_limit
 from bench.measure.full_length.section import KEY_FLOORS, SAMPLED_KEYS, limit_of
 from bench.measure.full_length.shards import Attention, Shards, drawn, hidden_keys
 from bench.training.models import TORCH_DTYPES
@@ -40,7 +40,7 @@ def drawn_keys(held: int, count: int, seed: int) -> Tensor:
 
 def key_errors(
     x: Mapping[str, Tensor], attention: Attention, shards: Shards
-) -> tuple[int, dict[str, tuple[float, float]]]:
+) -> tuple[int, dict[str, Compared]]:
     """How many keys were sampled; error and limit of dk and dv, of the KV head that is worst by its limit."""
     local, positions, own = sampled_keys(shards, x["q"].device)
     parts = zip(*_parts(x, attention, shards, positions), strict=True)
@@ -159,7 +159,7 @@ def _relative(difference: Tensor, sizes: Tensor) -> Tensor:
     return (difference.square().sum(dim=-1) / sizes.where(sizes > 0, 1.0)).sum(dim=(2, 3))
 
 
-def _worst(by_head: list[tuple[float, float]], floor: float) -> tuple[float, float]:
-    """Error and limit of the head whose error is the largest share of its limit."""
-    limited = [(error, limit_of(floor, control)) for error, control in by_head]
-    return max(limited, key=lambda each: each[0] / each[1] if math.isfinite(each[0]) else math.inf)
+def _worst(by_head: list[tuple[float, float]], floor: float) -> Compared:
+    """Return error and limit of the head that is beyond its limit or comes nearest to it."""
+    limited = {head: (error, limit_of(floor, control)) for head, (error, control) in enumerate(by_head)}
+    return limited[nearest_to_limit(limited)]

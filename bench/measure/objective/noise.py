@@ -84,7 +84,12 @@ def gradient_errors(differences: Mapping[str, Difference], eps: float) -> dict[s
     A gradient shorter than `eps` times all compared ones together is measured by that length.
     """
     whole = sum(each.square for each in differences.values())
-    return {name: _error(each, whole, eps) for name, each in differences.items()}
+    errors = {}
+    for name, each in differences.items():
+        square = max(each.square, eps**2 * whole) or 1.0
+        distance, scale = each.missed / math.sqrt(square), each.along / square
+        errors[name] = GradientError(distance, scale, each.numbers, each.square / (whole or 1.0))
+    return errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +174,6 @@ class Noise:
 def whole_scale(errors: Mapping[str, GradientError]) -> float:
     """By how much the gradients are too large as one, relative; nan where one is missing."""
     return sum(each.share * each.scale for each in errors.values())
-
-
-def _error(found: Difference, whole: float, eps: float) -> GradientError:
-    square = max(found.square, eps**2 * whole) or 1.0
-    distance, scale = found.missed / math.sqrt(square), found.along / square
-    return GradientError(distance, scale, found.numbers, found.square / (whole or 1.0))
 
 
 def _carrying(gradient: Tensor) -> float:

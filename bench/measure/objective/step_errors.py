@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.config import OptimizerConfig, RunConfig
-from bench.measure.facts import first_beyond, is_within
+from bench.measure.facts import Compared, errors_and_limits, first_beyond, is_within, nearest_to_limit
 from bench.measure.objective.coverage import Coverage
 from bench.measure.objective.noise import (
     FACTOR,
@@ -30,8 +30,6 @@ from bench.training.models import TORCH_DTYPES
 from bench.training.optimizer import clipped_norm
 from bench.training.trainers.trainer import Trainer
 
-Compared = tuple[float, float]
-"""An error and its limit."""
 NORM_LIMIT = 1e-3
 """Of the gradient's norm as the engine reports it and as the optimizer was given it, against the gradients
 that the engine shows. Sound steps were off by up to 7e-7: only the order of a sum differs."""
@@ -99,21 +97,22 @@ class StepErrors:
     def section(self, outcome: Objective, whole: str) -> Objective:
         """Return the outcome with all errors and limits; `whole` names what was compared in a message."""
         found, noise, dtype = self.gradients[1.0], self.noise, self.cell.dtype
-        name, distance = _nearest(self._distances(1.0))
-        scaled, scale = _nearest({
+        distances = self._distances(1.0)
+        scales = {
             name: (abs(error.scale), noise.limits(name, dtype, error.distance).scale)
             for name, error in found.items()
-        })  # fmt: skip
+        }
+        far, scaled = nearest_to_limit(distances), nearest_to_limit(scales)
         norms = norm_errors(self.step, self.cell.optimizer)
         compared = {
             "loss": (self.loss.error(self.step.loss), max(FLOORS[dtype].loss, FACTOR * noise.loss)),
-            f"gradient of {name}": distance,
-            f"scale of the gradient of {scaled}": scale,
+            f"gradient of {far}": distances[far],
+            f"scale of the gradient of {scaled}": scales[scaled],
             f"scale of {whole}": (abs(whole_scale(found)), noise.whole_limit(dtype)),
             **{name: (error, NORM_LIMIT) for name, error in norms.items()},
         }
-        errors, limits = _split(compared)
-        mistakes, mistake_limits = _split(self._mistakes())
+        errors, limits = errors_and_limits(compared)
+        mistakes, mistake_limits = errors_and_limits(self._mistakes())
         return replace(
             outcome,
             cause=None if first_beyond(errors, limits) is None else self._cause(),
@@ -141,7 +140,8 @@ class StepErrors:
         found = {"gradients divided by sp_degree": (1 - 1 / degree, scale)}
         if MISTAKEN in self.gradients:
             found["a factor of 1 % on all gradients"] = (0.01, noise.whole_limit(dtype))
-            found["losses averaged over ranks"] = _nearest(self._distances(MISTAKEN))[1]
+            distances = self._distances(MISTAKEN)
+            found["losses averaged over ranks"] = distances[nearest_to_limit(distances)]
         return found
 
     def _cause(self) -> str | None:
@@ -153,23 +153,6 @@ class StepErrors:
                 said = "sp_degree" if factor > 1 else "1/sp_degree"
                 return f"gradients are exactly {said} = {factor:g} times too large"
         return None
-
-
-def _nearest(compared: Mapping[str, Compared]) -> tuple[str, Compared]:
-    """Return the one that is beyond its limit, whatever the limit, or comes nearest to it."""
-
-    def nearness(name: str) -> tuple[bool, float]:
-        error, limit = compared[name]
-        return not is_within(error, limit), error / (limit or 1.0)
-
-    name = max(compared, key=nearness)
-    return name, compared[name]
-
-
-def _split(compared: Mapping[str, Compared]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return errors and limits, each by name."""
-    errors = {name: error for name, (error, _) in compared.items()}
-    return errors, {name: limit for name, (_, limit) in compared.items()}
 
 
 def norm_errors(step: Step, optimizer: OptimizerConfig) -> dict[str, float]:

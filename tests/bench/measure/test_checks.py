@@ -8,7 +8,7 @@ import pytest
 
 from bench.config import OWN
 from bench.measure import PASSES, checks, first_failure
-from bench.measure.facts import PassFacts
+from bench.measure.facts import PassFacts, nearest_to_limit
 from bench.measure.full_length.section import FullLength
 from bench.measure.losses.section import NO_REFERENCE, Losses
 from bench.measure.objective.section import Objective
@@ -64,6 +64,18 @@ def test_the_first_error_that_is_not_within_its_limit_is_named(section, error, s
     sections = {facts.name: wrong for facts in PASSES.values() if facts.part is type(wrong)}
     assert first_failure(CELL, sections) == said + (" (limit 2.5e-01)" if error == 0.5 else "")
     assert first_failure(CELL, {name: replace(wrong, errors=limits) for name in sections}) is None
+
+
+@pytest.mark.parametrize(
+    ("compared", "nearest"),
+    [
+        ({"a": (1.0, 4.0), "b": (0.1, 0.2), "c": (0.0, 1.0)}, "b"),
+        ({"a": (9.0, 10.0), "b": (1e-9, 0.0)}, "b"),
+        ({"a": (9.0, 1.0), "b": (math.nan, 1.0)}, "b"),
+    ],
+)
+def test_nearest_to_its_limit_is_what_exceeds_it_and_first_what_is_not_finite(compared, nearest):
+    assert nearest_to_limit(compared) == nearest
 
 
 @pytest.mark.parametrize("name", PASSES)
