@@ -25,7 +25,7 @@ from bench.common.environment import this_machine
 from bench.config import ConfigError, ExitCode
 from bench.extras.nodes.machines import launcher_of
 from bench.extras.predict import modes
-from bench.extras.predict.expected import modelled, timed_here
+from bench.extras.predict.prediction import modelled, timed_here
 from bench.plan.estimate import Estimate
 from bench.plan.experiments import experiment_of
 from bench.plan.forecast import Forecast

@@ -12,11 +12,10 @@ from bench.config import AUTO, RunConfig
 from bench.cost.band import Fit
 from bench.measure.timing.section import affordable_steps
 from bench.plan.estimate import FIXED_S, START_S, Estimate, Expected
+from bench.plan.local_cells import why_not_tried
 from bench.plan.plan import Plan
-from bench.plan.planned import PlannedCell
-from bench.plan.reference_cells import why_not_tried
+from bench.plan.planned import PlannedCell, Room
 from bench.plan.repeats import Process, Repeats, choose
-from bench.plan.room import Room
 from bench.plan.work import work_of
 from bench.request.modes import starts_ranks
 

@@ -10,18 +10,17 @@ from typing import Any
 from bench.common.environment import Machine
 from bench.config import AUTO, LEASES, ConfigError, Resume, RunConfig, WhenTaken
 from bench.plan.auto_choices import choice_lines
-from bench.plan.bases import with_fitting_base
 from bench.plan.experiments import experiment_of
 from bench.plan.experiments.max_length import Grow
+from bench.plan.local_cells import reference_cells, with_fitting_base
 from bench.plan.planned import PlannedCell, planned_cell
-from bench.plan.reference_cells import reference_cells
 from bench.plan.repeats import Turn, choose, chosen_line, in_turns, least_repeats, processes_of
 from bench.plan.stored import StoredSweep, stored_sweep
 from bench.record.record import Role, Status
 from bench.request import values
 from bench.request.choices import Raw
+from bench.request.modes import PREDICT
 from bench.request.open_choices import for_lone_ranks, with_one_engine
-from bench.request.target import PREDICT
 from bench.request.values import refuse_too_many
 from bench.strategies import STRATEGIES
 

@@ -15,8 +15,8 @@ from bench.cost.band import Fit
 from bench.plan.auto_choices import choice, choices_left_open
 from bench.plan.cell_labels import CellLabels, setting
 from bench.plan.forecast import INTERVAL_STEPS, CellForecast, Forecast
+from bench.plan.planned import Room
 from bench.plan.repeats import planned_lines
-from bench.plan.room import Room
 from bench.request.choices import Raw
 
 HEADINGS = ("cell", "automatic choices", "steps", "time", "memory", "fit")

@@ -1,13 +1,26 @@
-"""The values of `mode`: `measure`, and those that the command adds to the table."""
+"""The modes of a cell: what each does with it, the machine it is about, and the rank that a replay runs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from bench.config import ConfigError, RunConfig
+from bench.common.environment import Machine
+from bench.config import AUTO, ConfigError, ReplayConfig, RunConfig
 from bench.record.record import Provenance, Record
+from bench.request import values
+from bench.request.choices import Raw, options
+from bench.request.hardware import known_hardware, this_hardware
 from bench.request.packages import package_refusals
+from bench.request.placement import GATHERED
+from bench.strategies import STRATEGIES
+from bench.training.trainer_facts import NATIVE, is_stack
+
+MEASURE, REPLAY, PREDICT = MODE_NAMES = ("measure", "replay", "predict")
+BACKEND = "fake"
+"""The process-group library of a replay: torch's own for groups of which one rank exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +37,7 @@ class Mode:
     and without sections."""
 
 
-MODES: dict[str, Mode] = {"measure": Mode(provenance=Provenance.MEASURED, refusals=package_refusals)}
+MODES: dict[str, Mode] = {MEASURE: Mode(provenance=Provenance.MEASURED, refusals=package_refusals)}
 """The modes by their names. `bench.extras.predict.modes.register` adds `replay` and `predict`."""
 
 
@@ -41,3 +54,93 @@ def mode_of(cell: RunConfig) -> Mode:
 def starts_ranks(cell: RunConfig) -> bool:
     """Return whether ranks of the cell run; otherwise its record is computed."""
     return mode_of(cell).starts_ranks
+
+
+def target_machine(raw: Raw, machine: Machine) -> Machine:
+    """As many devices of the named hardware as the request has ranks; a node of them where that is open.
+
+    A replay is about as many copies of this machine's first GPU. Raises ConfigError for an unknown hardware.
+    A prediction for `hardware=auto` is about this machine.
+    """
+    name = raw["hardware"]["name"]
+    if raw["mode"] == REPLAY:
+        return _with_copies_of_first_gpu(machine, raw["cluster"])
+    if raw["mode"] != PREDICT or name == "auto":
+        return machine
+    facts = known_hardware().get(values.choice("hardware", name, options("hardware")))
+    if facts is None:  # a CPU
+        return replace(machine, gpus=(), gpu_memory_bytes=(), gpu_error=None)
+    count = _ranks_of_node(raw["cluster"], facts)
+    described = (next(iter(facts["device_names"]), name),) * count
+    return replace(
+        machine, gpus=described, gpu_memory_bytes=(int(facts["memory_bytes"]),) * count, gpu_error=None
+    )
+
+
+def _with_copies_of_first_gpu(machine: Machine, cluster: Raw) -> Machine:
+    count = _ranks_of_node(cluster, known_hardware().get(this_hardware(machine, "cuda"), {}))
+    return replace(
+        machine,
+        gpus=machine.gpus[:1] * count,
+        gpu_memory_bytes=machine.gpu_memory_bytes[:1] * count,
+        gpu_capabilities=machine.gpu_capabilities[:1] * count,
+    )
+
+
+def _ranks_of_node(cluster: Raw, facts: Raw) -> int:
+    if cluster["world_size"] == "auto":
+        return int(facts.get("devices_per_node", 8))
+    ranks = values.whole("cluster.world_size", cluster["world_size"])
+    nodes = cluster["nodes"] if isinstance(cluster["nodes"], int) else 1
+    return math.ceil(ranks / max(1, nodes))
+
+
+def with_replayed_rank(cell: RunConfig, asked: Any) -> RunConfig:
+    """The cell with the rank that runs where its mode is a replay; nothing is traced, no reference runs.
+
+    Raises ConfigError for a rank that the cell does not have, and for one that is named in another mode.
+    """
+    rank = None if asked == AUTO else values.whole("replay.rank", asked, least=0)
+    if cell.mode != REPLAY:
+        if rank is not None:
+            raise ConfigError(f"replay.rank={rank}: belongs to mode=replay; add mode=replay, or leave it out")
+        return cell
+    ranks = cell.cluster.world_size
+    if rank is None or ranks == 1:
+        rank = busiest_rank(cell)
+    if rank >= ranks:
+        raise ConfigError(
+            f"replay.rank={rank}: ranks are numbered from 0 to {ranks - 1}; write replay.rank=auto"
+        )
+    return replace(
+        cell,
+        replay=ReplayConfig(rank=rank),
+        cluster=replace(cell.cluster, backend=BACKEND),
+        measure=replace(cell.measure, trace=False, reference_budget_s=0.0),
+    )
+
+
+def busiest_rank(cell: RunConfig) -> int:
+    """The rank with most work in the first group of ranks that share a sequence.
+
+    The last one where work is spread unevenly: its queries see the most keys. Else rank 0.
+    """
+    facts = STRATEGIES[cell.strategy]
+    with STRATEGIES.plugin_errors_named(cell.strategy):
+        is_even = cell.layout != "contiguous" or cell.ring_degree == 1 or facts.balances(cell)
+        return 0 if is_even and not facts.sends_unevenly else cell.sp_degree - 1
+
+
+def replay_refusals(cell: RunConfig) -> list[str]:
+    """Why the cell cannot be replayed, each with a way out."""
+    measure, cluster = cell.measure, cell.cluster
+    stack = f"trainer={cell.trainer} reads position ids of other ranks; take trainer={NATIVE}"
+    shared = f"cluster.ranks_per_gpu={cluster.ranks_per_gpu} needs several ranks; leave it out"
+    refused = (
+        (is_stack(cell.trainer), stack),
+        (measure.gradients, "measure.gradients=true needs the gradients of all ranks; leave it out"),
+        (measure.keep_traces, "measure.keep_traces=true needs a traced step; leave it out"),
+        (cluster.name in GATHERED, f"cluster={cluster.name} starts ranks on other machines; leave it out"),
+        (cluster.ranks_per_gpu > 1, shared),
+    )
+    return [f"mode=replay runs one rank: {reason}" for is_refused, reason in refused if is_refused]

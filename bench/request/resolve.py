@@ -38,6 +38,7 @@ from bench.request.choices import Raw, options
 from bench.request.device_sections import env_pairs, measure_config
 from bench.request.hardware import refuse_changed, this_hardware
 from bench.request.model_numbers import model_config
+from bench.request.modes import MODE_NAMES, PREDICT, REPLAY, target_machine, with_replayed_rank
 from bench.request.placement import (
     GATHERED,
     Place,
@@ -49,8 +50,6 @@ from bench.request.placement import (
     threads_per_rank,
     unshared_degrees,
 )
-from bench.request.replay import with_replayed_rank
-from bench.request.target import MODE_NAMES, PREDICT, REPLAY, target_machine
 from bench.strategies import STRATEGIES
 from bench.strategies.options import Flag, Option, WholeNumber, default_text, flag_text, in_yaml
 from bench.training.text import beginning, refuse_tokenizer

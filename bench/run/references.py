@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from bench.common.labels import duration_label, length_label
+from bench.plan.local_cells import why_not_tried
 from bench.plan.planned import PlannedCell
-from bench.plan.reference_cells import why_not_tried
 from bench.plan.work import REFERENCE_STRATEGY, work_of
 from bench.record.record import Status
 from bench.run.cell.launcher import Launcher

@@ -13,8 +13,8 @@ from bench.config import ConfigError, Resume, RunConfig
 from bench.plan.cell_labels import CellLabels
 from bench.plan.plan import Plan
 from bench.record.record import Provenance, Status, is_finding
+from bench.request.modes import PREDICT
 from bench.request.packages import used_packages
-from bench.request.target import PREDICT
 from bench.strategies import STRATEGIES
 
 MOST_NAMED = 2

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -27,13 +27,11 @@ from bench.run.cell.launcher import Launcher
 from bench.run.cell.run import CellInterrupted, SharedSections, run
 from bench.run.cell.trajectory import Trajectories
 from bench.run.interrupts import Interrupts
+from bench.run.node.job import RankEntry
 from bench.run.node.lease import gpus_of, lease
 from bench.run.progress import Progress
 from bench.run.references import References
 from bench.run.resume import Resumed, kept_records
-
-if TYPE_CHECKING:
-    from bench.run.node.worker import RankEntry
 
 TRACES_FOLDER = "traces"
 WRITING = "writing the report"

@@ -11,7 +11,7 @@ from rich.console import Console
 from analysis.answers.verdict import verdict
 from bench.common.environment import describe
 from bench.config import ExitCode
-from bench.extras.predict.expected import modelled
+from bench.extras.predict.prediction import modelled
 from bench.plan.estimate import Estimate
 from bench.plan.plan import plan
 from bench.record.store import read_records

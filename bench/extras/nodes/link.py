@@ -18,9 +18,8 @@ from typing import Any
 import msgspec
 
 from bench.config import ConfigError
-from bench.run.node.end import RankEnd
 from bench.run.node.job import NodeJob
-from bench.run.node.ranks import News
+from bench.run.node.ranks import News, RankEnd
 from bench.run.node.stacks import Doing
 
 MAX_BYTES = 64 << 20

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from bench.extras.nodes.link import (
     SILENT_S,
@@ -23,13 +23,9 @@ from bench.extras.nodes.link import (
     Stop,
     Told,
 )
-from bench.run.node.end import RankEnd
-from bench.run.node.job import NodeJob
-from bench.run.node.ranks import Lost, News
+from bench.run.node.job import NodeJob, RankEntry
+from bench.run.node.ranks import Lost, News, RankEnd
 from bench.run.node.stacks import Doing
-
-if TYPE_CHECKING:
-    from bench.run.node.worker import RankEntry
 
 Reply = TypeVar("Reply", Answered, Ended)
 

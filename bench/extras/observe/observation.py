@@ -42,8 +42,8 @@ from bench.ranks.log import RankLog
 from bench.record.record import Record, Status
 from bench.record.store import Store, StoreError
 from bench.run.cell.outcome import outcome
-from bench.run.node.end import RankEnd, lost_a_peer
 from bench.run.node.failure import describe_failure
+from bench.run.node.ranks import RankEnd, lost_a_peer
 
 LOST_PEER_WAIT_S = 1.0
 """How long the record of a peer that left may still come; the launcher of the ranks ends the others soon."""

@@ -24,7 +24,7 @@ from bench.record.record import Check, Record, Role
 from bench.record.store import Store, read_records
 from bench.run.cell.ends import classify
 from bench.run.cell.outcome import failed, judged, not_finite_on_a_rank, refused, with_software
-from bench.run.node.end import RankEnd
+from bench.run.node.ranks import RankEnd
 from bench.strategies import STRATEGIES
 
 

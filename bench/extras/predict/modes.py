@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from bench.config import ConfigError, RunConfig
-from bench.cost.band import End
+from bench.cost.band import Band, End
+from bench.cost.traffic import Messages
 from bench.extras.predict.hardware import Hardware, hardware_of, has_rates
-from bench.extras.predict.link import link_ms
 from bench.extras.predict.predicted import predicted
 from bench.extras.predict.speeds import Speeds
 from bench.record.record import Provenance, Record
-from bench.request.modes import MODES, Mode
+from bench.request.modes import MODES, PREDICT, REPLAY, Mode, replay_refusals
 from bench.request.packages import package_refusals
-from bench.request.replay import replay_refusals
-from bench.request.target import PREDICT, REPLAY
 from bench.strategies import STRATEGIES
+
+DIRECTIONS = ("send", "recv")
 
 
 def register() -> None:
@@ -47,6 +49,27 @@ def _link_ms(cell: RunConfig, record: Record) -> dict[str, Any] | None:
     if cell.cluster.world_size == 1:
         return {}
     return {purpose: asdict(band) for purpose, band in link_ms(messages, hardware_of(cell.hardware)).items()}
+
+
+def link_ms(messages: Sequence[Messages], hardware: Hardware) -> dict[str, Band]:
+    """Return milliseconds of one step on the link by purpose, as if no computation hid any of it.
+
+    One message comes after another, at the rates of the hardware's file.
+    """
+    low, expected, high = (_taken_ms(messages, Speeds(hardware, end)) for end in End)
+    return {purpose: Band(low[purpose], ms, high[purpose]) for purpose, ms in expected.items()}
+
+
+def _taken_ms(messages: Sequence[Messages], speeds: Speeds) -> dict[str, float]:
+    """By purpose; a link carries a send and a receive at the same time, so the longer of both counts."""
+    taken = defaultdict[tuple[str, str], float](float)
+    for each in messages:
+        kind = each.exchange.kind
+        exchange = replace(each.exchange, kind="send") if kind == "recv" else each.exchange
+        ms = 1e3 * each.count * speeds.exchange_s(exchange)
+        taken[each.purpose, kind if kind in DIRECTIONS else ""] += ms
+    purposes = dict.fromkeys(purpose for purpose, _ in taken)
+    return {each: taken[each, ""] + max(taken[each, kind] for kind in DIRECTIONS) for each in purposes}
 
 
 def prediction_refusals(cell: RunConfig) -> list[str]:

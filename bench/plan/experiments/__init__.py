@@ -20,8 +20,8 @@ from bench.plan.experiments.published import opening, published_cells
 from bench.record.record import Role
 from bench.request import values
 from bench.request.choices import Raw
+from bench.request.modes import PREDICT, REPLAY
 from bench.request.resolve import resolve
-from bench.request.target import PREDICT, REPLAY
 
 
 @dataclass(frozen=True, slots=True)

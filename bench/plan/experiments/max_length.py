@@ -23,10 +23,10 @@ from bench.request import values
 from bench.request.choices import Raw, default_strategies, read_option
 from bench.request.hardware import usable_bytes
 from bench.request.legality import refusal
+from bench.request.modes import target_machine
 from bench.request.open_choices import for_lone_ranks
 from bench.request.placement import place
 from bench.request.resolve import resolve
-from bench.request.target import target_machine
 from bench.strategies import STRATEGIES
 
 CPU_LIMIT_GIB = 0.05

@@ -18,8 +18,8 @@ from bench.request import values
 from bench.request.choices import Raw, read_option
 from bench.request.legality import refusal
 from bench.request.model_numbers import model_config
+from bench.request.modes import PREDICT, REPLAY
 from bench.request.resolve import resolve
-from bench.request.target import PREDICT, REPLAY
 
 RANKS = 4
 HARDWARE, MODEL, STRATEGY, BASE = "h100_80gb", "qwen3_4b", "deepspeed_ulysses", "local"

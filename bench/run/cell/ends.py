@@ -12,7 +12,7 @@ import msgspec
 from bench.ranks.log import JOIN, RefusedError, WrongResultError
 from bench.ranks.out_of_memory import KINDS, memory_of_text
 from bench.record.record import Failure, OutOfMemory, Status
-from bench.run.node.end import LOST_PEER_TEXTS, RankEnd, lost_a_peer
+from bench.run.node.ranks import LOST_PEER_TEXTS, RankEnd, lost_a_peer
 
 NODE_LOST = "NODE_LOST"
 """The kind of failure of a node that is out of reach."""

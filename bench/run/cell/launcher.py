@@ -7,18 +7,13 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.config import RunConfig
 from bench.run.cell.hang import HangWatch
 from bench.run.cell.watch import SILENT, Listener, Watch
-from bench.run.node.end import RankEnd
-from bench.run.node.job import NodeJob, StoreAddress
+from bench.run.node.job import NodeJob, RankEntry, StoreAddress
 from bench.run.node.local import LocalNode
-from bench.run.node.ranks import Node
-
-if TYPE_CHECKING:
-    from bench.run.node.worker import RankEntry
+from bench.run.node.ranks import Node, RankEnd
 
 
 class Launcher:

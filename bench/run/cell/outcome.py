@@ -28,7 +28,7 @@ from bench.plan.planned import PlannedCell
 from bench.record.record import SCHEMA_VERSION, Check, Failure, OutOfMemory, Provenance, Record, Status
 from bench.request.modes import mode_of
 from bench.run.cell.ends import classify
-from bench.run.node.end import RankEnd
+from bench.run.node.ranks import RankEnd
 from bench.strategies import STRATEGIES
 
 OF_SWEEP = ("packages", "strategy_package", "argv")

@@ -6,20 +6,17 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.config import RunConfig
 from bench.measure import PASSES, Sections
 from bench.plan.planned import PlannedCell
 from bench.record.record import Record, Role, Status
-from bench.request.modes import mode_of
-from bench.request.target import REPLAY
+from bench.request.modes import REPLAY, mode_of
 from bench.run.cell.launcher import Launcher
 from bench.run.cell.outcome import on_nodes, record_of, record_with, refused
 from bench.run.cell.watch import SILENT, Listener
-
-if TYPE_CHECKING:
-    from bench.run.node.worker import RankEntry
+from bench.run.node.job import RankEntry
 
 
 class SharedSections:

@@ -9,8 +9,7 @@ from multiprocessing.connection import wait
 
 from bench.ranks.log import Stage
 from bench.run.cell.hang import Blame, HangWatch, blamed_at_deadline
-from bench.run.node.end import Failing, RankEnd
-from bench.run.node.ranks import Left, Lost, NodeRanks
+from bench.run.node.ranks import Failing, Left, Lost, NodeRanks, RankEnd
 from bench.run.node.stacks import STACK_S
 
 GRACE_S = 3.0

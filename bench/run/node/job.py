@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.config import RunConfig
+from bench.ranks.log import RankLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class RankJob:
     known: frozenset[str] = frozenset()
 
 
+RankEntry = Callable[[RankJob, RankLog], dict[str, Any]]
+"""What a rank does once it is prepared; its return value is the rank's report."""
 LOG_TAIL_BYTES = 8000
 """Enough for the reason that NCCL's watchdog prints: up to 4,000 bytes of C++ stacks follow it."""
 

@@ -12,15 +12,14 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
 from bench.common.nvml import idle_gpus
 from bench.ranks.log import Place, place_path, read_place
-from bench.run.node.end import Failing, RankEnd, lost_a_peer
 from bench.run.node.job import (
     NodeJob,
+    RankEntry,
     RankJob,
     failure_path,
     log_path,
@@ -29,13 +28,9 @@ from bench.run.node.job import (
     tail_of,
     take_file,
 )
-from bench.run.node.ranks import Left, News
+from bench.run.node.ranks import Failing, Left, News, RankEnd, lost_a_peer
 from bench.run.node.server import ForkServer
 from bench.run.node.stacks import Doing, ask_for_stacks
-
-if TYPE_CHECKING:
-    from bench.run.node.worker import RankEntry
-
 
 LOOK_S = 1.0
 """How often to look at the most."""

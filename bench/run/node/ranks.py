@@ -1,21 +1,79 @@
-"""The ranks of a cell on one node, this machine or another, as the launcher sees them."""
+"""The ranks of a cell on one node, this machine or another, as the launcher sees them, to their ends."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from bench.ranks.log import Stage
-from bench.run.node.end import Failing, RankEnd
-from bench.run.node.job import NodeJob
+from bench.ranks.log import Place, Stage
+from bench.run.node.job import NodeJob, RankEntry
 from bench.run.node.stacks import Doing
 
-if TYPE_CHECKING:
-    from bench.run.node.worker import RankEntry
+LOST_PEER_TEXTS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Application timeout caused pair closure",
+    "Connection closed by remote peer",
+    "remote process exited",
+    "remote process exiting",
+    "NCCL communicator was aborted",
+)
+
+
+class Failing(msgspec.Struct, frozen=True, tag=True):
+    """A rank has failed, or left without a report; a rank tells so as soon as its failure is on the disk."""
+
+    rank: int
+    lost_a_peer: bool
+    """Whether only because another rank was gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How one rank ended, and what it left."""
+
+    rank: int
+    exit_code: int | None
+    """Negative for a signal; None for a rank that had to be stopped."""
+    report: dict[str, Any] | None
+    """There only when every pass was done."""
+    failure: dict[str, Any] | None
+    """There only when an error ended the rank, and it could still write it."""
+    log_tail: str
+    found_after_s: float | None = None
+    """Seconds from its failure, or else its own end, to the end of all ranks."""
+    place: Place | None = None
+    """Where it was last, as it noted itself; None where it never did."""
+    node: str | None = None
+    """The host that it was on, where that is another machine."""
+    node_lost: str | None = None
+    """Why nothing is known of it: its node is out of reach."""
+    hang: str | None = None
+    """What it did while the others waited for it; of one rank at the most, and only where the cell was ended
+    for it or at its deadline."""
+
+    @classmethod
+    def of_lost_node(cls, rank: int, why: str, node: str | None = None) -> RankEnd:
+        """The end of a rank of which nothing is known."""
+        return cls(rank, None, None, None, "", node=node, node_lost=why)
+
+    @property
+    def why(self) -> str:
+        """Why there is no report, in one line, for commands that keep no record."""
+        text = self.failure["message"] if self.failure is not None else self.log_tail
+        last = (text.strip().splitlines() or [f"exit code {self.exit_code}"])[-1]
+        return f"rank {self.rank}: {last}; try one such cell in a sweep, whose record says more"
+
+
+def lost_a_peer(failure: Mapping[str, Any]) -> bool:
+    """Whether a rank failed only because another rank was gone."""
+    return any(text in failure["message"] for text in LOST_PEER_TEXTS)
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):

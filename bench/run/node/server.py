@@ -20,16 +20,13 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from bench.common.environment import REPOSITORY
 from bench.ranks.log import Stage
-from bench.run.node.end import Failing
-from bench.run.node.job import RankJob, failure_path, log_path
+from bench.run.node.job import RankEntry, RankJob, failure_path, log_path
 from bench.run.node.lifeline import die_with_launcher
-
-if TYPE_CHECKING:
-    from bench.run.node.worker import RankEntry
+from bench.run.node.ranks import Failing
 
 PRELOAD = "bench.run.node.preload"
 SAFE_PATH = "PYTHONSAFEPATH"

@@ -41,10 +41,10 @@ from bench.ranks.groups import deadline, make_groups, outwait_the_launcher
 from bench.ranks.log import JOIN, PlaceFile, RankLog, Stage, place_path
 from bench.ranks.memory_limit import set_memory_limit
 from bench.ranks.products import use_wide_products
-from bench.run.node.end import Failing, lost_a_peer
 from bench.run.node.failure import describe_failure
-from bench.run.node.job import RankJob, StoreAddress, failure_path, log_path, report_path
+from bench.run.node.job import RankEntry, RankJob, StoreAddress, failure_path, log_path, report_path
 from bench.run.node.lifeline import die_with_parent
+from bench.run.node.ranks import Failing, lost_a_peer
 from bench.run.node.stacks import STACK_SIGNAL
 from bench.strategies import STRATEGIES, runnable
 from bench.training.models import TORCH_DTYPES
@@ -54,10 +54,6 @@ OTHER_LAUNCHERS = (
     "TORCHELASTIC_",
 )  # fmt: skip
 """How the variables begin that mpirun, srun or a torchrun around the sweep leave behind."""
-
-
-RankEntry = Callable[[RankJob, RankLog], dict[str, Any]]
-"""What a rank does once it is prepared; its return value is the rank's report."""
 
 
 def live(job: RankJob, tell: Callable[[Stage | Failing], None], entry: RankEntry) -> None:

@@ -15,7 +15,7 @@ from bench.measure.timing.section import Timing
 from bench.plan.planned import PlannedCell
 from bench.record.store import Store
 from bench.run.cell.outcome import judged, record_of
-from bench.run.node.end import RankEnd
+from bench.run.node.ranks import RankEnd
 from tests.support.cells import make_cell, run_cell, tiny_cell
 
 CELL = make_cell("strategy=ulysses", "seq_len=512", "engine=ddp")

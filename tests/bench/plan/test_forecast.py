@@ -11,7 +11,7 @@ import pytest
 import run_sweep
 from bench.common.environment import REPOSITORY, Machine
 from bench.config import AUTO
-from bench.extras.predict.expected import modelled
+from bench.extras.predict.prediction import modelled
 from bench.measure import planned_stages
 from bench.plan.auto_choices import CHOICES
 from bench.plan.estimate import FIXED_S, START_S, Estimate, Expected

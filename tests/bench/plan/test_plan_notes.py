@@ -8,7 +8,7 @@ import pytest
 import run_sweep
 from bench.common.labels import length_label
 from bench.cost.band import Fit
-from bench.extras.predict.expected import modelled
+from bench.extras.predict.prediction import modelled
 from bench.plan.estimate import Estimate
 from bench.plan.forecast import Forecast
 from bench.plan.plan import plan

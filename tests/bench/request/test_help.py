@@ -11,8 +11,8 @@ from bench.config import DTYPE_BYTES, LEASES, MASKS, PACKING, SCHEDULES
 from bench.request.choices import default_strategies, groups, options
 from bench.request.command_line import PLAN_OPTION, SHOWING, SWEEP_OPTIONS
 from bench.request.help import COLUMNS, COMMON, OPTIONS, described, help_text
+from bench.request.modes import MODE_NAMES
 from bench.request.resolve import LOSSES, all_keys
-from bench.request.target import MODE_NAMES
 from tests.support.command import COMMAND, typed_here
 
 SECTIONS = ("offload", "replay")

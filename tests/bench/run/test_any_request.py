@@ -12,7 +12,7 @@ import yaml
 from bench.attention import kernel_facts
 from bench.common.environment import Machine
 from bench.config import ConfigError
-from bench.extras.predict.expected import modelled
+from bench.extras.predict.prediction import modelled
 from bench.plan.estimate import Estimate
 from bench.plan.forecast import Forecast
 from bench.plan.plan import plan

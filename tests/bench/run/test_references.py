@@ -9,9 +9,9 @@ import time
 import pytest
 from rich.console import Console
 
+from bench.plan.local_cells import reference_cells, reference_of
 from bench.plan.plan import plan
 from bench.plan.planned import planned_cell
-from bench.plan.reference_cells import reference_cells, reference_of
 from bench.plan.work import MAX_COMPARED_STEPS, work_of
 from bench.record.store import read_records
 from bench.run.cell.run import SharedSections

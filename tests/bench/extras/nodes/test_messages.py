@@ -25,9 +25,8 @@ from bench.extras.nodes.link import (
     encoded,
 )
 from bench.ranks.log import Place, Stage
-from bench.run.node.end import Failing, RankEnd
 from bench.run.node.job import NodeJob, StoreAddress
-from bench.run.node.ranks import Left
+from bench.run.node.ranks import Failing, Left, RankEnd
 from bench.run.node.stacks import Doing
 from tests.support.cells import tiny_cell
 from tests.support.fuzzing import as_line, changed_bytes, changed_json, few_and_many, fuzz

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 import run_sweep
-from bench.extras.predict import cpu_speed, expected
+from bench.extras.predict import cpu_speed, prediction
 from bench.extras.predict.cpu_speed import MOST_TASKS, ProbeTask, ProbeTimes, probed, seconds_here
-from bench.extras.predict.expected import PROBED, modelled, timed_here
 from bench.extras.predict.hardware import another_cpu
-from bench.extras.predict.prediction import predict
+from bench.extras.predict.prediction import PROBED, modelled, predict, timed_here
 from bench.plan.planned import planned_cell
 from tests.support.cells import FOUR_H100, TWO_CORES, make_cell
 
@@ -47,7 +46,7 @@ def test_a_step_takes_as_many_times_as_long_as_its_parts_do(attention, products)
 def test_only_what_runs_on_this_cpu_is_timed_and_expected_by_it(monkeypatch):
     tasks = []
     monkeypatch.setattr(
-        expected, "probed", lambda wanted: tasks.extend(wanted) or dict.fromkeys(tasks, TIMES)
+        prediction, "probed", lambda wanted: tasks.extend(wanted) or dict.fromkeys(tasks, TIMES)
     )
     elsewhere = cell(machine=FOUR_H100)
     known = timed_here([cell(), cell("mode=predict", "hardware=h100_80gb"), elsewhere])

@@ -6,7 +6,7 @@ import pytest
 
 from bench.common.environment import installed
 from bench.config import ConfigError
-from bench.extras.predict.expected import modelled
+from bench.extras.predict.prediction import modelled
 from bench.measure import planned_stages
 from bench.plan.estimate import Estimate
 from bench.plan.experiments.published import opening, published_cells

@@ -4,7 +4,7 @@ import pytest
 
 from bench.ranks.log import Place
 from bench.run.cell.ends import classify
-from bench.run.node.end import RankEnd
+from bench.run.node.ranks import RankEnd
 
 PEER_GONE = {
     "phase": "timing",

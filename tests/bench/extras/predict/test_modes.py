@@ -5,7 +5,7 @@ import pytest
 from bench.cost.band import End
 from bench.cost.traffic import Messages
 from bench.extras.predict.hardware import hardware_of
-from bench.extras.predict.link import link_ms
+from bench.extras.predict.modes import link_ms
 from bench.extras.predict.speeds import Speeds
 from bench.run.cell.outcome import rate_with_link
 from bench.strategies.schedule import Exchange
