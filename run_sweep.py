@@ -27,7 +27,6 @@ from bench.extras.nodes.machines import launcher_of
 from bench.extras.predict import modes
 from bench.extras.predict.prediction import modelled, timed_here
 from bench.plan.estimate import Estimate
-from bench.plan.experiments import experiment_of
 from bench.plan.forecast import Forecast
 from bench.plan.plan import plan
 from bench.plan.plan_lines import UNLIMITED, short_lines, whole_plan
@@ -42,7 +41,8 @@ from bench.request.help import help_text
 from bench.request.hydra_errors import translated
 from bench.run.interrupts import Interrupts
 from bench.run.progress import Progress
-from bench.run.sweep import folder_lines, pending_cells, run_plan
+from bench.run.resume import sweep_start
+from bench.run.sweep import run_plan
 
 HELP = {"--help": False, "-h": False, "--help-all": True}
 """Options that print the keys, and whether all of them."""
@@ -55,17 +55,17 @@ def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategi
     """Plan and run these cells; ends the process with the sweep's exit code."""
     with refusals():
         raws, machine = [*composed], this_machine()
-        experiment = experiment_of(raws)
         plans_only = values.flag("plan", raws[0]["plan"])
         planned = plan(raws, machine, single=single, default_strategies=default_strategies)
+        experiment = planned.experiment
         if experiment.opening is not None:
             print(experiment.opening(raws, machine))
-        pending = pending_cells(planned)
-        estimate = estimate_of(pending)
-        forecast = Forecast(planned, pending, estimate)
+        start = sweep_start(planned)
+        estimate = estimate_of(start.pending)
+        forecast = Forecast(planned, start.pending, estimate)
         if plans_only:
             width = Console().width if sys.stdout.isatty() else UNLIMITED
-            print(*whole_plan(forecast, raws, folder_lines(planned), width), sep="\n")
+            print(*whole_plan(forecast, raws, start.lines, width), sep="\n")
             sys.exit(ExitCode.OK)
         planned = replace(planned, notes=(*planned.notes, *short_lines(forecast)))
         from analysis.report import write_report

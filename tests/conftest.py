@@ -85,7 +85,7 @@ def sigint_raises():
 @pytest.fixture
 def short_grace(monkeypatch):
     """Wait less long for the other ranks once one has failed."""
-    monkeypatch.setattr("bench.run.cell.watch.GRACE_S", 1.0)
+    monkeypatch.setattr("bench.run.cell.rank_watch.GRACE_S", 1.0)
 
 
 @pytest.hookimpl(tryfirst=True)

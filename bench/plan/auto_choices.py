@@ -12,7 +12,7 @@ from bench.cost.newer_kernels import newer_kernel_lines
 from bench.plan.planned import PlannedCell
 from bench.request.choices import Raw
 from bench.request.hardware import capability_of
-from bench.request.modes import starts_ranks
+from bench.request.modes import REPLAY, starts_ranks
 from bench.strategies import STRATEGIES
 from bench.strategies.options import default_text
 
@@ -65,31 +65,32 @@ def choice_lines(raws: Sequence[Raw], planned: Sequence[PlannedCell], machine: M
             f"hardware=auto: no file of conf/hardware/ names {machine.device_name}, so there is no MFU; name"
             " one with hardware=..., or add a file"
         )
-    lines += _idle_lines(raws, cells, machine)
-    lines += _replay_lines([each.cell for each in planned if each.reason is None])
+    if machine.gpus and any(_is_open(raw, "cluster.world_size") for raw in raws):
+        lines += _idle_lines(raws, cells, machine)
+    if replayed := [each.cell for each in planned if each.reason is None and each.cell.mode == REPLAY]:
+        lines.append(_replay_line(replayed))
+    rings = [cell for cell in cells if cell.workload.mask == "causal" and cell.ring_degree > 1]
+    if len(rings) > 1:
+        lines += _balance_lines(rings)
     kernels = {(cell.kernel, capability_of(cell, machine)) for cell in cells}
-    return [*lines, *_balance_lines(cells), *newer_kernel_lines(kernels)]
+    return [*lines, *newer_kernel_lines(kernels)]
 
 
-def _replay_lines(cells: Sequence[RunConfig]) -> list[str]:
-    """Which ranks a replay of these legal cells runs and what it does not say; empty without one."""
+def _replay_line(cells: Sequence[RunConfig]) -> str:
+    """Return which ranks a replay of these legal cells runs, and what it does not say."""
     ranks = dict.fromkeys(
-        f"{cell.strategy} rank {cell.replay.rank} of {cell.cluster.world_size}"
-        for cell in cells
-        if cell.replay.rank is not None
+        f"{cell.strategy} rank {cell.replay.rank} of {cell.cluster.world_size}" for cell in cells
     )
-    said = f"mode=replay: one process for each cell ({', '.join(ranks)}) on this machine's first device"
-    unsaid = "the link is modelled, and no loss or other value is checked (docs/replay.md)"
-    return [f"{said}; {unsaid}"] if ranks else []
+    return (
+        f"mode=replay: one process for each cell ({', '.join(ranks)}) on this machine's first device; the"
+        " link is modelled, and no loss or other value is checked (docs/replay.md)"
+    )
 
 
-def _balance_lines(cells: Sequence[RunConfig]) -> list[str]:
-    """A line where some rings share causal work evenly and contiguous ones do not; none elsewhere."""
-    causal = [cell for cell in cells if cell.workload.mask == "causal" and cell.ring_degree > 1]
-    even = [
-        cell for cell in causal if cell.layout != "contiguous" or STRATEGIES[cell.strategy].balances(cell)
-    ]
-    uneven = [cell for cell in causal if cell not in even]
+def _balance_lines(rings: Sequence[RunConfig]) -> list[str]:
+    """Return a line where some rings share causal work evenly and contiguous ones do not; none elsewhere."""
+    even = [cell for cell in rings if cell.layout != "contiguous" or STRATEGIES[cell.strategy].balances(cell)]
+    uneven = [cell for cell in rings if cell not in even]
     if not uneven or not even:
         return []
     named, others = (", ".join(sorted({_balance_name(cell) for cell in each})) for each in (uneven, even))
@@ -116,8 +117,7 @@ def _idle_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machin
         for cell in cells
         if cell.cluster.device == "cuda" and starts_ranks(cell) and STRATEGIES[cell.strategy].shares_sequences
     }
-    is_open = any(_is_open(raw, "cluster.world_size") for raw in raws)
-    if not is_open or not taken or max(taken) >= there:
+    if not taken or max(taken) >= there:
         return []
     line = f"cluster.world_size=auto: {max(taken)} of {there} GPUs, the others stay idle"
     if not any(_is_open(raw, "sp_degree") for raw in raws):

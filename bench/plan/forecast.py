@@ -49,28 +49,19 @@ class CellForecast:
         return self.planned.room
 
     @property
-    def is_legal(self) -> bool:
-        return self.reason is None
-
-    @property
     def runs(self) -> bool:
         """Whether it starts ranks."""
-        return self.is_legal and starts_ranks(self.cell)
+        return self.reason is None and starts_ranks(self.cell)
 
     @property
     def ends_early(self) -> bool:
         """Whether it runs out of memory, in its first step at the latest."""
-        return self.is_legal and self.room is not None and self.room.fit is Fit.OUT_OF_MEMORY
+        return self.reason is None and self.room is not None and self.room.fit is Fit.OUT_OF_MEMORY
 
     @property
     def lasts(self) -> bool:
         """Whether it runs to its end."""
-        return self.is_legal and not self.ends_early
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether its time is a part of the plan's: cells that run out of memory are not repeated."""
-        return self.is_legal and not (self.ends_early and self.planned.repeat)
+        return self.reason is None and not self.ends_early
 
     @property
     def is_too_long(self) -> bool:
@@ -130,7 +121,8 @@ class Forecast:
 
         Where all cells are predicted, those that measuring them would take.
         """
-        known_s = sum(each.cell_s or 0.0 for each in self._timed if each.is_counted)
+        once = [each for each in self._timed if not (each.ends_early and each.planned.repeat)]
+        known_s = sum(each.cell_s or 0.0 for each in once)  # cells that run out of memory are not repeated
         return START_S + known_s + sum(map(self.reference_s, self.references))
 
     @property
@@ -145,7 +137,7 @@ class Forecast:
 
     @property
     def _timed(self) -> list[CellForecast]:
-        return [each for each in self.cells if each.runs or (each.is_legal and self.is_predicted)]
+        return [each for each in self.cells if each.runs or (each.reason is None and self.is_predicted)]
 
     def reference_s(self, cell: RunConfig) -> float:
         """Seconds of a reference at the most: one that takes too long is ended."""
@@ -171,11 +163,13 @@ class Forecast:
         """What says how long steps take, most cells first."""
         return [basis for basis, _ in Counter(e.step.basis for e in self.cells if e.step).most_common()]
 
-    def duration(self, by: str) -> str:
-        """Return `about 31 min by the cost model, 17 min of it for one process of each cell`.
+    @property
+    def duration(self) -> str:
+        """`about 31 min by the cost model, 17 min of it for one process of each cell`.
 
         Where some times are not known, it says of how many cells.
         """
+        by = f" by {' and '.join(self.bases)}" if self.bases else ""
         if all(each.cell_s is None for each in self._timed):
             return f"an unknown time{by}"
         repeats = {each.planned.repeat for each in self.cells}

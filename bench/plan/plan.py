@@ -10,7 +10,7 @@ from typing import Any
 from bench.common.environment import Machine
 from bench.config import AUTO, LEASES, ConfigError, Resume, RunConfig, WhenTaken
 from bench.plan.auto_choices import choice_lines
-from bench.plan.experiments import experiment_of
+from bench.plan.experiments import EXPERIMENTS, Experiment, experiment_of
 from bench.plan.experiments.max_length import Grow
 from bench.plan.local_cells import reference_cells, with_fitting_base
 from bench.plan.planned import PlannedCell, planned_cell
@@ -39,6 +39,8 @@ class Plan:
     """The sweep that the folder has already."""
     resume: Resume
     """Which of the records that the folder has already are kept."""
+    experiment: Experiment = EXPERIMENTS["none"]
+    """The question that its cells answer."""
     lease: WhenTaken = WhenTaken.WAIT
     """What to do while another sweep runs on the same devices."""
     open_cells: tuple[RunConfig, ...] = ()
@@ -138,6 +140,7 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
         folder=folder,
         stored=stored_sweep(folder, resume),
         resume=resume,
+        experiment=experiment,
         lease=lease,
         open_cells=left_open,
         grow=None if experiment.growing is None else experiment.growing(raws, machine),

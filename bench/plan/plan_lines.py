@@ -47,7 +47,7 @@ def short_lines(forecast: Forecast) -> list[str]:
     if not any(each.runs for each in forecast.cells):
         return []
     first = "" if forecast.plan.grow is None else ", the first ones"
-    lines = [f"expected: {forecast.duration(_by(forecast))}{first}; --plan lists every cell and runs none"]
+    lines = [f"expected: {forecast.duration}{first}; --plan lists every cell and runs none"]
     illegal = {each.cell.cell_id for each in forecast.illegal}
     if illegal:
         reasons = {str(each.reason) for each in forecast.illegal}
@@ -162,9 +162,9 @@ def _reason(each: CellForecast) -> str:
 
 def _time(forecast: Forecast) -> Iterator[str]:
     """How long it takes and what that rests on, in one line; then what may come on top."""
-    if any(each.is_legal for each in forecast.cells):
+    if any(each.reason is None for each in forecast.cells):
         what = "measuring these cells would take" if forecast.is_predicted else "time:"
-        yield f"{what} {forecast.duration(_by(forecast))}"
+        yield f"{what} {forecast.duration}"
     yield from _repeats(forecast)
     if any(each.step is None for each in forecast.cells if each.reason is None):
         yield "unknown times: no file of conf/hardware/ has rates of the cells' kernel, data or device"
@@ -245,10 +245,6 @@ def _too_long(forecast: Forecast) -> list[str]:
     end = f"will not be done within measure.timeout_s={timeout_s:g}, and so timed_out"
     way_out = f"one takes about {duration_label(longest_s)}; write a larger measure.timeout_s"
     return [f"{_cells(len(late))} {end}: {way_out}"]
-
-
-def _by(forecast: Forecast) -> str:
-    return f" by {' and '.join(forecast.bases)}" if forecast.bases else ""
 
 
 def _cells(count: int) -> str:

@@ -74,7 +74,8 @@ def place(raw: Raw, machine: Machine) -> Place:
         name = "gpu" if device == "cuda" else "cpu"
     is_open = raw["world_size"] == "auto" and device == "cuda" and nodes == 1
     where = Place(name, device, ranks_per_gpu, world_size, nodes, is_open)
-    _refuse_too_many("cluster.world_size", world_size, where, machine)
+    if world_size > (most := _most_ranks(where, machine)):
+        raise ConfigError(_too_many("cluster.world_size", world_size, most, where, machine))
     return where
 
 
@@ -104,16 +105,16 @@ def _ranks_per_gpu(raw: Raw, device: str) -> int:
     return ranks
 
 
-def _refuse_too_many(key: str, ranks: int, where: Place, machine: Machine) -> None:
-    here = len(machine.gpus) * where.ranks_per_gpu
-    if where.device != "cuda":
-        here = max(MAX_CPU_RANKS, machine.cores)
-    most = where.nodes * here
-    if ranks <= most:
-        return
+def _most_ranks(where: Place, machine: Machine) -> int:
+    gpu_ranks, cpu_ranks = len(machine.gpus) * where.ranks_per_gpu, max(MAX_CPU_RANKS, machine.cores)
+    return where.nodes * (gpu_ranks if where.device == "cuda" else cpu_ranks)
+
+
+def _too_many(key: str, ranks: int, most: int, where: Place, machine: Machine) -> str:
+    """Return the message about more ranks than there may be at most."""
     nodes = f" on {where.nodes} nodes" if where.nodes > 1 else ""
     if where.device != "cuda":
-        raise ConfigError(f"{key}={ranks}: {most} CPU ranks are the most{nodes}; write {key}={most}, or less")
+        return f"{key}={ranks}: {most} CPU ranks are the most{nodes}; write {key}={most}, or less"
     gpus = f"{len(machine.gpus)} {'GPU is' if len(machine.gpus) == 1 else 'GPUs are'} visible{nodes}"
     if where.ranks_per_gpu > 1:
         gpus += f" and cluster.ranks_per_gpu={where.ranks_per_gpu}"
@@ -121,7 +122,7 @@ def _refuse_too_many(key: str, ranks: int, where: Place, machine: Machine) -> No
     needed = math.ceil(ranks / where.nodes / len(machine.gpus))
     if needed <= MAX_RANKS_PER_GPU:
         way_out += f", or let ranks share GPUs, for correctness only, with cluster.ranks_per_gpu={needed}"
-    raise ConfigError(f"{key}={ranks}: {gpus}; {way_out}")
+    return f"{key}={ranks}: {gpus}; {way_out}"
 
 
 def _device(raw: Raw, machine: Machine) -> str:
@@ -129,7 +130,8 @@ def _device(raw: Raw, machine: Machine) -> str:
     if device != "cpu" and machine.gpu_error is not None:
         raise ConfigError(f"cluster.device={device}: {machine.gpu_error}, or take cluster=cpu")
     if device == "auto":
-        _refuse_unseen_gpus(raw, machine)
+        if raw["name"] == "slurm" and not machine.gpus:
+            _refuse_unseen_gpus()
         device = "cuda" if machine.gpus else "cpu"
     values.choice("cluster.device", device, ("cpu", "cuda"))
     if device == "cuda" and not machine.gpus:
@@ -138,10 +140,10 @@ def _device(raw: Raw, machine: Machine) -> str:
     return device
 
 
-def _refuse_unseen_gpus(raw: Raw, machine: Machine) -> None:
+def _refuse_unseen_gpus() -> None:
     """Raises ConfigError on a login node: the sweep would take the CPUs of nodes that have GPUs."""
     of_job = [f"{name}={os.environ[name]}" for name in SLURM_GPUS if os.environ.get(name, "0") != "0"]
-    if raw["name"] == "slurm" and of_job and not machine.gpus:
+    if of_job:
         raise ConfigError(
             f"cluster=slurm: the job has GPUs ({of_job[0]}), none of which is visible here; start the"
             " sweep on one of its nodes, by sbatch or srun --overlap --nodes=1 --ntasks=1 --gpus-per-node=,"
@@ -198,7 +200,8 @@ def unshared_degrees(raw: Raw, where: Place, machine: Machine) -> Degrees:
     replicate = values.whole("dp_replicate", raw["dp_replicate"])
     shard = _known("dp_shard", raw["dp_shard"]) or 1
     ranks = replicate * shard
-    _refuse_too_many("dp_replicate x dp_shard", ranks, where, machine)
+    if ranks > (most := _most_ranks(where, machine)):
+        raise ConfigError(_too_many("dp_replicate x dp_shard", ranks, most, where, machine))
     if ranks > where.world_size and raw["cluster"]["world_size"] != "auto":
         raise ConfigError(
             f"dp_replicate x dp_shard = {ranks} ranks, but cluster.world_size={where.world_size};"

@@ -38,7 +38,7 @@ from bench.request.choices import Raw, options
 from bench.request.device_sections import env_pairs, measure_config
 from bench.request.hardware import refuse_changed, this_hardware
 from bench.request.model_numbers import model_config
-from bench.request.modes import MODE_NAMES, PREDICT, REPLAY, target_machine, with_replayed_rank
+from bench.request.modes import MEASURE, MODE_NAMES, PREDICT, REPLAY, target_machine, with_replayed_rank
 from bench.request.placement import (
     GATHERED,
     Place,
@@ -100,7 +100,9 @@ def strategy_keys() -> list[str]:
 
 def resolve(raw: Raw, machine: Machine) -> RunConfig:
     """One cell from a composed configuration; raises ConfigError at the first value that is no good."""
-    cell, pads = _resolved(raw, target_machine(raw, machine)), values.flag("pad", raw["pad"])
+    if raw["mode"] != MEASURE:
+        machine = target_machine(raw, machine)
+    cell, pads, rank = _resolved(raw, machine), values.flag("pad", raw["pad"]), raw["replay"]["rank"]
     if cell.mode == PREDICT:  # arithmetic gives the same each time, and is compared with nothing
         once = cell.measure if cell.measure.repeats == AUTO else replace(cell.measure, repeats=1)
         cell = replace(cell, measure=replace(once, reference_budget_s=0.0))
@@ -108,7 +110,7 @@ def resolve(raw: Raw, machine: Machine) -> RunConfig:
         cell = _attention_alone(cell)
     elif pads:
         cell = _padded(cell)
-    return with_replayed_rank(cell, raw["replay"]["rank"])
+    return cell if cell.mode != REPLAY and rank == AUTO else with_replayed_rank(cell, rank)
 
 
 def _padded(cell: RunConfig) -> RunConfig:
@@ -177,7 +179,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
         offload=values.section("offload", raw["offload"], OffloadConfig),
         measure=measure_config(raw["measure"], where.device),
         seed=values.whole("seed", raw["seed"], least=0),
-        env=env_pairs(raw["env"], where.device),
+        env=() if raw["env"] == {} else env_pairs(raw["env"], where.device),
         experiment=values.choice("experiment", raw["experiment"]["name"], options("experiment")),
     )
     own_choices = _options(raw["strategy"], cell)
@@ -185,36 +187,33 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
 
 
 def _cluster(raw: Raw, where: Place, machine: Machine, world_size: int) -> ClusterConfig:
+    binding = raw["numa_binding"]
     cluster = ClusterConfig(
         name=where.name,
         world_size=where.world_size,
         nodes=where.nodes,
-        network=_network(raw["network"], where),
+        network=None if raw["network"] is None else _network(raw["network"], where),
         ranks_per_gpu=min(where.ranks_per_gpu, where.world_size),
         device=where.device,
         backend="nccl" if where.device == "cuda" else "gloo",
         threads_per_rank=1,
         memory_limit_gib=memory_limit_gib(raw, where.device),
-        numa_binding=_numa_binding(raw["numa_binding"], where.device),
+        numa_binding=binding if binding is None else _numa_binding(binding, where.device),
     )
     if world_size != where.world_size:
         cluster = of_fewer_ranks(cluster, world_size)
     return replace(cluster, threads_per_rank=threads_per_rank(raw, machine, world_size // cluster.nodes))
 
 
-def _numa_binding(raw: Any, device: str) -> str | None:
-    """Which CPUs near its GPU a rank is bound to; refused where ranks run on CPUs."""
-    if raw is None:
-        return None
+def _numa_binding(raw: Any, device: str) -> str:
+    """Return which CPUs near its GPU a rank is bound to; refused where ranks run on CPUs."""
     if device == "cpu":
         raise ConfigError(f"cluster.numa_binding={raw}: the ranks run on the CPU, not on a GPU; leave it out")
     return values.choice("cluster.numa_binding", raw, NUMA_BINDINGS)
 
 
-def _network(raw: Any, where: Place) -> str | None:
-    """The user's word for it, in which a number is a word too; refused where no node is beside another."""
-    if raw is None:
-        return None
+def _network(raw: Any, where: Place) -> str:
+    """Return the user's word for it, in which a number is a word too; refused where there is one node."""
     label = values.text("cluster.network", raw)
     if where.nodes == 1:
         raise ConfigError(

@@ -25,7 +25,7 @@ from bench.ranks.log import Stage
 from bench.record.record import FINDINGS, Record
 from bench.request.modes import starts_ranks
 from bench.run.cell.outcome import outcome
-from bench.run.cell.watch import Listener
+from bench.run.cell.rank_watch import Listener
 
 HEARTBEAT_S = 60.0
 """How long a log may stay silent while a cell runs."""
@@ -94,20 +94,8 @@ class Progress(Listener):
         if note is not None:
             self.say(note)
 
-    def begin(self, planned: PlannedCell) -> None:
-        """A cell of the sweep is about to run."""
-        self._follow(planned, is_beside=False)
-
-    @contextmanager
-    def beside(self, planned: PlannedCell) -> Iterator[Listener]:
-        """Show a cell that is none of the sweep's, as long as it runs."""
-        self._follow(planned, is_beside=True)
-        try:
-            yield self
-        finally:
-            self._running = self._cell_progress = None
-
-    def _follow(self, planned: PlannedCell, *, is_beside: bool) -> None:
+    def begin(self, planned: PlannedCell, *, is_beside: bool = False) -> None:
+        """Follow a cell that is about to run; `is_beside` for one that is none of the sweep's."""
         self._running, self._is_beside = planned, is_beside
         imports = starts_ranks(planned.cell) and not self._has_started
         step_s = None if planned.reason is not None else self._estimate.step_s(planned.cell)
@@ -115,6 +103,15 @@ class Progress(Listener):
         self._said_s = self._now_s()
         self._guess()
         self._refresh()
+
+    @contextmanager
+    def beside(self, planned: PlannedCell) -> Iterator[Listener]:
+        """Show a cell that is none of the sweep's, as long as it runs."""
+        self.begin(planned, is_beside=True)
+        try:
+            yield self
+        finally:
+            self._running = self._cell_progress = None
 
     def tell(self, stage: Stage) -> None:
         """What the running cell does from now on; the next tick shows it."""
@@ -130,11 +127,7 @@ class Progress(Listener):
     def tick(self) -> None:
         """Keep the bar up with the clock; a log gets a line now and then."""
         self._refresh()
-        if (
-            self._bar.disable
-            and self._now_s() - self._said_s >= HEARTBEAT_S
-            and self._cell_progress is not None
-        ):
+        if self._bar.disable and self._now_s() - self._said_s >= HEARTBEAT_S and self._cell_progress:
             since = duration_label(self._cell_progress.elapsed_s)
             self.say(f"{self._place()}: running for {since}, {self._cell_progress.where()}; {self._eta()}")
 
@@ -177,6 +170,8 @@ class Progress(Listener):
         self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def _refresh(self) -> None:
+        if self._bar.disable:
+            return
         done, left = self._total - len(self._left), self._eta()
         where = "" if self._cell_progress is None else f"{self._label()}: {self._cell_progress.where()}"
         self._bar.update(self._sweep, total=self._total, completed=done, description=where, left=left)

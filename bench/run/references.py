@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.common.labels import duration_label, length_label
@@ -15,43 +16,33 @@ from bench.plan.planned import PlannedCell
 from bench.plan.work import REFERENCE_STRATEGY, work_of
 from bench.record.record import Status
 from bench.run.cell.launcher import Launcher
+from bench.run.cell.rank_watch import SILENT, Listener
 from bench.run.cell.run import CellInterrupted, SharedSections, run
 from bench.run.cell.trajectory import Trajectories
-from bench.run.cell.watch import SILENT, Listener
 
 FOLDER = "references"
 
 
+@dataclass(slots=True)
 class References:
     """Runs each planned reference once, when the first other cell of its work is about to run."""
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        folder: Path,
-        say: Callable[[str], None],
-        shown: Callable[[PlannedCell], AbstractContextManager[Listener]] = lambda _: nullcontext(SILENT),
-    ) -> None:
-        """`shown` shows a reference while it runs."""
-        self.launcher = launcher
-        self.folder = folder
-        self.say = say
-        self.shown = shown
-        self.took_s = 0.0
-        """Seconds of the references so far."""
-        self._tried: set[str] = set()
-        """Ids of the references that have run or were found too large."""
+    launcher: Launcher
+    folder: Path
+    say: Callable[[str], None]
+    show: Callable[[PlannedCell], AbstractContextManager[Listener]] = lambda _: nullcontext(SILENT)
+    """Shows a reference while it runs."""
+    took_s: float = 0.0
+    """Seconds of the references so far."""
+    tried: set[str] = field(default_factory=set)
+    """Ids of the references that have run or were found too large."""
 
-    def run_missing(
-        self, reference: PlannedCell | None, trajectories: Trajectories, shared: SharedSections
-    ) -> None:
+    def run_missing(self, reference: PlannedCell, trajectories: Trajectories, shared: SharedSections) -> None:
         """Give the trajectories a planned reference, unless its work has one already or it was tried."""
-        if reference is None or reference.cell.cell_id in self._tried:
-            return
         cell = reference.cell
-        if trajectories.know(work_of(cell)):
+        if cell.cell_id in self.tried or trajectories.has_reference(work_of(cell)):
             return
-        self._tried.add(cell.cell_id)
+        self.tried.add(cell.cell_id)
         reason = why_not_tried(reference)
         if reason is not None:
             self.say(reason)
@@ -61,12 +52,12 @@ class References:
             f" {duration_label(cell.measure.timeout_s)}, because others are compared with its losses"
         )
         try:
-            with self.shown(reference) as listener:
+            with self.show(reference) as listener:
                 record = run(reference, self.launcher, self.folder / FOLDER, listener=listener, shared=shared)
         except CellInterrupted:
             raise KeyboardInterrupt from None  # its record is none of the sweep's
         self.took_s += record.wall_s or 0.0
         if record.status is Status.OK:
-            trajectories.held(cell, record)
+            trajectories.compare(cell, record)
         else:
             self.say(f"{length_label(cell.seq_len)}: no reference, {record.status}: {record.reason}")

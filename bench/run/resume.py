@@ -1,9 +1,9 @@
-"""What a resumed sweep goes on with: the plan and the records that its folder holds already."""
+"""Where a sweep starts: which of its cells its folder lacks, by the plan and the records there."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,6 +12,7 @@ from bench.common.environment import departures, describe
 from bench.config import ConfigError, Resume, RunConfig
 from bench.plan.cell_labels import CellLabels
 from bench.plan.plan import Plan
+from bench.plan.planned import PlannedCell
 from bench.record.record import Provenance, Status, is_finding
 from bench.request.modes import PREDICT
 from bench.request.packages import used_packages
@@ -26,47 +27,96 @@ BECOME: Mapping[Resume, str] = {
 }
 
 
-class Resumed:
-    """The cells of a plan next to those of the sweep in its folder, by their ids.
+@dataclass(frozen=True, slots=True)
+class SweepStart:
+    """A plan compared with the sweep that its folder holds."""
 
-    Raises ConfigError where the folder's sweep has none of these cells.
+    plan: Plan
+    """Cells that the folder's records add are among its cells."""
+    pending: Sequence[PlannedCell]
+    """Cells to begin with, in order."""
+    records: Sequence[dict[str, Any]] = ()
+    """Records of the folder that count for the plan."""
+    lines: tuple[str, ...] = ()
+    """Differences between the folder and the plan: cells, and what made the records."""
+    is_whole: bool = True
+    """Whether all cells of the folder's sweep are planned again."""
+
+
+def sweep_start(plan: Plan) -> SweepStart:
+    """Return where the plan starts in its folder; reads and writes nothing.
+
+    Raises ConfigError where the folder's sweep has none of the plan's cells.
     """
-
-    def __init__(self, plan: Plan) -> None:
-        stored = plan.stored.cells
-        planned = [each.cell for each in plan.cells]
-        self._labels = CellLabels([*stored, *planned])
-        ours, theirs = ({cell.cell_id: cell for cell in cells} for cells in (planned, stored))
-        self._left_out = [cell for name, cell in theirs.items() if name not in ours]
-        self._added = [cell for name, cell in ours.items() if name not in theirs] if stored else []
-        self._grows = plan.grow is not None
-        if stored and len(self._left_out) == len(theirs):
-            raise ConfigError(
-                f"sweep_dir={plan.folder}: holds another sweep. Only there: {self._named(self._left_out)};"
-                f" only in this request: {self._named(self._added)}. To go on with the folder's own"
-                " plan, add no word but resume=true; else name another folder"
-            )
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all cells of the sweep are planned again."""
-        return not self._left_out
-
-    @property
-    def lines(self) -> list[str]:
-        """What the request leaves out and adds; nothing for a search, whose cells come one by one."""
-        if self._grows:
-            return []
-        told = {
-            "only in the folder's earlier sweep, not run again": self._left_out,
-            "new to the folder": self._added,
+    stored = plan.stored
+    if not stored.cells and not stored.records:
+        return SweepStart(plan, plan.cells)
+    left_out, added = _differences(plan)
+    if stored.cells and len(left_out) == len({cell.cell_id for cell in stored.cells}):
+        raise ConfigError(
+            f"sweep_dir={plan.folder}: holds another sweep. Only there: {_named(left_out, plan)}; only in"
+            f" this request: {_named(added, plan)}. To go on with the folder's own plan, add no word but"
+            " resume=true; else name another folder"
+        )
+    kept, lines = kept_records(plan, stored.records), list[str]()
+    if plan.grow is None:  # of a search the cells come one by one
+        differing = {
+            "only in the folder's earlier sweep, not run again": left_out,
+            "new to the folder": added,
         }
-        return [f"{self._named(cells)}: {what}" for what, cells in told.items() if cells]
+        lines = [f"{_named(cells, plan)}: {what}" for what, cells in differing.items() if cells]
+    plan, pending = with_missing(plan, kept.records)
+    left_out, _ = _differences(plan)
+    return SweepStart(plan, pending, kept.records, (*lines, *kept.lines), is_whole=not left_out)
 
-    def _named(self, cells: Sequence[RunConfig]) -> str:
-        count = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
-        more = ", ..." if len(cells) > MOST_NAMED else ""
-        return f"{count} ({', '.join(map(self._labels.of, cells[:MOST_NAMED]))}{more})"
+
+def with_missing(
+    plan: Plan, records: Sequence[dict[str, Any]], ran: Collection[str] = (), beside_s: float = 0.0
+) -> tuple[Plan, list[PlannedCell]]:
+    """Return the plan and its missing cells; where none is missing, the plan with what the records add.
+
+    A cell that `ran` just now is not run again, however it ended. `beside_s` are the seconds of cells without
+    a record of the sweep's own.
+    """
+    pending = _missing(plan, records, ran)
+    while not pending and plan.is_open:
+        before, plan = plan, plan.grown(records, beside_s)
+        pending = _missing(plan, records, ran)
+        if plan.grow is not None and len(plan.cells) == len(before.cells):
+            break
+    return plan, pending
+
+
+def _missing(plan: Plan, records: Sequence[dict[str, Any]], ran: Collection[str]) -> list[PlannedCell]:
+    """Return the cells without a final record that did not run just now.
+
+    A cell whose first process ran out of memory is not repeated.
+    """
+    done = {
+        (line["cell_id"], line["repeat"])
+        for line in records
+        if is_finding(line["role"], Status(line["status"]))
+    }
+    out_of_memory = (line for line in records if line["status"] == Status.OUT_OF_MEMORY)
+    ran_out = {line["cell_id"] for line in out_of_memory if not line["repeat"]}
+    missing = [p for p in plan.cells if (p.cell.cell_id, p.repeat) not in done]
+    return [p for p in missing if p.folder_name not in ran and not (p.repeat and p.cell.cell_id in ran_out)]
+
+
+def _differences(plan: Plan) -> tuple[list[RunConfig], list[RunConfig]]:
+    """Return the cells of the folder's sweep that are not planned, and the planned ones that it has not."""
+    planned = {each.cell.cell_id: each.cell for each in plan.cells}
+    stored = {cell.cell_id: cell for cell in plan.stored.cells}
+    added = [cell for name, cell in planned.items() if name not in stored] if stored else []
+    return [cell for name, cell in stored.items() if name not in planned], added
+
+
+def _named(cells: Sequence[RunConfig], plan: Plan) -> str:
+    """Return `2 cells (ulysses 8k, ring 8k)`, with labels as if all these cells were of one sweep."""
+    labels = CellLabels([*plan.stored.cells, *(each.cell for each in plan.cells)])
+    count = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
+    more = ", ..." if len(cells) > MOST_NAMED else ""
+    return f"{count} ({', '.join(map(labels.of, cells[:MOST_NAMED]))}{more})"
 
 
 @dataclass(frozen=True, slots=True)

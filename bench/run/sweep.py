@@ -1,26 +1,25 @@
-"""Runs a planned sweep to its end, whatever its cells do."""
+"""Runs a planned sweep to its end, whatever its cells do: `run_plan`, and below it what it does, in order."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 
 from bench.common.command import again_command, tool_words
-from bench.config import ExitCode, RunConfig
+from bench.config import ExitCode
 from bench.measure.trace.reader import KEPT_TRACE
 from bench.plan.plan import Plan
 from bench.plan.planned import PlannedCell
 from bench.plan.stored import CONFIG, stored_sweep
 from bench.plan.work import work_of
 from bench.ranks.log import JOIN
-from bench.record.record import Status, is_finding
+from bench.record.record import Record, Status, is_finding
 from bench.record.store import RECORDS, Store, write_whole
 from bench.request.modes import starts_ranks
 from bench.run.cell.launcher import Launcher
@@ -31,7 +30,7 @@ from bench.run.node.job import RankEntry
 from bench.run.node.lease import gpus_of, lease
 from bench.run.progress import Progress
 from bench.run.references import References
-from bench.run.resume import Resumed, kept_records
+from bench.run.resume import kept_records, sweep_start, with_missing
 
 TRACES_FOLDER = "traces"
 WRITING = "writing the report"
@@ -52,20 +51,24 @@ ReportWriter = Callable[[Path], bool]
 
 @dataclass(slots=True)
 class Sweep:
-    """What the cells of a running sweep have in common."""
+    """A running sweep: its plan, and results and counts that its cells share."""
 
     plan: Plan
     """Grows while the sweep runs where records add cells to it."""
     launcher: Launcher
     progress: Progress
     store: Store
-    shared: SharedSections
-    trajectories: Trajectories
     references: References
+    trajectories: Trajectories = field(default_factory=Trajectories)
+    shared: SharedSections = field(default_factory=SharedSections)
+    ran: set[str] = field(default_factory=set)
+    """Folder names of the cells that ran, however they ended."""
     ran_out: set[str] = field(default_factory=set)
     """Ids of the cells whose first process ran out of memory, which are not repeated."""
     join_hangs: int = 0
     """Cells whose ranks could not connect, one after the other."""
+    findings: list[bool] = field(default_factory=list)
+    """For each cell that ran, whether it ended as it may."""
 
 
 def run_plan(
@@ -78,30 +81,28 @@ def run_plan(
     interrupts: Interrupts | None = None,
 ) -> ExitCode:
     """Run the cells, store each record as it comes, write the report; the sweep's exit code."""
-    Resumed(plan)  # refuses another sweep's folder
-    interrupts = interrupts or Interrupts()
+    interrupts, is_interrupted = interrupts or Interrupts(), False
     with Store(plan.folder) as store, ExitStack() as held:
         if store.size_bytes != plan.stored.size_bytes:  # another sweep ended here since the plan was made
             plan = replace(plan, stored=stored_sweep(plan.folder, plan.resume))
-        kept = kept_records(plan, plan.stored.records)
-        plan, pending = _whatever_is_missing(plan, kept.records)
-        resumed = Resumed(plan)
-        trajectories = Trajectories()
-        trajectories.keep_finished([planned.cell for planned in plan.cells], kept.records)
-        ranked = [each.cell for each in pending if starts_ranks(each.cell)]
-        if ranked:
-            # Before the server's imports, which would take the cores of a sweep that measures.
-            held.enter_context(_lease(launcher, ranked, plan, progress))
-            launcher.warm()
-        if resumed.is_whole:
-            _write_config(plan)
-        progress.start(pending, plan.folder, [*resumed.lines, *kept.lines, *plan.notes])
+        start = sweep_start(plan)
         references = References(launcher, plan.folder, progress.say, progress.beside)
-        sweep = Sweep(plan, launcher, progress, store, SharedSections(), trajectories, references)
-        findings, is_interrupted = list[bool](), False
+        sweep = Sweep(start.plan, launcher, progress, store, references)
+        sweep.trajectories.keep_finished([planned.cell for planned in start.plan.cells], start.records)
+        if any(starts_ranks(planned.cell) for planned in start.pending):
+            # Before the server's imports, which would take the cores of a sweep that measures.
+            held.enter_context(_lease(sweep, start.pending))
+            launcher.warm()
+        if start.is_whole:
+            _write_config(start.plan)
+        progress.start(start.pending, plan.folder, [*start.lines, *plan.notes])
+        first_length_ends = _end_of_first_length(start.plan, start.pending)
         try:
-            for found in _run_all(sweep, pending, resumed, entry, interrupts, write_report):
-                findings.append(found)
+            for planned in _cells(sweep, start.pending, writes_config=start.is_whole):
+                interrupts.raise_swallowed()
+                sweep.findings.append(_run_cell(planned, sweep, entry(planned)))
+                if planned == first_length_ends and sweep.join_hangs < MAX_JOIN_HANGS:
+                    _report_so_far(sweep, write_report)
         except KeyboardInterrupt as interrupted:
             interrupts.begin_to_close()
             is_interrupted = True
@@ -109,130 +110,49 @@ def run_plan(
                 store.append(interrupted.record)
         finally:
             progress.stop()
-        _report_join_hangs(sweep.join_hangs, progress)
-        return _conclude(plan, progress, write_report, findings, interrupts, is_interrupted=is_interrupted)
+        return _conclude(sweep, write_report, interrupts, is_interrupted=is_interrupted)
 
 
-def _run_all(
-    sweep: Sweep,
-    pending: Sequence[PlannedCell],
-    resumed: Resumed,
-    entry: Callable[[PlannedCell], RankEntry | None],
-    interrupts: Interrupts,
-    write_report: ReportWriter,
-) -> Iterator[bool]:
-    """Run these cells and those that their records add; yield whether each ended as it may."""
-    ran = set[str]()
-    first_length = _first_length(sweep.plan, pending)
+def _cells(sweep: Sweep, pending: Sequence[PlannedCell], *, writes_config: bool) -> Iterator[PlannedCell]:
+    """Yield the next cell: one of these, then one that the records add, as long as ranks can connect."""
     while pending:
         for planned in pending:
-            interrupts.raise_swallowed()
-            ran.add(planned.folder_name)
-            yield _run_one(planned, sweep, entry(planned))
             if sweep.join_hangs == MAX_JOIN_HANGS:
                 return
-            _report_after(first_length, planned, sweep.plan, sweep.progress, write_report)
-        pending = _more(sweep, resumed, ran)
+            sweep.ran.add(planned.folder_name)
+            yield planned
+        pending = _added_cells(sweep, writes_config=writes_config) if sweep.plan.is_open else ()
 
 
-def _first_length(plan: Plan, pending: Sequence[PlannedCell]) -> PlannedCell | None:
-    """Return the last cell before the first longer one.
+def _added_cells(sweep: Sweep, *, writes_config: bool) -> Sequence[PlannedCell]:
+    """Add to the plan what the records add; return what of it is missing and did not run just now."""
+    records = kept_records(sweep.plan, sweep.store.read()).records
+    sweep.plan, pending = with_missing(sweep.plan, records, sweep.ran, sweep.references.took_s)
+    if writes_config:
+        _write_config(sweep.plan)
+    sweep.progress.add(pending, sweep.plan.note)
+    return pending
 
-    None where all have one length, where records decide, and where nothing runs: then all is done at once.
+
+def _run_cell(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> bool:
+    """Run a cell, before it the reference that its work lacks, and store its record.
+
+    Return whether the cell ended as it may.
     """
-    lengths = [each.cell.seq_len for each in pending]
-    runs = any(starts_ranks(each.cell) for each in pending)
-    if plan.grow is not None or not runs or len({*lengths}) < 2:  # noqa: PLR2004  lengths
-        return None
-    return pending[len([*takewhile(lambda length: length == lengths[0], lengths)]) - 1]
-
-
-def _report_after(
-    last: PlannedCell | None, ran: PlannedCell, plan: Plan, progress: Progress, write_report: ReportWriter
-) -> None:
-    """Once `last` ran, print and write the report of what there is. A fault in it costs no further cell."""
-    if ran != last:
-        return
-    progress.say(f"the first length is done; the report so far is in {plan.folder}")
-    try:
-        with progress.paused():
-            write_report(plan.folder)
-    except Exception as error:  # noqa: BLE001  the report at the end meets it again, and says so
-        progress.say(f"no report yet: {error}")
-
-
-def _report_join_hangs(cells: int, progress: Progress) -> None:
-    """Print the usual causes where the ranks of this many cells hung in JOIN."""
-    if cells:
-        stops = " in two cells, one after the other: the sweep stops" if cells == MAX_JOIN_HANGS else ""
-        progress.say(f"ranks could not connect{stops}. {JOIN_HANG_CAUSES}")
-
-
-def _lease(
-    launcher: Launcher, cells: Sequence[RunConfig], plan: Plan, progress: Progress
-) -> AbstractContextManager[object]:
-    """That of the devices which these cells use here; on other machines agents hold theirs."""
-    if not launcher.is_local:
-        return nullcontext()
-    return lease(gpus_of(cells), plan.lease, progress.say, folder=plan.folder)
-
-
-def _conclude(
-    plan: Plan,
-    progress: Progress,
-    write_report: ReportWriter,
-    findings: Sequence[bool],
-    interrupts: Interrupts,
-    *,
-    is_interrupted: bool,
-) -> ExitCode:
-    """Write the report and say how to go on; the exit code."""
-    has_records, is_answered = (plan.folder / RECORDS).exists(), True
-    if is_interrupted:
-        what = "the report of what is there follows" if has_records else "no cell has ended yet"
-        progress.say(f"interrupted; {what}")
-    else:
-        progress.say(WRITING)
-    try:
-        # Where not even the first cell came to a record, there is nothing to report.
-        if has_records or not is_interrupted:
-            with interrupts.listened_to():
-                is_answered = write_report(plan.folder)
-    except KeyboardInterrupt:
-        is_interrupted = True
-        progress.say(f"interrupted; for the report: {tool_words('analysis.report')} {plan.folder}")
-    interrupts.begin_to_close()
-    again = again_command(sys.argv, plan.folder)
-    failed = findings.count(False)
-    if is_interrupted:
-        progress.say(f"to run what is missing: {again}")
-        return ExitCode.INTERRUPTED
-    if failed:
-        progress.say(f"{failed} of {len(findings)} cells failed; to run them again: {again}")
-    return ExitCode.FAILED if failed or not is_answered else ExitCode.OK
-
-
-def _run_one(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> bool:
-    """Run a cell and store its record; return whether it ended as it may."""
     if planned.repeat and planned.cell.cell_id in sweep.ran_out:
         sweep.progress.leave_out(planned)
         return True
-    if planned.reason is None:
-        reference = sweep.plan.references.get(work_of(planned.cell))
+    reference = sweep.plan.references.get(work_of(planned.cell)) if planned.reason is None else None
+    if reference is not None:
         sweep.references.run_missing(reference, sweep.trajectories, sweep.shared)
     sweep.progress.begin(planned)
     cells = sweep.store.folder / "cells"
     record = run(planned, sweep.launcher, cells, entry=entry, listener=sweep.progress, shared=sweep.shared)
-    record = sweep.trajectories.held(planned.cell, record)
+    record = sweep.trajectories.compare(planned.cell, record)
     _gather_traces(planned, cells, sweep.store.folder / TRACES_FOLDER)
     sweep.store.append(record)
-    if record.status is Status.OUT_OF_MEMORY and not planned.repeat:
-        sweep.ran_out.add(planned.cell.cell_id)
     sweep.progress.end(planned, record)
-    if record.status is Status.TIMED_OUT and record.failure is not None and record.failure.phase == JOIN:
-        sweep.join_hangs += 1
-    elif record.status is not Status.UNSUPPORTED:
-        sweep.join_hangs = 0
+    _count_failures(planned, record, sweep)
     return is_finding(record.role, record.status)
 
 
@@ -245,66 +165,83 @@ def _gather_traces(planned: PlannedCell, cells: Path, traces: Path) -> None:
             kept.rename(traces / f"{planned.folder_name}-{rank}.json.gz")
 
 
-def _more(sweep: Sweep, resumed: Resumed, ran: Collection[str]) -> list[PlannedCell]:
-    """Add to the plan what the records add; return what of it is missing and did not run just now."""
-    plan = sweep.plan
-    if not plan.is_open:
-        return []
-    records = kept_records(plan, sweep.store.read()).records
-    sweep.plan, pending = _whatever_is_missing(plan, records, ran, sweep.references.took_s)
-    if resumed.is_whole:
-        _write_config(sweep.plan)
-    sweep.progress.add(pending, sweep.plan.note)
-    return pending
+def _count_failures(planned: PlannedCell, record: Record, sweep: Sweep) -> None:
+    """Count the failures that decide which cells still run."""
+    if record.status is Status.OUT_OF_MEMORY and not planned.repeat:
+        sweep.ran_out.add(planned.cell.cell_id)
+    if record.status is Status.TIMED_OUT and record.failure is not None and record.failure.phase == JOIN:
+        sweep.join_hangs += 1
+    elif record.status is not Status.UNSUPPORTED:
+        sweep.join_hangs = 0
 
 
-def _whatever_is_missing(
-    plan: Plan, records: Sequence[dict[str, Any]], ran: Collection[str] = (), beside_s: float = 0.0
-) -> tuple[Plan, list[PlannedCell]]:
-    """The plan, with more cells as long as nothing of it is missing, and what then is.
+def _end_of_first_length(plan: Plan, pending: Sequence[PlannedCell]) -> PlannedCell | None:
+    """Return the last cell before the first longer one.
 
-    A cell that `ran` just now is not run again, however it ended.
+    None where all have one length, where records decide, and where nothing runs: then all is done at once.
     """
-    pending = _missing(plan, records, ran)
-    while not pending and plan.is_open:
-        before, plan = plan, plan.grown(records, beside_s)
-        pending = _missing(plan, records, ran)
-        if plan.grow is not None and len(plan.cells) == len(before.cells):
-            break
-    return plan, pending
+    lengths = [each.cell.seq_len for each in pending]
+    if plan.grow is not None or len({*lengths}) < 2:  # noqa: PLR2004  lengths
+        return None
+    if not any(starts_ranks(each.cell) for each in pending):
+        return None
+    return pending[len([*takewhile(lambda length: length == lengths[0], lengths)]) - 1]
 
 
-def pending_cells(plan: Plan) -> list[PlannedCell]:
-    """Return what the plan would begin with, in order; reads and writes nothing.
-
-    Raises ConfigError, as running it would, where the folder holds another sweep.
-    """
-    Resumed(plan)  # refuses another sweep's folder
-    return _whatever_is_missing(plan, kept_records(plan, plan.stored.records).records)[1]
-
-
-def folder_lines(plan: Plan) -> list[str]:
-    """Return what of the plan's folder differs from the plan: cells, and what made the records."""
-    return [*Resumed(plan).lines, *kept_records(plan, plan.stored.records).lines]
+def _report_so_far(sweep: Sweep, write_report: ReportWriter) -> None:
+    """Print and write the report of what there is. A fault in it costs no further cell."""
+    progress, folder = sweep.progress, sweep.plan.folder
+    progress.say(f"the first length is done; the report so far is in {folder}")
+    try:
+        with progress.paused():
+            write_report(folder)
+    except Exception as error:  # noqa: BLE001  the report at the end meets it again, and says so
+        progress.say(f"no report yet: {error}")
 
 
-def _missing(plan: Plan, records: Sequence[dict[str, Any]], ran: Collection[str]) -> list[PlannedCell]:
-    """Return the cells without a final record that did not run just now.
+def _lease(sweep: Sweep, pending: Sequence[PlannedCell]) -> AbstractContextManager[object]:
+    """Return the lease of the devices that these cells use here; on other machines agents hold theirs."""
+    if not sweep.launcher.is_local:
+        return nullcontext()
+    gpus = gpus_of([planned.cell for planned in pending if starts_ranks(planned.cell)])
+    return lease(gpus, sweep.plan.lease, sweep.progress.say, folder=sweep.plan.folder)
 
-    A cell whose first process ran out of memory is not repeated.
-    """
-    done = {
-        (line["cell_id"], line["repeat"])
-        for line in records
-        if is_finding(line["role"], Status(line["status"]))
-    }
-    out_of_memory = (line for line in records if line["status"] == Status.OUT_OF_MEMORY)
-    ran_out = {line["cell_id"] for line in out_of_memory if not line["repeat"]}
-    missing = [p for p in plan.cells if (p.cell.cell_id, p.repeat) not in done]
-    return [p for p in missing if p.folder_name not in ran and not (p.repeat and p.cell.cell_id in ran_out)]
+
+def _conclude(
+    sweep: Sweep, write_report: ReportWriter, interrupts: Interrupts, *, is_interrupted: bool
+) -> ExitCode:
+    """Write the report and say how to go on; the exit code."""
+    progress, folder = sweep.progress, sweep.plan.folder
+    if sweep.join_hangs:
+        stops = " in two cells, one after the other: the sweep stops"
+        stops = stops if sweep.join_hangs == MAX_JOIN_HANGS else ""
+        progress.say(f"ranks could not connect{stops}. {JOIN_HANG_CAUSES}")
+    has_records, is_answered = (folder / RECORDS).exists(), True
+    if is_interrupted:
+        what = "the report of what is there follows" if has_records else "no cell has ended yet"
+        progress.say(f"interrupted; {what}")
+    else:
+        progress.say(WRITING)
+    try:
+        # Where not even the first cell came to a record, there is nothing to report.
+        if has_records or not is_interrupted:
+            with interrupts.listened_to():
+                is_answered = write_report(folder)
+    except KeyboardInterrupt:
+        is_interrupted = True
+        progress.say(f"interrupted; for the report: {tool_words('analysis.report')} {folder}")
+    interrupts.begin_to_close()
+    again = again_command(sys.argv, folder)
+    failed = sweep.findings.count(False)
+    if is_interrupted:
+        progress.say(f"to run what is missing: {again}")
+        return ExitCode.INTERRUPTED
+    if failed:
+        progress.say(f"{failed} of {len(sweep.findings)} cells failed; to run them again: {again}")
+    return ExitCode.FAILED if failed or not is_answered else ExitCode.OK
 
 
 def _write_config(plan: Plan) -> None:
-    """The request, fully resolved, beside the records: one entry a cell, in running order."""
+    """Write the request, fully resolved, next to the records: one entry a cell, in running order."""
     content = {"argv": sys.argv, "cells": [planned.cell.flat() for planned in plan.cells]}
     write_whole(plan.folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(content)))

@@ -41,7 +41,7 @@ def swept(tmp_path, monkeypatch):
         estimate, noise = Estimate(modelled), random.Random(0)
         now = [datetime(2026, 1, 1, tzinfo=UTC)]
 
-        def run_one(planned, running, _):
+        def run_cell(planned, running, _):
             cell = planned.cell
             factor = ring_factor if cell.strategy == "ring_flash_attn" else 1.0
             step_ms = 6000 * cell.seq_len / 65536 * factor * noise.lognormvariate(0, PROCESS_SPREAD)
@@ -60,7 +60,7 @@ def swept(tmp_path, monkeypatch):
                 file.write(json.dumps(record) + "\n")
             return True
 
-        monkeypatch.setattr(sweep_run, "_run_one", run_one)
+        monkeypatch.setattr(sweep_run, "_run_cell", run_cell)
         raws = raws_of((), ("8k", "64k", "96k"), sweep_dir=str(tmp_path))
         planned = plan(raws, FOUR_H100, single=False, default_strategies=True)
         progress = Progress(Console(file=io.StringIO()), estimate=estimate)

@@ -6,7 +6,7 @@ from analysis import compare, report
 from bench.common.environment import describe
 from bench.plan.plan import plan
 from bench.record.record import FINDINGS, Status
-from bench.run.sweep import folder_lines, pending_cells
+from bench.run.resume import sweep_start
 from tests.support.cells import TWO_CORES, make_raw
 from tests.support.records import make_failure, make_record, write_sweep
 
@@ -35,5 +35,6 @@ def test_every_status_is_reported_compared_and_gone_on_with(status, tmp_path, ca
     assert compare.main([*map(str, folders)]) == 0
     assert "Traceback" not in "".join(capsys.readouterr())
     again = planned(folders[0], "seq_len=1k", "resume=true")
-    assert len(pending_cells(again)) == (status not in FINDINGS)
-    assert folder_lines(again) == []
+    start = sweep_start(again)
+    assert len(start.pending) == (status not in FINDINGS)
+    assert start.lines == ()

@@ -23,7 +23,7 @@ from bench.plan.planned import PlannedCell
 from bench.record.record import Check, Record, Role
 from bench.record.store import Store, read_records
 from bench.run.cell.ends import classify
-from bench.run.cell.outcome import failed, judged, not_finite_on_a_rank, refused, with_software
+from bench.run.cell.outcome import failed, judged, not_finite_on_a_rank, refused
 from bench.run.node.ranks import RankEnd
 from bench.strategies import STRATEGIES
 
@@ -58,7 +58,7 @@ def observed_record(
         or wrong_objective(objectives, [[*group[0].group] for group in groups], cell.dtype)
     )
     made = checks_of_loop(cell, sections, groups, objectives)
-    return with_software(judged(planned, sections, made, wrong, wall_s, started_at), ranks)
+    return judged(planned, ranks, sections, made, wrong, wall_s, started_at)
 
 
 def need_of_loop(cell: RunConfig) -> MemoryNeed | None:

@@ -42,7 +42,7 @@ class HangWatch:
     """Follows the progress that a cell's ranks report."""
 
     def __init__(self, cell: RunConfig, now_s: Callable[[], float] = time.monotonic) -> None:
-        """With `measure.hang_timeout_s` of 0 it finds nothing."""
+        """With `measure.hang_timeout_s` of 0 no cell hangs."""
         self._timeout_s = cell.measure.hang_timeout_s
         self._now_s = now_s
         self._progress: Mapping[int, int] = {}
@@ -66,14 +66,18 @@ class HangWatch:
             return max(self._timeout_s, FIRST_STEP_S)
         return max(self._timeout_s, LONGEST_STEPS * self._longest_step_s)
 
-    def found(
-        self, nodes: Sequence[NodeRanks], live: Sequence[int], progress: Mapping[int, int]
-    ) -> Blame | None:
-        """The live rank that keeps the others waiting, found by each node's progress; None without a hang."""
+    def record_progress(self, progress: Mapping[int, int]) -> None:
+        """Take note of how many phases and steps each node's ranks have begun."""
         if progress != self._progress:
-            self._progress, self._since_s = progress, self._now_s()
-        if self._timeout_s == 0 or self._now_s() - self._since_s < self.limit_s:
-            return None
+            self._progress, self._since_s = {**progress}, self._now_s()
+
+    @property
+    def is_hanging(self) -> bool:
+        """Whether no rank has reported progress for too long."""
+        return self._timeout_s != 0 and self._now_s() - self._since_s >= self.limit_s
+
+    def blame(self, nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame:
+        """Return the live rank that keeps the others waiting, by the stacks of all of them."""
         doing = _asked(nodes, live)
         told = (f"rank {rank} is {each.whereabouts}" for rank, each in doing.items())
         rank, what = live[0], NOBODY + ", ".join(told)

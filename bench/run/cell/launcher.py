@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.config import RunConfig
 from bench.run.cell.hang import HangWatch
-from bench.run.cell.watch import SILENT, Listener, Watch
+from bench.run.cell.rank_watch import SILENT, Listener, Watch
 from bench.run.node.job import NodeJob, RankEntry, StoreAddress
 from bench.run.node.local import LocalNode
 from bench.run.node.ranks import Node, RankEnd

@@ -51,10 +51,10 @@ def record_of(
     reports = [decoded(end.report) for end in ends if end.report is not None]
     sections = merge(reports, planned.cell, known)
     wrong = first_failure(planned.cell, sections) or not_finite_on_a_rank(reports, planned.cell.running_ranks)
-    made, fixed = checks(planned.cell, sections), fixed_cost_s(reports, wall_s)
-    record = judged(planned, sections, made, wrong, wall_s, started_at, fixed_cost_s=fixed)
-    slowest_s = worst_by_name([report.phases_s for report in reports])
-    return replace(with_software(record, reports), phases_s=slowest_s)
+    record = judged(planned, reports, sections, checks(planned.cell, sections), wrong, wall_s, started_at)
+    phases_s = worst_by_name([report.phases_s for report in reports])
+    fixed_cost_s = wall_s - max(map(own_work_s, reports)) if record.status is Status.OK else None
+    return replace(record, phases_s=phases_s, fixed_cost_s=fixed_cost_s)
 
 
 def refused(planned: PlannedCell, reason: str, wall_s: float, started_at: datetime | None = None) -> Record:
@@ -74,39 +74,31 @@ def failed(
 
 def judged(
     planned: PlannedCell,
+    reports: Sequence[RankReport],
     sections: Sections,
     made: Sequence[Check],
     wrong: str | None,
     wall_s: float,
     started_at: datetime,
-    fixed_cost_s: float | None = None,
 ) -> Record:
-    """The record of a cell that ran to its end: where something is wrong, without any speed.
+    """Return the record of a cell that ran to its end: where something is wrong, without any speed.
 
     `made` are the checks of all sections, `wrong` is what a gate found; a number that is not finite is wrong
-    in any section.
+    in any section. Only the reports of the ranks say all of the software that ran.
     """
-    wrong = wrong or _not_finite(sections)
-    if wrong is not None:
-        kept = evidence(sections)
-        return record_with(planned, Status.WRONG_RESULT, wrong, wall_s, started_at, sections=kept, made=made)
-    ok = record_with(planned, Status.OK, None, wall_s, started_at, sections=sections, made=made)
-    return replace(ok, fixed_cost_s=fixed_cost_s)
-
-
-def with_software(record: Record, reports: Sequence[RankReport]) -> Record:
-    """The same record with what only the ranks know of the software that ran."""
+    if wrong is None:
+        wrong = _first_not_finite(sections)
+    status, kept = (Status.OK, sections) if wrong is None else (Status.WRONG_RESULT, evidence(sections))
+    record = record_with(planned, status, wrong, wall_s, started_at, sections=kept, made=made)
     return replace(record, environment={**record.environment, **reports[0].software})
 
 
 def on_nodes(record: Record, nodes: Sequence[Mapping[str, Any]]) -> Record:
-    """The same record where ranks ran on other machines: its environment is the first one's, and by node
+    """Return the record where ranks ran on other machines: its environment is the first one's, and by node
     what differs from that.
 
     Software is the same on all, or they would not have been taken in.
     """
-    if not nodes:
-        return record
     of_sweep = {name: record.environment[name] for name in OF_SWEEP if name in record.environment}
     of_machine = [{name: value for name, value in node.items() if name not in OF_SWEEP} for node in nodes]
     first = {name: value for name, value in of_machine[0].items() if name not in NAMES_OF_NODE}
@@ -123,32 +115,20 @@ def found_wrong(record: Record, reason: str) -> Record:
     return replace(record, status=Status.WRONG_RESULT, reason=reason, sections=kept, fixed_cost_s=None)
 
 
-def fixed_cost_s(reports: Sequence[RankReport], wall_s: float) -> float:
-    """Seconds of a cell that are not its own steps: starting, joining, building, reporting, leaving."""
-    return wall_s - max(map(own_work_s, reports))
-
-
 def not_finite_on_a_rank(reports: Sequence[RankReport], ranks: Sequence[int]) -> str | None:
     """Where in the reports of these ranks the first number stands that is not finite, in one line, or None.
 
     Sections need not show it: merging takes the largest of some numbers and only rank 0's of others.
     """
-    found = (
-        f"rank {rank}: {place}"
-        for rank, report in zip(ranks, reports, strict=True)
-        for name, part in report.parts.items()
-        for place in not_finite(part, name)
-    )
-    return _told(next(found, None))
+    reported = zip(ranks, reports, strict=True)
+    found = ((rank, _first_not_finite(report.parts)) for rank, report in reported)
+    return next((f"rank {rank}: {place}" for rank, place in found if place is not None), None)
 
 
-def _not_finite(sections: Sections) -> str | None:
-    found = (place for name, section in sections.items() for place in not_finite(section, name))
-    return _told(next(found, None))
-
-
-def _told(place: str | None) -> str | None:
-    return None if place is None else f"{place}, which is no finite number"
+def _first_not_finite(parts: Mapping[str, Any]) -> str | None:
+    """Return where in these sections, or a rank's parts of them, the first number is not finite."""
+    places = (place for name, part in parts.items() for place in not_finite(part, name))
+    return next((f"{place}, which is no finite number" for place in places), None)
 
 
 def _what(status: Status, failure: Failure) -> str:

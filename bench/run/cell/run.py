@@ -15,7 +15,7 @@ from bench.record.record import Record, Role, Status
 from bench.request.modes import REPLAY, mode_of
 from bench.run.cell.launcher import Launcher
 from bench.run.cell.outcome import on_nodes, record_of, record_with, refused
-from bench.run.cell.watch import SILENT, Listener
+from bench.run.cell.rank_watch import SILENT, Listener
 from bench.run.node.job import RankEntry
 
 
@@ -93,8 +93,8 @@ def measure(
 ) -> Record:
     """Run all ranks of the cell, legal or not, and put together what they report."""
     start, started_at = time.monotonic(), datetime.now(UTC)
-    own, nodes = folder / planned.folder_name, launcher.nodes_for(planned.cell)
-    known = shared.of(planned.cell)
+    nodes = [each.description for each in launcher.nodes_for(planned.cell) if each.description is not None]
+    own, known = folder / planned.folder_name, shared.of(planned.cell)
     try:
         left_out = frozenset(known) | LEFT_OUT.get(planned.role, frozenset())
         if planned.cell.mode == REPLAY:
@@ -106,4 +106,4 @@ def measure(
         record = record_with(planned, Status.INTERRUPTED, reason, wall_s, started_at)
         raise CellInterrupted(record) from None
     record = record_of(planned, ends, time.monotonic() - start, started_at, known)
-    return on_nodes(record, [node.description for node in nodes if node.description is not None])
+    return on_nodes(record, nodes) if nodes else record

@@ -27,8 +27,8 @@ class Trajectories:
     def __init__(self) -> None:
         self._references: dict[str, tuple[RunConfig, Losses]] = {}
 
-    def held(self, cell: RunConfig, record: Record) -> Record:
-        """The record with what it was compared with; a wrong result where it departed from that.
+    def compare(self, cell: RunConfig, record: Record) -> Record:
+        """Return the record with what it was compared with; a wrong result where it departed from that.
 
         The first sound cell of a work is compared with nothing, and is what the next are compared with. So is
         the first of `local`: it is not blamed for leaving a strategy that came before it.
@@ -53,8 +53,8 @@ class Trajectories:
         self._keep(cell, losses)
         return record
 
-    def know(self, work: str) -> bool:
-        """Whether there is a reference for this work."""
+    def has_reference(self, work: str) -> bool:
+        """Return whether there is a reference for this work."""
         return work in self._references
 
     def keep_finished(self, cells: Sequence[RunConfig], lines: Sequence[Mapping[str, Any]]) -> None:

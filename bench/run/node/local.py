@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from bench.run.node.job import (
     take_file,
 )
 from bench.run.node.ranks import Failing, Left, News, RankEnd, lost_a_peer
-from bench.run.node.server import ForkServer
+from bench.run.node.server import ForkServer, enter_rank
 from bench.run.node.stacks import Doing, ask_for_stacks
 
 LOOK_S = 1.0
@@ -64,7 +64,7 @@ class LocalNode:
         for leftover in folder.glob("rank_*.json"):
             leftover.unlink()
         scratch = tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-")
-        receiver, sender = self._server.pipe()
+        receiver, sender = Pipe(duplex=False)
         started = LocalRanks(job, folder, scratch, receiver)
         try:
             for local_rank, rank in enumerate(job.ranks):
@@ -79,7 +79,7 @@ class LocalNode:
                     interface=None if job.store is None else self.interface,
                     known=job.known,
                 )
-                started.add(rank, self._server.rank(told, sender, entry))
+                started.add(rank, self._server.process(enter_rank, told, sender, entry))
             sender.close()
         except BaseException:
             started.stop()

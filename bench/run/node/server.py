@@ -63,17 +63,9 @@ class ForkServer:
         with _signals_ignored(), _folder_not_searched():
             forkserver.ensure_running()
 
-    def pipe(self) -> tuple[Connection, Connection]:
-        """Two ends, of which the second is for the processes to send by."""
-        return self._context.Pipe(duplex=False)
-
     def process(self, target: Callable[..., object], *arguments: Any) -> BaseProcess:
         """A process that will call this and end with the server; not started yet."""
         return _Process(target=target, args=arguments)
-
-    def rank(self, job: RankJob, sender: Connection, entry: RankEntry | None) -> BaseProcess:
-        """A rank that runs `entry`, by default the cell's passes, and tells of itself; not started yet."""
-        return self.process(_enter, job, sender, entry)
 
 
 class _Process(ForkServerProcess):
@@ -127,8 +119,11 @@ def _folder_not_searched() -> Iterator[None]:
             os.environ[SAFE_PATH] = before
 
 
-def _enter(job: RankJob, sender: Connection, entry: RankEntry | None) -> None:
-    """The first function of a rank: everything it needs is imported in the server already."""
+def enter_rank(job: RankJob, sender: Connection, entry: RankEntry | None) -> None:
+    """Begin as a rank that runs `entry`, by default the cell's passes, and reports through `sender`.
+
+    Everything that it needs is imported in the server already.
+    """
     die_with_launcher()
     try:
         from bench.run.node.worker import live, run_cell

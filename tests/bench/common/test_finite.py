@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bench.common.finite import finite, not_finite, worst
+from bench.measure import decoded
 from bench.measure.parity.exact import relative_error
 from bench.measure.parity.section import limit_of
 from bench.measure.timing.section import Timing
@@ -123,9 +124,8 @@ def test_a_limit_stays_a_limit_where_plain_arithmetic_overflows(plain):
 
 def test_what_merging_makes_of_numbers_is_judged_too():
     timing = Timing(step_times_ms=[[1.0]], window_ms=[math.inf], warmup="full", tokens_per_step=1)
-    record = judged(
-        PlannedCell(CELL, repeat=0, order=0), {"timing": timing}, [], None, 1.0, datetime.now(UTC)
-    )
+    planned, reports = PlannedCell(CELL, repeat=0, order=0), [decoded({"phases_s": {}, "software": {}})]
+    record = judged(planned, reports, {"timing": timing}, [], None, 1.0, datetime.now(UTC))
     assert (record.status, record.reason) == (
         "wrong_result",
         "timing.window_ms[0] is inf, which is no finite number",

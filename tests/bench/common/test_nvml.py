@@ -1,6 +1,7 @@
 """What a record says of GPUs and of the variables set before, by a driver shaped like nvidia-ml-py."""
 
 import re
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from unittest.mock import create_autospec
 
@@ -12,11 +13,11 @@ from bench.common import environment, nvml
 from bench.common.environment import describe, inherited_env, this_machine, torch_cuda
 from bench.config import ConfigError
 from bench.measure import decoded
+from bench.plan.planned import planned_cell
 from bench.ranks.device import nccl_version
-from bench.record.record import Record
 from bench.request.resolve import resolve
-from bench.run.cell.outcome import with_software
-from tests.support.cells import make_raw
+from bench.run.cell.outcome import judged
+from tests.support.cells import TWO_CORES, make_raw, tiny_cell
 
 LINKS = 18
 ANCESTORS = {(0, 1): pynvml.NVML_TOPOLOGY_SINGLE, (0, 2): pynvml.NVML_TOPOLOGY_SYSTEM,
@@ -197,9 +198,9 @@ def test_the_nccl_that_ran_is_in_the_environment(monkeypatch):
     monkeypatch.setattr(torch._C, "_nccl_version_suffix", lambda: b"", raising=False)
     assert nccl_version(torch.device("cpu")) == {}
     version = nccl_version(torch.device("cuda", 0))
-    fields = dict.fromkeys(Record.__dataclass_fields__) | {"environment": {}, "sections": {}}
-    report = decoded({"phases_s": {}, "software": version})
-    assert with_software(Record(**fields), [report]).environment == {"nccl_version": "2.28.9"}
+    report, planned = decoded({"phases_s": {}, "software": version}), planned_cell(tiny_cell(), TWO_CORES)
+    record = judged(planned, [report], {}, [], None, 1.0, datetime.now(UTC))
+    assert record.environment["nccl_version"] == "2.28.9"
 
 
 def test_an_idle_gpu_is_known_by_its_place_among_the_visible_ones(driver, monkeypatch):

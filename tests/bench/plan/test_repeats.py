@@ -201,7 +201,7 @@ def swept(tmp_path, monkeypatch):
     """Runs a sweep whose cells take no time: what it said, and the (length, repeat) of its cells in order."""
     ran, failing = [], []
 
-    def run_one(each, sweep, _):
+    def run_cell(each, sweep, _):
         ran.append((each.cell.seq_len, each.repeat))
         status = "crashed" if each.cell.strategy in failing else "ok"
         (record,) = ended([each], {1024: 10.0, 2048: 40.0}, status=status)
@@ -216,7 +216,7 @@ def swept(tmp_path, monkeypatch):
         def warm(self):
             pass
 
-    monkeypatch.setattr(sweep_run, "_run_one", run_one)
+    monkeypatch.setattr(sweep_run, "_run_cell", run_cell)
 
     def sweep(*words, fails=(), write_report=lambda _: True, **kwargs):
         ran.clear()

@@ -76,7 +76,8 @@ def told(planned, cell, folder):
     said = []
     cells = [planned_cell(each, FOUR_H100) for each in planned]
     reference = reference_cells(cells, FOUR_H100).get(work_of(cell))
-    References(None, folder, said.append).run_missing(reference, Trajectories(), SharedSections())
+    if reference is not None:
+        References(None, folder, said.append).run_missing(reference, Trajectories(), SharedSections())
     return said
 
 

@@ -21,7 +21,7 @@ from bench.extras.observe.outcome import UNKNOWN, checks_of_loop, need_of_loop
 from bench.extras.observe.tokens import RankTokens, layout_of, misfed
 from bench.record.store import read_records
 from bench.run.cell.ends import lost_a_peer
-from bench.run.cell.watch import GRACE_S
+from bench.run.cell.rank_watch import GRACE_S
 from bench.run.node.worker import join
 from tests.support.cells import make_cell
 from tests.support.scripts import own_loop

@@ -14,11 +14,11 @@ def held(launcher, tmp_path_factory):
     kept = Trajectories()
 
     def hold(cell, record):
-        if cell.workload.name == "train" and not kept.know(work_of(cell)):
+        if cell.workload.name == "train" and not kept.has_reference(work_of(cell)):
             reference = reference_of(cell)
             found, _ = run_cell(launcher, reference, tmp_path_factory.mktemp("local"))
             assert found.status == "ok", found.reason
-            kept.held(reference, found)
-        return kept.held(cell, record)
+            kept.compare(reference, found)
+        return kept.compare(cell, record)
 
     return hold

@@ -28,7 +28,8 @@ class Clock:
 
     def after(self, seconds, progress=0, live=(0, 1)):
         self.now_s += seconds
-        return self.watch.found([self._node], live, {0: progress})
+        self.watch.record_progress({0: progress})
+        return self.watch.blame([self._node], live) if self.watch.is_hanging else None
 
 
 class Silent:
@@ -72,7 +73,8 @@ def test_ranks_that_join_are_waited_for_a_minute_once_every_node_has_some(
 ):
     clock = Clock(Silent(), timeout_s)
     clock.watch.tell(stage)
-    assert clock.watch.found([], (0, 1), progress) is None
+    clock.watch.record_progress(progress)
+    assert not clock.watch.is_hanging
     assert clock.watch.limit_s == limit_s
 
 

@@ -24,8 +24,8 @@ def local(launcher, tmp_path_factory):
 
 def test_a_sound_strategy_is_held_in_every_step_and_says_against_what(launcher, tmp_path, local):
     cell, trajectories = cell_of("deepspeed_ulysses"), Trajectories()
-    trajectories.held(*local)
-    record = trajectories.held(cell, run_cell(launcher, cell, tmp_path)[0])
+    trajectories.compare(*local)
+    record = trajectories.compare(cell, run_cell(launcher, cell, tmp_path)[0])
     losses = record.sections["losses"]
     assert record.status == "ok", record.reason
     assert (losses.held_against, losses.held_steps) == (local[0].cell_id, len(losses.loss))
@@ -44,9 +44,9 @@ def test_noise_of_the_weights_does_not_make_batches_hide_a_departure(local):
         return replace(record, sections={**record.sections, "losses": losses, "objective": objective})
 
     trajectories = Trajectories()
-    trajectories.held(cell, with_losses([1.0, *[1.8] * 5]))
-    assert trajectories.held(cell_of("ring"), with_losses([1.0, *[1.8] * 4, 1.82])).status == "ok"
-    left = trajectories.held(cell_of("ring"), with_losses([1.0, *[1.8] * 4, 1.85]))
+    trajectories.compare(cell, with_losses([1.0, *[1.8] * 5]))
+    assert trajectories.compare(cell_of("ring"), with_losses([1.0, *[1.8] * 4, 1.82])).status == "ok"
+    left = trajectories.compare(cell_of("ring"), with_losses([1.0, *[1.8] * 4, 1.85]))
     assert left.reason.startswith("step 5: the loss is 1.85")
 
 
@@ -59,8 +59,8 @@ def test_steps_in_which_sound_trainings_may_part_are_not_compared(local):
 
     for step, status in ((MAX_COMPARED_STEPS - 1, "wrong_result"), (MAX_COMPARED_STEPS, "ok")):
         trajectories = Trajectories()
-        trajectories.held(cell, with_losses([1.0] * 30))
-        found = trajectories.held(cell_of("ring"), with_losses([1.0] * step + [2.0] * (30 - step)))
+        trajectories.compare(cell, with_losses([1.0] * 30))
+        found = trajectories.compare(cell_of("ring"), with_losses([1.0] * step + [2.0] * (30 - step)))
         assert (found.status, found.sections["losses"].held_steps) == (status, MAX_COMPARED_STEPS)
 
 
@@ -68,7 +68,7 @@ def test_local_takes_the_place_of_another_reference_and_no_other_does(local):
     cell, record = local
     trajectories = Trajectories()
     for strategy in ("ulysses", "local", "ring"):
-        held = trajectories.held(replace(cell, strategy=strategy), record)
+        held = trajectories.compare(replace(cell, strategy=strategy), record)
     assert held.sections["losses"].held_against == cell.cell_id
 
 
@@ -76,9 +76,9 @@ def test_local_is_not_blamed_for_leaving_what_came_before_it(local):
     cell, record = local
     wrong = replace(record.sections["losses"], loss=[2 * loss for loss in record.sections["losses"].loss])
     trajectories = Trajectories()
-    trajectories.held(cell_of("ulysses"), replace(record, sections={**record.sections, "losses": wrong}))
-    assert trajectories.held(cell, record).status == "ok"
-    assert trajectories.held(cell_of("ring"), record).status == "ok"
+    trajectories.compare(cell_of("ulysses"), replace(record, sections={**record.sections, "losses": wrong}))
+    assert trajectories.compare(cell, record).status == "ok"
+    assert trajectories.compare(cell_of("ring"), record).status == "ok"
 
 
 def test_a_resumed_sweep_holds_new_cells_against_finished_ones(local):
@@ -86,7 +86,7 @@ def test_a_resumed_sweep_holds_new_cells_against_finished_ones(local):
     line = {"status": "ok", "cell_id": cell.cell_id, "losses": asdict(record.sections["losses"])}
     trajectories = Trajectories()
     trajectories.keep_finished([cell], [line])
-    assert trajectories.held(cell_of("ulysses"), record).sections["losses"].held_against == cell.cell_id
+    assert trajectories.compare(cell_of("ulysses"), record).sections["losses"].held_against == cell.cell_id
 
 
 def test_the_same_work_is_the_same_tokens_from_the_same_parameters():

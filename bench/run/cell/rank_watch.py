@@ -56,8 +56,8 @@ class Watch:
             for grace_s in self._news(listener):
                 has_failed = True
                 deadline = min(deadline, time.monotonic() + grace_s)
-            if self._look() and not has_failed:
-                self._blame = self._hang_watch.found(self._nodes, sorted(self._live), {**self._progress})
+            if self._record_progress() and self._hang_watch.is_hanging and not has_failed:
+                self._blame = self._hang_watch.blame(self._nodes, sorted(self._live))
             listener.tick()
             if self._blame is not None:
                 return
@@ -88,10 +88,11 @@ class Watch:
                         self._live.difference_update(node.ranks)
                         yield GRACE_S
 
-    def _look(self) -> bool:
-        """Look at the nodes that are due; whether any was."""
-        new = {n: look for n, node in enumerate(self._nodes) if (look := node.look()) is not None}
+    def _record_progress(self) -> bool:
+        """Look at the nodes that are due; return whether any was."""
+        new = {n: count for n, node in enumerate(self._nodes) if (count := node.look()) is not None}
         self._progress |= new
+        self._hang_watch.record_progress(self._progress)
         return bool(new)
 
     def _ask_for_stacks(self, *, has_time: bool) -> None:
