@@ -52,7 +52,10 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
 def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategies: bool = False) -> NoReturn:
-    """Plan and run these cells; ends the process with the sweep's exit code."""
+    """Plan these cells, say what they will take, run them, and write the report.
+
+    Ends the process with the sweep's exit code. `bench.run.sweep.run_plan` is what runs them.
+    """
     with refusals():
         raws, machine = [*composed], this_machine()
         plans_only = values.flag("plan", raws[0]["plan"])

@@ -74,7 +74,7 @@ class Machine:
 def this_machine() -> Machine:
     """The visible GPUs by NVML's names, the cores this process may use, the processor and the memory."""
     visible = visible_gpus()
-    unusable = visible.error or _unusable_by_torch(visible)
+    unusable = visible.error or (_unusable_by_torch(visible) if visible.names else None)
     gpus = VisibleGpus() if unusable else visible
     return Machine(
         gpus=gpus.names,
@@ -92,8 +92,6 @@ def _unusable_by_torch(visible: VisibleGpus) -> str | None:
 
     A driver runs programs of its own CUDA's major version, and of older ones (NVIDIA's "CUDA Compatibility").
     """
-    if not visible.names:
-        return None
     built_for, newest = torch_cuda(), visible.driver_cuda
     if built_for and (newest is None or newest[0] >= int(built_for.partition(".")[0])):
         return None

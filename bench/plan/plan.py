@@ -64,27 +64,27 @@ class Plan:
         """Whether records may add to it."""
         return self.grow is not None or bool(self.open_cells)
 
-    def grown(self, records: Sequence[Mapping[str, Any]], beside_s: float = 0.0) -> Plan:
+    def grown(self, records: Sequence[Mapping[str, Any]], references_s: float = 0.0) -> Plan:
         """The plan with what the records so far add to it: cells that depend on them, or repeats."""
         if self.grow is None:
-            return self.repeated(records, beside_s)
+            return self.repeated(records, references_s)
         planned = {each.cell.cell_id for each in self.cells}
         more = [(cell, 0) for cell in self.grow(records) if cell.cell_id not in planned]
         grown = self._with(more)
         return replace(grown, references=reference_cells(grown.cells, self.machine))
 
-    def repeated(self, records: Sequence[Mapping[str, Any]], beside_s: float = 0.0) -> Plan:
+    def repeated(self, records: Sequence[Mapping[str, Any]], references_s: float = 0.0) -> Plan:
         """Return the plan with the next repeats that were left open: those of one length.
 
-        Repeats that have a record already, of a sweep that is resumed, are planned too. `beside_s` are the
-        seconds of cells without a record of the sweep's own.
+        Repeats that have a record already, of a sweep that is resumed, are planned too. `references_s` are
+        the seconds of references, which have no record.
         """
         if not self.open_cells:
             return self
         ran_out = {record["cell_id"] for record in records if record["status"] == Status.OUT_OF_MEMORY}
         left_open = {cell.cell_id: cell for cell in self.open_cells if cell.cell_id not in ran_out}
         own = [record for record in records if record["cell_id"] in left_open]
-        spent_s = beside_s + sum(float(each["wall_s"]) for each in records)
+        spent_s = references_s + sum(float(each["wall_s"]) for each in records)
         left_s = self.open_cells[0].measure.repeats_budget_s - spent_s
         chosen = next(
             (each for each in choose([*left_open.values()], processes_of(own), left_s) if each.gets), None

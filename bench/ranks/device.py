@@ -26,15 +26,14 @@ SHARED_GPU_NCCL: Mapping[str, str] = {
 """For ranks that NCCL takes for hosts of their own: sockets within this host, and none of the faster ways."""
 
 
-def prepare_environment(cluster: ClusterConfig) -> None:
-    """Before anything reads it: LOCAL_RANK is the rank's GPU, and ranks that share one are hosts to NCCL.
+def prepare_shared_gpu(cluster: ClusterConfig) -> None:
+    """Set the environment of a rank that shares its GPU: LOCAL_RANK is the GPU, each rank is a host to NCCL.
 
     NCCL refuses two ranks of one host on one GPU ("Duplicate GPU detected": equal hash of the host and equal
     bus id, in its init.cc); NCCL_HOSTID takes the place of the host in that hash. DeepSpeed and torch's
-    device mesh take LOCAL_RANK for the number of the device. What the user has set stays as it is.
+    device mesh take LOCAL_RANK for the number of the device. What the user has set stays as it is. To be
+    called before anything reads the environment.
     """
-    if cluster.ranks_per_gpu == 1:
-        return
     os.environ["LOCAL_RANK"] = str(cluster.device_index(int(os.environ["LOCAL_RANK"])))
     host = os.environ.get("NCCL_HOSTID", platform.node())
     os.environ["NCCL_HOSTID"] = f"{host}-rank-{os.environ['RANK']}"

@@ -48,7 +48,7 @@ def _checked(raw: Raw) -> ModelConfig:
         ModelConfig,
         name=values.text("model.name", raw["name"]),
         family=values.choice("model.family", raw["family"], FAMILIES),
-        path=values.path("model.path", raw["path"]),
+        path=None if raw["path"] is None else values.path("model.path", raw["path"]),
     )
     if model.num_heads % model.num_kv_heads:
         raise ConfigError(

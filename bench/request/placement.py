@@ -223,14 +223,12 @@ def threads_per_rank(raw: Raw, machine: Machine, ranks: int) -> int:
     return threads
 
 
-def memory_limit_gib(raw: Raw, device: str) -> float | None:
-    """How much one rank may allocate; None where nothing limits it.
+def memory_limit_gib(value: Any, device: str) -> float:
+    """Return how much one rank may allocate.
 
     On the CPU a limit under MIN_CPU_LIMIT_GIB would end a rank before it can report why.
     """
-    key, value = "cluster.memory_limit_gib", raw["memory_limit_gib"]
-    if value is None:
-        return None
+    key = "cluster.memory_limit_gib"
     limit_gib = values.positive(key, value, example="0.5")
     if device == "cpu" and limit_gib < MIN_CPU_LIMIT_GIB:
         raise ConfigError(

@@ -187,7 +187,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
 
 
 def _cluster(raw: Raw, where: Place, machine: Machine, world_size: int) -> ClusterConfig:
-    binding = raw["numa_binding"]
+    binding, limit = raw["numa_binding"], raw["memory_limit_gib"]
     cluster = ClusterConfig(
         name=where.name,
         world_size=where.world_size,
@@ -197,7 +197,7 @@ def _cluster(raw: Raw, where: Place, machine: Machine, world_size: int) -> Clust
         device=where.device,
         backend="nccl" if where.device == "cuda" else "gloo",
         threads_per_rank=1,
-        memory_limit_gib=memory_limit_gib(raw, where.device),
+        memory_limit_gib=limit if limit is None else memory_limit_gib(limit, where.device),
         numa_binding=binding if binding is None else _numa_binding(binding, where.device),
     )
     if world_size != where.world_size:
@@ -324,7 +324,9 @@ def _loss(raw: Any, trainer: str) -> str:
 
 def _data(raw: Raw, vocab_size: int) -> DataConfig:
     name = values.choice("data", raw["name"], DATA)
-    path, tokenizer = (values.path(f"data.{key}", raw[key]) for key in ("path", "tokenizer"))
+    path, tokenizer = (
+        None if raw[key] is None else values.path(f"data.{key}", raw[key]) for key in ("path", "tokenizer")
+    )
     if name == "text" and (path or tokenizer) is not None:
         text = beginning(path)
         if tokenizer is not None:

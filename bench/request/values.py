@@ -109,10 +109,8 @@ def text(key: str, value: Any) -> str:
     return line
 
 
-def path(key: str, value: Any) -> str | None:
-    """A file or folder that is there and can be read; None stays None."""
-    if value is None:
-        return None
+def path(key: str, value: Any) -> str:
+    """A file or folder that is there and can be read."""
     name = text(key, value)
     try:
         mode = os.R_OK | (os.X_OK if Path(name).is_dir() else 0)

@@ -47,7 +47,7 @@ class Progress(Listener):
         self._left: list[PlannedCell] = []
         self._running: PlannedCell | None = None
         self._cell_progress: CellProgress | None = None
-        self._is_beside = False
+        self._is_reference = False
         self._has_started = False
         self._waiting_s: float | None = None
         self._total = 0
@@ -94,9 +94,9 @@ class Progress(Listener):
         if note is not None:
             self.say(note)
 
-    def begin(self, planned: PlannedCell, *, is_beside: bool = False) -> None:
-        """Follow a cell that is about to run; `is_beside` for one that is none of the sweep's."""
-        self._running, self._is_beside = planned, is_beside
+    def begin(self, planned: PlannedCell, *, is_reference: bool = False) -> None:
+        """Follow a cell that is about to run; `is_reference` for one that is none of the sweep's."""
+        self._running, self._is_reference = planned, is_reference
         imports = starts_ranks(planned.cell) and not self._has_started
         step_s = None if planned.reason is not None else self._estimate.step_s(planned.cell)
         self._cell_progress = CellProgress(planned.cell, step_s, self._now_s, imports=imports)
@@ -105,9 +105,9 @@ class Progress(Listener):
         self._refresh()
 
     @contextmanager
-    def beside(self, planned: PlannedCell) -> Iterator[Listener]:
-        """Show a cell that is none of the sweep's, as long as it runs."""
-        self.begin(planned, is_beside=True)
+    def show_reference(self, planned: PlannedCell) -> Iterator[Listener]:
+        """Show a reference, which is none of the sweep's cells, as long as it runs."""
+        self.begin(planned, is_reference=True)
         try:
             yield self
         finally:
@@ -119,8 +119,8 @@ class Progress(Listener):
         assert self._cell_progress is not None
         self._has_started = True
         self._cell_progress.enter(stage)
-        # What runs beside the sweep runs on other threads, so it says nothing of the sweep's own.
-        if stage.step_s is not None and not self._is_beside:
+        # A reference runs on other threads, so it says nothing about the sweep's own steps.
+        if stage.step_s is not None and not self._is_reference:
             self._estimate.learn(self._running.cell, stage.step_s)
             self._guess()
 
@@ -180,13 +180,13 @@ class Progress(Listener):
     def _label(self) -> str:
         if self._running is None:
             return ""
-        if self._is_beside:
+        if self._is_reference:
             return f"{short_label(self._running.cell)} as a reference"
         return self._labels.of(self._running.cell)
 
     def _place(self) -> str:
         """`[2/6] ring 64k sp 2`: the running cell and its place among those of this run."""
-        if self._is_beside:
+        if self._is_reference:
             return self._label()
         return f"[{self._total - len(self._left) + 1}/{self._total}] {self._label()}"
 

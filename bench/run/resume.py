@@ -71,16 +71,16 @@ def sweep_start(plan: Plan) -> SweepStart:
 
 
 def with_missing(
-    plan: Plan, records: Sequence[dict[str, Any]], ran: Collection[str] = (), beside_s: float = 0.0
+    plan: Plan, records: Sequence[dict[str, Any]], ran: Collection[str] = (), references_s: float = 0.0
 ) -> tuple[Plan, list[PlannedCell]]:
     """Return the plan and its missing cells; where none is missing, the plan with what the records add.
 
-    A cell that `ran` just now is not run again, however it ended. `beside_s` are the seconds of cells without
-    a record of the sweep's own.
+    A cell that `ran` just now is not run again, however it ended. `references_s` are the seconds of
+    references, which have no record.
     """
     pending = _missing(plan, records, ran)
     while not pending and plan.is_open:
-        before, plan = plan, plan.grown(records, beside_s)
+        before, plan = plan, plan.grown(records, references_s)
         pending = _missing(plan, records, ran)
         if plan.grow is not None and len(plan.cells) == len(before.cells):
             break

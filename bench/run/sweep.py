@@ -86,7 +86,7 @@ def run_plan(
         if store.size_bytes != plan.stored.size_bytes:  # another sweep ended here since the plan was made
             plan = replace(plan, stored=stored_sweep(plan.folder, plan.resume))
         start = sweep_start(plan)
-        references = References(launcher, plan.folder, progress.say, progress.beside)
+        references = References(launcher, plan.folder, progress.say, progress.show_reference)
         sweep = Sweep(start.plan, launcher, progress, store, references)
         sweep.trajectories.keep_finished([planned.cell for planned in start.plan.cells], start.records)
         if any(starts_ranks(planned.cell) for planned in start.pending):

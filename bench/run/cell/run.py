@@ -18,43 +18,8 @@ from bench.run.cell.outcome import on_nodes, record_of, record_with, refused
 from bench.run.cell.rank_watch import SILENT, Listener
 from bench.run.node.job import RankEntry
 
-
-class SharedSections:
-    """Results that cells of a sweep share: sections that one cell found."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, Any] = {}
-
-    def of(self, cell: RunConfig) -> Sections:
-        """What is known of a cell before it runs, by the name of the pass."""
-        keys = self._keys(cell)
-        return {name: self._found[key] for name, key in keys.items() if key in self._found}
-
-    def keep(self, cell: RunConfig, record: Record) -> None:
-        """Remember what was found; what failed is measured again, to fail again by itself."""
-        if record.status is not Status.WRONG_RESULT:
-            found = {key: record.sections[name] for name, key in self._keys(cell).items()}
-            self._found |= {key: section for key, section in found.items() if section is not None}
-
-    def _keys(self, cell: RunConfig) -> dict[str, str]:
-        """Per pass whose section is shared all that decides it."""
-        return {
-            name: f"{name} {cell.identity_without(section.without_effect, section.max_tokens)}"
-            for name, section in PASSES.items()
-            if section.without_effect is not None
-        }
-
-
 LEFT_OUT: Mapping[Role, frozenset[str]] = {Role.MISTAKE: frozenset({"parity"})}
 """Passes that cells of a role do without: parity would end a mistake before the first of its steps."""
-
-
-class CellInterrupted(KeyboardInterrupt):
-    """Ctrl-C or a signal during a cell; carries the record that says so."""
-
-    def __init__(self, record: Record) -> None:
-        super().__init__()
-        self.record = record
 
 
 def run(
@@ -107,3 +72,37 @@ def measure(
         raise CellInterrupted(record) from None
     record = record_of(planned, ends, time.monotonic() - start, started_at, known)
     return on_nodes(record, nodes) if nodes else record
+
+
+class CellInterrupted(KeyboardInterrupt):
+    """Ctrl-C or a signal during a cell; carries the record that says so."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self.record = record
+
+
+class SharedSections:
+    """Results that cells of a sweep share: sections that one cell found."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] = {}
+
+    def of(self, cell: RunConfig) -> Sections:
+        """What is known of a cell before it runs, by the name of the pass."""
+        keys = self._keys(cell)
+        return {name: self._found[key] for name, key in keys.items() if key in self._found}
+
+    def keep(self, cell: RunConfig, record: Record) -> None:
+        """Remember what was found; what failed is measured again, to fail again by itself."""
+        if record.status is not Status.WRONG_RESULT:
+            found = {key: record.sections[name] for name, key in self._keys(cell).items()}
+            self._found |= {key: section for key, section in found.items() if section is not None}
+
+    def _keys(self, cell: RunConfig) -> dict[str, str]:
+        """Per pass whose section is shared all that decides it."""
+        return {
+            name: f"{name} {cell.identity_without(section.without_effect, section.max_tokens)}"
+            for name, section in PASSES.items()
+            if section.without_effect is not None
+        }

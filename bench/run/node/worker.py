@@ -34,7 +34,7 @@ from bench.ranks.device import (
     finish_together,
     make_first_collective,
     nccl_version,
-    prepare_environment,
+    prepare_shared_gpu,
     set_allocator,
 )
 from bench.ranks.groups import deadline, make_groups, outwait_the_launcher
@@ -138,7 +138,9 @@ def _fail(job: RankJob, log: RankLog, tell: Callable[[Stage | Failing], None], e
 
 
 def _prepare(job: RankJob) -> None:
-    """Die with the parent, keep a log of one's own and leave a stack in it, share the cores fairly."""
+    """Prepare the process: exit with the launcher, write output to a log, dump stacks on a signal, set the
+    number of threads.
+    """
     if os.getsid(0) != os.getpid():
         os.setsid()  # torchrun has done so already
     die_with_parent()
@@ -150,8 +152,9 @@ def _prepare(job: RankJob) -> None:
     # What a package will change one day it would say on every call, until nothing else is left of the log.
     # "once" does not help: packages touch the filters in every step, which makes Python forget.
     warnings.simplefilter("ignore", FutureWarning)
-    os.environ.update(dict(job.cell.env))
-    set_allocator(dict(job.cell.env))
+    if job.cell.env:
+        os.environ.update(dict(job.cell.env))
+        set_allocator(dict(job.cell.env))
     if job.rendezvous is not None:
         # transformers, accelerate and DeepSpeed look for torchrun's variables, and trip over any other's.
         for name in [name for name in os.environ if name.startswith(OTHER_LAUNCHERS)]:
@@ -166,7 +169,8 @@ def _prepare(job: RankJob) -> None:
     if job.interface is not None:
         # Else gloo takes the one of the address that the host's name resolves to, often the loopback's.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", job.interface)
-    prepare_environment(job.cell.cluster)
+    if job.cell.cluster.ranks_per_gpu > 1:
+        prepare_shared_gpu(job.cell.cluster)
     torch.set_num_threads(job.cell.cluster.threads_per_rank)
 
 

@@ -94,7 +94,7 @@ def test_the_first_ranks_of_a_sweep_wait_for_imports_and_say_so(told):
 
 def test_a_reference_is_shown_beside_the_sweep_s_cells_and_teaches_nothing(told):
     _, progress, _ = told
-    with progress.beside(SHORT) as listener:
+    with progress.show_reference(SHORT) as listener:
         listener.tell(Stage("timing", None, 20, step_s=30.0))
         assert progress._place() == "ring 1k sp 2 as a reference"
     assert (progress._eta(), progress._label()) == ("time left unknown", "")
