@@ -24,12 +24,11 @@ from bench.record.store import RECORDS, Store, write_whole
 from bench.request.modes import starts_ranks
 from bench.run.cell.launcher import Launcher
 from bench.run.cell.run import CellInterrupted, SharedSections, run
-from bench.run.cell.trajectory import Trajectories
 from bench.run.interrupts import Interrupts
 from bench.run.node.job import RankEntry
 from bench.run.node.lease import gpus_of, lease
 from bench.run.progress import Progress
-from bench.run.references import References
+from bench.run.references import References, Trajectories
 from bench.run.resume import kept_records, sweep_start, with_missing
 
 TRACES_FOLDER = "traces"

@@ -15,9 +15,8 @@ from bench.plan.planned import planned_cell
 from bench.plan.work import MAX_COMPARED_STEPS, work_of
 from bench.record.store import read_records
 from bench.run.cell.run import SharedSections
-from bench.run.cell.trajectory import Trajectories
 from bench.run.progress import Progress
-from bench.run.references import FOLDER, References
+from bench.run.references import FOLDER, References, Trajectories
 from bench.run.sweep import run_plan
 from tests.support.cells import FOUR_H100, TINY, TWO_CORES, make_cell, make_raw, tiny_cell
 

@@ -4,7 +4,7 @@ import pytest
 
 from bench.plan.local_cells import reference_of
 from bench.plan.work import work_of
-from bench.run.cell.trajectory import Trajectories
+from bench.run.references import Trajectories
 from tests.support.cells import run_cell
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from bench.plan.work import MAX_COMPARED_STEPS, work_of
-from bench.run.cell.trajectory import Trajectories
+from bench.run.references import Trajectories
 from tests.support.cells import make_cell, run_cell
 
 WORDS = ("seq_len=512", "engine=ddp", "measure.steps=4", "measure.warmup_steps=1", "measure.budget_s=100",
