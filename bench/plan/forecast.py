@@ -84,9 +84,8 @@ class Forecast:
         """Cells of `local` that run besides, for losses to be compared with."""
         self.not_tried = tuple(reason for each in references if (reason := why_not_tried(each)) is not None)
         """Of which lengths there is no such cell, and why."""
-        self.repeats = self._repeats(
-            [each.cell for each in distinct.values() if each.cell.measure.repeats == AUTO]
-        )
+        left_open = [each.cell for each in distinct.values() if each.cell.measure.repeats == AUTO]
+        self.repeats = self._repeats(left_open) if left_open else []
         """Repeats that the budget has room for, by what their first processes are expected to take."""
 
     def _of(self, planned: PlannedCell) -> CellForecast:
@@ -102,7 +101,7 @@ class Forecast:
     def _repeats(self, left_open: Sequence[RunConfig]) -> list[Repeats]:
         """Return the repeats of a sweep that begins; those of a resumed one depend on its records."""
         first = {each.cell.cell_id for each in self.plan.cells}
-        if not left_open or first != {each.cell.cell_id for each in self.cells if not each.planned.repeat}:
+        if first != {each.cell.cell_id for each in self.cells if not each.planned.repeat}:
             return []
         ran = {
             each.cell.cell_id: [Process(each.cell_s, each.cell.tokens_per_step / each.step.seconds)]

@@ -64,16 +64,16 @@ class Plan:
         """Whether records may add to it."""
         return self.grow is not None or bool(self.open_cells)
 
-    def grown(self, records: Sequence[Mapping[str, Any]], references_s: float = 0.0) -> Plan:
+    def with_added_cells(self, records: Sequence[Mapping[str, Any]], references_s: float = 0.0) -> Plan:
         """The plan with what the records so far add to it: cells that depend on them, or repeats."""
         if self.grow is None:
-            return self.repeated(records, references_s)
+            return self.with_repeats(records, references_s)
         planned = {each.cell.cell_id for each in self.cells}
         more = [(cell, 0) for cell in self.grow(records) if cell.cell_id not in planned]
         grown = self._with(more)
         return replace(grown, references=reference_cells(grown.cells, self.machine))
 
-    def repeated(self, records: Sequence[Mapping[str, Any]], references_s: float = 0.0) -> Plan:
+    def with_repeats(self, records: Sequence[Mapping[str, Any]], references_s: float = 0.0) -> Plan:
         """Return the plan with the next repeats that were left open: those of one length.
 
         Repeats that have a record already, of a sweep that is resumed, are planned too. `references_s` are

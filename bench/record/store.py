@@ -85,11 +85,6 @@ class Store:
         except OSError as error:
             raise OSError(error.errno, error.strerror or str(error), os.fspath(self.path)) from None
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the records that are there."""
-        return self.path.stat().st_size if self.path.exists() else 0
-
     def read(self) -> list[dict[str, Any]]:
         return read_records(self.path) if self.path.exists() else []
 

@@ -38,7 +38,7 @@ class Interrupts:
 
     @classmethod
     def installed(cls) -> Interrupts:
-        """Those that were installed in this process; new ones where there are none."""
+        """Return the object that handles signals in this process; a new one where there is none."""
         handlers = (getattr(signal.getsignal(caught), "__self__", None) for caught in SIGNALS)
         return next((handler for handler in handlers if isinstance(handler, cls)), None) or cls()
 
@@ -48,8 +48,8 @@ class Interrupts:
             signal.signal(caught, signal.SIG_IGN)
 
     @contextmanager
-    def listened_to(self) -> Iterator[None]:
-        """Signals interrupt this, also while the sweep closes."""
+    def listening(self) -> Iterator[None]:
+        """Let signals interrupt this, also while the sweep closes."""
         before, self._raised_s = {each: signal.getsignal(each) for each in self._handled}, None
         for caught in before:
             signal.signal(caught, self._handle)

@@ -26,7 +26,7 @@ from bench.plan.work import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, is_base, wor
 from bench.record.noise import Signals, first_departure, limit_for, moved_for
 from bench.record.record import Record, Status
 from bench.run.cell.launcher import Launcher
-from bench.run.cell.outcome import found_wrong
+from bench.run.cell.outcome import as_wrong_result
 from bench.run.cell.rank_watch import SILENT, Listener
 from bench.run.cell.run import CellInterrupted, SharedSections, run
 
@@ -61,7 +61,7 @@ class Trajectories:
             compared = Signals(losses.loss[:steps], losses.grad_norm[:steps])
             departure = first_departure(compared, right, limit, moved_for(cell.dtype, limit))
             if departure is not None:
-                return found_wrong(record, f"{departure} of {of.strategy} on the same data")
+                return as_wrong_result(record, f"{departure} of {of.strategy} on the same data")
         self._keep(cell, losses)
         return record
 

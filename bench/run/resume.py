@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,9 @@ from bench.config import ConfigError, Resume, RunConfig
 from bench.plan.cell_labels import CellLabels
 from bench.plan.plan import Plan
 from bench.plan.planned import PlannedCell
+from bench.plan.stored import stored_sweep
 from bench.record.record import Provenance, Status, is_finding
+from bench.record.store import RECORDS
 from bench.request.modes import PREDICT
 from bench.request.packages import used_packages
 from bench.strategies import STRATEGIES
@@ -44,10 +46,14 @@ class SweepStart:
 
 
 def sweep_start(plan: Plan) -> SweepStart:
-    """Return where the plan starts in its folder; reads and writes nothing.
+    """Return where the plan starts in its folder, as that is now; writes nothing.
 
     Raises ConfigError where the folder's sweep has none of the plan's cells.
     """
+    path = plan.folder / RECORDS
+    size_bytes = path.stat().st_size if path.exists() else 0
+    if size_bytes != plan.stored.size_bytes:  # another sweep ended here since the plan was made
+        plan = replace(plan, stored=stored_sweep(plan.folder, plan.resume))
     stored = plan.stored
     if not stored.cells and not stored.records:
         return SweepStart(plan, plan.cells)
@@ -80,7 +86,7 @@ def with_missing(
     """
     pending = _missing(plan, records, ran)
     while not pending and plan.is_open:
-        before, plan = plan, plan.grown(records, references_s)
+        before, plan = plan, plan.with_added_cells(records, references_s)
         pending = _missing(plan, records, ran)
         if plan.grow is not None and len(plan.cells) == len(before.cells):
             break

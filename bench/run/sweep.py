@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from bench.config import ExitCode
 from bench.measure.trace.reader import KEPT_TRACE
 from bench.plan.plan import Plan
 from bench.plan.planned import PlannedCell
-from bench.plan.stored import CONFIG, stored_sweep
+from bench.plan.stored import CONFIG
 from bench.plan.work import work_of
 from bench.ranks.log import JOIN
 from bench.record.record import Record, Status, is_finding
@@ -82,12 +82,11 @@ def run_plan(
     """Run the cells, store each record as it comes, write the report; the sweep's exit code."""
     interrupts, is_interrupted = interrupts or Interrupts(), False
     with Store(plan.folder) as store, ExitStack() as held:
-        if store.size_bytes != plan.stored.size_bytes:  # another sweep ended here since the plan was made
-            plan = replace(plan, stored=stored_sweep(plan.folder, plan.resume))
         start = sweep_start(plan)
         references = References(launcher, plan.folder, progress.say, progress.show_reference)
         sweep = Sweep(start.plan, launcher, progress, store, references)
-        sweep.trajectories.keep_finished([planned.cell for planned in start.plan.cells], start.records)
+        if start.records:
+            sweep.trajectories.keep_finished([each.cell for each in start.plan.cells], start.records)
         if any(starts_ranks(planned.cell) for planned in start.pending):
             # Before the server's imports, which would take the cores of a sweep that measures.
             held.enter_context(_lease(sweep, start.pending))
@@ -224,7 +223,7 @@ def _conclude(
     try:
         # Where not even the first cell came to a record, there is nothing to report.
         if has_records or not is_interrupted:
-            with interrupts.listened_to():
+            with interrupts.listening():
                 is_answered = write_report(folder)
     except KeyboardInterrupt:
         is_interrupted = True

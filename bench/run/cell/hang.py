@@ -78,18 +78,18 @@ class HangWatch:
 
     def blame(self, nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame:
         """Return the live rank that keeps the others waiting, by the stacks of all of them."""
-        doing = _asked(nodes, live)
+        doing = _ask(nodes, live)
         told = (f"rank {rank} is {each.whereabouts}" for rank, each in doing.items())
         rank, what = live[0], NOBODY + ", ".join(told)
-        if (blame := blamed(doing)) is not None:
+        if (blame := find_blame(doing)) is not None:
             rank, what = blame.rank, f"it is {blame.what}"
         since = f"no rank has reported progress for {self.limit_s:.0f} s: {what}"
         return Blame(rank, f"{since}; measure.hang_timeout_s=0 waits until measure.timeout_s")
 
 
-def blamed_at_deadline(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame | None:
-    """The rank of these that keeps the others waiting now; None where none can be told from the others."""
-    blame = blamed(_asked(nodes, live))
+def blame_at_deadline(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame | None:
+    """Return the rank that keeps the others waiting now; None where none differs from the others."""
+    blame = find_blame(_ask(nodes, live))
     if blame is None:
         return None
     return Blame(
@@ -97,14 +97,14 @@ def blamed_at_deadline(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame
     )
 
 
-def _asked(nodes: Sequence[NodeRanks], live: Sequence[int]) -> dict[int, Doing]:
-    """What these ranks were doing; each node is asked after the other."""
+def _ask(nodes: Sequence[NodeRanks], live: Sequence[int]) -> dict[int, Doing]:
+    """Return what these ranks do now; each node is asked after the other."""
     answers = {rank: each for node in nodes for rank, each in node.ask(PATIENT_STACK_S).items()}
     return {rank: answers.get(rank, Doing()) for rank in live}
 
 
-def blamed(doing: Mapping[int, Doing]) -> Blame | None:
-    """The rank that keeps the others waiting; None where none can be told from the others.
+def find_blame(doing: Mapping[int, Doing]) -> Blame | None:
+    """Return the rank that keeps the others waiting; None where none can be told from the others.
 
     A stopped rank first, then one whose GPU is idle while others spin in a collective's kernel. Then one
     that is in no collective while others are, then one that is in another collective, or else in another

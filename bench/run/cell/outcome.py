@@ -109,7 +109,7 @@ def on_nodes(record: Record, nodes: Sequence[Mapping[str, Any]]) -> Record:
     return replace(record, environment={**first, **of_sweep, "nodes": by_node})
 
 
-def found_wrong(record: Record, reason: str) -> Record:
+def as_wrong_result(record: Record, reason: str) -> Record:
     """The same record once its result turned out to be wrong: without any speed, its checks as they were."""
     kept = dict.fromkeys(record.sections) | evidence(record.sections)
     return replace(record, status=Status.WRONG_RESULT, reason=reason, sections=kept, fixed_cost_s=None)

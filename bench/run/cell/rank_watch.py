@@ -8,7 +8,7 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 
 from bench.ranks.log import Stage
-from bench.run.cell.hang import Blame, HangWatch, blamed_at_deadline
+from bench.run.cell.hang import Blame, HangWatch, blame_at_deadline
 from bench.run.node.ranks import Failing, Left, Lost, NodeRanks, RankEnd
 from bench.run.node.stacks import STACK_S
 
@@ -98,7 +98,7 @@ class Watch:
     def _ask_for_stacks(self, *, has_time: bool) -> None:
         """Have ranks that are about to be stopped write their stacks into their logs."""
         if has_time:
-            self._blame = blamed_at_deadline(self._nodes, sorted(self._live))
+            self._blame = blame_at_deadline(self._nodes, sorted(self._live))
         else:
             for each in self._nodes:
                 each.ask(STACK_S)

@@ -25,7 +25,7 @@ class StoreAddress:
 
 @dataclass(frozen=True, slots=True)
 class NodeJob:
-    """What one node is told of a cell."""
+    """The part of a cell that one node runs."""
 
     cell: RunConfig
     ranks: tuple[int, ...]
@@ -38,7 +38,7 @@ class NodeJob:
 
 @dataclass(frozen=True, slots=True)
 class RankJob:
-    """What one rank is told."""
+    """The part of a cell that one rank runs, and where."""
 
     cell: RunConfig
     rank: int

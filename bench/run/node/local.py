@@ -68,7 +68,7 @@ class LocalNode:
         started = LocalRanks(job, folder, scratch, receiver)
         try:
             for local_rank, rank in enumerate(job.ranks):
-                told = RankJob(
+                rank_job = RankJob(
                     cell=job.cell,
                     rank=rank,
                     folder=folder,
@@ -79,7 +79,7 @@ class LocalNode:
                     interface=None if job.store is None else self.interface,
                     known=job.known,
                 )
-                started.add(rank, self._server.process(enter_rank, told, sender, entry))
+                started.add(rank, self._server.process(enter_rank, rank_job, sender, entry))
             sender.close()
         except BaseException:
             started.stop()
@@ -122,7 +122,7 @@ class LocalRanks:
 
     def news(self) -> list[News]:
         ready = wait(self.waits(), timeout=0)
-        found = self._told() if self._receiver in ready else []
+        found = self._received() if self._receiver in ready else []
         for rank, process in self._running():
             if process.sentinel in ready:
                 process.join()
@@ -194,8 +194,8 @@ class LocalRanks:
         """It is there once a rank can be asked for its stack."""
         return read_place(place_path(Path(self._scratch.name), rank))
 
-    def _told(self) -> list[News]:
-        """What ranks have told by now; nothing more is told once the last one has ended."""
+    def _received(self) -> list[News]:
+        """Take what ranks have sent by now; they send nothing more once the last one has ended."""
         found: list[News] = []
         while self._receiver is not None and self._receiver.poll():
             try:

@@ -27,7 +27,7 @@ LOST_PEER_TEXTS = (
 
 
 class Failing(msgspec.Struct, frozen=True, tag=True):
-    """A rank has failed, or left without a report; a rank tells so as soon as its failure is on the disk."""
+    """A rank has failed, or left without a report; it reports a failure as soon as that is on the disk."""
 
     rank: int
     lost_a_peer: bool

@@ -85,14 +85,14 @@ def test_left_open_every_cell_runs_once_and_the_longest_length_that_fits_the_bud
     first = planned("measure.repeats_budget_s=500")
     assert first.cells[0].cell.measure.repeats == AUTO
     assert [each.repeat for each in first.cells] == [0] * 4
-    whole = first.repeated(ended(first.cells, {1024: 10.0, 2048: 40.0}))
+    whole = first.with_repeats(ended(first.cells, {1024: 10.0, 2048: 40.0}))
     more = whole.cells[4:]
     for strategy in STRATEGIES:
         its = [(e.cell.seq_len, e.repeat) for e in more if e.cell.strategy == strategy]
         assert its == [(2048, repeat) for repeat in range(1, 6)]
     assert [each.order for each in more] == [*range(4, 14)]
     assert whole.note.endswith(", interleaved, about 7 min")
-    done = whole.repeated(ended(whole.cells, {1024: 10.0, 2048: 40.0}))
+    done = whole.with_repeats(ended(whole.cells, {1024: 10.0, 2048: 40.0}))
     assert (done.cells, done.open_cells, done.note) == (whole.cells, (), None)  # 1k would not fit
 
 
@@ -102,10 +102,10 @@ def test_the_two_fastest_strategies_that_split_the_sequence_are_repeated():
     raws = [make_raw(f"strategy={name}", "seq_len=1k", "sweep_dir=out") for name in strategies]
     first = plan(raws, TWO_CORES, single=False)
     records = ended(first.cells, {1024: 1.0}, slower={"usp": 1.5, "local": 0.1})
-    more = first.repeated(records).cells[4:]
+    more = first.with_repeats(records).cells[4:]
     assert {each.cell.strategy for each in more} == {"ulysses", "ring"}
     failed = [r | {"status": "crashed"} if r["config"]["strategy"] == "ring" else r for r in records]
-    assert {each.cell.strategy for each in first.repeated(failed).cells[4:]} == {"ulysses", "usp"}
+    assert {each.cell.strategy for each in first.with_repeats(failed).cells[4:]} == {"ulysses", "usp"}
 
 
 @pytest.mark.usefixtures("left_open")
@@ -113,11 +113,11 @@ def test_each_strategy_is_repeated_with_its_best_kernel():
     words = ((f"strategy={name}", f"kernel={kernel}") for name in STRATEGIES for kernel in KERNELS)
     first = plan([make_raw(*each, "seq_len=1k", "sweep_dir=out") for each in words], TWO_CORES, single=False)
     records = ended(first.cells, {1024: 1.0}, slower={"ring": 2})
-    more = first.repeated(records).cells[8:]
+    more = first.with_repeats(records).cells[8:]
     assert {each.cell.strategy for each in more} == {*STRATEGIES}
     alone = plan([make_raw("strategy=ring", f"kernel={k}", "seq_len=1k", "sweep_dir=out") for k in KERNELS],
                  TWO_CORES, single=False)  # fmt: skip
-    found = alone.repeated(ended(alone.cells, {1024: 1.0}))
+    found = alone.with_repeats(ended(alone.cells, {1024: 1.0}))
     assert {each.cell.kernel for each in found.cells[4:]} == {*KERNELS}
     assert "of ring 1k sp 2 math and of ring 1k sp 2 torch_flash" in found.note or (
         "of ring 1k sp 2 torch_flash and of ring 1k sp 2 math" in found.note
@@ -127,11 +127,11 @@ def test_each_strategy_is_repeated_with_its_best_kernel():
 @pytest.mark.usefixtures("left_open")
 def test_a_repeat_that_runs_out_of_memory_ends_the_repeats_and_not_the_sweep_in_a_loop():
     first = planned(lengths=("1k",))
-    whole = first.repeated(ended(first.cells, {1024: 1.0}))
+    whole = first.with_repeats(ended(first.cells, {1024: 1.0}))
     records = ended(whole.cells, {1024: 1.0})
     lost = [r | {"status": "out_of_memory"} if r["config"]["strategy"] == "ring" and r["repeat"] == 1 else r
             for r in records]  # fmt: skip
-    assert whole.repeated(lost).open_cells == ()
+    assert whole.with_repeats(lost).open_cells == ()
 
 
 @pytest.mark.usefixtures("left_open")
@@ -139,7 +139,7 @@ def test_speeds_of_different_work_are_not_compared():
     words = (("engine=ddp", "strategy=ring"), ("engine=zero3", "strategy=ulysses"))
     raws = [make_raw(*each, "seq_len=1k", "sweep_dir=out") for each in words]
     first = plan(raws, TWO_CORES, single=False)
-    assert first.repeated(ended(first.cells, {1024: 1.0})).cells == first.cells
+    assert first.with_repeats(ended(first.cells, {1024: 1.0})).cells == first.cells
 
 
 def test_cells_differ_in_what_the_report_lets_them_differ_in():
@@ -152,11 +152,11 @@ def test_cells_differ_in_what_the_report_lets_them_differ_in():
 @pytest.mark.parametrize(("spread", "processes"), [(0.0, 6), (0.05, 6), (0.15, 14), (0.4, MAX_PROCESSES)])
 def test_processes_that_spread_too_far_to_tell_ten_percent_apart_become_more(spread, processes):
     first = planned(lengths=("1k",))
-    six = first.repeated(ended(first.cells, {1024: 1.0}))
-    whole = six.repeated(ended(six.cells, {1024: 1.0}, spread=spread))
+    six = first.with_repeats(ended(first.cells, {1024: 1.0}))
+    whole = six.with_repeats(ended(six.cells, {1024: 1.0}, spread=spread))
     assert [each.repeat for each in whole.cells] == [n for n in range(processes) for _ in STRATEGIES]
     assert (whole.note or "").startswith(f"measure.repeats=auto: {processes - 6} more") == (processes > 6)
-    assert whole.repeated(ended(whole.cells, {1024: 1.0}, spread=spread)).cells == whole.cells
+    assert whole.with_repeats(ended(whole.cells, {1024: 1.0}, spread=spread)).cells == whole.cells
 
 
 @pytest.mark.usefixtures("left_open")
@@ -164,16 +164,16 @@ def test_the_number_of_processes_never_follows_from_how_far_apart_two_strategies
     """A test that stops where it likes the difference claims one more often than it says."""
     first = planned(lengths=("1k",))
     apart = {"ring": 1.3}
-    six = first.repeated(ended(first.cells, {1024: 1.0}, spread=0.15, slower=apart))
-    whole = six.repeated(ended(six.cells, {1024: 1.0}, spread=0.15, slower=apart))
+    six = first.with_repeats(ended(first.cells, {1024: 1.0}, spread=0.15, slower=apart))
+    whole = six.with_repeats(ended(six.cells, {1024: 1.0}, spread=0.15, slower=apart))
     assert len(whole.cells) == 2 * 14
 
 
 @pytest.mark.usefixtures("left_open")
 def test_of_the_further_processes_as_many_come_as_the_budget_has_room_for():
     first = planned("measure.repeats_budget_s=150", lengths=("1k",))
-    six = first.repeated(ended(first.cells, {1024: 10.0}))
-    whole = six.repeated(ended(six.cells, {1024: 10.0}, spread=0.15))
+    six = first.with_repeats(ended(first.cells, {1024: 10.0}))
+    whole = six.with_repeats(ended(six.cells, {1024: 10.0}, spread=0.15))
     assert len(whole.cells) == 14
     assert whole.note.startswith("measure.repeats=auto: 1 more processes of")
 
@@ -185,7 +185,7 @@ def test_of_the_further_processes_as_many_come_as_the_budget_has_room_for():
 def test_the_whole_sweep_stays_within_its_budget(budget_s, often):
     found = planned(f"measure.repeats_budget_s={budget_s}")
     while found.open_cells:
-        found = found.repeated(ended(found.cells, {1024: 2.0, 2048: 48.0}))
+        found = found.with_repeats(ended(found.cells, {1024: 2.0, 2048: 48.0}))
     assert {each.cell.seq_len for each in found.cells[4:]} == often
 
 
@@ -193,7 +193,7 @@ def test_the_whole_sweep_stays_within_its_budget(budget_s, often):
 def test_a_number_of_repeats_is_kept_whatever_it_takes_and_on_a_cpu_auto_is_one(words, processes):
     found = planned(*words)
     assert (len(found.cells), found.open_cells, found.note) == (4 * processes, (), None)
-    assert found.repeated(ended(found.cells, {1024: 1.0, 2048: 1.0})) is found
+    assert found.with_repeats(ended(found.cells, {1024: 1.0, 2048: 1.0})) is found
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_repetitions_do_not_disturb_the_end_that_the_first_one_brought(interrupt
     send(signal.SIGINT)
     interrupts.begin_to_close()
     send(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), interrupts.listened_to():
+    with pytest.raises(KeyboardInterrupt), interrupts.listening():
         send(signal.SIGTERM)
     send(signal.SIGINT)
 

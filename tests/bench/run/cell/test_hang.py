@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.ranks.log import JOIN, PlaceFile, Stage, place_path
-from bench.run.cell.hang import FIRST_STEP_S, JOIN_S, NOBODY, HangWatch, blamed
+from bench.run.cell.hang import FIRST_STEP_S, JOIN_S, NOBODY, HangWatch, find_blame
 from bench.run.node import local
 from bench.run.node.job import NodeJob
 from bench.run.node.local import LocalRanks
@@ -135,7 +135,7 @@ BLAMED = {
 @pytest.mark.parametrize("case", BLAMED)
 def test_the_rank_that_keeps_the_others_waiting_is_blamed(case):
     doing, what = BLAMED[case]
-    blame = blamed(doing)
+    blame = find_blame(doing)
     assert (blame.rank, blame.what) == (1, what)
 
 
@@ -148,11 +148,11 @@ def test_the_rank_that_keeps_the_others_waiting_is_blamed(case):
     ],
 )
 def test_where_none_differs_from_most_none_is_blamed(doing):
-    assert blamed(doing) is None
+    assert find_blame(doing) is None
 
 
 def test_a_rank_that_waits_is_not_blamed_for_an_idle_gpu():
-    assert blamed(LAYERS | {1: replace(waiting("wait"), is_idle=True)}).rank != 1
+    assert find_blame(LAYERS | {1: replace(waiting("wait"), is_idle=True)}).rank != 1
 
 
 C10D = "/x/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
