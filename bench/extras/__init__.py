@@ -1,1 +1,1 @@
-"""What a sweep can do without; no room below imports it. May import run and all below."""
+"""Rooms that a sweep can do without; no other room imports them. May import run and all below."""

@@ -1,1 +1,1 @@
-"""Which cells run, in which order, and what they need. May import request and all below; no torch."""
+"""The cells of a sweep, their order, and what they need. May import request and all below; no torch."""

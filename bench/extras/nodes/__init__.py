@@ -1,1 +1,1 @@
-"""Ranks on other machines: an agent on each, and the link to it. May import what lies below extras."""
+"""Ranks on other machines: an agent on each of them, and its link. May import what lies below extras."""

@@ -1,1 +1,1 @@
-"""Time by arithmetic; run_sweep.py hands its functions to the core. May import what lies below extras."""
+"""Seconds by arithmetic, which run_sweep.py hands to the core. May import what lies below extras."""
