@@ -217,6 +217,11 @@ class WorkloadConfig:
     mask: Annotated[str, _one_of(MASKS)]
     """`causal` or `full`; in training causal."""
 
+    @property
+    def trains(self) -> bool:
+        """True where a model, an engine and an optimizer are at work, not attention alone."""
+        return self.name == "train"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:

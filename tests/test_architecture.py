@@ -14,7 +14,8 @@ from bench.attention.kernels import KERNELS
 from bench.common.environment import REPOSITORY
 from bench.config import AUTO
 from bench.cost.engine_memory import OPTIMIZER_MOMENTS
-from bench.measure.workloads import WORKLOADS
+from bench.measure.workloads import WORKLOADS, workload_code
+from bench.measure.workloads.workload import Workload
 from bench.request import resolve
 from bench.request.choices import CONF, option_of, read_option
 from bench.request.legality import ENGINE_DTYPES
@@ -134,7 +135,8 @@ def test_words_that_are_checked_without_torch_are_those_of_the_tables_with_it():
     assert set(resolve.OPTIMIZERS) == set(OPTIMIZERS) == set(OPTIMIZER_MOMENTS)
     assert set(resolve.LOSSES) == set(LOSSES)
     assert all(issubclass(trainer_code(name), Trainer) for name in TRAINER_FACTS)
-    assert set(resolve.WORKLOADS) == set(WORKLOADS) == set(ANALYTIC_FLOPS)
+    assert all(issubclass(workload_code(name), Workload) for name in WORKLOADS)
+    assert set(WORKLOADS) == set(ANALYTIC_FLOPS)
     assert set(FAMILY_WORDS) == set(FAMILIES)
 
 

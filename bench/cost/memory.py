@@ -92,7 +92,7 @@ class MemoryNeed:
 
 def memory_need(cell: RunConfig) -> MemoryNeed | None:
     """The estimate for a cell that trains; None for other workloads."""
-    if cell.workload.name != "train":
+    if not cell.workload.trains:
         return None
     engine = ENGINE_MEMORY[cell.engine.name](cell)
     rows, layers = cell.batch * cell.shard_len, cell.model.num_layers

@@ -32,9 +32,9 @@ IS_IN: Mapping[str, Callable[[RunConfig], bool]] = {
     "cluster.threads_per_rank": lambda cell: cell.cluster.device == "cpu",
     "ulysses_degree": lambda cell: cell.strategy == "usp",
     "replay.rank": lambda cell: cell.replay.rank is not None,
-    "checkpointing": lambda cell: cell.workload.name == "train",
-    "loss": lambda cell: cell.workload.name == "train",
-    "engine.name": lambda cell: cell.workload.name == "train",
+    "checkpointing": lambda cell: cell.workload.trains,
+    "loss": lambda cell: cell.workload.trains,
+    "engine.name": lambda cell: cell.workload.trains,
 }
 """Whether a cell has such a choice, where not all have."""
 
@@ -56,7 +56,7 @@ def choice_lines(raws: Sequence[Raw], planned: Sequence[PlannedCell], machine: M
     """Choices that a person may want to make otherwise, and why they were made."""
     cells = [*{each.cell.cell_id: each.cell for each in planned}.values()]
     lines = []
-    trains = [cell for cell in cells if cell.workload.name == "train"]
+    trains = [cell for cell in cells if cell.workload.trains]
     if trains and any(raw["checkpointing"] == AUTO for raw in raws):
         on_gpus = any(cell.cluster.device == "cuda" for cell in trains)
         lines.append(f"checkpointing=auto: {CHECKPOINTING[on_gpus]}")

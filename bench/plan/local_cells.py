@@ -77,7 +77,7 @@ def reference_cells(planned: Iterable[PlannedCell], machine: Machine) -> dict[st
     found: dict[str, PlannedCell] = {}
     for each in cells:
         cell = each.cell
-        is_wanted = cell.workload.name == "train" and cell.measure.reference_budget_s > 0
+        is_wanted = cell.workload.trains and cell.measure.reference_budget_s > 0
         if not is_wanted or each.reason is not None or (work := work_of(cell)) in settled | found.keys():
             continue
         reference = reference_of(cell)

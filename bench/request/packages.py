@@ -30,7 +30,7 @@ def used_packages(cell: RunConfig) -> frozenset[str]:
             "torch",
             *needed_packages(cell).values(),
             *([] if kernel is None else [kernel]),
-            *(["transformers"] if cell.workload.name == "train" else []),
+            *(["transformers"] if cell.workload.trains else []),
             *(CUDA_PACKAGES if cell.cluster.device == "cuda" else ()),
             *STRATEGIES.packages(cell.strategy),
         ]

@@ -33,6 +33,7 @@ from bench.config import (
     RunConfig,
     WorkloadConfig,
 )
+from bench.measure.workloads import WORKLOADS
 from bench.request import values
 from bench.request.choices import Raw, options
 from bench.request.device_sections import env_pairs, measure_config
@@ -59,8 +60,7 @@ DATA = ("text", "synthetic")
 ENGINES = ("ddp", "fsdp2", "zero3")
 LOSSES = ("chunked", "untiled")
 TRAINERS = tuple(TRAINER_FACTS)
-WORKLOADS = ("train", "attention")
-"""The names in the tables of `training`, `workloads` and `cell`, which the request must not import."""
+"""The names in the tables of `training`, which the request must not import."""
 
 
 AGENT_KEYS = ("address", "port")
@@ -106,7 +106,7 @@ def resolve(raw: Raw, machine: Machine) -> RunConfig:
     if cell.mode == PREDICT:  # arithmetic gives the same each time, and is compared with nothing
         once = cell.measure if cell.measure.repeats == AUTO else replace(cell.measure, repeats=1)
         cell = replace(cell, measure=replace(once, reference_budget_s=0.0))
-    if cell.workload.name != "train":
+    if not cell.workload.trains:
         cell = _attention_alone(cell)
     elif pads:
         cell = _padded(cell)

@@ -132,7 +132,7 @@ class Facts(ABC):
     def packing_refusals(self, cell: RunConfig) -> list[str]:
         if not cell.data.packs:
             return []
-        if cell.workload.name != "train":
+        if not cell.workload.trains:
             way_out = "take workload=train, or data.packing=none"
             return [f"data.packing=documents is not for workload={cell.workload.name}; {way_out}"]
         if self.packs:
@@ -287,6 +287,6 @@ def _not_divisible(cell: RunConfig, multiple: int) -> list[str]:
         return []
     near = max(multiple, round(cell.seq_len / multiple) * multiple)
     who = f"{cell.strategy} in {cell.layout} layout"
-    padded = ", or take pad=true" if cell.workload.name == "train" else ""
+    padded = ", or take pad=true" if cell.workload.trains else ""
     way_out = f"the nearest is seq_len={near}{padded}"
     return [f"seq_len={cell.seq_len} must be a multiple of {multiple} for {who}; {way_out}"]

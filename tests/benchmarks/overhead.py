@@ -25,8 +25,8 @@ from bench.common.statistics import ERROR_SHARE, Interval
 from bench.config import WhenTaken
 from bench.measure.tap import CommunicationTap
 from bench.measure.timing.clock import StepClock
-from bench.measure.workloads import Rank
 from bench.measure.workloads.train import Train
+from bench.measure.workloads.workload import Rank
 from bench.ranks.groups import make_groups
 from bench.run.cell.launcher import Launcher
 from bench.run.node.lease import lease

@@ -2,7 +2,8 @@
 
 import time
 
-from bench.measure.workloads import WORKLOADS, Rank
+from bench.measure.workloads import workload_code
+from bench.measure.workloads.workload import Rank
 from bench.ranks.groups import make_groups
 from bench.run.node.worker import join
 from bench.strategies import STRATEGIES, runnable
@@ -15,7 +16,7 @@ def time_steps(job, log):
     device, cell = join(job), job.cell
     strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
     with strategy.install() as wiring:
-        workload = WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step))
+        workload = workload_code(cell.workload.name)(Rank(strategy, wiring, device, log.step))
         workload.short_step()
         times_ms = []
         for number in range(1 + STEPS):

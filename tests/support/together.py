@@ -8,7 +8,8 @@ from bench.attention.watch import AttentionWatch
 from bench.config import RunConfig
 from bench.measure.gradients import rank as gradients
 from bench.measure.tap import CommunicationTap
-from bench.measure.workloads import WORKLOADS, Rank
+from bench.measure.workloads import workload_code
+from bench.measure.workloads.workload import Rank
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.request.legality import refusal
@@ -65,7 +66,7 @@ def built(job, log):
         with log.during(f"{cell.strategy} {cell.layout} {cell.engine.name} {cell.dtype}"):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             with strategy.install() as wiring:
-                yield name, WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step))
+                yield name, workload_code(cell.workload.name)(Rank(strategy, wiring, device, log.step))
     finish_together(device)
 
 

@@ -89,7 +89,7 @@ def prediction_refusals(cell: RunConfig) -> list[str]:
             f"mode=predict does not know how ranks share a GPU, as with cluster.ranks_per_gpu="
             f"{cell.cluster.ranks_per_gpu}; take cluster.ranks_per_gpu=1"
         )
-    if cell.workload.name != "train":
+    if not cell.workload.trains:
         reasons.append(f"mode=predict is not for workload={cell.workload.name}; take workload=train")
     if cell.data.packs:
         reasons.append(

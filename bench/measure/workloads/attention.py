@@ -77,3 +77,6 @@ class Attention(Workload):
         whole = random_input(self.cell, which, self.cell.seq_len, self.rank.device)
         pieces = self.rank.strategy.slices(whole.shape[2])
         return laid_out_as_by_a_model(torch.cat([whole[:, :, piece] for piece in pieces], dim=2))
+
+
+WORKLOAD = Attention

@@ -8,7 +8,7 @@ import torch
 
 from bench.config import DataConfig, RunConfig
 from bench.measure.objective.section import MAX_TOKENS as OBJECTIVE_TOKENS
-from bench.measure.workloads import WORKLOADS
+from bench.measure.workloads import workload_code
 from bench.measure.workloads.workload import Rank
 from bench.ranks.groups import RankGroups
 from bench.ranks.log import StepPhase
@@ -28,7 +28,7 @@ def use_libraries_once(cell: RunConfig, groups: RankGroups, device: torch.device
     small = _smallest(cell)
     strategy = runnable(small.strategy)(small, groups, STRATEGIES[small.strategy])
     with strategy.install() as wiring:
-        WORKLOADS[small.workload.name](Rank(strategy, wiring, device, StepPhase())).short_step()
+        workload_code(small.workload.name)(Rank(strategy, wiring, device, StepPhase())).short_step()
 
 
 def _smallest(cell: RunConfig) -> RunConfig:

@@ -86,3 +86,6 @@ def _model(rank: Rank) -> ModelWithLoss:
         model.gradient_checkpointing_enable({"use_reentrant": False, **around})
     model.train()
     return ModelWithLoss(model, cell.loss, rank.phase)
+
+
+WORKLOAD = Train

@@ -25,8 +25,9 @@ from bench.common.cpu_arithmetic import cpu_arithmetic
 from bench.config import RunConfig
 from bench.measure.mistakes import mistaken
 from bench.measure.rank_pass import Measurement
-from bench.measure.workloads import WORKLOADS, Rank
+from bench.measure.workloads import workload_code
 from bench.measure.workloads.first_use import use_libraries_once
+from bench.measure.workloads.workload import Rank
 from bench.ranks.device import (
     NvtxRanges,
     bind_near_gpu,
@@ -109,7 +110,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
     with strategy.install() as wiring:
         with log.during("build"), measurement.building():
             log.step.enter("load")
-            workload = WORKLOADS[cell.workload.name](Rank(strategy, wiring, device, log.step, log.begin))
+            workload = workload_code(cell.workload.name)(Rank(strategy, wiring, device, log.step, log.begin))
             outwait_the_launcher(cell)
         workload.run(measurement.steps(workload))
         report = {**measurement.report(), "software": _software(cell, device)}

@@ -27,8 +27,8 @@ from torch import Tensor
 from bench.common.environment import this_machine
 from bench.config import RunConfig
 from bench.measure.timing.clock import synchronise
-from bench.measure.workloads import Rank
 from bench.measure.workloads.train import Train
+from bench.measure.workloads.workload import Rank
 from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
 from bench.ranks.products import use_wide_products

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from bench.config import RunConfig
 from bench.cost.weights import head_parameters, layer_parameters, matrix_parameters
 from bench.measure.memory.trackers import AllocationTracker
-from bench.measure.workloads import WORKLOADS, Rank
+from bench.measure.workloads.train import Train
+from bench.measure.workloads.workload import Rank
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.run.node.worker import join
@@ -68,7 +69,7 @@ def _built(rank):
     deepspeed.initialize = noting
     with AllocationTracker() as tracker:
         start = tracker.peak_bytes
-        workload = WORKLOADS["train"](rank)
+        workload = Train(rank)
     deepspeed.initialize = initialize
     return workload, (*before, tracker.peak_bytes)[0] - start
 

@@ -14,7 +14,7 @@ def held(launcher, tmp_path_factory):
     kept = Trajectories()
 
     def hold(cell, record):
-        if cell.workload.name == "train" and not kept.has_reference(work_of(cell)):
+        if cell.workload.trains and not kept.has_reference(work_of(cell)):
             reference = reference_of(cell)
             found, _ = run_cell(launcher, reference, tmp_path_factory.mktemp("local"))
             assert found.status == "ok", found.reason
