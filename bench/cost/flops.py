@@ -1,4 +1,4 @@
-"""Floating-point operations of one optimizer step, all ranks together.
+"""Floating-point operations of one optimizer step, all ranks together, and a rank's share of the causal mask.
 
 Conventions: a multiply-add is two operations; backward is twice forward; embeddings look up and cost
 nothing, the output head counts. "Causal" counts the S(S+1)/2 score entries that the mask leaves, "full"
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.attention.documents import Documents, keys_seen
+from bench.attention.layouts import LAYOUTS
 from bench.config import RunConfig
 from bench.cost.weights import head_parameters, layer_parameters, matrix_parameters, mlp_parameters
 from bench.strategies import STRATEGIES
@@ -74,3 +76,22 @@ def hardware_flops(cell: RunConfig, *, causal: bool, pairs: CausalPairs | None =
     recomputed += head if cell.loss == "chunked" else 0
     recomputed += 2 * mlp_parameters(cell.model) * tokens if cell.tiled_mlp else 0
     return int(FORWARD_AND_BACKWARD * (layers + head) + attention * (1 + FLASH_BACKWARD_FACTOR) + recomputed)
+
+
+def causal_area(cell: RunConfig, group_rank: int) -> int:
+    """Return the (query, key, head) triples that the causal mask leaves a rank, of one sequence and layer.
+
+    Ranks that share heads hold the same queries once heads are exchanged; those of a ring keep their own
+    and see all keys. A query at position p sees p + 1 keys.
+    """
+    pairs = sum(keys_seen(range(cell.padded_len)[piece]) for piece in _queries(cell, group_rank))
+    return pairs * (cell.model.num_heads // cell.ulysses_degree)
+
+
+def packed_area(cell: RunConfig, documents: Documents, group_rank: int) -> int:
+    """Return such triples of all sequences of a batch, where attention stays within documents."""
+    return documents.causal_pairs(_queries(cell, group_rank)) * (cell.model.num_heads // cell.ulysses_degree)
+
+
+def _queries(cell: RunConfig, group_rank: int) -> tuple[slice, ...]:
+    return LAYOUTS[cell.layout].slices(cell.padded_len, cell.ring_degree, cell.ring_rank(group_rank))

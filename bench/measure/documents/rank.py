@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.attention.documents import Documents
-from bench.cost.area import packed_area
+from bench.cost.flops import packed_area
 from bench.measure.documents.section import PackedDocuments
 from bench.measure.rank_pass import RankPass
 from bench.training.data import StepData

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.attention.layouts import LAYOUTS
 from bench.config import OWN, MeasureConfig, RunConfig
-from bench.cost.area import causal_area
+from bench.cost.flops import causal_area
 from bench.measure.documents.section import PackedDocuments
 from bench.measure.engagement.section import will_share_traced_step
 from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, by_rank
