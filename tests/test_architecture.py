@@ -13,20 +13,19 @@ from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.kernels import KERNELS
 from bench.common.environment import REPOSITORY
 from bench.config import AUTO
-from bench.cost.engine_memory import OPTIMIZER_MOMENTS
 from bench.measure.workloads import WORKLOADS, workload_code
 from bench.measure.workloads.workload import Workload
 from bench.request import resolve
 from bench.request.choices import CONF, option_of, read_option
-from bench.request.legality import ENGINE_DTYPES
 from bench.request.model_numbers import FAMILIES as FAMILY_WORDS
 from bench.run.cell.outcome import ANALYTIC_FLOPS
 from bench.strategies import STRATEGIES
 from bench.training.data import SOURCES
-from bench.training.engines import ENGINES
+from bench.training.engines import ENGINE_FACTS, engine_code
+from bench.training.engines.engine import Engine
 from bench.training.loss import LOSSES
 from bench.training.models import FAMILIES
-from bench.training.optimizer import OPTIMIZERS
+from bench.training.optimizer_facts import OPTIMIZER_FACTS
 from bench.training.trainer_facts import TRAINER_FACTS
 from bench.training.trainers import trainer_code
 from bench.training.trainers.trainer import Trainer
@@ -107,8 +106,8 @@ def names(group):
     ("group", "table"),
     [
         ("strategy", STRATEGIES.ours),
-        ("engine", ENGINES),
-        ("optimizer", OPTIMIZERS),
+        ("engine", ENGINE_FACTS),
+        ("optimizer", OPTIMIZER_FACTS),
         ("trainer", TRAINER_FACTS),
         ("data", SOURCES),
         ("workload", WORKLOADS),
@@ -128,13 +127,11 @@ def test_a_choice_is_named_as_its_file_is(path):
 
 
 def test_words_that_are_checked_without_torch_are_those_of_the_tables_with_it():
-    assert set(resolve.ENGINES) == set(ENGINES) == set(ENGINE_DTYPES)
     assert list(KERNEL_FACTS) == list(KERNELS)
     assert DEFAULT_KERNEL in KERNELS
-    assert set(resolve.DATA) == set(SOURCES)
-    assert set(resolve.OPTIMIZERS) == set(OPTIMIZERS) == set(OPTIMIZER_MOMENTS)
     assert set(resolve.LOSSES) == set(LOSSES)
     assert all(issubclass(trainer_code(name), Trainer) for name in TRAINER_FACTS)
+    assert all(issubclass(engine_code(name), Engine) for name in ENGINE_FACTS)
     assert all(issubclass(workload_code(name), Workload) for name in WORKLOADS)
     assert set(WORKLOADS) == set(ANALYTIC_FLOPS)
     assert set(FAMILY_WORDS) == set(FAMILIES)

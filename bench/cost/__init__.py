@@ -1,1 +1,1 @@
-"""FLOPs, bytes and memory by arithmetic; no seconds. May import strategies and all below; no torch."""
+"""FLOPs, bytes and memory by arithmetic; no seconds, no torch. May import training and all below."""

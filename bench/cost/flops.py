@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from bench.attention.documents import Documents, keys_seen
 from bench.attention.layouts import LAYOUTS
 from bench.config import RunConfig
-from bench.cost.weights import head_parameters, layer_parameters, matrix_parameters, mlp_parameters
 from bench.strategies import STRATEGIES
+from bench.training.parameters import head_parameters, layer_parameters, matrix_parameters, mlp_parameters
 
 FORWARD_AND_BACKWARD = 3
 FLASH_BACKWARD_FACTOR = 2.5

@@ -14,26 +14,25 @@ from bench.common.cpu_arithmetic import estimated_bf16_instructions
 from bench.common.labels import GIB
 from bench.config import DTYPE_BYTES, RunConfig
 from bench.cost.band import Band
-from bench.cost.engine_memory import ENGINE_MEMORY, EngineMemory
-from bench.cost.weights import (
-    FLOAT32_BYTES,
-    HEAD_NORM_FAMILIES,
-    head_parameters,
-    is_autocast,
-    kv_size,
-    q_size,
-    stream_bytes,
-)
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, kv_heads_held, repeats_kv
 from bench.strategies.schedule import Stage, Stages
+from bench.training.engines import ENGINE_FACTS, is_autocast
+from bench.training.engines.facts import EngineMemory
+from bench.training.parameters import (
+    FLOAT32_BYTES,
+    HEAD_NORM_FAMILIES,
+    head_parameters,
+    kv_size,
+    q_size,
+    wide_bytes,
+)
+from bench.training.trainer_facts import NATIVE
 
 TOKEN_BYTES = 8
-NATIVE = "native"
-"""Our own trainer."""
 WIDE_KERNELS = ("torch_flash", "flash_blocks")
 CHUNK_ROWS = 1024
-"""Rows of logits of a chunked loss: CHUNK_TOKENS of `training`, which this package must not import."""
+"""Rows of logits of a chunked loss: CHUNK_TOKENS of bench/training/loss.py, which imports torch."""
 CONTEXT_BYTES = GIB
 """CUDA's context and libraries take 0.5 to 0.7 GiB by public out-of-memory messages (memory in use beyond
 torch's own); the rest is room for NCCL's buffers, which nothing here measures."""
@@ -94,7 +93,7 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
     """The estimate for a cell that trains; None for other workloads."""
     if not cell.workload.trains:
         return None
-    engine = ENGINE_MEMORY[cell.engine.name](cell)
+    engine = ENGINE_FACTS[cell.engine.name].memory(cell)
     rows, layers = cell.batch * cell.shard_len, cell.model.num_layers
     facts = STRATEGIES[cell.strategy]
     saved = rows * layer_bytes_per_token(cell)
@@ -134,7 +133,7 @@ def allocated_band(cell: RunConfig, need: MemoryNeed) -> Band:
     Both ends are what a rank needs if all that is not known turns out well, or badly, at once.
     """
     expected = need.allocated
-    engine = ENGINE_MEMORY[cell.engine.name](cell)
+    engine = ENGINE_FACTS[cell.engine.name].memory(cell)
     spread = round(FORMULA_SHARE * expected)
     return Band(expected - spread - engine.spare, expected, expected + spread + engine.beyond)
 
@@ -195,7 +194,7 @@ def _loss_bytes(cell: RunConfig, rows: int) -> int:
     several chunks the head's gradient of those before is there all the time. Somebody else's training stack
     keeps the logits of shared sequences, whose loss it computes outside the model.
     """
-    e, wide = DTYPE_BYTES[cell.dtype], max(FLOAT32_BYTES, DTYPE_BYTES[cell.dtype])
+    e, wide = DTYPE_BYTES[cell.dtype], wide_bytes(cell)
     at_once = min(rows, CHUNK_ROWS) if cell.loss == "chunked" else rows
     head_gradient, logits = e * head_parameters(cell.model), cell.model.vocab_size * at_once
     before = head_gradient if at_once < rows else 0
@@ -294,6 +293,11 @@ def _stage_bytes(stage: Stage) -> int:
         else sum(each.sent_bytes for each in stage.exchanges if each.kind != "all_gather")
     )
     return stage.merged_bytes + stage.packed_bytes + arrives + leaves
+
+
+def stream_bytes(cell: RunConfig) -> int:
+    """Return the bytes of a number between layers."""
+    return FLOAT32_BYTES if is_autocast(cell) else DTYPE_BYTES[cell.dtype]
 
 
 def _norm_bytes(cell: RunConfig, size: int) -> int:

@@ -1,4 +1,4 @@
-"""A cell is checked and measured on its ranks, pass by pass. May import training, cost and all below.
+"""A cell is checked and measured on its ranks, pass by pass. May import cost and all below.
 
 The one table of passes: a new one is a folder here and a line below. `section.py` in the folder is read by
 processes that must not import torch; `rank.py` runs on the ranks.

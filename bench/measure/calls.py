@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bench.cost.traffic import SMALL_BYTES
+from bench.training.messages import SMALL_BYTES
 
 PURPOSES = ("attention", "parameters", "gradients", "data_and_loss", "other")
 """In the order in which time is booked where communication for two purposes is exposed at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.attention.kernel_facts import KERNEL_FACTS
@@ -10,15 +11,8 @@ from bench.request.layer_types import shortest_window, unplain_layers
 from bench.request.model_numbers import read_config
 from bench.request.modes import mode_of
 from bench.strategies import STRATEGIES
+from bench.training.engines import ENGINE_FACTS
 from bench.training.trainer_facts import TRAINER_FACTS
-
-ENGINE_DTYPES = {
-    "ddp": ("bf16", "fp32", "fp64"),
-    "fsdp2": ("bf16", "fp32", "fp64"),
-    "zero3": ("bf16", "fp32"),
-}
-
-OPTIMIZER_OFFLOAD_ENGINES = ("zero3",)
 
 
 def refusal(cell: RunConfig) -> str | None:
@@ -54,25 +48,19 @@ def _window_refusals(cell: RunConfig) -> list[str]:
 
 
 def _engine_refusals(cell: RunConfig) -> list[str]:
-    if cell.engine.name not in ENGINE_DTYPES:
+    facts = ENGINE_FACTS.get(cell.engine.name)
+    if facts is None:
         return []  # a workload that trains nothing
-    reasons = []
-    dtypes = ENGINE_DTYPES[cell.engine.name]
-    if cell.dtype not in dtypes:
-        reasons.append(
-            f"dtype={cell.dtype} is not for engine={cell.engine.name}; choose dtype={' or '.join(dtypes)}"
-        )
-    if cell.engine.name == "zero3" and cell.dp_replicate > 1:
-        reasons.append(
-            f"dp_replicate={cell.dp_replicate} is not for engine=zero3, which shards over all ranks; take"
-            " dp_shard, or engine=fsdp2"
-        )
-    if cell.engine.leaf != NOT_USED and cell.engine.name != "zero3":
-        reasons.append(
-            f"engine.leaf={cell.engine.leaf} is DeepSpeed's own, and engine={cell.engine.name} has none; take"
-            " engine=zero3"
-        )
+    reasons = facts.refusals(cell)
+    if cell.engine.leaf != NOT_USED and not facts.has_leaf:
+        engines = [name for name, each in ENGINE_FACTS.items() if each.has_leaf]
+        reasons.append(_deepspeeds_own(f"engine.leaf={cell.engine.leaf}", cell, engines))
     return reasons
+
+
+def _deepspeeds_own(setting: str, cell: RunConfig, engines: Sequence[str]) -> str:
+    way_out = f"take engine={' or '.join(engines)}"
+    return f"{setting} is DeepSpeed's own, and engine={cell.engine.name} has none; {way_out}"
 
 
 def _trainer_refusals(cell: RunConfig) -> list[str]:
@@ -87,9 +75,7 @@ def _offload_refusals(cell: RunConfig) -> list[str]:
             "offload.activations=true moves the inputs of checkpointed layers, and checkpointing=false keeps"
             " none; take checkpointing=true"
         )
-    if cell.offload.optimizer and cell.engine.name not in OPTIMIZER_OFFLOAD_ENGINES:
-        reasons.append(
-            f"offload.optimizer=true is DeepSpeed's own, and engine={cell.engine.name} has none; take engine="
-            + " or ".join(OPTIMIZER_OFFLOAD_ENGINES)
-        )
+    if cell.offload.optimizer and not ENGINE_FACTS[cell.engine.name].offloads_optimizer:
+        engines = [name for name, each in ENGINE_FACTS.items() if each.offloads_optimizer]
+        reasons.append(_deepspeeds_own("offload.optimizer=true", cell, engines))
     return reasons

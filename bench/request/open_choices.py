@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bench.common.environment import Machine
-from bench.config import AUTO
+from bench.config import AUTO, NOT_USED
 from bench.request import values
 from bench.request.choices import Raw, read_option
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
+from bench.training.engines import DEFAULT_ENGINE
 from bench.training.trainer_facts import is_stack
 
 
@@ -52,19 +53,21 @@ def _with_and_without(raw: Raw) -> Iterator[Raw]:
 
 
 def with_one_engine(raws: Sequence[Raw], machine: Machine) -> list[Raw]:
-    """Return the requests with ZeRO-3 for every `engine=auto` where one of them has no other.
+    """Return the requests with the same engine for every `engine=auto`, where one cannot take DEFAULT_ENGINE.
 
-    Speeds are compared under equal engines. Cells that do not run under ZeRO-3 keep their own choice.
+    Speeds are compared under equal engines. Cells that do not run under that engine keep their own choice.
     """
     left_open = [raw for raw in raws if raw["engine"]["name"] == AUTO]
     if not any(is_stack(raw["trainer"]["name"]) or raw["offload"]["optimizer"] for raw in left_open):
         return [*raws]
-    if all(resolve(raw, machine).engine.name != "zero3" for raw in left_open):
+    names = (resolve(raw, machine).engine.name for raw in left_open)
+    other = next((name for name in names if name not in (DEFAULT_ENGINE, NOT_USED)), None)
+    if other is None:
         return [*raws]
-    zero3 = read_option("engine", "zero3")
+    option = read_option("engine", other)
 
-    def with_zero3(raw: Raw) -> Raw:
-        asked = {**raw, "engine": {**zero3, "leaf": raw["engine"]["leaf"]}}
+    def with_other(raw: Raw) -> Raw:
+        asked = {**raw, "engine": {**option, "leaf": raw["engine"]["leaf"]}}
         return asked if refusal(resolve(asked, machine)) is None else raw
 
-    return [with_zero3(raw) if raw["engine"]["name"] == AUTO else raw for raw in raws]
+    return [with_other(raw) if raw["engine"]["name"] == AUTO else raw for raw in raws]

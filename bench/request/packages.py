@@ -6,17 +6,16 @@ from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.common.environment import CUDA_PACKAGES, installed
 from bench.config import RunConfig
 from bench.strategies import STRATEGIES
+from bench.training.engines import ENGINE_FACTS
 from bench.training.trainer_facts import TRAINER_FACTS
-
-ENGINE_PACKAGES = {"zero3": "deepspeed"}
 
 
 def needed_packages(cell: RunConfig) -> dict[str, str]:
     """Return the distributions that a cell's ranks cannot run without, by the choice that needs them."""
-    trainer = TRAINER_FACTS.get(cell.trainer)
+    engine, trainer = ENGINE_FACTS.get(cell.engine.name), TRAINER_FACTS.get(cell.trainer)
     needed = {
         f"strategy={cell.strategy}": STRATEGIES[cell.strategy].package,
-        f"engine={cell.engine.name}": ENGINE_PACKAGES.get(cell.engine.name),
+        f"engine={cell.engine.name}": None if engine is None else engine.package,
         f"trainer={cell.trainer}": None if trainer is None else trainer.package,
     }
     return {choice: package for choice, package in needed.items() if package is not None}

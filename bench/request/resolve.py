@@ -17,7 +17,6 @@ from bench.config import (
     MASKS,
     NOT_USED,
     NUMA_BINDINGS,
-    OPTIMIZERS,
     PACKING,
     SCHEDULES,
     UNKNOWN_HARDWARE,
@@ -53,16 +52,13 @@ from bench.request.placement import (
 )
 from bench.strategies import STRATEGIES
 from bench.strategies.options import Flag, Option, WholeNumber, default_text, flag_text, in_yaml
+from bench.training.engines import DEFAULT_ENGINE, ENGINE_FACTS
+from bench.training.optimizer_facts import OPTIMIZER_FACTS
 from bench.training.text import beginning, refuse_tokenizer
-from bench.training.trainer_facts import TRAINER_FACTS, UNTILED
+from bench.training.trainer_facts import STACK_ENGINE, TRAINER_FACTS, UNTILED
 
-DATA = ("text", "synthetic")
-ENGINES = ("ddp", "fsdp2", "zero3")
 LOSSES = ("chunked", "untiled")
-TRAINERS = tuple(TRAINER_FACTS)
-"""The names in the tables of `training`, which the request must not import."""
-
-
+"""Names in the table of bench/training/loss.py, which imports torch."""
 AGENT_KEYS = ("address", "port")
 """Keys of `cluster` that say how agents are met: no cell's business."""
 NO_KEYS = ("options", "padding", "mistake", "deal", "backend")
@@ -141,7 +137,7 @@ def _attention_alone(cell: RunConfig) -> RunConfig:
 def _resolved(raw: Raw, machine: Machine) -> RunConfig:
     _refuse_unknown(raw)
     strategy = values.choice("strategy", raw["strategy"]["name"], STRATEGIES)
-    trainer = values.choice("trainer", raw["trainer"]["name"], TRAINERS)
+    trainer = values.choice("trainer", raw["trainer"]["name"], TRAINER_FACTS)
     seq_len = values.tokens("seq_len", raw["seq_len"])
     where = place(raw["cluster"], machine)
     shares = STRATEGIES[strategy].shares_sequences
@@ -292,17 +288,24 @@ def _checkpointing(raw: Any, device: str) -> bool:
 
 
 def _engine(raw: Raw, strategy: str, trainer: str) -> EngineConfig:
-    """Return the engine; `auto` is ZeRO-3 for training stacks and with `offload.optimizer`, else FSDP2.
-
-    Of the strategies that a stack drives, only torch_cp does not run under ZeRO-3.
-    """
-    name, drives = raw["engine"]["name"], TRAINER_FACTS[trainer].drives
+    name = raw["engine"]["name"]
     if name == AUTO:
-        is_deepspeed = values.flag("offload.optimizer", raw["offload"]["optimizer"])
-        is_deepspeed |= drives is not None and "zero3" in drives.get(strategy, ENGINES)
-        name = "zero3" if is_deepspeed else "fsdp2"
+        is_offloaded = values.flag("offload.optimizer", raw["offload"]["optimizer"])
+        name = default_engine(strategy, trainer, offloads_optimizer=is_offloaded)
     leaf = values.choice("engine.leaf", raw["engine"]["leaf"], LEAVES)
-    return EngineConfig(name=values.choice("engine", name, ENGINES), leaf=leaf)
+    return EngineConfig(name=values.choice("engine", name, ENGINE_FACTS), leaf=leaf)
+
+
+def default_engine(strategy: str, trainer: str, *, offloads_optimizer: bool) -> str:
+    """Return the engine of a request that leaves it open; a sweep then gives all its cells the same one.
+
+    Training stacks take STACK_ENGINE; of the strategies that they drive, only torch_cp does not run under it.
+    """
+    if offloads_optimizer:
+        return next(name for name, facts in ENGINE_FACTS.items() if facts.offloads_optimizer)
+    drives = TRAINER_FACTS[trainer].drives
+    takes_stacks = drives is not None and STACK_ENGINE in drives.get(strategy, [STACK_ENGINE])
+    return STACK_ENGINE if takes_stacks else DEFAULT_ENGINE
 
 
 def _optimizer(raw: Raw) -> OptimizerConfig:
@@ -310,7 +313,7 @@ def _optimizer(raw: Raw) -> OptimizerConfig:
         "optimizer",
         raw,
         OptimizerConfig,
-        name=values.choice("optimizer", raw["name"], OPTIMIZERS),
+        name=values.choice("optimizer", raw["name"], OPTIMIZER_FACTS),
         schedule=values.choice("optimizer.schedule", raw["schedule"], SCHEDULES),
     )
 
@@ -323,7 +326,7 @@ def _loss(raw: Any, trainer: str) -> str:
 
 
 def _data(raw: Raw, vocab_size: int) -> DataConfig:
-    name = values.choice("data", raw["name"], DATA)
+    name = values.choice("data", raw["name"], options("data"))
     path, tokenizer = (
         None if raw[key] is None else values.path(f"data.{key}", raw[key]) for key in ("path", "tokenizer")
     )

@@ -1,10 +1,8 @@
-"""The optimizer, its schedule and clipping: one table, the same for every engine and trainer."""
+"""The optimizer, its schedule and clipping, the same for every engine and trainer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,41 +10,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
 from bench.config import OptimizerConfig
-
-BETAS = (0.9, 0.999)
-"""How much Adam keeps of its running means of gradients and of their squares."""
-MOMENTUM = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerKind:
-    """How an optimizer is made of parameters and a learning rate, and what shows its first gradient."""
-
-    make: Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]
-    keys: Sequence[str]
-    """Of all that its state holds of a parameter's size; the first moment is the first of them."""
-    first_share: float
-    """How much of the gradient the first moment is after the first update."""
-
-
-def _adamw(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=learning_rate, betas=BETAS, fused=True)
-
-
-def _sgd(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-    # Not fused: FSDP2's sharded tensors have no such operator.
-    return torch.optim.SGD(parameters, lr=learning_rate, momentum=MOMENTUM)
-
-
-OPTIMIZERS: Mapping[str, OptimizerKind] = {
-    "adamw": OptimizerKind(_adamw, ("exp_avg", "exp_avg_sq"), 1 - BETAS[0]),
-    "sgd": OptimizerKind(_sgd, ("momentum_buffer",), 1.0),
-}
+from bench.training.optimizer_facts import OPTIMIZER_FACTS
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimizer over all parameters of the model."""
-    return OPTIMIZERS[config.name].make(model.parameters(), config.learning_rate)
+    """Return the optimizer over all parameters of the model."""
+    return OPTIMIZER_FACTS[config.name].make(model.parameters(), config.learning_rate)
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> LRScheduler:

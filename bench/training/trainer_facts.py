@@ -21,6 +21,9 @@ STACK_KERNELS: Mapping[str, str] = {
 UNTILED = "untiled"
 STACK_DTYPES = ("bf16", "fp32")
 
+STACK_ENGINE = "zero3"
+"""Engine that training stacks take unless the request names another."""
+
 EnginesByStrategy = Mapping[str, tuple[str, ...]]
 
 

@@ -12,8 +12,7 @@ from bench.common.environment import REPOSITORY, installed
 from bench.cost.memory import memory_need
 from bench.measure.telemetry.rank import Telemetry, open_nvml
 from bench.record.store import read_records
-from bench.request.legality import ENGINE_DTYPES
-from bench.request.packages import ENGINE_PACKAGES
+from bench.training.engines import ENGINE_FACTS
 from tests.support.cells import make_cell
 from tests.support.gpus import MACHINE, NEEDS_GPU, SOON_OVER, gpu_cell, run_on_gpu
 
@@ -29,10 +28,10 @@ FIRST_LOSS = (2, 14)
 
 
 @pytest.mark.parametrize(
-    ("engine", "checkpointing"), [*((engine, "auto") for engine in sorted(ENGINE_DTYPES)), ("zero3", "false")]
+    ("engine", "checkpointing"), [*((engine, "auto") for engine in sorted(ENGINE_FACTS)), ("zero3", "false")]
 )
 def test_a_real_model_trains_at_8k_as_a_user_would_run_it(tmp_path, engine, checkpointing, strangers):
-    package = ENGINE_PACKAGES.get(engine)
+    package = ENGINE_FACTS[engine].package
     if package and installed(package) is None:
         pytest.skip(f"engine={engine} needs the package {package}")
     total_bytes = torch.cuda.get_device_properties(0).total_memory

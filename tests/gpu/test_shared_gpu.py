@@ -8,8 +8,9 @@ import pytest
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.config import MASKS
-from bench.request.legality import ENGINE_DTYPES, refusal
+from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
+from bench.training.engines import ENGINE_FACTS
 from tests.support.attention_cases import errors_of
 from tests.support.cells import variants
 from tests.support.covers import pairwise
@@ -20,7 +21,7 @@ pytestmark = [*NEEDS_GPU]
 WORLD_SIZES = (2, 4)
 ROUNDING = 1.001
 PARALLEL = [name for name, facts in STRATEGIES.items() if facts.shares_sequences]
-ENGINES = sorted(ENGINE_DTYPES)
+ENGINES = sorted(ENGINE_FACTS)
 QUICK = ("seq_len=1k", "measure.steps=2", "measure.warmup_steps=1")
 MANY_CASES = ("engine=ddp", "seq_len=512", "measure.timeout_s=400")
 MESHES = ("dp_shard=2 sp_degree=2", "dp_replicate=2 sp_degree=2")

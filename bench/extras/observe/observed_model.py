@@ -10,16 +10,17 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from bench.config import NOT_USED, ConfigError, ModelConfig
 from bench.request.layer_types import experts_refused, has_experts, unplain_layers
 from bench.request.model_numbers import transformers_numbers
+from bench.training.engines import ENGINE_FACTS
 from bench.training.text_model import text_numbers
 
 ENGINE_OF_WRAPPER: Mapping[str, str] = {
-    "DistributedDataParallel": "ddp",
-    "FSDPModule": "fsdp2",
+    **{facts.wrapper: name for name, facts in ENGINE_FACTS.items() if facts.wrapper is not None},
     "FullyShardedDataParallel": "fsdp1",
 }
 
@@ -61,7 +62,7 @@ class ObservedModel:
     def averages_gradients(self) -> bool:
         """Whether the engine itself divides the sum of all ranks' gradients by the number of ranks."""
         group = getattr(self.called[0], "process_group", None)
-        if self.engine != "ddp" or group is None:
+        if group is None or not isinstance(self.called[0], DistributedDataParallel):
             return self.engine.startswith("zero") and self.unknown_divisor() is None
         has_hook = bool(getattr(self.called[0], "_comm_hooks", ()))
         return dist.get_world_size(group) == dist.get_world_size() and not has_hook

@@ -13,7 +13,6 @@ from typing import Any
 
 from bench.common.environment import REPOSITORY, git
 from bench.config import ConfigError, RunConfig
-from bench.cost.engine_memory import ENGINE_MEMORY
 from bench.cost.memory import MemoryNeed, memory_need
 from bench.extras.observe.objective import RankObjective, has_known_scale, not_compared, wrong_objective
 from bench.extras.observe.tokens import LoopReport, RankTokens, is_packed, misfed
@@ -26,6 +25,7 @@ from bench.run.cell.ends import classify
 from bench.run.cell.outcome import failed, judged, not_finite_on_a_rank, refused
 from bench.run.node.ranks import RankEnd
 from bench.strategies import STRATEGIES
+from bench.training.engines import ENGINE_FACTS
 
 
 def observed_record(
@@ -63,7 +63,7 @@ def observed_record(
 
 def need_of_loop(cell: RunConfig) -> MemoryNeed | None:
     """Return the bytes that a rank needs; None where the loop's strategy or engine has no formula."""
-    has_formula = cell.strategy in STRATEGIES and cell.engine.name in ENGINE_MEMORY
+    has_formula = cell.strategy in STRATEGIES and cell.engine.name in ENGINE_FACTS
     return memory_need(cell) if has_formula else None
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from bench.config import ConfigError, RunConfig
 from bench.cost.band import Band, End
-from bench.cost.traffic import Messages
 from bench.extras.predict.hardware import Hardware, hardware_of, has_rates
 from bench.extras.predict.predicted import predicted
 from bench.extras.predict.speeds import Speeds
@@ -17,6 +16,7 @@ from bench.record.record import Provenance, Record
 from bench.request.modes import MODES, PREDICT, REPLAY, Mode, replay_refusals
 from bench.request.packages import package_refusals
 from bench.strategies import STRATEGIES
+from bench.training.messages import Messages
 
 DIRECTIONS = ("send", "recv")
 

@@ -8,22 +8,15 @@ and Qwen layers as they run, operator by operator, without compilation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from bench.config import DTYPE_BYTES, RunConfig
-from bench.cost.memory import CHUNK_ROWS
-from bench.cost.weights import (
-    HEAD_NORM_FAMILIES,
-    is_autocast,
-    kv_size,
-    parameters,
-    q_size,
-    stream_bytes,
-    trained_tensors,
-)
+from bench.cost.memory import CHUNK_ROWS, stream_bytes
 from bench.strategies.schedule import Block
+from bench.training.engines import ENGINE_FACTS, is_autocast
+from bench.training.parameters import HEAD_NORM_FAMILIES, kv_size, parameters, q_size, trained_tensors
 
 INPUT_CASTS = 5
 """Projections of a layer whose input is float32 under autocast: Q, K, V, the gate and what it gates."""
@@ -99,10 +92,10 @@ KINDS: Mapping[str, Kind] = {
     "merge": Kind(4, 0, 2),
     "accumulate": Kind(1, 0, 2),
     # Weights, gradient and both moments read, all but the gradient written; wide copies and the norm beside.
-    **dict.fromkeys(("ddp_update", "fsdp2_update"), Kind(12, 4, 8)),
+    "update": Kind(12, 4, 8),
     # DeepSpeed clips, scales and copies besides: 17.9 ms for 0.6B parameters, some 52 bytes of each at the
     # share of the bandwidth in conf/hardware/h100_80gb.yaml (results/reference/h100).
-    "zero3_update": Kind(12, 4, 11),
+    "copying_update": Kind(12, 4, 11),
 }
 """Every kind but attention's blocks, which kernels compute."""
 
@@ -119,9 +112,10 @@ def micro_step(cell: RunConfig) -> Iterator[Operation]:
 
 def step_end(cell: RunConfig) -> Iterator[Operation]:
     """The optimizer's update of a rank's share of the parameters: so many tensors of so many numbers."""
-    count = parameters(cell.model) // SHARDS[cell.engine.name](cell)
-    tensors = len(trained_tensors(cell.model))
-    yield _one(cell, f"{cell.engine.name}_update", tensors, max(1, count // tensors))
+    engine, tensors = ENGINE_FACTS[cell.engine.name], len(trained_tensors(cell.model))
+    count = parameters(cell.model) // engine.shards(cell)
+    kind = "copying_update" if engine.copies_in_update else "update"
+    yield _one(cell, kind, tensors, max(1, count // tensors))
 
 
 def layer_forward(cell: RunConfig) -> Iterator[Operation]:
@@ -230,13 +224,6 @@ def _times(operation: Operation, count: int) -> Operation:
 def _rows(cell: RunConfig) -> int:
     return cell.batch * cell.shard_len
 
-
-SHARDS: Mapping[str, Callable[[RunConfig], int]] = {
-    "ddp": lambda _: 1,
-    "fsdp2": lambda cell: cell.sp_degree * cell.dp_shard,
-    "zero3": lambda cell: cell.cluster.world_size,
-}
-"""Among how many ranks an engine divides what the optimizer updates."""
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 """Of a flash kernel: Q K^T and P V; backward computes the scores again (arXiv:2307.08691, section 3.1)."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from bench.config import RunConfig
 from bench.cost.band import End
@@ -19,6 +17,8 @@ from bench.extras.predict.operations import (
 )
 from bench.strategies import STRATEGIES
 from bench.strategies.schedule import Block, Exchange
+from bench.training.engines import ENGINE_FACTS
+from bench.training.engines.facts import NOT_MEASURED
 
 HALF_RATE_KEYS = 350
 """A kernel call on so few keys runs at half of what long ones sustain. Assumed, after how the causal curves
@@ -28,32 +28,6 @@ LAUNCHES_PER_EXCHANGE = 6
 """The call and the copies around it."""
 MESSAGES = ("send", "all_to_all")
 """Kinds whose messages leave at once, not step after step."""
-
-
-class EngineHost(NamedTuple):
-    """Milliseconds of Python that an engine adds to a step, beyond torch's operators, on an expected host."""
-
-    layer_ms: float
-    """Forward and backward of one layer in one micro-step."""
-    checkpointed_layer_ms: float
-    """Forward and backward of one layer whose forward backward computes again."""
-    step_ms: float
-    """Work once a step, whatever the number of layers."""
-
-
-ENGINE_HOST: Mapping[tuple[str, str], EngineHost] = {
-    # One H100, one rank (results/reference/h100): slope and intercept of steps of 1 and 28 layers, less 8 us
-    # for each operator. Gradients were reduced in smaller buckets than DeepSpeed's default, with which a CPU
-    # rank took a fifth less.
-    ("zero3", "none"): EngineHost(25, 36, 53),
-    # One CPU rank, 14 layers of width 320, less the same model without an engine: 8.1 and 7.7 ms where
-    # leaf=none took 12.2 and 13.2, and so that share of the H100's. The time of a step is that of leaf=none.
-    ("zero3", "layer"): EngineHost(17, 21, 53),
-    # The same CPU rank, 3.3 and 3.5 ms. The time of a step is that of one layer on the H100 (cold, n=2).
-    ("fsdp2", "none"): EngineHost(7, 10, 18),
-}
-"""Host time by engine and leaf module. That of DDP was not measured and counts as nothing."""
-NOT_MEASURED = EngineHost(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +95,7 @@ class Speeds:
 
     def host_s(self, cell: RunConfig, launches: int) -> float:
         """Return the host's seconds of one step: starting `launches` operations, and the engine's Python."""
-        host = ENGINE_HOST.get((cell.engine.name, cell.engine.leaf), NOT_MEASURED)
+        host = ENGINE_FACTS[cell.engine.name].host.get(cell.engine.leaf, NOT_MEASURED)
         layer_ms = host.checkpointed_layer_ms if cell.checkpointing else host.layer_ms
         engine_s = 1e-3 * (cell.grad_accum * cell.model.num_layers * layer_ms + host.step_ms)
         band = self.hardware.host_s_per_operation

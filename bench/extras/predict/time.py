@@ -11,11 +11,12 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from bench.config import DTYPE_BYTES, RunConfig
-from bench.cost.traffic import Messages, messages
+from bench.cost.traffic import messages
 from bench.extras.predict.operations import Operation, micro_step, step_end
 from bench.extras.predict.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE, Speeds
 from bench.strategies import STRATEGIES
 from bench.strategies.schedule import WIDE_BYTES, Stage, Stages
+from bench.training.messages import Messages
 
 Counted = Mapping[Stage, int]
 """Different stages, and how often each comes: most of a long ring are equal."""

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bench.cost.traffic import Messages
 from bench.measure.calls import Call
 from bench.measure.engagement.section import Engagement
 from bench.measure.rank_pass import RankPass, Steps
 from bench.measure.tap import group_named
 from bench.strategies.schedule import Exchange
+from bench.training.messages import Messages
 
 ATTENTION_CODE = (
     "bench.strategies.",

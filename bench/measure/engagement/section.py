@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.config import MeasureConfig, RunConfig
-from bench.cost.traffic import Messages
 from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, together
 from bench.measure.timing.section import affordable_steps
 from bench.ranks.log import Stage
 from bench.record.record import Check
 from bench.strategies import STRATEGIES
+from bench.training.messages import Messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

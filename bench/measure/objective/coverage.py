@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bench.config import DTYPE_BYTES, LOW_PRECISION, RunConfig
-from bench.cost.weights import head_parameters, one_layer_parameters, parameters
+from bench.training.parameters import head_parameters, one_layer_parameters, parameters
 
 COMPUTATIONS = 5
 """Largest number of computations of one step: the exact one, three controls and a mistake."""

@@ -23,8 +23,8 @@ from bench.measure.objective.step_errors import Step, StepErrors
 from bench.measure.rank_pass import RankPass
 from bench.ranks.memory_limit import without_memory_limit
 from bench.training.data import open_data
-from bench.training.engines import Engine
-from bench.training.optimizer import OPTIMIZERS
+from bench.training.engines.engine import Engine
+from bench.training.optimizer_facts import OPTIMIZER_FACTS
 from bench.training.trainers.trainer import Trainer
 
 CPU_ROOM_BYTES = 4 * 2**30
@@ -135,9 +135,9 @@ def _given_norm(engine: Engine, device: torch.device) -> float:
     indices = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(indices, own)
     is_first = [int(index) for index in indices].index(int(own)) == dist.get_rank()
-    kind = OPTIMIZERS[engine.cell.optimizer.name]
+    kind = OPTIMIZER_FACTS[engine.cell.optimizer.name]
     square = torch.zeros((), dtype=torch.float64, device=device)
-    for _, moment in engine.optimizer_state(kind.keys[0]) if is_first else ():
+    for _, moment in engine.optimizer_state(kind.state_keys[0]) if is_first else ():
         square += moment.double().square().sum().to(device)
     dist.all_reduce(square)
     return float(square.sqrt()) / kind.first_share

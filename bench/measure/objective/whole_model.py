@@ -23,6 +23,7 @@ from bench.measure.objective.noise import LOSS_BLOCK, StepLoss
 from bench.measure.parity.exact import PLAIN_NAME, PlainAttention
 from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy
 from bench.training.data import count_valid
+from bench.training.engines import is_autocast
 from bench.training.models import TORCH_DTYPES, empty_model, sum_embedding_gradient_in_float32
 from bench.training.trainers.trainer import Trainer
 from bench.training.weights import Filling, numbers_of
@@ -83,10 +84,9 @@ class WholeModel:
         self.ends = {name: each.detach() for name, each in self.named.named_parameters() if not each.is_meta}
         self.computations = {EXACT: Computation(torch.float64, None, _mean_over_tokens(self.sequences))}
         for name, parts in CONTROLS.items():
-            self.computations[name] = self._rounded(trainer, parts, self.computations[EXACT].weights)
+            self.computations[name] = self._rounded(parts, self.computations[EXACT].weights)
         if cell.sp_degree > 1 and cell.dtype in LOW_PRECISION:  # in others rounding hides no mistake
-            weights = mean_of_ranks(trainer.strategy, self.sequences)
-            self.computations[MISTAKEN] = self._rounded(trainer, 1, weights)
+            self.computations[MISTAKEN] = self._rounded(1, mean_of_ranks(trainer.strategy, self.sequences))
         self.losses: dict[str, StepLoss] = {}
         """Loss of each computation; there once the first gradients are."""
 
@@ -112,10 +112,10 @@ class WholeModel:
                 yield name, self._ends_gradients(self.computations[name], sequences)
         self.phase.enter(None)
 
-    def _rounded(self, trainer: Trainer, key_parts: int, weights: Weights) -> Computation:
+    def _rounded(self, key_parts: int, weights: Weights) -> Computation:
         """Return a computation in the cell's dtype: weights have that dtype, or autocast rounds float32."""
         dtype = TORCH_DTYPES[self.cell.dtype]
-        if self.cell.dtype in LOW_PRECISION and not trainer.engine.weights_in_dtype:
+        if is_autocast(self.cell):
             return Computation(torch.float32, dtype, weights, key_parts)
         return Computation(dtype, None, weights, key_parts)
 

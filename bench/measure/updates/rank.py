@@ -17,8 +17,8 @@ from bench.measure.rank_pass import RankPass
 from bench.measure.updates.section import RankUpdates
 from bench.ranks.log import WrongResultError
 from bench.training.data import mixed
-from bench.training.engines import Engine
-from bench.training.optimizer import OPTIMIZERS
+from bench.training.engines.engine import Engine
+from bench.training.optimizer_facts import OPTIMIZER_FACTS
 
 CHUNK = 2**20
 """Numbers that are digested at once: eight bytes for each are in memory."""
@@ -61,7 +61,7 @@ class UpdatesPass(RankPass):
         if self.found is None or trainer is None:
             return None
         with self.measurement.log.during("updates"):
-            numbers = numbers_of(trainer.engine, OPTIMIZERS[trainer.cell.optimizer.name].keys)
+            numbers = numbers_of(trainer.engine, OPTIMIZER_FACTS[trainer.cell.optimizer.name].state_keys)
             return replace(self.found, not_finite=[*not_finite(numbers)])
 
 

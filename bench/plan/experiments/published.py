@@ -13,13 +13,13 @@ from typing import Any
 from bench.attention.kernel_facts import FLASH_ATTN, KERNEL_FACTS
 from bench.common.environment import Machine
 from bench.config import AUTO, RunConfig
-from bench.cost.weights import parameters
 from bench.request import values
 from bench.request.choices import Raw, read_option
 from bench.request.legality import refusal
 from bench.request.model_numbers import model_config
 from bench.request.modes import PREDICT, REPLAY
 from bench.request.resolve import resolve
+from bench.training.parameters import parameters
 
 RANKS = 4
 HARDWARE, MODEL, STRATEGY, BASE = "h100_80gb", "qwen3_4b", "deepspeed_ulysses", "local"

@@ -29,11 +29,14 @@ with suppress(BaseException):
     from bench.measure import PASSES, rank_code
     from bench.measure.workloads import WORKLOADS, workload_code
     from bench.strategies import STRATEGIES
+    from bench.training.engines import ENGINE_FACTS, engine_code
 
     for _name in PASSES:
         rank_code(_name)
     for _name in WORKLOADS:
         workload_code(_name)
+    for _name in ENGINE_FACTS:
+        engine_code(_name)
     len(STRATEGIES)  # reads once for all ranks which packages have strategies; imports none of them
 
 # What imports made lives for ever. Frozen, it is skipped when a rank looks for its tensors: milliseconds.

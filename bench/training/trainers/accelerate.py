@@ -16,7 +16,7 @@ from torch.distributed.nn.functional import all_gather
 from bench.training.data import count_valid
 from bench.training.optimizer import make_optimizer, make_schedule
 from bench.training.trainers.stack import NEXT_LABELS, SHIFT_LABELS, StackTrainer
-from bench.training.trainers.stack_engines import ENGINE_PLUGINS, MIXED_PRECISION, bare_optimizer, parallelism
+from bench.training.trainers.stack_engines import MIXED_PRECISION, bare_optimizer, parallelism
 from bench.training.trainers.trainer import NextStep, StepOutcome
 
 CUT_IN_PLACE = "torch_cp"
@@ -39,7 +39,7 @@ class AccelerateTrainer(StackTrainer):
             mixed_precision=MIXED_PRECISION[cell.dtype],
             gradient_accumulation_steps=cell.grad_accum,
             parallelism_config=parallelism(cell),
-            **ENGINE_PLUGINS[cell.engine.name](cell),
+            **self.engine.plugin(cell),
         )
         optimizer = make_optimizer(self.model, cell.optimizer)
         self.wrapped, self.optimizer = self.accelerator.prepare(self.model, optimizer)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +16,14 @@ from torch import Tensor, nn
 from bench.config import RunConfig
 from bench.ranks.deepspeed import join_deepspeed
 from bench.ranks.groups import RankGroups
-from bench.training.engines import DDP, FSDP2, Engine, Zero3, keep_own_share, zero3_config
+from bench.training.engines.ddp.engine import DDP
+from bench.training.engines.engine import Engine
+from bench.training.engines.fsdp2.engine import FSDP2
+from bench.training.engines.zero3.engine import Zero3, keep_own_share, zero3_config
 from bench.training.optimizer import Updater
 from bench.training.trainer_facts import STACK_KERNELS
 
 MIXED_PRECISION: Mapping[str, str] = {"bf16": "bf16", "fp32": "no"}
-ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
-    "ddp": {},
-    "fsdp2": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
-    "zero3": {"ACCELERATE_USE_DEEPSPEED": "true"},
-}
-"""By engine, what `accelerate launch` would set."""
 OWN_VARIABLES = ("ACCELERATE_USE_FSDP", "FSDP_VERSION", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_TORCH_DEVICE")
 
 
@@ -40,12 +38,12 @@ def prepare_accelerate(cell: RunConfig) -> None:
     ALL_ATTENTION_FUNCTIONS._local_mapping.pop(STACK_KERNELS[cell.kernel], None)
     for name in OWN_VARIABLES:
         os.environ.pop(name, None)
-    os.environ.update(ENVIRONMENT[cell.engine.name])
-    if cell.engine.name == "zero3":
+    engine = STACK_ENGINES[cell.engine.name]
+    os.environ.update(engine.variables)
+    if engine is StackZero3:
         join_deepspeed(cell)
     if cell.cluster.device == "cpu":
-        # It shards parameters only over what it takes for devices.
-        name_the_cpu_ranks(cell.cluster.backend, "MULTI_CPU" if cell.engine.name == "ddp" else "MULTI_GPU")
+        name_the_cpu_ranks(cell.cluster.backend, engine.cpu_ranks)
 
 
 def name_the_cpu_ranks(backend: str, kind: str) -> None:
@@ -101,43 +99,30 @@ def parallelism(cell: RunConfig) -> Any:
     return ParallelismConfig(dp_shard_size=cell.dp_shard, **PARALLELISM[cell.strategy](cell))
 
 
-def _zero3(cell: RunConfig) -> dict[str, Any]:
-    from accelerate import DeepSpeedPlugin
-
-    return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=zero3_config(cell))}
-
-
-def _fsdp2(cell: RunConfig) -> dict[str, Any]:
-    from accelerate import FullyShardedDataParallelPlugin
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if cell.dtype == "bf16" else None
-    return {
-        "fsdp_plugin": FullyShardedDataParallelPlugin(
-            fsdp_version=2,
-            auto_wrap_policy="transformer_based_wrap",
-            cpu_ram_efficient_loading=False,
-            mixed_precision_policy=precision,
-        )
-    }
-
-
-ENGINE_PLUGINS: Mapping[str, Callable[[RunConfig], dict[str, Any]]] = {
-    "ddp": lambda _: {},
-    "fsdp2": _fsdp2,
-    "zero3": _zero3,
-}
-"""By engine, its plugin by the name of Accelerator's parameter."""
-
-
 class StackEngine(Engine):
-    """An engine that a stack builds; `attach` tells what it has built."""
+    """An engine that a stack builds; `attach` takes the result."""
 
     prefix = "model"
     """In the native loop the model is a part of the module that computes the loss."""
+    variables: ClassVar[Mapping[str, str]] = {}
+    """Environment variables that `accelerate launch` would set."""
+    cpu_ranks: ClassVar[str] = "MULTI_GPU"
+    """Accelerate's type of CPU ranks: it shards parameters only over what it takes for devices."""
+    has_no_sync: ClassVar[bool] = True
+    """Whether micro-steps before the last run in Accelerate's `no_sync`."""
 
     def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
         self.cell, self.groups = cell, groups
+
+    @staticmethod
+    def plugin(cell: RunConfig) -> dict[str, Any]:  # noqa: ARG004
+        """Return the arguments of Accelerate's Accelerator that choose the engine."""
+        return {}
+
+    @staticmethod
+    @abstractmethod
+    def arguments(cell: RunConfig) -> dict[str, Any]:
+        """Return the arguments of transformers' TrainingArguments that choose the engine."""
 
     def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002
         """The model for the stack, each of `layers` with its numbers when it is taken.
@@ -165,17 +150,58 @@ class StackEngine(Engine):
 
 
 class StackDDP(StackEngine, DDP):
+    cpu_ranks = "MULTI_CPU"
+
+    @staticmethod
+    def arguments(cell: RunConfig) -> dict[str, Any]:  # noqa: ARG004
+        return {"ddp_find_unused_parameters": False}
+
     def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:
         deque(layers, maxlen=0)
         return model.to(device)
 
 
 class StackFSDP2(StackEngine, FSDP2):
-    """As FSDP2, once it is attached."""
+    variables: ClassVar[Mapping[str, str]] = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+    @staticmethod
+    def plugin(cell: RunConfig) -> dict[str, Any]:
+        from accelerate import FullyShardedDataParallelPlugin
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if cell.dtype == "bf16" else None
+        return {
+            "fsdp_plugin": FullyShardedDataParallelPlugin(
+                fsdp_version=2,
+                auto_wrap_policy="transformer_based_wrap",
+                cpu_ram_efficient_loading=False,
+                mixed_precision_policy=precision,
+            )
+        }
+
+    @staticmethod
+    def arguments(cell: RunConfig) -> dict[str, Any]:  # noqa: ARG004
+        return {
+            "fsdp": "full_shard auto_wrap",
+            "fsdp_config": {"version": 2, "cpu_ram_efficient_loading": False},
+        }
 
 
 class StackZero3(StackEngine, Zero3):
     """Under Accelerate the engine's backward updates, too, at the end of a step."""
+
+    variables: ClassVar[Mapping[str, str]] = {"ACCELERATE_USE_DEEPSPEED": "true"}
+    has_no_sync = False
+
+    @staticmethod
+    def plugin(cell: RunConfig) -> dict[str, Any]:
+        from accelerate import DeepSpeedPlugin
+
+        return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=zero3_config(cell))}
+
+    @staticmethod
+    def arguments(cell: RunConfig) -> dict[str, Any]:
+        return {"deepspeed": zero3_config(cell)}
 
     def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002
         """Sharded layer by layer, as `from_pretrained` loads a model under ZeRO-3; no rank holds it whole."""

@@ -16,7 +16,8 @@ from bench.config import RunConfig
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import Batch, Strategy, Wiring
 from bench.training.data import FedTokens, StepData
-from bench.training.engines import ENGINES, Engine
+from bench.training.engines import engine_code
+from bench.training.engines.engine import Engine
 from bench.training.loss import ModelWithLoss
 
 
@@ -72,7 +73,7 @@ class Trainer(ABC):
         phase: StepPhase,
     ) -> Self:
         """The loop around the cell's engine; the numbers of each of `layers` are set when it is taken."""
-        engine = ENGINES[strategy.cell.engine.name](model, layers, strategy.cell, strategy.groups, device)
+        engine = engine_code(strategy.cell.engine.name)(model, layers, strategy.cell, strategy.groups, device)
         return cls(strategy.cell, engine, strategy, wiring, data, phase, model.fed)
 
     @abstractmethod

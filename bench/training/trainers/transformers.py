@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
@@ -12,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.config import RunConfig
-from bench.training.engines import zero3_config
 from bench.training.optimizer import make_optimizer, make_schedule
 from bench.training.trainers.stack import NEXT_LABELS, SAMPLES, SHIFT_LABELS, StackTrainer, collated
 from bench.training.trainers.stack_engines import bare_optimizer, parallelism
@@ -126,7 +123,7 @@ class HuggingFaceTrainer(StackTrainer):
             "disable_tqdm": True,
             "seed": cell.seed,
             "parallelism_config": parallelism(cell),
-            **ENGINE_ARGUMENTS[cell.engine.name](cell),
+            **self.engine.arguments(cell),
         }
 
     def run(self, next_step: NextStep) -> None:
@@ -181,19 +178,9 @@ class HuggingFaceTrainer(StackTrainer):
         """One call of the Trainer's own `training_step`."""
         loop = self.loop
         loop.accelerator.gradient_state._set_sync_gradients(last)
-        waits = not last and self.cell.engine.name != "zero3"
+        waits = not last and self.engine.has_no_sync
         with loop.accelerator.no_sync(model=loop.model_wrapped) if waits else nullcontext():
             loop.training_step(loop.model_wrapped, batch, items)
-
-
-ENGINE_ARGUMENTS: Mapping[str, Callable[[RunConfig], dict[str, Any]]] = {
-    "ddp": lambda _: {"ddp_find_unused_parameters": False},
-    "fsdp2": lambda _: {
-        "fsdp": "full_shard auto_wrap",
-        "fsdp_config": {"version": 2, "cpu_ram_efficient_loading": False},
-    },
-    "zero3": lambda cell: {"deepspeed": zero3_config(cell)},
-}
 
 
 TRAINER = HuggingFaceTrainer

@@ -39,7 +39,7 @@ from bench.run.node.worker import join
 from bench.strategies import STRATEGIES, runnable
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.data import FedTokens
-from bench.training.engines import DDP
+from bench.training.engines.ddp.engine import DDP
 from bench.training.trainers.trainer import StepOutcome
 
 ENGINES = {

@@ -5,11 +5,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.cost.flops import causal_area, hardware_flops, model_flops
-from bench.cost.weights import matrix_parameters
 from bench.measure.documents.section import PackedDocuments
 from bench.run.cell.outcome import analytic
 from bench.strategies import STRATEGIES
 from bench.training.models import build_model
+from bench.training.parameters import matrix_parameters
 from tests.support.cells import FOUR_H100, make_cell
 
 

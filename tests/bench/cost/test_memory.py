@@ -13,7 +13,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.common.environment import REPOSITORY
 from bench.config import DTYPE_BYTES
-from bench.cost.engine_memory import ENGINE_MEMORY, REDUCE_BUCKET
 from bench.cost.memory import (
     CHUNK_ROWS,
     FORMULA_SHARE,
@@ -21,16 +20,16 @@ from bench.cost.memory import (
     layer_bytes_per_token,
     memory_need,
 )
-from bench.cost.weights import parameters
 from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
 from bench.request.choices import read_option
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES, runnable
 from bench.training.activation_memory import tile_mlps
-from bench.training.engines import ENGINES
+from bench.training.engines.zero3.facts import REDUCE_BUCKET
 from bench.training.loss import CHUNK_TOKENS, ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
+from bench.training.parameters import parameters
 from tests.support.cells import FOUR_H100, TWO_CORES, raw_with
 from tests.support.installed import INSTALLED
 
@@ -135,8 +134,8 @@ def test_a_layer_saves_for_backward_what_the_formula_says_to_the_byte(rank_of, c
     assert found[256] == found[128]
 
 
-def test_the_estimate_knows_every_engine_and_the_chunk_of_the_loss():
-    assert (ENGINE_MEMORY.keys(), CHUNK_ROWS) == (ENGINES.keys(), CHUNK_TOKENS)
+def test_the_estimate_knows_the_chunk_of_the_loss():
+    assert CHUNK_ROWS == CHUNK_TOKENS
 
 
 @pytest.fixture
@@ -167,7 +166,7 @@ def formula_errors(monkeypatch):
             choices = ("strategy", "engine", "model", "trainer", "optimizer")
             cell = cell_with({key: read_option(key, named[key]) for key in choices} | values)
             # Their gradients were reduced in a bucket of that many numbers, not of DeepSpeed's default.
-            monkeypatch.setattr("bench.cost.engine_memory.REDUCE_BUCKET", cell.model.hidden_size**2)
+            monkeypatch.setattr("bench.training.engines.zero3.facts.REDUCE_BUCKET", cell.model.hidden_size**2)
             yield abs(memory_need(cell).allocated / peak - 1)
 
 

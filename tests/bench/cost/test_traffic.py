@@ -8,20 +8,22 @@ import pytest
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from bench.config import DTYPE_BYTES
-from bench.cost.engine_memory import (
+from bench.cost.traffic import messages, payload
+from bench.request.legality import refusal
+from bench.request.resolve import resolve
+from bench.strategies import STRATEGIES
+from bench.training.engines import ENGINE_FACTS
+from bench.training.engines.zero3.engine import zero3_config
+from bench.training.engines.zero3.facts import (
     MAX_LIVE_PARAMETERS,
     MAX_REUSE_DISTANCE,
     MAX_SUB_GROUP,
     PERSISTENCE_THRESHOLD,
     REDUCE_BUCKET,
 )
-from bench.cost.traffic import ATTENTION, PARAMETERS, messages, payload
-from bench.cost.weights import parameters, trained_tensors
-from bench.request.legality import refusal
-from bench.request.resolve import resolve
-from bench.strategies import STRATEGIES
-from bench.training.engines import zero3_config
+from bench.training.messages import ATTENTION, PARAMETERS
 from bench.training.models import empty_model
+from bench.training.parameters import parameters, trained_tensors
 from tests.support.cells import FOUR_H100, TWO_CORES, make_cell, raw_with
 from tests.support.together import look_inside, seen_inside
 
@@ -73,9 +75,6 @@ def test_nothing_is_said_of_what_has_no_formula():
     assert {purpose for purpose, size in payload(alone).items() if size} == {"attention"}
 
 
-ENGINES = ("ddp", "fsdp2", "zero3")
-
-
 def cell_of(values):
     """A small cell with two layers whose tensors no number of ranks divides."""
     short = {"seq_len": 256, "strategy": {"name": "ulysses"}, "measure.trace": False}
@@ -85,7 +84,7 @@ def cell_of(values):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("degree", [2, 4])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINE_FACTS)
 def test_every_rank_sends_what_the_formulas_say(launcher, tmp_path, engine, degree):
     """Of `ulysses` in every step of an engine; the gate of every run compares attention's bytes of all."""
     asked = [{"checkpointing": again, "grad_accum": n} for again in (False, True) for n in (1, 2)]

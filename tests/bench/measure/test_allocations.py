@@ -11,7 +11,7 @@ from bench.measure.memory.trackers import AllocationTracker
 from bench.measure.workloads.workload import Workload
 from bench.ranks.log import StepPhase
 from bench.run.node.worker import run_cell as run_in_rank
-from bench.training.engines import ENGINES
+from bench.training.engines import ENGINE_FACTS
 from tests.support.cells import CHECKS, run_cell, tiny_cell
 
 MIB = 2**20
@@ -78,7 +78,7 @@ def compare_with_the_profiler(job, log):
     return run_in_rank(job, log)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINE_FACTS)
 def test_a_steps_peak_and_its_phase_are_the_profilers(launcher, tmp_path, engine):
     """On one rank: buffers that a gloo thread drops are freed unseen by the profiler, and stay in its sum.
 
@@ -109,7 +109,7 @@ def need_more_while_building(job, log):
     return run_in_rank(job, log)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINE_FACTS)
 def test_the_whole_life_holds_what_only_building_needs(launcher, tmp_path, engine):
     cell = tiny_cell(f"engine={engine}")
     record, _ = run_cell(launcher, cell, tmp_path, need_more_while_building, without=CHECKS)

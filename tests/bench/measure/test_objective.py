@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from bench.config import OptimizerConfig
-from bench.cost.weights import parameters
 from bench.measure import PASSES
 from bench.measure.objective.coverage import coverages, gradient_bytes, needed_bytes
 from bench.measure.objective.noise import (
@@ -29,6 +28,7 @@ from bench.measure.objective.step_errors import Step as ObjectiveStep
 from bench.measure.objective.step_errors import norm_errors
 from bench.measure.objective.whole_model import mean_of_ranks
 from bench.strategies.strategy import IGNORED_LABEL
+from bench.training.parameters import parameters
 from tests.support import faults
 from tests.support.cells import FOUR_H100, make_cell, run_cell, tiny_cell
 from tests.support.fault_classes import engine, tokens

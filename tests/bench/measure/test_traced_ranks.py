@@ -13,7 +13,7 @@ from analysis.read.recorded import Trace
 from analysis.read.step_parts import step_parts
 from analysis.read.traced_shares import traced_shares
 from bench.measure import PASSES, decoded
-from bench.request.legality import ENGINE_DTYPES
+from bench.training.engines import ENGINE_FACTS
 from tests.support.cells import CHECKS, make_cell, run_cell, tiny_cell
 from tests.support.installed import INSTALLED
 from tests.support.trace_cases import PROFILER_STARTS_LATE_S, SLEEP_S, TRACED, Case, trace_case
@@ -116,7 +116,7 @@ def test_the_tap_and_the_profiler_read_one_clock(traced):
 
 KINDS = ("data.prompt_tokens=300", "checkpointing=true", "grad_accum=2 batch=2")
 """Every kind of training step goes through every pass and gate."""
-ENGINES = sorted(ENGINE_DTYPES)
+ENGINES = sorted(ENGINE_FACTS)
 KINDS_AND_ENGINES = [(kind, ENGINES[(i + j) % 3]) for j in range(3) for i, kind in enumerate(KINDS)]
 """Each pair, the engine changing from each to the next."""
 CELLS = {

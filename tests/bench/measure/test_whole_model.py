@@ -20,7 +20,7 @@ TOKENS = 64
 ROUNDED = "control 2"
 
 
-def trainer_of(*words, weights_in_dtype=True):
+def trainer_of(*words):
     """What the pass reads of a training loop, of two sequences a step and five layers."""
     cell = make_cell(
         "strategy=local", "model=qwen3_nano", "model.num_layers=5", "batch=2", "data=synthetic", *words
@@ -29,7 +29,6 @@ def trainer_of(*words, weights_in_dtype=True):
         cell=cell,
         data=open_data(cell, CPU, uncounted_tokens=TOKENS // 3),
         phase=StepPhase(),
-        engine=SimpleNamespace(weights_in_dtype=weights_in_dtype),
     )
 
 
@@ -94,7 +93,7 @@ def test_exact_gradients_are_those_of_the_whole_model(words):
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_rounded_gradients_are_those_of_the_whole_model_to_the_bit(autocast):
-    trainer = trainer_of("dtype=bf16", weights_in_dtype=not autocast)
+    trainer = trainer_of("dtype=bf16", f"engine={'ddp' if autocast else 'fsdp2'}")
     sequences, found = layer_by_layer(trainer)
     dtype = torch.float32 if autocast else torch.bfloat16
     loss, right = at_once(trainer, sequences, dtype, autocast=autocast, key_parts=2)

@@ -4,9 +4,9 @@ import pytest
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config, get_z3_leaf_modules
 
-from bench.cost.weights import parameters
-from bench.training.engines import zero3_config
+from bench.training.engines.zero3.engine import zero3_config
 from bench.training.models import FAMILIES, empty_model
+from bench.training.parameters import parameters
 from tests.support.cells import make_cell
 from tests.support.together import seen_inside, watch_offloading
 

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from bench.request.legality import ENGINE_DTYPES
 from bench.strategies import STRATEGIES
+from bench.training.engines import ENGINE_FACTS
 from tests.support import faults
 from tests.support.cells import run_cell, tiny_cell, words_for
 from tests.support.installed import INSTALLED
@@ -16,8 +16,8 @@ FP64_LIMIT = 1e-12
 FP32_LIMIT = 1e-6
 """ZeRO-3 knows no float64; the two others are held to 1e-12 there."""
 BF16_FLOOR = 2e-2
-ENGINES = sorted(ENGINE_DTYPES)
-FP64_ENGINES = [engine for engine in ENGINES if "fp64" in ENGINE_DTYPES[engine]]
+ENGINES = sorted(ENGINE_FACTS)
+FP64_ENGINES = [engine for engine in ENGINES if "fp64" in ENGINE_FACTS[engine].dtypes]
 PARALLEL = [name for name in INSTALLED if STRATEGIES[name].shares_sequences]
 SWITCHES = {
     "tiled_mlp": ("tiled_mlp=true",),

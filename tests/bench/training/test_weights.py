@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from bench.config import RunConfig
-from bench.cost.weights import head_parameters, layer_parameters, matrix_parameters
 from bench.measure.memory.trackers import AllocationTracker
 from bench.measure.workloads.train import Train
 from bench.measure.workloads.workload import Rank
@@ -19,6 +18,7 @@ from bench.ranks.groups import make_groups
 from bench.run.node.worker import join
 from bench.strategies import STRATEGIES, runnable
 from bench.training.models import build_model
+from bench.training.parameters import head_parameters, layer_parameters, matrix_parameters
 from tests.support.cells import tiny_cell
 
 DEEP = {"num_layers": 6, "hidden_size": 64, "intermediate_size": 1024}

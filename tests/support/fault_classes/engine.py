@@ -3,7 +3,9 @@
 import torch
 from torch.nn.functional import dropout
 
-from bench.training.engines import DDP, FSDP2, Zero3
+from bench.training.engines.ddp.engine import DDP
+from bench.training.engines.fsdp2.engine import FSDP2
+from bench.training.engines.zero3.engine import Zero3
 from tests.support.fault_classes.tampering import change_the_model, wrap
 
 

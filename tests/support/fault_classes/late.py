@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from bench.config import OptimizerConfig
-from bench.training.engines import DDP, Zero3
+from bench.training.engines.ddp.engine import DDP
+from bench.training.engines.zero3.engine import Zero3
 from bench.training.trainers.native import NativeTrainer
 from tests.support.fault_classes.tampering import steps_begun, wrap
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 
 from bench.measure.rank_pass import Measurement
-from bench.training.engines import DDP, FSDP2
+from bench.training.engines.ddp.engine import DDP
+from bench.training.engines.fsdp2.engine import FSDP2
 from bench.training.trainers.native import NativeTrainer
 from tests.support.fault_classes.tampering import is_long, replace_attention, steps_begun, wrap
 

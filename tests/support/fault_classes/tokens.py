@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy
-from bench.training.engines import DDP
+from bench.training.engines.ddp.engine import DDP
 from bench.training.trainers import native
 from tests.support.fault_classes.tampering import wrap
 

@@ -14,13 +14,13 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.cost.memory import memory_need
-from bench.cost.weights import parameters
 from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
 from bench.strategies import STRATEGIES, runnable
-from bench.training.engines import FSDP2
+from bench.training.engines.fsdp2.engine import FSDP2
 from bench.training.loss import ModelWithLoss
 from bench.training.models import empty_model
+from bench.training.parameters import parameters
 from tests.support.cells import make_cell
 
 RANKS, WIDE_BYTES, MOMENTS = 4, 4, 2

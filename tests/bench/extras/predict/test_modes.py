@@ -3,12 +3,12 @@
 import pytest
 
 from bench.cost.band import End
-from bench.cost.traffic import Messages
 from bench.extras.predict.hardware import hardware_of
 from bench.extras.predict.modes import link_ms
 from bench.extras.predict.speeds import Speeds
 from bench.run.cell.outcome import rate_with_link
 from bench.strategies.schedule import Exchange
+from bench.training.messages import Messages
 
 H100 = hardware_of("h100_80gb")
 GATHER = Messages("parameters", Exchange("all_gather", 2**30, 4), 3)

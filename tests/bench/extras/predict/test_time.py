@@ -32,7 +32,7 @@ def test_kernels_hide_no_more_messages_than_the_link_carries_while_they_run(hard
 def test_what_was_measured_on_an_h100_is_predicted(monkeypatch):
     """The step waits for the host at 8k, for attention at 32k."""
     # These ranks reduced gradients in a bucket of hidden_size^2 numbers, not of DeepSpeed's default.
-    monkeypatch.setattr("bench.cost.engine_memory.REDUCE_BUCKET", 1024**2)
+    monkeypatch.setattr("bench.training.engines.zero3.facts.REDUCE_BUCKET", 1024**2)
     lines = (REPOSITORY / "results/reference/h100/one_gpu/records.jsonl").read_text().splitlines()
     for record in (record for record in map(json.loads, lines) if record["status"] == "ok"):
         predicted = predict(RunConfig.from_flat(record["config"]), hardware_of("h100_80gb"), None)

@@ -6,8 +6,8 @@ A false alarm takes a result from somebody, so every limit leaves room above wha
 import pytest
 
 from bench.config import DTYPE_BYTES
-from bench.request.legality import ENGINE_DTYPES
 from bench.strategies import STRATEGIES
+from bench.training.engines import ENGINE_FACTS
 from tests.support.cells import make_cell, run_cell
 from tests.support.installed import INSTALLED
 
@@ -22,7 +22,7 @@ MEASURE = (
 
 CASES = [
     (strategy, choice, dtype, length)
-    for choice, dtypes in {**{f"engine={name}": each for name, each in ENGINE_DTYPES.items()},
+    for choice, dtypes in {**{f"engine={name}": each.dtypes for name, each in ENGINE_FACTS.items()},
                            "workload=attention": tuple(DTYPE_BYTES)}.items()
     for dtype in dtypes
     for length in LENGTHS

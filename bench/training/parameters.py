@@ -1,4 +1,4 @@
-"""Number of weights of a model and of its parts, its trained tensors, and the bytes of each dtype.
+"""Number of weights of a model and of its parts, its trained tensors, and the bytes of each dtype. No torch.
 
 Tensors are those of each module, in the order of transformers' forward pass: sharding engines gather and
 reduce them one by one or layer by layer, each padded on its own.
@@ -6,23 +6,14 @@ reduce them one by one or layer by layer, each padded on its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from bench.config import DTYPE_BYTES, LOW_PRECISION, ModelConfig, RunConfig
+from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
 
 HEAD_NORM_FAMILIES = ("qwen3",)
 """Models that normalise each head of Q and K."""
 FLOAT32_BYTES = 4
-
-
-def is_autocast(cell: RunConfig) -> bool:
-    """Whether weights stay float32, and products cast them and their inputs."""
-    return cell.engine.name == "ddp" and cell.dtype in LOW_PRECISION
-
-
-def stream_bytes(cell: RunConfig) -> int:
-    """Return the bytes of a number between layers."""
-    return FLOAT32_BYTES if is_autocast(cell) else DTYPE_BYTES[cell.dtype]
 
 
 def wide_bytes(cell: RunConfig) -> int:
@@ -154,3 +145,13 @@ def trained_tensors(model: ModelConfig) -> tuple[TrainedTensor, ...]:
     layers = (in_modules(layer_modules(model, layer)) for layer in range(model.num_layers))
     first, *last = ends(model)
     return (first, *(tensor for layer in layers for tensor in layer), *last)
+
+
+def in_backward(model: ModelConfig) -> Iterator[TrainedTensor]:
+    """Yield each trained tensor once, in the order in which backward has its gradient."""
+    if not model.tied_embeddings:
+        yield head(model)
+    yield last_norm(model)
+    for layer in reversed(range(model.num_layers)):
+        yield from in_modules(tuple(reversed(layer_modules(model, layer))))
+    yield embedding(model)

@@ -1,0 +1,132 @@
+"""DeepSpeed ZeRO-3."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.config import DTYPE_BYTES, RunConfig
+from bench.training.engines.engine import Engine
+from bench.training.loss import ModelWithLoss
+from bench.training.models import FAMILIES, TORCH_DTYPES
+from bench.training.optimizer import make_optimizer, make_schedule
+
+OFFLOADED_GRADIENT_BYTES = 4
+"""Bytes of a gradient's number in host memory: DeepSpeed's gradients there are float32."""
+
+
+class Zero3(Engine):
+    """DeepSpeed ZeRO-3; its own loop clips inside `step`."""
+
+    def wrap(self, model: ModelWithLoss, layers: Iterable[nn.Module], device: torch.device) -> None:  # noqa: ARG002  DeepSpeed's own
+        import deepspeed
+
+        from bench.ranks.deepspeed import join_deepspeed
+
+        join_deepspeed(self.cell)
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        for part in itertools.chain(layers, [model]):
+            keep_own_share(part, self.cell)
+        self.engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=make_optimizer(model, self.cell.optimizer),
+            lr_scheduler=partial(make_schedule, config=self.cell.optimizer),
+            config=zero3_config(self.cell),
+        )
+        self.module = self.engine
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
+        self.engine.set_gradient_accumulation_boundary(last)
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        # Our loss already counts the tokens of all micro-steps: nothing more to divide by.
+        self.engine.backward(loss, scale_wrt_gas=False)
+
+    def update(self) -> Tensor:
+        self.engine.step()
+        return torch.as_tensor(self.engine.get_global_grad_norm())
+
+    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        from deepspeed.utils import safe_get_full_grad
+
+        for name, parameter in self._named():
+            gradient = safe_get_full_grad(parameter)
+            if gradient is not None:
+                yield name, gradient
+
+    def shards(self) -> Iterator[tuple[str, Tensor]]:
+        from deepspeed.utils import safe_get_local_fp32_param
+
+        for name, parameter in self._named():
+            yield name, safe_get_local_fp32_param(parameter)
+
+    def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
+        from deepspeed.utils import safe_get_local_optimizer_state
+
+        for name, parameter in self._named():
+            state = None
+            if parameter.requires_grad:
+                with suppress(KeyError):  # without an update: DeepSpeed makes none of gradients that overflow
+                    state = safe_get_local_optimizer_state(parameter, key)
+            if state is not None:
+                yield name, state
+
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        found: Iterator[tuple[str, nn.Parameter]] = self.engine.module.named_parameters(self.prefix)
+        return found
+
+    @property
+    def shard_index(self) -> int:
+        return self.groups.rank  # ZeRO-3 shards over all ranks
+
+    def offloaded_bytes(self) -> int | None:
+        if not self.cell.offload.optimizer:
+            return None
+        numbers = sum(shard.numel() for _, shard in self.shards())
+        return numbers * (OFFLOADED_GRADIENT_BYTES + DTYPE_BYTES[self.cell.dtype])
+
+
+def keep_own_share(part: nn.Module, cell: RunConfig) -> None:
+    """Leave of each parameter that ZeRO-3 does not have yet only this rank's share, in the cell's dtype."""
+    import deepspeed
+    from deepspeed.utils import groups
+
+    for parameter in part.parameters():
+        if not hasattr(parameter, "ds_id"):
+            parameter.data = parameter.data.to(TORCH_DTYPES[cell.dtype])
+    # Not the default group: gathers of parameters would wait there for what strategies exchange.
+    gathering = groups._get_sequence_data_parallel_group()
+    deepspeed.zero.Init(part, data_parallel_group=gathering, config_dict_or_path=zero3_config(cell))
+
+
+def zero3_config(cell: RunConfig) -> dict[str, Any]:
+    """Return DeepSpeed's settings; whatever they leave out, such as bucket sizes, keeps its default."""
+    offload = {"device": "cpu", "pin_memory": cell.cluster.device == "cuda"}
+    _, model_class = FAMILIES[cell.model.family]
+    layers = {"leaf_module": {"classes": sorted(model_class._no_split_modules)}}
+    return {
+        "train_micro_batch_size_per_gpu": cell.batch,
+        "gradient_accumulation_steps": cell.grad_accum,
+        "gradient_clipping": cell.optimizer.max_grad_norm,
+        "bf16": {"enabled": cell.dtype == "bf16"},
+        "fp16": {"enabled": cell.dtype == "fp16"},
+        "zero_optimization": {
+            "stage": 3,
+            **(layers if cell.engine.leaf == "layer" else {}),
+            **({"offload_optimizer": offload} if cell.offload.optimizer else {}),
+        },
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**31,
+    }
+
+
+ENGINE = Zero3

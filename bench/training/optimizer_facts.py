@@ -1,0 +1,51 @@
+"""The one table of optimizers. Torch is imported where one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+BETAS = (0.9, 0.999)
+"""Adam's decay of its running means of gradients and of their squares."""
+MOMENTUM = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerFacts:
+    """Facts of one optimizer."""
+
+    make: Callable[[Iterable[nn.Parameter], float], Optimizer]
+    """Constructor from parameters and a learning rate."""
+    state_keys: tuple[str, ...]
+    """Keys of the state that has a parameter's size, the first moment first."""
+    first_share: float
+    """Share of the gradient that the first moment holds after the first update."""
+
+    @property
+    def moments(self) -> int:
+        """Numbers that the optimizer keeps of each parameter."""
+        return len(self.state_keys)
+
+
+def _adamw(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
+    from torch.optim import AdamW
+
+    return AdamW(parameters, lr=learning_rate, betas=BETAS, fused=True)
+
+
+def _sgd(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
+    from torch.optim import SGD
+
+    # Not fused: FSDP2's sharded tensors have no such operator.
+    return SGD(parameters, lr=learning_rate, momentum=MOMENTUM)
+
+
+OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
+    "adamw": OptimizerFacts(_adamw, ("exp_avg", "exp_avg_sq"), 1 - BETAS[0]),
+    "sgd": OptimizerFacts(_sgd, ("momentum_buffer",), 1.0),
+}
