@@ -11,7 +11,7 @@ from bench.request.layer_types import shortest_window, unplain_layers
 from bench.request.model_numbers import read_config
 from bench.request.modes import mode_of
 from bench.strategies import STRATEGIES
-from bench.training.engines import ENGINE_FACTS
+from bench.training.engines import ENGINE_FACTS, is_autocast
 from bench.training.trainer_facts import TRAINER_FACTS
 
 
@@ -25,6 +25,7 @@ def refusal(cell: RunConfig) -> str | None:
         )
     reasons = [
         *STRATEGIES[cell.strategy].refusals(cell),
+        *(STRATEGIES[cell.strategy].autocast_refusals(cell) if is_autocast(cell) else ()),
         *KERNEL_FACTS[cell.kernel].refusals(cell),
         *_window_refusals(cell),
         *_engine_refusals(cell),

@@ -122,6 +122,10 @@ class Facts(ABC):
             *self.head_refusals(cell),
         ]
 
+    def autocast_refusals(self, cell: RunConfig) -> list[str]:  # noqa: ARG002
+        """Return why attention cannot run where the engine's autocast rounds its products; most can."""
+        return []
+
     def mask_refusals(self, cell: RunConfig) -> list[str]:
         if (cell.workload.mask == "causal") in self.causal_masks(cell.layout):
             return []

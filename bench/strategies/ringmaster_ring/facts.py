@@ -40,6 +40,9 @@ class RingmasterRing(ScheduledFacts):
     def refusals(self, cell: RunConfig) -> list[str]:
         return [*super().refusals(cell), *kernel_refusals(cell)]
 
+    def autocast_refusals(self, cell: RunConfig) -> list[str]:
+        return autocast_refusals(cell)
+
     def mask_refusals(self, cell: RunConfig) -> list[str]:
         if cell.option(ROTATION) not in BALANCED or cell.workload.mask == "causal":
             return super().mask_refusals(cell)
@@ -103,16 +106,12 @@ def takes_scores(cell: RunConfig) -> bool:
 
 
 def kernel_refusals(cell: RunConfig) -> list[str]:
-    """Where it calls no kernel, ours that does the same has to be named, and no dtype that it has not.
-
-    Under autocast, which is DDP's bf16, its products are rounded to bf16 all the same.
-    """
+    """Where it calls no kernel, ours that does the same has to be named, and no dtype that it has not."""
     rotation, device = cell.option(ROTATION), cell.cluster.device
     chosen, other = (f"strategy.{ROTATION}={each}" for each in (rotation, ALLGATHER))
     if rotation == HEAD_TAIL and device == "cpu" and not cell.data.packs:
         return [f"{chosen} needs a GPU, as the package's zigzag ring computes there only; take {other}"]
-    documents = " and documents" if cell.data.packs else ""
-    who, kernel = f"{with_rotation(cell)}{documents} on {device.upper()} ranks", f"kernel={cell.kernel}"
+    who, kernel = _with_device(cell), f"kernel={cell.kernel}"
     if not takes_scores(cell):
         if device == "cpu" and cell.data.packs and cell.kernel not in OWN_KERNELS.values():
             computes = "which computes with torch's masked attention"
@@ -121,12 +120,23 @@ def kernel_refusals(cell: RunConfig) -> list[str]:
     refusals, own = [], OWN_KERNELS[rotation]
     if cell.kernel != own:
         refusals.append(f"{kernel} is not for {who}, which computes all scores itself; take kernel={own}")
-    if cell.engine.name == "ddp" and cell.dtype == "bf16":
-        rounds = "has its products rounded to bf16 by autocast; take engine=fsdp2 or zero3"
-        refusals.append(f"engine=ddp with dtype=bf16 is not for {who}, which {rounds}")
     if cell.dtype == "fp64":
         refusals.append(f"dtype=fp64 is not for {who}, which computes in float32; take dtype=fp32")
     return [f"{refusal}, or {other}" for refusal in refusals]
+
+
+def autocast_refusals(cell: RunConfig) -> list[str]:
+    """Return why products that the package takes of float32 scores cannot be rounded by autocast."""
+    if not takes_scores(cell):
+        return []
+    engine = f"engine={cell.engine.name} with dtype={cell.dtype} is not for {_with_device(cell)}"
+    way_out = f"take engine=fsdp2 or zero3, or strategy.{ROTATION}={ALLGATHER}"
+    return [f"{engine}, which has its products rounded to {cell.dtype} by autocast; {way_out}"]
+
+
+def _with_device(cell: RunConfig) -> str:
+    documents = " and documents" if cell.data.packs else ""
+    return f"{with_rotation(cell)}{documents} on {cell.cluster.device.upper()} ranks"
 
 
 def kept_by_ring(cell: RunConfig) -> int:

@@ -8,6 +8,7 @@ from bench.strategies.ringmaster_ring.facts import (
     ALLGATHER,
     P2P,
     ROTATION,
+    autocast_refusals,
     boundary_refusals,
     kept_by_ring,
     kernel_refusals,
@@ -30,6 +31,9 @@ class RingmasterUSP(USP):
 
     def refusals(self, cell: RunConfig) -> list[str]:
         return [*super().refusals(cell), *kernel_refusals(cell)]
+
+    def autocast_refusals(self, cell: RunConfig) -> list[str]:
+        return autocast_refusals(cell)
 
     def packing_refusals(self, cell: RunConfig) -> list[str]:
         return [*super().packing_refusals(cell), *boundary_refusals(cell)]
