@@ -17,16 +17,9 @@ from bench.cost.band import Band
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, kv_heads_held, repeats_kv
 from bench.strategies.schedule import Stage, Stages
-from bench.training.engines import ENGINE_FACTS, is_autocast
+from bench.training.engines import ENGINE_FACTS, is_autocast, stream_bytes
 from bench.training.engines.facts import EngineMemory
-from bench.training.parameters import (
-    FLOAT32_BYTES,
-    HEAD_NORM_FAMILIES,
-    head_parameters,
-    kv_size,
-    q_size,
-    wide_bytes,
-)
+from bench.training.parameters import FLOAT32_BYTES, HEAD_NORM_FAMILIES, head_parameters, kv_size, q_size
 from bench.training.trainer_facts import NATIVE
 
 TOKEN_BYTES = 8
@@ -194,7 +187,7 @@ def _loss_bytes(cell: RunConfig, rows: int) -> int:
     several chunks the head's gradient of those before is there all the time. Somebody else's training stack
     keeps the logits of shared sequences, whose loss it computes outside the model.
     """
-    e, wide = DTYPE_BYTES[cell.dtype], wide_bytes(cell)
+    e, wide = DTYPE_BYTES[cell.dtype], max(FLOAT32_BYTES, DTYPE_BYTES[cell.dtype])
     at_once = min(rows, CHUNK_ROWS) if cell.loss == "chunked" else rows
     head_gradient, logits = e * head_parameters(cell.model), cell.model.vocab_size * at_once
     before = head_gradient if at_once < rows else 0
@@ -293,11 +286,6 @@ def _stage_bytes(stage: Stage) -> int:
         else sum(each.sent_bytes for each in stage.exchanges if each.kind != "all_gather")
     )
     return stage.merged_bytes + stage.packed_bytes + arrives + leaves
-
-
-def stream_bytes(cell: RunConfig) -> int:
-    """Return the bytes of a number between layers."""
-    return FLOAT32_BYTES if is_autocast(cell) else DTYPE_BYTES[cell.dtype]
 
 
 def _norm_bytes(cell: RunConfig, size: int) -> int:

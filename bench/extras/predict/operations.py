@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from bench.config import DTYPE_BYTES, RunConfig
-from bench.cost.memory import CHUNK_ROWS, stream_bytes
+from bench.cost.memory import CHUNK_ROWS
 from bench.strategies.schedule import Block
-from bench.training.engines import ENGINE_FACTS, is_autocast
+from bench.training.engines import ENGINE_FACTS, is_autocast, stream_bytes
 from bench.training.parameters import HEAD_NORM_FAMILIES, kv_size, parameters, q_size, trained_tensors
 
 INPUT_CASTS = 5

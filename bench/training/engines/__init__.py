@@ -10,11 +10,12 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from bench.config import RunConfig
+from bench.config import DTYPE_BYTES, RunConfig
 from bench.training.engines.ddp.facts import DDPFacts
 from bench.training.engines.facts import EngineFacts
 from bench.training.engines.fsdp2.facts import FSDP2Facts
 from bench.training.engines.zero3.facts import Zero3Facts
+from bench.training.parameters import FLOAT32_BYTES
 
 if TYPE_CHECKING:
     from bench.training.engines.engine import Engine
@@ -36,3 +37,8 @@ def is_autocast(cell: RunConfig) -> bool:
     """Return whether weights stay float32, and products cast them and their inputs."""
     engine = ENGINE_FACTS.get(cell.engine.name)
     return engine is not None and engine.is_autocast(cell)
+
+
+def stream_bytes(cell: RunConfig) -> int:
+    """Return the bytes of a number between layers."""
+    return FLOAT32_BYTES if is_autocast(cell) else DTYPE_BYTES[cell.dtype]

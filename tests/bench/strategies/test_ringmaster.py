@@ -88,6 +88,10 @@ REFUSED = {
         "which repeats none",
     ),
     "scores of its own, as math": (("strategy.rotation=p2p",), "take kernel=math"),
+    "scores of its own, rounded by autocast": (
+        ("strategy.rotation=p2p", "kernel=math", "engine=ddp"),
+        "by autocast; take engine=fsdp2 or zero3",
+    ),
     "scores of its own, as flash kernels": (
         ("strategy.rotation=distflash", "kernel=math", "engine=fsdp2", "model.num_kv_heads=4"),
         "take kernel=torch_flash",
