@@ -131,7 +131,7 @@ def _only_marked_tests_start_ranks(request, monkeypatch):
 @pytest.fixture
 def fake_gpus(launcher):
     """Two GPUs that the CPU plays."""
-    from tests.support.fake_cuda import gpus_played  # it imports torch and all that ranks do
+    from tests.support.cuda.fake_cuda import gpus_played  # it imports torch and all that ranks do
 
     with gpus_played(launcher):
         yield

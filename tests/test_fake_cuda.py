@@ -48,9 +48,9 @@ from tests.support.cells import (
     variants,
     words_for,
 )
-from tests.support.fake_cuda import CUDA, OnDevice, notes_of, problems
-from tests.support.fake_nvml import MEMORY_BYTES, NAME
-from tests.support.together import seen_inside
+from tests.support.cuda.fake_cuda import CUDA, OnDevice, notes_of, problems
+from tests.support.cuda.fake_nvml import MEMORY_BYTES, NAME
+from tests.support.many_cells import seen_inside
 
 pytestmark = pytest.mark.ranks
 TWO_H100 = Machine(

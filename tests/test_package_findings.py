@@ -10,8 +10,8 @@ from bench.config import RunConfig
 from bench.plan.planned import PlannedCell
 from bench.record.store import read_records
 from bench.run.cell.run import SharedSections, measure
+from tests.support.cells import INSTALLED
 from tests.support.command import typed_here
-from tests.support.installed import INSTALLED
 
 PAGE = (REPOSITORY / "docs" / "implementations.md").read_text()
 OUTCOME = r"`(\w+)`, \"(.+)\"\n"

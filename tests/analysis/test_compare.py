@@ -4,8 +4,15 @@ from analysis.answers.change import changes
 from analysis.cells.cells import SHARED_GPU_CAVEAT
 from analysis.compare import MAX_LISTED, main
 from analysis.read.archive import read_archive
-from tests.support.predictions import make_predicted
-from tests.support.records import SHARED_GPU, grid, make_failure, make_record, make_timing, write_sweep
+from tests.support.records import (
+    SHARED_GPU,
+    grid,
+    make_failure,
+    make_predicted,
+    make_record,
+    make_timing,
+    write_sweep,
+)
 
 ENVIRONMENT = make_record()["environment"]
 

@@ -15,8 +15,7 @@ from bench.plan.planned import planned_cell
 from bench.run.cell.outcome import outcome
 from bench.run.cell.run import run
 from tests.support.cells import TWO_CORES, make_cell
-from tests.support.predictions import make_predicted, with_prediction
-from tests.support.records import make_record, make_timing, write_sweep
+from tests.support.records import make_predicted, make_record, make_timing, with_prediction, write_sweep
 
 PAGE = (REPOSITORY / "docs" / "predict.md").read_text()
 WORDS = ("mode=predict", "hardware=h100_80gb", "model=qwen3_4b", "cluster.world_size=4", "loss=untiled")

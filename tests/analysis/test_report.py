@@ -19,11 +19,11 @@ from analysis.read.definitions import BY_COLUMN
 from analysis.report import main, write_report
 from analysis.show.page.page import render
 from bench.strategies import STRATEGIES
-from tests.support.predictions import make_predicted
 from tests.support.records import (
     CPU,
     grid,
     make_failure,
+    make_predicted,
     make_record,
     make_timing,
     of_attention,

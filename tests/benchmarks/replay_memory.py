@@ -16,8 +16,7 @@ from bench.request.legality import refusal
 from bench.run.cell.launcher import Launcher
 from bench.run.node.local import LocalNode
 from bench.strategies import STRATEGIES
-from tests.support.cells import NEED_ALL_RANKS, make_cell, words_for
-from tests.support.installed import INSTALLED
+from tests.support.cells import INSTALLED, NEED_ALL_RANKS, make_cell, words_for
 
 ENGINES, RANKS = ("zero3", "fsdp2", "ddp"), (2, 4)
 NOISE_BYTES = 128

@@ -5,7 +5,7 @@ import pytest
 
 from tests.benchmarks.overhead import CELL, centre_interval, measured, signed_rank, verdict
 from tests.support.cells import make_cell
-from tests.support.faults import slow_down_timed_steps
+from tests.support.faults.acts import slow_down_timed_steps
 
 FEW = 6
 """The fewest rounds that give an interval."""

@@ -11,9 +11,8 @@ from bench.config import MASKS
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 from bench.training.engines import ENGINE_FACTS
-from tests.support.attention_cases import errors_of
+from tests.support.attention_cases import errors_of, pairwise
 from tests.support.cells import variants
-from tests.support.covers import pairwise
 from tests.support.gpus import GPU_KERNELS, NEEDS_GPU, available, gpu_cell, run_on_gpu
 
 pytestmark = [*NEEDS_GPU]

@@ -17,8 +17,7 @@ from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES, runnable
 from bench.training.packing import drawn_documents
 from tests.support.cells import TWO_CORES, make_raw, variants, with_strategy, words_of_choices
-from tests.support.covers import pairwise
-from tests.support.synchronisations import synchronisations
+from tests.support.cuda.synchronisations import synchronisations
 
 LIMITS = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 2e-2}
 HEADS = {"MHA": (4, 4), "GQA": (8, 4), "fewer KV heads than ranks": (4, 2), "MQA": (4, 1)}
@@ -140,3 +139,22 @@ def beyond_their_limits(errors):
     """The cases that are wrong, with what was found."""
     assert all({"out", "dq", "dk", "dv"} <= found.keys() for found in errors.values())
     return {case: found for case, found in errors.items() if max(found.values()) > LIMITS[case[3]]}
+
+
+def pairwise(cases, whole=()):
+    """The names of a cover: every two values that meet in any case, meet in one of these.
+
+    `cases` maps a name to the case's value on each axis; of the axes in `whole` all values that meet do so.
+    What brings most together comes first: one case after another would be twice as many.
+    """
+    left = {
+        name: {*itertools.combinations(enumerate(values), 2), tuple(values[axis] for axis in whole)}
+        for name, values in cases.items()
+    }
+    missing, cover = set().union(*left.values()), []
+    while missing:
+        left = {name: meeting & missing for name, meeting in left.items() if meeting & missing}
+        most = max(left, key=lambda name: len(left[name]))
+        missing -= left[most]
+        cover.append(most)
+    return cover

@@ -8,13 +8,14 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from bench.common.environment import Machine
+from bench.common.environment import Machine, installed
 from bench.measure import PASSES
 from bench.plan.planned import planned_cell
 from bench.request.choices import default_strategies, groups, read_option
 from bench.request.composition import composed
 from bench.request.resolve import resolve
 from bench.run.cell.run import SharedSections, run
+from bench.strategies import STRATEGIES
 from bench.strategies.options import Flag, WholeNumber, flag_text
 
 TWO_CORES = Machine(gpus=(), cores=2, cpu="a test's processor", memory_bytes=2**34)
@@ -154,3 +155,14 @@ def counted_and_computed(record):
     counted = record.sections["engagement"].sent_bytes
     computed = {purpose: [size] * ranks for purpose, size in record.analytic["payload_bytes"].items()}
     return tuple({name: sizes for name, sizes in each.items() if any(sizes)} for each in (counted, computed))
+
+
+INSTALLED = [name for name, facts in STRATEGIES.items() if facts.package is None or installed(facts.package)]
+"""Strategies that can run here: some are optional, and their packages seldom there."""
+
+
+def see_what_is_installed_now(monkeypatch):
+    """A process reads once which packages have strategies, and their facts; undone, it knows what it knew."""
+    len(STRATEGIES)  # reads it, for there to be something to undo
+    monkeypatch.delitem(vars(STRATEGIES), "_plugins")
+    monkeypatch.setattr(STRATEGIES, "_loaded", {**STRATEGIES._loaded})

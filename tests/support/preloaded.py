@@ -11,8 +11,8 @@ import pytest
 import bench.extras.observe
 import bench.run.cell.run
 import tests.support.cells
-import tests.support.fake_cuda
-import tests.support.together
+import tests.support.cuda.fake_cuda
+import tests.support.many_cells
 from bench.measure.trace import section
 from tests.support.trace_cases import TRACED
 

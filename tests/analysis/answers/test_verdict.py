@@ -4,13 +4,13 @@ from analysis.answers.leaders import rankings
 from analysis.answers.no_result import MAX_SERIES_NAMED
 from analysis.answers.verdict import verdict
 from analysis.cells.cells import CPU_CAVEAT, SHARED_GPU_CAVEAT
-from tests.support.predictions import make_predicted
 from tests.support.records import (
     CPU,
     SHARED_GPU,
     STEPS_HELD,
     grid,
     make_failure,
+    make_predicted,
     make_record,
     make_timing,
 )

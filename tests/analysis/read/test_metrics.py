@@ -5,14 +5,15 @@ import pytest
 from analysis.read.measured import worst_rank
 from analysis.show.figures.figures import figures_for
 from analysis.show.tables.attention import HEADINGS, attention_rows
-from tests.support.predictions import make_predicted, with_prediction
 from tests.support.records import (
     make_failure,
+    make_predicted,
     make_record,
     make_timing,
     make_trace,
     metrics_of,
     of_attention,
+    with_prediction,
 )  # fmt: skip
 
 

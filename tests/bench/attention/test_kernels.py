@@ -24,8 +24,8 @@ from bench.measure.parity.section import FLOORS, limit_of
 from bench.request.legality import refusal
 from bench.training.models import TORCH_DTYPES
 from tests.support.cells import FOUR_H100, make_cell
+from tests.support.cuda.synchronisations import synchronisations
 from tests.support.gpus import GPU_KERNELS, NEEDS_GPU, available, skip_without
-from tests.support.synchronisations import synchronisations
 
 HEADS = {"MHA": (4, 4), "GQA": (4, 2), "MQA": (4, 1)}
 

@@ -30,8 +30,7 @@ from bench.training.engines.zero3.facts import REDUCE_BUCKET
 from bench.training.loss import CHUNK_TOKENS, ModelWithLoss
 from bench.training.models import TORCH_DTYPES, build_model
 from bench.training.parameters import parameters
-from tests.support.cells import FOUR_H100, TWO_CORES, raw_with
-from tests.support.installed import INSTALLED
+from tests.support.cells import FOUR_H100, INSTALLED, TWO_CORES, raw_with
 
 WIDTHS = {
     "model.hidden_size": 48, "model.intermediate_size": 136, "model.num_heads": 8, "model.num_kv_heads": 2,

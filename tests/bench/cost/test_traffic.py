@@ -25,7 +25,7 @@ from bench.training.messages import ATTENTION, PARAMETERS
 from bench.training.models import empty_model
 from bench.training.parameters import parameters, trained_tensors
 from tests.support.cells import FOUR_H100, TWO_CORES, make_cell, raw_with
-from tests.support.together import look_inside, seen_inside
+from tests.support.many_cells import look_inside, seen_inside
 
 NANO = make_cell("model=qwen3_nano").model
 MODELS = {

@@ -29,9 +29,9 @@ from bench.measure.objective.step_errors import norm_errors
 from bench.measure.objective.whole_model import mean_of_ranks
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.parameters import parameters
-from tests.support import faults
 from tests.support.cells import FOUR_H100, make_cell, run_cell, tiny_cell
-from tests.support.fault_classes import engine, tokens
+from tests.support.faults import acts
+from tests.support.faults.classes import engine, tokens
 
 CELL = make_cell("strategy=ulysses", "engine=fsdp2", "cluster.world_size=2")
 FACTS = PASSES["objective"]
@@ -160,7 +160,7 @@ def test_no_more_than_1024_tokens_are_compared_unless_the_layout_needs_them(seq_
 
 def test_where_float64_has_no_room_the_cell_is_ok_and_says_so(launcher, tmp_path):
     cell = tiny_cell("strategy=local", "engine=ddp")
-    record, _ = run_cell(launcher, cell, tmp_path / "no_room", faults.have_no_room)
+    record, _ = run_cell(launcher, cell, tmp_path / "no_room", acts.have_no_room)
     with_room, _ = run_cell(launcher, cell, tmp_path / "room")
     assert (
         record.sections["losses"].loss == with_room.sections["losses"].loss
@@ -213,7 +213,7 @@ def test_where_three_layers_have_room_their_gradients_of_the_real_engine_are_com
     launcher, tmp_path, words
 ):
     cell = tiny_cell("strategy=ulysses", "cluster.world_size=2", *DEEP, *words)
-    record, _ = run_cell(launcher, cell, tmp_path, faults.have_room_for_three_layers)
+    record, _ = run_cell(launcher, cell, tmp_path, acts.have_room_for_three_layers)
     assert record.status == "ok", record.reason
     section, checks = record.sections["objective"], {each.what: each for each in record.checks}
     assert (section.parameters, section.compared) == (3 * 11, "layers 0, 3 and 5 of 6")
@@ -229,9 +229,9 @@ MIDDLE = r"the gradient of model.model.layers.3.mlp.\w+.weight is off"
 @pytest.mark.parametrize(
     ("name", "dtype", "fault", "said"),
     [
-        ("zero3", "bf16", faults.enlarge_gradients_in_the_middle_layer, MIDDLE),
-        ("fsdp2", "bf16", faults.enlarge_gradients_in_the_middle_layer, MIDDLE),
-        ("ddp", "bf16", faults.enlarge_gradients_in_the_middle_layer, MIDDLE),
+        ("zero3", "bf16", acts.enlarge_gradients_in_the_middle_layer, MIDDLE),
+        ("fsdp2", "bf16", acts.enlarge_gradients_in_the_middle_layer, MIDDLE),
+        ("ddp", "bf16", acts.enlarge_gradients_in_the_middle_layer, MIDDLE),
         ("fsdp2", "fp32", engine.enlarge_gradients_a_little, "the gradient of .* is off by 7.5e-03"),
         ("zero3", "bf16", tokens.divide_by_sp_degree, ".*; gradients are exactly 1/sp_degree = 0.5"),
     ],
@@ -239,6 +239,6 @@ MIDDLE = r"the gradient of model.model.layers.3.mlp.\w+.weight is off"
 def test_a_mistake_is_found_where_three_layers_have_room(launcher, tmp_path, name, dtype, fault, said):
     words = (f"engine={name}", f"dtype={dtype}", *DEEP)
     cell = tiny_cell("strategy=ulysses", "cluster.world_size=2", *words)
-    record, _ = run_cell(launcher, cell, tmp_path, partial(faults.have_room_for_three_layers, fault=fault))
+    record, _ = run_cell(launcher, cell, tmp_path, partial(acts.have_room_for_three_layers, fault=fault))
     assert record.status == "wrong_result"
     assert re.match(f"objective on engine={name}: {said}", record.reason), record.reason

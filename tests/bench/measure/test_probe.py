@@ -24,10 +24,9 @@ from bench.run.node.worker import join
 from bench.strategies import STRATEGIES, runnable
 from bench.training.data import open_data
 from bench.training.models import build_model
-from tests.support import faults
-from tests.support.cells import TWO_CORES, make_cell, make_raw, run_cell
-from tests.support.installed import INSTALLED
-from tests.support.together import CELLS, run_together
+from tests.support.cells import INSTALLED, TWO_CORES, make_cell, make_raw, run_cell
+from tests.support.faults import acts
+from tests.support.many_cells import CELLS, run_together
 
 PACKING = [
     STRATEGIES[name] for name in INSTALLED if STRATEGIES[name].packs and not STRATEGIES[name].is_optional
@@ -163,7 +162,7 @@ def test_a_model_of_one_s_own_is_probed_on_its_ranks_as_a_cell_is(found):
 
 def test_a_cell_whose_documents_cross_has_no_result_and_says_what_moved(launcher, tmp_path):
     (cell,) = probed("strategy=ulysses", "cluster.world_size=2")
-    record, _ = run_cell(launcher, cell, tmp_path, entry=faults.withhold_the_documents)
+    record, _ = run_cell(launcher, cell, tmp_path, entry=acts.withhold_the_documents)
     assert record.status == "wrong_result"
     assert "probe: one token changed" in record.reason
     write_probe([record.to_json()], tmp_path)

@@ -20,7 +20,7 @@ from bench.measure.telemetry.rank import (
     open_nvml,
     throttled,
 )
-from tests.support.nvml_driver import Driver
+from tests.support.cuda.nvml_driver import Driver
 
 
 def watched(driver, seconds=0.1):

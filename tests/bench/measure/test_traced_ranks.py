@@ -14,8 +14,7 @@ from analysis.read.step_parts import step_parts
 from analysis.read.traced_shares import traced_shares
 from bench.measure import PASSES, decoded
 from bench.training.engines import ENGINE_FACTS
-from tests.support.cells import CHECKS, make_cell, run_cell, tiny_cell
-from tests.support.installed import INSTALLED
+from tests.support.cells import CHECKS, INSTALLED, make_cell, run_cell, tiny_cell
 from tests.support.trace_cases import PROFILER_STARTS_LATE_S, SLEEP_S, TRACED, Case, trace_case
 
 SLEEP_MS = SLEEP_S * 1e3

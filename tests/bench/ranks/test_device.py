@@ -19,6 +19,7 @@ from bench.run.node.worker import join
 from bench.strategies import STRATEGIES
 from tests.support.cells import (
     FOUR_H100,
+    INSTALLED,
     ONE_H200,
     TINY,
     make_cell,
@@ -29,7 +30,6 @@ from tests.support.cells import (
     words_for,
 )
 from tests.support.command import typed
-from tests.support.installed import INSTALLED
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it torch asks NVML whether there is a GPU: a library that asks in the server starts no CUDA there."""

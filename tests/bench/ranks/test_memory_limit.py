@@ -13,10 +13,18 @@ from bench.ranks.memory_limit import ROOM_BYTES, without_memory_limit
 from bench.record.store import read_records
 from bench.run.progress import Progress
 from bench.run.sweep import run_plan
-from tests.support import faults
-from tests.support.cells import CHECKS, FOUR_H100, TWO_CORES, make_cell, make_raw, run_cell, tiny_cell
+from tests.support.cells import (
+    CHECKS,
+    FOUR_H100,
+    INSTALLED,
+    TWO_CORES,
+    make_cell,
+    make_raw,
+    run_cell,
+    tiny_cell,
+)
+from tests.support.faults import acts
 from tests.support.gpus import OUT_OF_MEMORY_IN
-from tests.support.installed import INSTALLED
 
 MIB = 2**20
 FOUND_WITHIN_S = 5
@@ -121,10 +129,10 @@ def test_the_record_says_who_asked_for_how_much_and_what_held_the_rest(launcher,
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (faults.run_out_of_memory_in_rank_1_and_hang_up_first, ()),
-        (faults.run_out_of_memory_and_fail_in_cleanup, ()),
-        (faults.run_out_of_memory_and_never_leave, ()),
-        (faults.abort_like_a_limit_in_rank_1, ("cluster.memory_limit_gib=1",)),
+        (acts.run_out_of_memory_in_rank_1_and_hang_up_first, ()),
+        (acts.run_out_of_memory_and_fail_in_cleanup, ()),
+        (acts.run_out_of_memory_and_never_leave, ()),
+        (acts.abort_like_a_limit_in_rank_1, ("cluster.memory_limit_gib=1",)),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )

@@ -29,9 +29,9 @@ from bench.run.cell import hang
 from bench.run.interrupts import SIGNALS, Interrupts
 from bench.run.progress import Progress
 from bench.run.sweep import run_plan
-from tests.support import faults
 from tests.support.cells import TINY, TWO_CORES, make_raw
-from tests.support.fault_matrix import FAULTS, MATRIX
+from tests.support.faults import acts
+from tests.support.faults.matrix import FAULTS, MATRIX
 
 FAULTY, SOUND = "seq_len=256", ("seq_len=512", "workload=attention")
 FOLDER = "a sweep, naïve"
@@ -64,7 +64,7 @@ def nothing_left(launcher, tmp_path, monkeypatch):
     before = family(), ports()
     yield
     assert (family(), ports()) == before
-    _, ids = faults.struck(tmp_path)
+    _, ids = acts.struck(tmp_path)
     assert in_sessions(ids) == []
     assert [*tmp_path.rglob(".lock"), *scratch.iterdir()] == []
 
@@ -115,7 +115,7 @@ def sweep(launcher, folder, fault, *, resumes=False):
     """The exit code of a sweep of a faulty cell and a sound one, and when each record was on the disk."""
     raws = [raw | {"sweep_dir": str(folder), "resume": resumes} for raw in requests(fault)]
     progress = Timed()
-    entry = fault.entry if fault.phase == "parity" else partial(faults.without_parity, fault.entry)
+    entry = fault.entry if fault.phase == "parity" else partial(acts.without_parity, fault.entry)
     with fault.around():
         code = run_plan(
             plan(raws, TWO_CORES, single=False),
@@ -159,7 +159,7 @@ def test_a_fault_is_a_record_and_the_sweep_goes_on(launcher, tmp_path, monkeypat
         assert [each["config"]["seq_len"] for each in others] == [256, 512]
     assert {(each["status"], each["reason"]) for each in others} == {("ok", None)}
     if fault.within_s is not None:
-        assert 0 < stored_s[0] - faults.struck(folder)[0] < fault.within_s
+        assert 0 < stored_s[0] - acts.struck(folder)[0] < fault.within_s
 
 
 def assert_blamed(fault, failure):
@@ -190,7 +190,7 @@ def test_a_sweep_stops_after_two_cells_whose_ranks_never_connect_and_can_go_on(
         )
         return code, said.getvalue(), [each["status"] for each in strictly_read(tmp_path / FOLDER)]
 
-    code, said, statuses = run(faults.never_connect)
+    code, said, statuses = run(acts.never_connect)
     assert (code, statuses) == (ExitCode.FAILED, ["timed_out"] * 2)
     assert said.count("could not connect in two cells, one after the other: the sweep stops") == 1
     for cause in ("NCCL_P2P_DISABLE=1", "NCCL_SOCKET_IFNAME", "too little /dev/shm"):

@@ -14,8 +14,8 @@ from bench.plan.planned import PlannedCell, planned_cell
 from bench.ranks.log import Stage
 from bench.run.cell.run import run
 from bench.run.progress import HEARTBEAT_S, Progress
-from tests.support import faults
 from tests.support.cells import TWO_CORES, make_cell, tiny_cell
+from tests.support.faults import acts
 
 WORDS = ("seq_len=64k", "measure.steps=20", "measure.budget_s=1000")
 SHORT = PlannedCell(tiny_cell("strategy=ring", "seq_len=1k", "cluster.world_size=2"), 0, 0)
@@ -107,7 +107,7 @@ def test_a_failed_cell_names_its_log(launcher, tmp_path):
     progress = Progress(Console(file=said))
     progress.start([planned], tmp_path)
     progress.begin(planned)
-    progress.end(planned, run(planned, launcher, tmp_path / "cells", entry=faults.raise_in_rank_1))
+    progress.end(planned, run(planned, launcher, tmp_path / "cells", entry=acts.raise_in_rank_1))
     line = said.getvalue().splitlines()[-1]
     assert "error: rank 1, build: ValueError: a rank that raises" in line
     log = line.split("log: ")[1].split(";")[0]

@@ -12,7 +12,7 @@ from bench.measure.parity.rank import random_input
 from bench.ranks.log import StepPhase
 from bench.strategies import STRATEGIES
 from tests.support.cells import make_cell, variants
-from tests.support.together import built, seen_inside
+from tests.support.many_cells import built, seen_inside
 
 pytestmark = pytest.mark.ranks
 RANKS, SEQ_LEN = 2, 512

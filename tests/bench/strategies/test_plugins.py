@@ -12,9 +12,8 @@ from bench.strategies import STRATEGIES
 from bench.strategies.local.facts import Local
 from bench.strategies.ring.facts import Ring
 from bench.strategies.table import ENTRY_POINTS, StrategyTable
-from tests.support.cells import TINY
+from tests.support.cells import TINY, see_what_is_installed_now
 from tests.support.command import typed_here
-from tests.support.installed import see_what_is_installed_now
 
 H100 = ("hardware=h100_80gb", "model=qwen3_8b", "seq_len=8k")
 GOOD = """

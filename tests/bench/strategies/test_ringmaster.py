@@ -11,9 +11,8 @@ import torch.distributed as dist
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 from tests.support.attention_cases import LIMITS, check_cases, errors_of
-from tests.support.cells import make_cell, tiny_cell
-from tests.support.installed import INSTALLED
-from tests.support.together import look_inside, seen_inside
+from tests.support.cells import INSTALLED, make_cell, tiny_cell
+from tests.support.many_cells import look_inside, seen_inside
 
 NAME = "ringmaster_ring"
 INSTALLED_ONLY = pytest.mark.skipif(NAME not in INSTALLED, reason="axolotl-ringmaster is not installed")
@@ -52,7 +51,7 @@ def test_its_flash_rings_compute_and_send_what_they_should(launcher, tmp_path, m
     assert {case: found for case, found in errors.items() if max(found.values()) > LIMITS["bf16"]} == {}
     cells = {f"{case} on {ranks}": cell_of(*case, ranks) for case in cases for ranks in (3, 4)}
     assert {name: refusal(on_a_gpu(cell)) for name, cell in cells.items()} == dict.fromkeys(cells)
-    monkeypatch.setattr("tests.support.together.refusal", lambda cell: None)
+    monkeypatch.setattr("tests.support.many_cells.refusal", lambda cell: None)
     seen = seen_inside(launcher, tmp_path, cells, partial(as_on_nccl, look_inside, on_a_gpu=True))
     for name, cell in cells.items():
         sent = [rank["sent_bytes"]["attention"] for rank in seen[name]]

@@ -7,7 +7,7 @@ from torch.nn.functional import embedding
 
 from bench.training.models import WideSumEmbedding
 from tests.support.cells import make_cell
-from tests.support.together import gradients_of
+from tests.support.many_cells import gradients_of
 
 EMBEDDING = "model.model.embed_tokens.weight"
 LONG = ("seq_len=8k", "measure.gradients=true")

@@ -8,7 +8,7 @@ from bench.training.engines.zero3.engine import zero3_config
 from bench.training.models import FAMILIES, empty_model
 from bench.training.parameters import parameters
 from tests.support.cells import make_cell
-from tests.support.together import seen_inside, watch_offloading
+from tests.support.many_cells import seen_inside, watch_offloading
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -18,8 +18,8 @@ from transformers import (
 from bench.extras.observe.observed_model import observed_model
 from bench.training.models import build_model, empty_model
 from bench.training.text_model import DEFAULTS, text_numbers
-from tests.support import faults
 from tests.support.cells import make_cell, run_cell
+from tests.support.faults import acts
 
 TOKENS = 192
 TEXT = {
@@ -160,6 +160,6 @@ def test_ranks_turn_by_the_whole_sequence_s_frequencies_and_else_the_model_is_to
     cell = make_cell(*words, "seq_len=128", "measure.steps=1", "measure.warmup_steps=0")
     right, _ = run_cell(launcher, cell, tmp_path / "right")
     assert (right.status, right.sections["positions"].module) == ("ok", [None, None])
-    wrong, _ = run_cell(launcher, cell, tmp_path / "wrong", faults.choose_frequencies_by_own_length)
+    wrong, _ = run_cell(launcher, cell, tmp_path / "wrong", acts.choose_frequencies_by_own_length)
     assert wrong.status == "wrong_result"
     assert wrong.reason.startswith("positions: ")

@@ -7,10 +7,9 @@ import pytest
 
 from bench.strategies import STRATEGIES
 from bench.training.engines import ENGINE_FACTS
-from tests.support import faults
-from tests.support.cells import run_cell, tiny_cell, words_for
-from tests.support.installed import INSTALLED
-from tests.support.together import chosen, gradients_of
+from tests.support.cells import INSTALLED, run_cell, tiny_cell, words_for
+from tests.support.faults import acts
+from tests.support.many_cells import chosen, gradients_of
 
 FP64_LIMIT = 1e-12
 FP32_LIMIT = 1e-6
@@ -218,6 +217,6 @@ def test_bf16_gradients_err_at_most_twice_as_much_as_one_rank_does(compared):
 def test_a_divisor_wrong_by_sp_degree_never_becomes_a_number(launcher, tmp_path, strategy):
     words = (f"strategy={strategy}", "engine=ddp", "data.prompt_tokens=100")
     cell = tiny_cell("cluster.world_size=2", *words)
-    record, _ = run_cell(launcher, cell, tmp_path, faults.divide_by_sp_degree)
+    record, _ = run_cell(launcher, cell, tmp_path, acts.divide_by_sp_degree)
     assert record.status == "wrong_result"
     assert "gradients are exactly 1/sp_degree = 0.5 times too large" in record.reason

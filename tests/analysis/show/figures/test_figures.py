@@ -17,18 +17,19 @@ from analysis.show.figures.sheet import legend_entries
 from bench.strategies import STRATEGIES
 from bench.strategies.plot_style import PlotStyle
 from tests.support.drawing import axes_of, built, cut_off_in, overlaps_in, sheet_of, texts
-from tests.support.predictions import make_predicted, with_prediction
 from tests.support.records import (
     CPU,
     FAILED,
     SHARED_GPU,
     grid,
     make_failure,
+    make_predicted,
     make_record,
     make_timing,
     make_trace,
     of_attention,
     on_ranks,
+    with_prediction,
 )
 from tests.support.synthetic import synthetic_records
 

@@ -7,8 +7,7 @@ import pytest
 from analysis.cells.selection import for_figures
 from analysis.show.figures.figures import write_figure
 from tests.support.drawing import sheet_of
-from tests.support.predictions import make_predicted
-from tests.support.records import grid, make_failure, make_record, make_timing
+from tests.support.records import grid, make_failure, make_predicted, make_record, make_timing
 
 
 def said(name, cells):

@@ -1,8 +1,14 @@
 import pytest
 
 from analysis.show.tables.predicted import HEADINGS, prediction_lines, prediction_rows
-from tests.support.predictions import make_predicted, with_prediction
-from tests.support.records import grid, make_failure, make_record, make_timing
+from tests.support.records import (
+    grid,
+    make_failure,
+    make_predicted,
+    make_record,
+    make_timing,
+    with_prediction,
+)
 
 
 def measured(ms, config=None, **prediction):

@@ -6,12 +6,12 @@ from rich.console import Console
 from analysis.answers.no_result import failure_reasons
 from analysis.show.tables.rows import markdown_text, rows_of
 from analysis.show.tables.terminal import DISPENSABLE, print_cells, print_table
-from tests.support.predictions import make_predicted
 from tests.support.records import (
     ATTENTION_CHECKED,
     STEPS_HELD,
     grid,
     make_failure,
+    make_predicted,
     make_record,
     make_step,
     make_timing,

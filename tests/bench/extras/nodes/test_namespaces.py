@@ -7,8 +7,8 @@ import pytest
 
 from bench.record.store import read_records
 from bench.strategies import STRATEGIES
+from tests.support.cells import INSTALLED
 from tests.support.command import typed
-from tests.support.installed import INSTALLED
 from tests.support.namespaces import Cluster, namespaces
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]

@@ -18,8 +18,7 @@ from bench.request.legality import refusal
 from bench.run.cell.outcome import analytic
 from bench.strategies import STRATEGIES, runnable
 from bench.training.models import empty_model
-from tests.support.cells import CHECKS, run_cell, tiny_cell, words_for
-from tests.support.installed import INSTALLED
+from tests.support.cells import CHECKS, INSTALLED, run_cell, tiny_cell, words_for
 
 WORDS = ("workload=attention", "cluster.world_size=2", "measure.steps=2", "seq_len=512")
 FOUR_RANKS = {"usp": ("cluster.world_size=4",)}

@@ -14,7 +14,7 @@ import pytest
 
 from analysis.read.recorded import as_recorded
 from tests.support.cells import make_cell, run_cell
-from tests.support.fault_classes import (
+from tests.support.faults.classes import (
     attention,
     engine,
     late,
@@ -25,7 +25,7 @@ from tests.support.fault_classes import (
     tokens,
     unwatched,
 )
-from tests.support.fault_classes.tampering import nothing, tampered
+from tests.support.faults.classes.tampering import nothing, tampered
 
 WORDS = (
     "strategy=ulysses", "seq_len=512", "engine=ddp", "measure.steps=4", "measure.warmup_steps=1",

@@ -3,9 +3,16 @@
 import pytest
 
 from bench.strategies import STRATEGIES
-from tests.support.cells import CHECKS, counted_and_computed, run_cell, tiny_cell, variants, words_for
-from tests.support.installed import INSTALLED
-from tests.support.together import chosen, seen_inside
+from tests.support.cells import (
+    CHECKS,
+    INSTALLED,
+    counted_and_computed,
+    run_cell,
+    tiny_cell,
+    variants,
+    words_for,
+)
+from tests.support.many_cells import chosen, seen_inside
 
 CASES = {
     " ".join((name, layout, *(value for _, value in options))): (

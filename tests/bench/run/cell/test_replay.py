@@ -16,8 +16,7 @@ from bench.run.cell.run import run
 from bench.run.node.worker import run_cell as all_passes
 from bench.strategies import STRATEGIES
 from tests.benchmarks.replay_memory import ENGINES, NOISE_BYTES, compare, words_of
-from tests.support.cells import NEED_ALL_RANKS, make_cell
-from tests.support.installed import INSTALLED
+from tests.support.cells import INSTALLED, NEED_ALL_RANKS, make_cell
 
 SHORT = (
     "mode=replay", "cluster.world_size=4", "seq_len=512", "measure.steps=1", "measure.warmup_steps=0",

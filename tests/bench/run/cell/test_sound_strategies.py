@@ -8,8 +8,7 @@ import pytest
 from bench.config import DTYPE_BYTES
 from bench.strategies import STRATEGIES
 from bench.training.engines import ENGINE_FACTS
-from tests.support.cells import make_cell, run_cell
-from tests.support.installed import INSTALLED
+from tests.support.cells import INSTALLED, make_cell, run_cell
 
 LENGTHS = ("512", "4k")
 RANKS = {"usp": 4}

@@ -12,7 +12,7 @@ from bench.strategies import runnable
 from bench.strategies.local.attention import LocalAttention
 from bench.strategies.ring.attention import Ring
 from bench.strategies.strategy import Strategy
-from tests.support.fault_classes.tampering import replace_attention, wrap
+from tests.support.faults.classes.tampering import replace_attention, wrap
 
 
 def attend_locally(job):

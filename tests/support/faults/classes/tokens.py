@@ -7,7 +7,7 @@ import torch
 from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy
 from bench.training.engines.ddp.engine import DDP
 from bench.training.trainers import native
-from tests.support.fault_classes.tampering import wrap
+from tests.support.faults.classes.tampering import wrap
 
 
 def forget_to_shard_rank_1(job):

@@ -44,7 +44,7 @@ from bench.measure.timing.clock import StepClock
 from bench.record.record import Provenance
 from bench.request.modes import MODES
 from bench.run.node.worker import run_cell
-from tests.support.fake_nvml import MEMORY_BYTES, NAME, FakeNvml, uuid
+from tests.support.cuda.fake_nvml import MEMORY_BYTES, NAME, FakeNvml, uuid
 
 NOTES = "fake_cuda_{rank}.json"
 HOST, DEVICE = "host", "device"

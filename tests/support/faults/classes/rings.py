@@ -7,7 +7,7 @@ import torch
 import bench.strategies.distflash_attn.attention as distflash
 import bench.strategies.ring_self_attention.attention as rsa
 from bench.strategies.distflash_attn.facts import Lent
-from tests.support.fault_classes.tampering import wrap
+from tests.support.faults.classes.tampering import wrap
 
 
 def drop_the_last_round(job):

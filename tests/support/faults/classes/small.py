@@ -5,7 +5,7 @@ import torch
 import bench.strategies.ring.attention as ring
 import bench.strategies.ulysses.attention as ulysses
 from bench.attention.merge import Partial
-from tests.support.fault_classes.tampering import replace_attention, wrap
+from tests.support.faults.classes.tampering import replace_attention, wrap
 
 FEW_ROWS = 4
 

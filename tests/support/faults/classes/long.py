@@ -4,7 +4,7 @@ import bench.strategies.ring.attention as ring
 from bench.measure.objective.section import MAX_TOKENS
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.loss import ModelWithLoss
-from tests.support.fault_classes.tampering import change_the_model, is_long, replace_attention, wrap
+from tests.support.faults.classes.tampering import change_the_model, is_long, replace_attention, wrap
 
 
 def scale_the_scores(job):

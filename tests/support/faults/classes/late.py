@@ -7,7 +7,7 @@ from bench.config import OptimizerConfig
 from bench.training.engines.ddp.engine import DDP
 from bench.training.engines.zero3.engine import Zero3
 from bench.training.trainers.native import NativeTrainer
-from tests.support.fault_classes.tampering import steps_begun, wrap
+from tests.support.faults.classes.tampering import steps_begun, wrap
 
 FROM_STEP = 2
 

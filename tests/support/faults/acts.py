@@ -29,9 +29,9 @@ from bench.run.node.worker import join, run_cell
 from bench.training import models
 from bench.training.trainers.native import NativeTrainer
 from tests.benchmarks.overhead import compare
-from tests.support.fault_classes import attention, tampering, tokens
-from tests.support.fault_classes.tampering import change_the_model, tampered, wrap
-from tests.support.nvml_driver import Driver
+from tests.support.cuda.nvml_driver import Driver
+from tests.support.faults.classes import attention, tampering, tokens
+from tests.support.faults.classes.tampering import change_the_model, tampered, wrap
 
 STRUCK = "struck_{rank}"
 """A rank's own note of when its fault began, by the clock that all processes of a machine share."""

@@ -8,7 +8,7 @@ from bench.measure.rank_pass import Measurement
 from bench.training.engines.ddp.engine import DDP
 from bench.training.engines.fsdp2.engine import FSDP2
 from bench.training.trainers.native import NativeTrainer
-from tests.support.fault_classes.tampering import is_long, replace_attention, steps_begun, wrap
+from tests.support.faults.classes.tampering import is_long, replace_attention, steps_begun, wrap
 
 LAST_STEP = 5
 """Of a cell with one warm-up step and four timed ones: the inspected one."""

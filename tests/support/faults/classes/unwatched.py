@@ -6,7 +6,7 @@ import bench.strategies.ulysses.attention as ulysses
 from bench.measure.objective.section import MAX_TOKENS
 from bench.measure.workloads.attention import Attention
 from bench.strategies.local.attention import LocalAttention
-from tests.support.fault_classes.tampering import replace_attention, steps_begun, wrap
+from tests.support.faults.classes.tampering import replace_attention, steps_begun, wrap
 
 
 def _attend_locally(plain, self, q, k, v, causal):

@@ -6,7 +6,7 @@ from torch.nn.functional import dropout
 from bench.training.engines.ddp.engine import DDP
 from bench.training.engines.fsdp2.engine import FSDP2
 from bench.training.engines.zero3.engine import Zero3
-from tests.support.fault_classes.tampering import change_the_model, wrap
+from tests.support.faults.classes.tampering import change_the_model, wrap
 
 
 def keep_the_last_micro_step_only(job):

@@ -17,10 +17,10 @@ from analysis.read.measured import measured
 from analysis.read.recorded import as_recorded
 from bench.common.environment import installed
 from bench.config import ExitCode
-from tests.support import faults
-from tests.support.fault_classes.attention import skip_the_lse_rescale
-from tests.support.fault_classes.not_finite import overflow_the_loss_of_rank_1_in_step_1
-from tests.support.fault_classes.tampering import tampered
+from tests.support.faults import acts
+from tests.support.faults.classes.attention import skip_the_lse_rescale
+from tests.support.faults.classes.not_finite import overflow_the_loss_of_rank_1_in_step_1
+from tests.support.faults.classes.tampering import tampered
 
 MATRIX = {
     1: "out of memory in one rank, the others in a collective",
@@ -84,11 +84,11 @@ class Fault:
 
 
 def in_a_step(act, *words, ranks=(1,)):
-    return partial(faults.in_a_step, partial(act, *words), ranks)
+    return partial(acts.in_a_step, partial(act, *words), ranks)
 
 
 def from_the_start(fault):
-    return partial(faults.from_the_start, partial(tampered, fault))
+    return partial(acts.from_the_start, partial(tampered, fault))
 
 
 @contextmanager
@@ -169,57 +169,57 @@ FINDING = {"status": "out_of_memory", "code": ExitCode.OK}
 
 FAULTS = (
     Fault(
-        number=1, what="out of memory", entry=in_a_step(faults.ask_for_too_much), **FINDING,
+        number=1, what="out of memory", entry=in_a_step(acts.ask_for_too_much), **FINDING,
         reason=IN_A_STEP + ALLOCATOR, memory=("host", 2**60), within_s=AT_ONCE_S,
     ),
     Fault(
-        number=2, what="and cleans up", entry=in_a_step(faults.ask_for_too_much_and_clean_up), **FINDING,
+        number=2, what="and cleans up", entry=in_a_step(acts.ask_for_too_much_and_clean_up), **FINDING,
         reason=IN_A_STEP + ALLOCATOR, memory=("host", 2**60), within_s=AT_ONCE_S,
     ),
     Fault(
-        number=3, what="on every rank", entry=in_a_step(faults.ask_for_too_much, ranks=(0, 1)), **FINDING,
+        number=3, what="on every rank", entry=in_a_step(acts.ask_for_too_much, ranks=(0, 1)), **FINDING,
         reason="rank 0, objective forward: " + ALLOCATOR, rank=0, memory=("host", 2**60), within_s=AT_ONCE_S,
     ),
     Fault(
-        number=4, what="of a device", entry=in_a_step(faults.run_out_of_device_memory), **FINDING,
+        number=4, what="of a device", entry=in_a_step(acts.run_out_of_device_memory), **FINDING,
         reason=IN_A_STEP + "no room for 2.0 GiB more of device memory", memory=("device", 2 * 2**30),
         within_s=AT_ONCE_S,
     ),
     Fault(
-        number=4, what="only the word memory", entry=in_a_step(faults.speak_of_memory), status="error",
+        number=4, what="only the word memory", entry=in_a_step(acts.speak_of_memory), status="error",
         reason=IN_A_STEP + "RuntimeError: tensors must be in contiguous memory format", within_s=AT_ONCE_S,
     ),
     Fault(
-        number=5, what="SIGKILL", entry=in_a_step(faults.receive, SIGKILL), status="killed",
+        number=5, what="SIGKILL", entry=in_a_step(acts.receive, SIGKILL), status="killed",
         reason=IN_A_STEP + "killed by another process; .*", within_s=AT_ONCE_S,
     ),
     Fault(
-        number=6, what="SIGSEGV", entry=in_a_step(faults.receive, SIGSEGV), status="crashed",
+        number=6, what="SIGSEGV", entry=in_a_step(acts.receive, SIGSEGV), status="crashed",
         reason=IN_A_STEP + "ended by a signal; .*", log="in receive", within_s=AT_ONCE_S,
     ),
     Fault(
-        number=7, what="asleep", entry=in_a_step(faults.sleep_for_an_hour), words=LOOKS_OFTEN,
-        status="timed_out", reason=IN_A_STEP + SILENT + r"in sleep_for_an_hour \(faults.py:\d+\), " + WAITS,
+        number=7, what="asleep", entry=in_a_step(acts.sleep_for_an_hour), words=LOOKS_OFTEN,
+        status="timed_out", reason=IN_A_STEP + SILENT + r"in sleep_for_an_hour \(acts.py:\d+\), " + WAITS,
         log="in sleep_for_an_hour", within_s=AFTER_SILENCE_S,
     ),
     Fault(
-        number=7, what="past the deadline", entry=faults.sleep_in_rank_1, words=("measure.timeout_s=3",),
+        number=7, what="past the deadline", entry=acts.sleep_in_rank_1, words=("measure.timeout_s=3",),
         status="timed_out", phase="start", log="in sleep_in_rank_1",
-        reason=r"rank 1, start: still running at the deadline, in sleep_in_rank_1 \(faults.py:\d+\),"
+        reason=r"rank 1, start: still running at the deadline, in sleep_in_rank_1 \(acts.py:\d+\),"
         " while rank 0 waits in init_process_group; raise measure.*",
     ),
     Fault(
-        number=7, what="never connects", entry=faults.never_connect, words=LOOKS_OFTEN, status="timed_out",
+        number=7, what="never connects", entry=acts.never_connect, words=LOOKS_OFTEN, status="timed_out",
         phase="join", log="in sleep_for_an_hour",
-        reason="rank 1, join: " + SILENT + r"in sleep_for_an_hour \(faults.py:\d+\), " + WAITS,
+        reason="rank 1, join: " + SILENT + r"in sleep_for_an_hour \(acts.py:\d+\), " + WAITS,
     ),
     Fault(
-        number=7, what="SIGSTOP", entry=in_a_step(faults.receive, SIGSTOP), words=LOOKS_OFTEN,
+        number=7, what="SIGSTOP", entry=in_a_step(acts.receive, SIGSTOP), words=LOOKS_OFTEN,
         status="timed_out", reason=IN_A_STEP + SILENT + "stopped by a signal, such as SIGSTOP, " + WAITS,
         within_s=AFTER_SILENCE_S,
     ),
     Fault(
-        number=8, what="and so does its child", entry=in_a_step(faults.ignore_sigterm_with_a_child),
+        number=8, what="and so does its child", entry=in_a_step(acts.ignore_sigterm_with_a_child),
         words=LOOKS_OFTEN, status="timed_out", reason=IN_A_STEP + SILENT + "in sleep_for_an_hour .*" + WAITS,
         within_s=AFTER_SILENCE_S,
     ),
@@ -228,7 +228,7 @@ FAULTS = (
         reason=IN_A_STEP + "error: exited with code 0 and no result; .*", within_s=AT_ONCE_S,
     ),
     Fault(
-        number=10, what="another size", entry=in_a_step(faults.reduce, 3), status="crashed",
+        number=10, what="another size", entry=in_a_step(acts.reduce, 3), status="crashed",
         reason=IN_A_STEP + "ended by a signal; .*", within_s=AT_ONCE_S,
     ),
     Fault(
@@ -237,28 +237,28 @@ FAULTS = (
         is_slow=True,
     ),
     Fault(
-        number=12, what="twice", entry=in_a_step(faults.interrupt_the_launcher), status="interrupted",
+        number=12, what="twice", entry=in_a_step(acts.interrupt_the_launcher), status="interrupted",
         reason=r"stopped by Ctrl-C after \d+ s", rank=None, within_s=AT_ONCE_S, code=ExitCode.INTERRUPTED,
     ),
     Fault(
-        number=21, what="no NVML", entry=partial(faults.with_nvml, {"without": ("nvml",)}), **SOUND,
+        number=21, what="no NVML", entry=partial(acts.with_nvml, {"without": ("nvml",)}), **SOUND,
         holds=partial(has_no_figures, "no NVML figures: NVML Shared Library Not Found"), is_slow=True,
     ),
     Fault(
-        number=21, what="lost after some samples", entry=partial(faults.with_nvml, {"dies_after": 1}),
+        number=21, what="lost after some samples", entry=partial(acts.with_nvml, {"dies_after": 1}),
         words=("measure.steps=20",), **SOUND,
         holds=partial(has_no_figures, "sm_clock_mhz lost after 1 samples: GPU is lost"),
     ),
     Fault(
-        number=22, what="too hot", entry=partial(faults.with_nvml, {"events": 0x40}), **SOUND,
+        number=22, what="too hot", entry=partial(acts.with_nvml, {"events": 0x40}), **SOUND,
         holds=is_throttled,
     ),
     Fault(
-        number=23, what="does not start", entry=partial(faults.with_profiler, faults.DeadProfiler),
+        number=23, what="does not start", entry=partial(acts.with_profiler, acts.DeadProfiler),
         **TRACED, holds=partial(is_not_traced, "rank 1: the profiler did not start: kineto is not there"),
     ),
     Fault(
-        number=23, what="a torn trace", entry=partial(faults.with_profiler, faults.TornTrace),
+        number=23, what="a torn trace", entry=partial(acts.with_profiler, acts.TornTrace),
         **TRACED, holds=partial(is_not_traced, "rank 1: the trace cannot be read: "), is_slow=True,
     ),
     Fault(
@@ -267,7 +267,7 @@ FAULTS = (
         reason="strategy=ring_flash_attn needs the package ring-flash-attn; install it with: pip install .*",
     ),
     Fault(
-        number=26, what="back by an hour at every look", entry=faults.set_the_wall_clock_back, **SOUND,
+        number=26, what="back by an hour at every look", entry=acts.set_the_wall_clock_back, **SOUND,
         around=a_wall_clock_that_goes_back, holds=took_as_long_as_it_took,
     ),
     Fault(
