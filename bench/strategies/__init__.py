@@ -1,7 +1,7 @@
-"""How attention is spread over ranks, and the one table of names.
+"""How attention is spread over ranks. May import ranks, attention and all below.
 
-A new strategy is a folder here, a line below and a YAML in conf/strategy/. Or it is a package of its own with
-an entry point: see docs/your_strategy.md. May import ranks, attention and all below.
+The one table of strategies: a new one is a folder here, a line below and a YAML in conf/strategy/. Or it is a
+package of its own with an entry point: see docs/your_strategy.md.
 """
 
 from __future__ import annotations

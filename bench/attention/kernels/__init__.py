@@ -1,5 +1,6 @@
-"""Attention on one device, one kernel a file, and the table of them.
+"""Attention on one device, one file for each kernel. May import what lies below attention.
 
+The one table of kernels: a new one is a file here, its name below and its facts in `kernel_facts.py`.
 Shapes: B batch, N query heads, K KV heads, S query tokens, T key tokens, D head size. LSE is the natural
 log-sum-exp of the scaled scores, [B, N, S], in float32, or in float64 for float64 inputs. What is known of a
 kernel without torch stands in `bench.attention.kernel_facts`.

@@ -1,6 +1,6 @@
-"""Known mistakes of sequence parallelism, made on purpose to see that each is found.
+"""Known mistakes of sequence parallelism, to see that each is found. May import what lies below measure.
 
-A new one is a line below and a class in `code.py`. May import training and all below; this file no torch.
+The one table of mistakes: a new one is a line below and a class in `code.py`. This file imports no torch.
 """
 
 from __future__ import annotations

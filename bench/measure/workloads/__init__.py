@@ -1,6 +1,6 @@
-"""The one table of workloads. A new one is a file here, a name below and a YAML in conf/workload/.
+"""Steps that the harness runs itself. May import the passes and what lies below measure.
 
-May import passes, training and all below.
+The one table of workloads: a new one is a file here, a name below and a YAML in conf/workload/.
 """
 
 from __future__ import annotations

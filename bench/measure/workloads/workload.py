@@ -5,17 +5,27 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from bench.attention.watch import AttentionWatch
+from bench.config import DataConfig, RunConfig
 from bench.measure.hooks import Spans, method_spans
+from bench.measure.objective.section import MAX_TOKENS as OBJECTIVE_TOKENS
 from bench.measure.rank_pass import Ask, Steps
 from bench.measure.subject import Subject
+from bench.measure.workloads import workload_code
+from bench.ranks.groups import RankGroups
 from bench.ranks.log import StepPhase
+from bench.strategies import STRATEGIES, runnable
 from bench.strategies.strategy import Strategy, Wiring
+
+HIDDEN_SIZE = 64
+VOCABULARY = 256
+"""Sizes of the model of `use_libraries_once`."""
+SYNTHETIC = DataConfig(name="synthetic", path=None, tokenizer=None, prompt_tokens=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +100,29 @@ class Workload(Subject):
         while next_step(outcome):
             outcome = self.step(number)
             number += 1
+
+
+def use_libraries_once(cell: RunConfig, groups: RankGroups, device: torch.device) -> None:
+    """Take a step of the smallest cell with the same strategy, kernel and engine; every rank must call it.
+
+    Libraries then have their threads, connections and generated code, which are no part of a cell's size.
+    """
+    small = _smallest(cell)
+    strategy = runnable(small.strategy)(small, groups, STRATEGIES[small.strategy])
+    with strategy.install() as wiring:
+        workload_code(small.workload.name)(Rank(strategy, wiring, device, StepPhase())).short_step()
+
+
+def _smallest(cell: RunConfig) -> RunConfig:
+    """As many heads as the cell has, because ranks share them, and hardly anything else."""
+    model = replace(
+        cell.model,
+        path=None,
+        num_layers=1,
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=HIDDEN_SIZE,
+    )
+    multiple = STRATEGIES[cell.strategy].length_multiple(cell)
+    seq_len = max(multiple, OBJECTIVE_TOKENS // multiple * multiple)
+    return replace(cell, model=model, data=SYNTHETIC, seq_len=seq_len, padding=0, batch=1, grad_accum=1)

@@ -1,6 +1,6 @@
-"""Questions as plans: a name, and the cells that answer it.
+"""Questions and the cells that answer them. May import work, planned and what lies below plan.
 
-May import request and all below.
+The one table of experiments: a new one is a function here, a line below and a YAML in conf/experiment/.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ from bench.config import RunConfig
 from bench.measure.mistakes import mistaken
 from bench.measure.rank_pass import Measurement
 from bench.measure.workloads import workload_code
-from bench.measure.workloads.first_use import use_libraries_once
-from bench.measure.workloads.workload import Rank
+from bench.measure.workloads.workload import Rank, use_libraries_once
 from bench.ranks.device import (
     NvtxRanges,
     bind_near_gpu,

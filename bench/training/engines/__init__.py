@@ -1,7 +1,7 @@
-"""How parameters, gradients and optimizer state are sharded, and the one table of engines.
+"""How parameters, gradients and optimizer state are sharded. May import what lies below training.
 
-A new engine is a folder here, a line below and a YAML in conf/engine/. `facts.py` in the folder is read by
-processes that must not import torch; `engine.py` runs on the ranks.
+The one table of engines: a new one is a folder here, a line below and a YAML in conf/engine/. `facts.py` in
+the folder is read by processes that must not import torch; `engine.py` runs on the ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whose training loop runs: one file a trainer, and its line in `TRAINER_FACTS`."""
+"""Training loops, one file for each trainer of `TRAINER_FACTS`. May import what lies below training."""
 
 from __future__ import annotations
 
