@@ -75,7 +75,7 @@ def test_a_gigabyte_is_read_in_half_a_minute_and_two_gibibytes(real_trace, tmp_p
     many = repeated(tmp_path / "many.json", real_trace, times)
     code = (
         "import json, resource, sys, time; from pathlib import Path;"
-        "from tests.bench.measure.test_trace_reader import totals;"
+        "from tests.bench.measure.trace.test_trace_reader import totals;"
         "start = time.process_time(); found = totals(Path(sys.argv[1]));"
         "print(json.dumps([found, time.process_time() - start,"
         " resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))"
