@@ -43,6 +43,13 @@ def pairs_of(tile, shard_len):
     return {(i, j) for (a, i), (b, j) in pairs if a >= b or not tile.causal}
 
 
+@given(degree=st.integers(1, 5), rows=st.integers(1, 4))
+def test_zigzag_gives_every_rank_the_same_number_of_causal_pairs(degree, rows):
+    seq_len = rows * LAYOUTS["zigzag"].length_multiple(degree)
+    pairs = [sum(i + 1 for i in positions(LAYOUTS["zigzag"], seq_len, degree, rank)) for rank in range(degree)]
+    assert len({*pairs}) == 1
+
+
 @pytest.mark.parametrize("name", sorted(LAYOUTS))
 @given(ulysses=st.integers(1, 4), ring=st.integers(1, 4), rows=st.integers(1, 3))
 def test_usp_deals_every_token_out_once_and_keeps_ring_shards_whole(name, ulysses, ring, rows):
