@@ -15,7 +15,7 @@ from rich.text import Text
 from analysis.answers.loss_agreement import equivalence_line, is_as_expected, with_equivalence
 from analysis.answers.next_steps import kernel_lines, next_steps
 from analysis.answers.no_result import failure_reasons
-from analysis.answers.provenance import origin_lines, replay_lines
+from analysis.answers.provenance import origin_lines, prediction_lines, replay_lines
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import EXPERIMENT, Comparison, comparisons
@@ -40,7 +40,7 @@ from analysis.show.tables.max_length import (
     max_length_short_rows,
 )
 from analysis.show.tables.predicted import HEADINGS as PREDICTION_HEADINGS
-from analysis.show.tables.predicted import prediction_lines, prediction_rows
+from analysis.show.tables.predicted import prediction_rows
 from analysis.show.tables.published_post import post_table
 from analysis.show.tables.rows import TABLE_FORMS, markdown_cell, markdown_table, markdown_text, summary_table
 from analysis.show.tables.terminal import TERMINAL_ROWS, print_cells, print_table

@@ -1,4 +1,4 @@
-"""Sentences about how records came to be: by which code, in a replay, or from an observed loop."""
+"""Sentences about how records came to be: by which code, in a replay, from a loop, or by prediction."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ import pandas as pd
 
 from analysis.answers.wording import names_at_lengths
 from analysis.cells.cells import Cells
+from analysis.cells.prediction_errors import (
+    FIT_OUTCOME,
+    PEAK,
+    RIGHT,
+    STEP_TIME,
+    STEP_TIME_IN_BAND,
+    UNDECIDED,
+    WRONG,
+    YES,
+)
 from analysis.cells.statuses import NO_SPARE, SPARE_BYTES, shown_statuses
-from analysis.labels import count_label
+from analysis.labels import count_label, percent_label
 from analysis.read.archive import MADE_WITH, Archive, origins
 from bench.common.command import sweep_words
 from bench.common.labels import length_label, size_label
@@ -105,3 +115,24 @@ def _check_command(sharing: pd.DataFrame) -> str:
         *(f"{key}={cells[key].iloc[0]}" for key in same),
     ]
     return f"{sweep_words()} -m seq_len=1k model.num_layers=1 {' '.join(words)}"
+
+
+def prediction_lines(cells: Cells) -> list[str]:
+    """Return a sentence about all cells that have both; none where no cell has."""
+    found = []
+    for name, column in {"step time": STEP_TIME, "peak allocated": PEAK}.items():
+        errors = cells.frame[column].dropna().abs()
+        if len(errors):
+            median, most = percent_label(errors.median()), percent_label(errors.max())
+            cells_of = count_label(len(errors), "cell")
+            found.append(f"{name} off by {median} in the median of {cells_of}, {most} at the most")
+    in_band = cells.frame[STEP_TIME_IN_BAND].dropna()
+    if len(in_band):
+        found.append(f"{int(in_band.eq(YES).sum()):,} of {len(in_band):,} step times within the band")
+    counts = cells.frame[FIT_OUTCOME].value_counts()
+    if len(counts):
+        outcomes = ", ".join(
+            f"{int(counts.get(outcome, 0)):,} {outcome}" for outcome in (RIGHT, WRONG, UNDECIDED)
+        )
+        found.append(f"verdicts on memory: {outcomes}")
+    return [f"Predicted beside measured: {'; '.join(found)}."] if found else []

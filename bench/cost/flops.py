@@ -89,7 +89,7 @@ def causal_area(cell: RunConfig, group_rank: int) -> int:
 
 
 def packed_area(cell: RunConfig, documents: Documents, group_rank: int) -> int:
-    """Return such triples of all sequences of a batch, where attention stays within documents."""
+    """Return the triples (head, query, key) of a batch whose attention stays within documents."""
     return documents.causal_pairs(_queries(cell, group_rank)) * (cell.model.num_heads // cell.ulysses_degree)
 
 

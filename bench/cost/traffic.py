@@ -33,7 +33,7 @@ def payload(cell: RunConfig) -> dict[str, int] | None:
 
 
 def messages(cell: RunConfig) -> tuple[Messages, ...]:
-    """Return all of one step but attention's, equal ones together; none of an engine that is not ours."""
+    """Return the messages of a step without those of attention; empty for an engine outside the table."""
     engine = ENGINE_FACTS.get(cell.engine.name)
     if engine is None:
         return ()

@@ -140,9 +140,9 @@ class ErrorFacts(PassFacts[Whole, Whole]):
 
     def checks(self, cell: RunConfig, section: Any) -> Sequence[Check]:
         """Return the comparisons that were made, or each with the reason why it was not."""
-        reason = NOT_RUN if section is None else section.reason
-        if reason is None:
+        if section is not None and section.reason is None and section.errors:
             return self.made(cell, section)
+        reason = NOT_RUN if section is None else section.reason or NOT_RUN
         return [Check(what=what, against="float64", reason=reason) for what in self.compares]
 
     @abstractmethod

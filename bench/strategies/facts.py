@@ -123,7 +123,7 @@ class Facts(ABC):
         ]
 
     def autocast_refusals(self, cell: RunConfig) -> list[str]:  # noqa: ARG002
-        """Return why attention cannot run where the engine's autocast rounds its products; most can."""
+        """Return why attention cannot run under autocast, which rounds its products; empty where it can."""
         return []
 
     def mask_refusals(self, cell: RunConfig) -> list[str]:

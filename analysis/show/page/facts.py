@@ -1,4 +1,4 @@
-"""What the page says of one cell next to its row in the table, and of the environments of all records."""
+"""Facts of one cell that the page shows next to its row in the table, and of all records' environments."""
 
 from __future__ import annotations
 

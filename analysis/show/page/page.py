@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from analysis.answers.loss_agreement import FLOOR_READING, equivalence_line
 from analysis.answers.next_steps import next_steps
 from analysis.answers.no_result import failure_reasons
+from analysis.answers.provenance import prediction_lines
 from analysis.answers.verdict import Verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import Comparison
@@ -23,7 +24,6 @@ from analysis.read.load import node_links
 from analysis.show.figures.figure_file import FigureFile
 from analysis.show.page.facts import cell_facts, environment_facts
 from analysis.show.tables import attention, loss_differences, max_length, predicted
-from analysis.show.tables.predicted import prediction_lines
 from analysis.show.tables.record import BLOCK_HEADINGS, CHECK_HEADINGS, Attempt, Pairs, as_text, attempt
 from analysis.show.tables.rows import (
     MAX_NUMBERS,

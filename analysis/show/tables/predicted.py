@@ -1,4 +1,4 @@
-"""Predicted next to measured values: rows of text cell by cell, and a sentence about all of them."""
+"""Predicted next to measured values, as rows of text."""
 
 from __future__ import annotations
 
@@ -8,18 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.cells.cells import Cells
-from analysis.cells.prediction_errors import (
-    FIT_OUTCOME,
-    PEAK,
-    PREDICTION_COLUMNS,
-    RIGHT,
-    STEP_TIME,
-    STEP_TIME_IN_BAND,
-    UNDECIDED,
-    WRONG,
-    YES,
-)
-from analysis.labels import count_label, percent_label
+from analysis.cells.prediction_errors import FIT_OUTCOME, PREDICTION_COLUMNS
 from analysis.read.definitions import text_of
 from analysis.show.tables.rows import predicted_band
 from bench.common.labels import length_label
@@ -45,27 +34,6 @@ BANDS: Mapping[str, str] = {
 }
 """The columns that are shown with their bands."""
 SAID: Mapping[str, str] = {"fits": "fits", "undecided": "undecided", "out_of_memory": "runs out"}
-
-
-def prediction_lines(cells: Cells) -> list[str]:
-    """Return a sentence about all cells that have both; none where no cell has."""
-    found = []
-    for name, column in {"step time": STEP_TIME, "peak allocated": PEAK}.items():
-        errors = cells.frame[column].dropna().abs()
-        if len(errors):
-            median, most = percent_label(errors.median()), percent_label(errors.max())
-            cells_of = count_label(len(errors), "cell")
-            found.append(f"{name} off by {median} in the median of {cells_of}, {most} at the most")
-    in_band = cells.frame[STEP_TIME_IN_BAND].dropna()
-    if len(in_band):
-        found.append(f"{int(in_band.eq(YES).sum()):,} of {len(in_band):,} step times within the band")
-    counts = cells.frame[FIT_OUTCOME].value_counts()
-    if len(counts):
-        outcomes = ", ".join(
-            f"{int(counts.get(outcome, 0)):,} {outcome}" for outcome in (RIGHT, WRONG, UNDECIDED)
-        )
-        found.append(f"verdicts on memory: {outcomes}")
-    return [f"Predicted beside measured: {'; '.join(found)}."] if found else []
 
 
 def prediction_rows(cells: Cells) -> list[tuple[str, ...]]:

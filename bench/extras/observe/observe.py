@@ -105,7 +105,7 @@ def probe(
     group: dist.ProcessGroup | None = None,
     **named: Any,
 ) -> dict[str, Moved]:
-    """What moves when one token changes: of the whole `model`, and of each kind of its layers by itself.
+    """Return what moves when one token changes, in the whole `model` and in each kind of its layers.
 
     `input_ids`, `documents` (a number for each document) and `positions` (in the whole sequence, from 0 where
     none are given) are [batch, tokens] of this rank's shard; `group` are the ranks that share the sequences.

@@ -87,7 +87,7 @@ def kept(record: Record, store: Store) -> Record:
 
 
 def this_script() -> dict[str, Any]:
-    """What a record's `environment` says of the script, beside the harness's own commit."""
+    """Return the facts about the script that a record's `environment` holds next to the harness's commit."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return script_facts(Path(file) if file else None, sys.argv)
 

@@ -78,7 +78,7 @@ class FullLengthFacts(ErrorFacts[FullLength]):
     labels = LABELS
 
     def made(self, cell: RunConfig, section: FullLength) -> list[Check]:  # noqa: ARG002
-        """Rows and keys of one call."""
+        """Return the checks of the sampled rows and keys of one call."""
         rows = Check(what=OF_ROWS, against="float64", tokens=section.tokens, rows=section.rows, steps=1)
         if section.keys_reason is not None:
             return [rows, Check(what=OF_KEYS, against="float64", reason=section.keys_reason)]

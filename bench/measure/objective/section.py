@@ -77,7 +77,7 @@ class ObjectiveFacts(ErrorFacts[Objective]):
         return wrong if wrong is None or section.cause is None else f"{wrong}; {section.cause}"
 
     def made(self, cell: RunConfig, section: Objective) -> list[Check]:  # noqa: ARG002
-        """Loss and gradients of one step of its own."""
+        """Return the checks of the loss and the gradients of one step."""
         found = Check(what=OF_ENGINE, against="float64", tokens=section.tokens, below_noise=_hidden(section))
         if section.compared is None:
             return [found]

@@ -31,8 +31,8 @@ from bench.training.optimizer import clipped_norm
 from bench.training.trainers.trainer import Trainer
 
 NORM_LIMIT = 1e-3
-"""Of the gradient's norm as the engine reports it and as the optimizer was given it, against the gradients
-that the engine shows. Sound steps were off by up to 7e-7: only the order of a sum differs."""
+"""Relative limit of the gradient's norm as the engine reports it and as the optimizer was given it, against
+the gradients that the engine shows. Sound steps were off by up to 7e-7: only the order of a sum differs."""
 
 
 @dataclass(frozen=True, slots=True)

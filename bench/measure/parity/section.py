@@ -86,7 +86,7 @@ class ParityFacts(ErrorFacts[Parity]):
         return found if reason is None else replace(found, errors={}, limits={})
 
     def made(self, cell: RunConfig, section: Parity) -> list[Check]:
-        """Attention alone; a rank that checks on inputs of its own stops before its gate."""
+        """Return the check of attention; `bench.observe` compares one step of the user's loop."""
         elsewhere = "" if section.checked_in == cell.cell_id else f", in cell {section.checked_in}"
         own_step = 1 if cell.trainer == OWN else None
         return [Check(what="attention", against=f"float64{elsewhere}", tokens=section.tokens, steps=own_step)]

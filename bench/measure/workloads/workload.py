@@ -114,7 +114,7 @@ def use_libraries_once(cell: RunConfig, groups: RankGroups, device: torch.device
 
 
 def _smallest(cell: RunConfig) -> RunConfig:
-    """As many heads as the cell has, because ranks share them, and hardly anything else."""
+    """Return the cell with a model of one small layer, but with all heads, because ranks share them."""
     model = replace(
         cell.model,
         path=None,

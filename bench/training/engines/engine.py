@@ -46,7 +46,7 @@ class Engine(ABC):
         """Set `module`, the model as it is trained."""
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
-        """Around forward and backward; gradients are reduced in the last micro-step of a step."""
+        """Return the context of forward and backward; the last micro-step of a step reduces gradients."""
         return nullcontext()
 
     @abstractmethod
@@ -74,18 +74,18 @@ class Engine(ABC):
     @property
     @abstractmethod
     def shard_index(self) -> int:
-        """Which shard that is: ranks with the same hold replicas of one another."""
+        """Return the number of this rank's shard; ranks with the same number hold replicas."""
 
     def offloaded_bytes(self) -> int | None:
-        """What a step has to copy between the device and an optimizer in host memory; None without one.
+        """Return the bytes that a step copies to and from an optimizer in host memory; None without one.
 
-        Gradients one way and weights the other; what an engine copies beside these is not counted.
+        Gradients one way and weights the other. Further copies of an engine are not counted.
         """
         return None
 
 
 class TorchEngine(Engine):
-    """One of torch's own, which leaves clipping and the optimizer's step to its user."""
+    """An engine of torch, which leaves clipping and the optimizer's step to its user."""
 
     updater: Updater
 

@@ -76,7 +76,7 @@ class EngineFacts(ABC):
 
     def is_autocast(self, cell: RunConfig) -> bool:
         """Return whether products in this cell cast float32 weights and their inputs."""
-        return self.autocasts and cell.dtype in LOW_PRECISION
+        return self.autocasts and cell.dtype in LOW_PRECISION and cell.dtype in self.dtypes
 
     def refusals(self, cell: RunConfig) -> list[str]:
         """Return why the engine cannot train this cell, each reason with a way out."""

@@ -108,8 +108,8 @@ class StackEngine(Engine):
     """Environment variables that `accelerate launch` would set."""
     cpu_ranks: ClassVar[str] = "MULTI_GPU"
     """Accelerate's type of CPU ranks: it shards parameters only over what it takes for devices."""
-    has_no_sync: ClassVar[bool] = True
-    """Whether micro-steps before the last run in Accelerate's `no_sync`."""
+    delays_sync: ClassVar[bool] = True
+    """True where micro-steps before the last run in Accelerate's `no_sync`."""
 
     def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
         self.cell, self.groups = cell, groups
@@ -191,7 +191,7 @@ class StackZero3(StackEngine, Zero3):
     """Under Accelerate the engine's backward updates, too, at the end of a step."""
 
     variables: ClassVar[Mapping[str, str]] = {"ACCELERATE_USE_DEEPSPEED": "true"}
-    has_no_sync = False
+    delays_sync = False
 
     @staticmethod
     def plugin(cell: RunConfig) -> dict[str, Any]:

@@ -178,7 +178,7 @@ class HuggingFaceTrainer(StackTrainer):
         """One call of the Trainer's own `training_step`."""
         loop = self.loop
         loop.accelerator.gradient_state._set_sync_gradients(last)
-        waits = not last and self.engine.has_no_sync
+        waits = not last and self.engine.delays_sync
         with loop.accelerator.no_sync(model=loop.model_wrapped) if waits else nullcontext():
             loop.training_step(loop.model_wrapped, batch, items)
 

@@ -45,9 +45,9 @@ def pairs_of(tile, shard_len):
 
 @given(degree=st.integers(1, 5), rows=st.integers(1, 4))
 def test_zigzag_gives_every_rank_the_same_number_of_causal_pairs(degree, rows):
-    seq_len = rows * LAYOUTS["zigzag"].length_multiple(degree)
-    pairs = [sum(i + 1 for i in positions(LAYOUTS["zigzag"], seq_len, degree, rank)) for rank in range(degree)]
-    assert len({*pairs}) == 1
+    layout = LAYOUTS["zigzag"]
+    seq_len = rows * layout.length_multiple(degree)
+    assert len({sum(i + 1 for i in positions(layout, seq_len, degree, rank)) for rank in range(degree)}) == 1
 
 
 @pytest.mark.parametrize("name", sorted(LAYOUTS))

@@ -128,6 +128,11 @@ def test_attention_at_full_length_says_how_many_rows_and_keys_or_why_none():
     assert told(rows=0, keys=0, reason="no gradients") == [(None, None, None, "no gradients")] * 2
 
 
+def test_a_section_without_errors_is_no_check_that_was_made():
+    (check,) = PASSES["parity"].checks(make_cell(), Parity(tokens=0, errors={}, limits={}))
+    assert check.reason == "its pass did not run"
+
+
 def test_parity_of_another_cell_says_whose_it_is():
     section = Parity(checked_in="abc", tokens=512, errors={"out": 0.0}, limits={"out": 1.0})
     found = made("parity", section)

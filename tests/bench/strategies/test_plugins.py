@@ -86,6 +86,11 @@ BROKEN = {
     "a style of another type": (f'{GOOD}        style = ("#000000", "o")', "it has to be a bench.PlotStyle"),
     "a colour by name": (STYLED.replace("'#000000'", "'red'"), "color='red'; it has to be six hexadecimal"),
     "a marker without an inside": (STYLED.replace("'o'", "'x'"), "marker='x'; it has to be one of o, v, ^"),
+    "a marker in a list": (
+        STYLED.replace("'o'", "[5, 1, 0]"),
+        "marker=[5, 1, 0]; it has to be one",
+    ),
+    "a star without corners": (STYLED.replace("'o'", "(0, 1, 0)"), "marker=(0, 1, 0); it has to be one of"),
     "an unknown line": (STYLED.replace("':'", "'solid'"), "line='solid'; it has to be one of -, --, -., :"),
     "an option without a choice": (f'{GOOD}        options = {{"order": ()}}', "has to have a tuple"),
     "an option that is taken": (f'{GOOD}        options = {{"name": ("x",)}}', "each key but `name`"),

@@ -62,7 +62,7 @@ class FSDP2Facts(EngineFacts):
         )
 
     def messages(self, cell: RunConfig) -> Iterator[Sent]:
-        """Yield those of each layer, and of the rest as one, gathered for forward and again for backward.
+        """Yield the messages of each layer, and of all other weights as one; both passes gather them.
 
         The rest stays gathered from forward to backward. Each tensor is split along its first dimension, and
         padded (`FSDPParam._init_sharded_param`). Gradients are reduced in the last micro-step, in float32 at

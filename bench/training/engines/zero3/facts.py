@@ -105,7 +105,7 @@ class Zero3Facts(EngineFacts):
         )
 
     def messages(self, cell: RunConfig) -> Iterator[Sent]:
-        """Yield those of each tensor, flat and padded (`Init._partition_param`), in the cell's dtype.
+        """Yield the messages of each tensor, flat and padded (`Init._partition_param`), in the cell's dtype.
 
         Small ones stay whole and are gathered one by one after the update (`_post_step`), the others in every
         micro-step. So are all gradients reduced, in buckets (`reduce_scatter_coalesced` and
@@ -142,7 +142,7 @@ def _stays_whole(tensor: TrainedTensor) -> bool:
 
 
 def _gathered(model: ModelConfig) -> list[TrainedTensor]:
-    """Return about the tensors that a micro-step gathers, for forward and for backward unless it is kept.
+    """Return the tensors that a micro-step gathers, an estimate: those of backward unless they are kept.
 
     The output head is kept, and as many of the last layers as fit next to it into `MAX_LIVE_PARAMETERS`;
     where all layers fit, so does everything. A replay of DeepSpeed 0.19's coordinator gathered up to 2 % less

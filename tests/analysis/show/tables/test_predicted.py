@@ -1,6 +1,7 @@
 import pytest
 
-from analysis.show.tables.predicted import HEADINGS, prediction_lines, prediction_rows
+from analysis.answers.provenance import prediction_lines
+from analysis.show.tables.predicted import HEADINGS, prediction_rows
 from tests.support.records import (
     grid,
     make_failure,
