@@ -129,7 +129,7 @@ def test_a_choice_is_named_as_its_file_is(path):
 def test_words_that_are_checked_without_torch_are_those_of_the_tables_with_it():
     assert list(KERNEL_FACTS) == list(KERNELS)
     assert DEFAULT_KERNEL in KERNELS
-    assert set(resolve.LOSSES) == set(LOSSES)
+    assert (set(resolve.DATA), set(resolve.LOSSES)) == (set(SOURCES), set(LOSSES))
     assert all(issubclass(trainer_code(name), Trainer) for name in TRAINER_FACTS)
     assert all(issubclass(engine_code(name), Engine) for name in ENGINE_FACTS)
     assert all(issubclass(workload_code(name), Workload) for name in WORKLOADS)

@@ -165,11 +165,12 @@ def _in_order(
 
 def _refuse_failing_facts(cell: RunConfig) -> None:
     """Raises ConfigError where a plugin's facts fail: later, while cells run, that would end the sweep."""
+    facts = STRATEGIES[cell.strategy]
     with STRATEGIES.plugin_errors_named(cell.strategy):
         answers: Mapping[str, Any] = {
-            "refusals": "; ".join(STRATEGIES[cell.strategy].refusals(cell)),
-            "exchange_bytes": STRATEGIES[cell.strategy].exchange_bytes(cell),
-            "schedule": STRATEGIES[cell.strategy].schedule(cell),
+            "refusals": "; ".join([*facts.refusals(cell), *facts.autocast_refusals(cell)]),
+            "exchange_bytes": facts.exchange_bytes(cell),
+            "schedule": facts.schedule(cell),
         }
         if not isinstance(answers["exchange_bytes"], int):
             raise TypeError(f"exchange_bytes must be a whole number, not {answers['exchange_bytes']!r}")

@@ -57,8 +57,8 @@ from bench.training.optimizer_facts import OPTIMIZER_FACTS
 from bench.training.text import beginning, refuse_tokenizer
 from bench.training.trainer_facts import STACK_ENGINE, TRAINER_FACTS, UNTILED
 
-LOSSES = ("chunked", "untiled")
-"""Names in the table of bench/training/loss.py, which imports torch."""
+DATA, LOSSES = ("text", "synthetic"), ("chunked", "untiled")
+"""Names in the tables of bench/training/data.py and loss.py, which import torch."""
 AGENT_KEYS = ("address", "port")
 """Keys of `cluster` that say how agents are met: no cell's business."""
 NO_KEYS = ("options", "padding", "mistake", "deal", "backend")
@@ -326,7 +326,7 @@ def _loss(raw: Any, trainer: str) -> str:
 
 
 def _data(raw: Raw, vocab_size: int) -> DataConfig:
-    name = values.choice("data", raw["name"], options("data"))
+    name = values.choice("data", raw["name"], DATA)
     path, tokenizer = (
         None if raw[key] is None else values.path(f"data.{key}", raw[key]) for key in ("path", "tokenizer")
     )

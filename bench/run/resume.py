@@ -1,4 +1,4 @@
-"""Where a sweep starts: which of its cells its folder lacks, by the plan and the records there."""
+"""Compare a plan with the sweep in its folder: cells that are missing, and records that count."""
 
 from __future__ import annotations
 

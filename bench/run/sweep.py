@@ -119,7 +119,9 @@ def _cells(sweep: Sweep, pending: Sequence[PlannedCell], *, writes_config: bool)
                 return
             sweep.ran.add(planned.folder_name)
             yield planned
-        pending = _added_cells(sweep, writes_config=writes_config) if sweep.plan.is_open else ()
+        if not sweep.plan.is_open or sweep.join_hangs == MAX_JOIN_HANGS:
+            return
+        pending = _added_cells(sweep, writes_config=writes_config)
 
 
 def _added_cells(sweep: Sweep, *, writes_config: bool) -> Sequence[PlannedCell]:

@@ -1,4 +1,4 @@
-"""What a cell will take on a device, before it runs: time and memory with their bands, and a step here."""
+"""Predicted time and memory of a cell, with their bands, and the time of a step on this machine."""
 
 from __future__ import annotations
 

@@ -22,9 +22,10 @@ import pytest
 from rich.console import Console
 
 from bench.common.environment import REPOSITORY
-from bench.config import ConfigError, ExitCode
+from bench.config import AUTO, ConfigError, ExitCode
 from bench.plan.plan import plan
 from bench.record.store import RECORDS, Store, read_records
+from bench.request.device_sections import WINDOWS
 from bench.run.cell import hang
 from bench.run.interrupts import SIGNALS, Interrupts
 from bench.run.progress import Progress
@@ -200,6 +201,29 @@ def test_a_sweep_stops_after_two_cells_whose_ranks_never_connect_and_can_go_on(
     code, said, statuses = run(None, "resume=true")
     assert (code, statuses) == (ExitCode.OK, ["timed_out"] * 2 + ["ok"] * 3)
     assert "connect" not in said
+
+
+@pytest.mark.fault(7)
+@pytest.mark.usefixtures("nothing_left")
+def test_a_sweep_that_stops_adds_no_repeats_to_its_plan(launcher, tmp_path, monkeypatch):
+    monkeypatch.setattr(hang, "JOIN_S", 2.0)
+    monkeypatch.setitem(WINDOWS, "cpu", WINDOWS["cpu"] | {"repeats": AUTO})
+    words = (*TINY, "workload=attention", "measure.hang_timeout_s=2", "measure.repeats=auto")
+    names = ("ulysses", "ring", "gather_kv", "ulysses_chunked")
+    raws = [make_raw(*words, f"strategy={name}") | {"sweep_dir": str(tmp_path / FOLDER)} for name in names]
+    whole = plan(raws, TWO_CORES, single=False)
+    assert whole.is_open
+    said = io.StringIO()
+    run_plan(
+        whole,
+        launcher,
+        Progress(Console(file=said)),
+        write_report=lambda _: True,
+        entry=lambda planned: acts.never_connect if planned.cell.strategy in names[2:] else None,
+    )
+    assert len(strictly_read(tmp_path / FOLDER)) == 4
+    assert "the sweep stops" in said.getvalue()
+    assert "more processes" not in said.getvalue()
 
 
 @pytest.mark.fault(13)

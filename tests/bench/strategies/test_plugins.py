@@ -168,6 +168,7 @@ REFUSED = {
     "an unknown key": ("", ("strategy.ordre=up",), "did you mean strategy.order?"),
     "a layout that it lacks": ('layouts = ("zigzag",)', ("layout=striped",), "choose layout=zigzag"),
     "failing refusals": ("refusals = 3", ("-m", *TINY), FAILS),
+    "failing refusals of autocast": ("autocast_refusals = 3", ("-m", *TINY), FAILS),
     "failing bytes": ("exchange_bytes = 3", ("-m", *TINY), FAILS),
     "a failing degree": ("ulysses_degree = 3", ("-m", *TINY), FAILS),
     "a failing memory formula": ("kept_bytes_per_token = 3", ("-m", *TINY), FAILS),
