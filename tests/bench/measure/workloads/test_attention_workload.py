@@ -1,6 +1,7 @@
 """`workload=attention`: one call's times and errors, with the same checks in front as training has."""
 
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.measure.attention.rank import error_ulps, ulp
 from bench.measure.attention.section import FACTS, AttentionCalls
-from bench.measure.workloads.attention import Attention
+from bench.measure.workloads import attention as attention_alone
 from bench.measure.workloads.workload import Rank
 from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
@@ -119,19 +120,26 @@ def test_a_timed_call_may_err_by_some_times_what_one_device_does(name, dtype, er
     assert FACTS.gate(cell, replace(section, control_error_ulps=None)) is None
 
 
-def test_calls_before_the_clock_fill_the_seconds_that_were_asked_for(record):
-    """On a GPU: training's most warm-up steps are over at once where they are single calls."""
-    asked = record("strategy=ulysses", "measure.warmup_s=0"), record("strategy=ulysses", "measure.warmup_s=2")
-    plain, warm = (found.wall_s - found.fixed_cost_s for found in asked)
-    assert plain < 2 < warm
-
-
 @pytest.fixture
 def one_rank():
     """A process group of one rank."""
     dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
     yield
     dist.destroy_process_group()
+
+
+def test_calls_before_the_clock_fill_the_seconds_that_were_asked_for(one_rank, monkeypatch):
+    """On a GPU: training's most warm-up steps are over at once where they are single calls."""
+    cell = tiny_cell("workload=attention", "strategy=local", "cluster.world_size=1", "measure.warmup_s=3")
+    strategy = runnable("local")(cell, make_groups(cell), STRATEGIES["local"])
+    calls = []
+    with strategy.install() as wiring:
+        workload = attention_alone.Attention(Rank(strategy, wiring, torch.device("cpu"), StepPhase()))
+        monkeypatch.setattr(workload, "step", calls.append)
+        clock = SimpleNamespace(perf_counter=iter([5.0, 5.015625]).__next__)  # a call takes 1/64 s
+        monkeypatch.setattr(attention_alone, "time", clock)
+        workload.short_step()
+    assert len(calls) == 1 + 1 + 3 * 64
 
 
 def test_inputs_are_laid_out_in_memory_as_a_model_hands_them_to_attention(one_rank):
@@ -146,7 +154,7 @@ def test_inputs_are_laid_out_in_memory_as_a_model_hands_them_to_attention(one_ra
         return out, None
 
     with strategy.install() as wiring:
-        workload = Attention(Rank(strategy, wiring, torch.device("cpu"), StepPhase()))
+        workload = attention_alone.Attention(Rank(strategy, wiring, torch.device("cpu"), StepPhase()))
         ALL_ATTENTION_FUNCTIONS[wiring.attention_name] = attention
         model = empty_model(cell.model, attention_name=wiring.attention_name, max_positions=cell.seq_len)
         model.to_empty(device="cpu")(torch.zeros(2, cell.seq_len, dtype=torch.long)).logits.sum().backward()
