@@ -1,6 +1,7 @@
 import itertools
 import math
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -193,7 +194,15 @@ def test_a_plug_in_is_drawn_in_its_own_style(monkeypatch, cells_of):
     assert look in [(each.get_color(), each.get_marker(), each.get_linestyle()) for each in lines]
 
 
-@pytest.mark.parametrize("stated", [None, STRATEGIES["ring"].style], ids=["no style", "a style of ours"])
+RING = STRATEGIES["ring"].style
+LIKE_OURS = {
+    "no style": None,
+    "a style of ours": RING,
+    "in small letters": replace(RING, color=RING.color.lower()),
+}
+
+
+@pytest.mark.parametrize("stated", LIKE_OURS.values(), ids=LIKE_OURS)
 def test_a_plug_in_never_looks_like_a_strategy_of_ours(monkeypatch, stated):
     by_name = styles_of(["mine"])
     monkeypatch.setitem(STRATEGIES._loaded, "mine", SimpleNamespace(style=stated))
