@@ -1,1 +1,1 @@
-"""What the cells say, in sentences. May import cells, read and labels."""
+"""Results of cells, in sentences. May import cells, read and labels."""

@@ -45,9 +45,9 @@ INHERITED = (
     "ATEN_", "CUDA_", "DS_", "GLOO_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "PYTORCH_",
     "TORCH_BLAS", "TORCH_CUDNN", "TORCH_NCCL_",
 )  # fmt: skip
-"""How the variables begin that change what a cell does and were set before the command."""
+"""Prefixes of variables that change what a cell does and that a shell may have set before the command."""
 OWN_VARIABLES = frozenset({"DS_ACCELERATOR", "DS_LOG_LEVEL", "PYTORCH_NVML_BASED_CUDA_CHECK"})
-"""Of these, the ones that the fork server sets for itself (bench/run/node/server.py)."""
+"""Variables with such a prefix that the fork server sets itself (bench/run/node/server.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from bench.strategies import STRATEGIES
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one rank of a cell needs, and what it may use."""
+    """Memory that one rank of a cell needs, and memory that it may use."""
 
     cell: RunConfig
     need: MemoryNeed

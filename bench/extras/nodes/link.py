@@ -23,7 +23,7 @@ from bench.run.node.ranks import News, RankEnd
 from bench.run.node.stacks import Doing
 
 MAX_BYTES = 64 << 20
-"""Of one message: a report is under 40 kB, a trace that is kept some megabytes."""
+"""Most bytes of one message: a report is under 40 kB, a trace that is kept some megabytes."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -58,19 +58,19 @@ class Hello(Message, frozen=True):
 
     host: str
     address: str
-    """Its own, on the network of the link."""
+    """Address of the agent's machine on the network of the link."""
     store_port: int
-    """Where it keeps a store that ranks of all nodes can meet in."""
+    """Port of a store on the agent's machine, in which ranks of all nodes can meet."""
     environment: Mapping[str, Any]
-    """As `bench.common.environment.describe` says it."""
+    """Machine and software of the agent, from `bench.common.environment.describe`."""
 
 
 class Told(Message, frozen=True):
-    """What has happened to the ranks."""
+    """Events of the ranks since the agent's last message."""
 
     news: Sequence[News]
     progress: int | None
-    """As a new look found it; None where there was none."""
+    """Phases and steps that the ranks have begun, all together; None where the agent has not looked again."""
 
 
 class Answered(Message, frozen=True):

@@ -93,9 +93,9 @@ def this_script() -> dict[str, Any]:
 
 
 def script_facts(script: Path | None, argv: Sequence[str]) -> dict[str, Any]:
-    """`script_commit`, `script_dirty` and `argv`; null where the script lies in no repository.
+    """Return `script_commit`, `script_dirty` and `argv`; null where the script lies in no repository.
 
-    Paths in the repository are told from its root, of others only the name: they say whose machine it was.
+    Paths in the repository start at its root. Other paths are reduced to the name, as they may name a user.
     """
     folder = None if script is None else script.resolve().parent
     top = None if folder is None else git(folder, "rev-parse", "--show-toplevel")

@@ -1,6 +1,6 @@
 """Attention alone: its times call by call, its error, and the same kernel on one device.
 
-P times what one device takes is what P ranks would take if sharing were free.
+The ideal time of P ranks is the time of one device divided by P.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _compared(outcome: Objective, trainer: Trainer, coverage: Coverage, device: 
 
 
 def _on_uncounted_labels(trainer: Trainer, tokens: int, device: torch.device) -> Trainer:
-    """The same training loop on data of which a third of the labels does not count."""
+    """Return the training loop with data in which a third of the labels does not count."""
     own_tokens = min(tokens, trainer.cell.seq_len)
     cell, uncounted = _checked_cell(trainer.cell, own_tokens), own_tokens // UNCOUNTED_SHARE
     return replace(trainer, data=open_data(cell, device, uncounted_tokens=uncounted))
