@@ -19,7 +19,7 @@ from analysis.cells.cells import SHARED_GPU_CAVEAT, shares_gpus
 from analysis.cells.series import cell_names, keys_and_number
 from analysis.labels import count_label, more_label, number_label
 from analysis.read.archive import Archive, read_archive
-from analysis.read.load import peak_flops_per_s
+from analysis.read.hardware import peak_flops_per_s
 from bench.common.command import outlive_readers, tool_words
 from bench.common.labels import duration_label, length_label
 from bench.common.statistics import MIN_PROCESSES

@@ -23,7 +23,7 @@ from analysis.cells.selection import ALL_IN, MAX_SHOWN_CELLS, Selection, for_fig
 from analysis.cells.summary import csv_text
 from analysis.labels import more_label
 from analysis.read.archive import MADE_WITH, Archive, read_archive
-from analysis.read.load import peak_flops_per_s
+from analysis.read.hardware import peak_flops_per_s
 from analysis.show.figures.figure_file import FigureFile
 from analysis.show.page.page import render
 from analysis.show.tables.attention import HEADINGS, SHORT_HEADINGS, attention_rows
@@ -132,7 +132,7 @@ def draw_figures(drawn: Selection, folder: Path, compared: Sequence[Comparison])
 def _deciding_command(archive: Archive) -> Callable[[str], str] | None:
     """Return what makes the command that goes on with a sweep with a word; None for several commands."""
     folders = {path.parent for path in dict.fromkeys(path for path, _ in archive.places)}
-    given = {tuple(environment.get("argv") or [""]) for environment in archive.environments}
+    given = {tuple(environment.argv or [""]) for environment in archive.environments}
     if archive.frame["experiment"].eq(LONGEST).any():
         return None  # each length runs once there, and it says whether it trains, not how fast
     if len(folders) != 1 or not all(is_sweep(words[0]) for words in given):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from analysis.read import notes, traced_shares
-from analysis.read.definitions import QUANTITIES
+from analysis.read.metrics import QUANTITIES
 from bench.common.statistics import MAX_PROCESSES, MIN_PROCESSES, TOLD_RATIO, interval_rank, pair_rank
 from bench.config import DTYPE_BYTES
 from bench.cost import flops

@@ -5,14 +5,13 @@ import inspect
 import itertools
 import re
 import typing
-from dataclasses import fields, is_dataclass
 
 import pytest
 
-from analysis.read.definitions import DEFINITIONS, QUANTITIES
-from analysis.read.load import DERIVED_COLUMNS, RECORD_COLUMNS, config_columns
-from bench.measure import PASSES
-from bench.record.record import Check, Failure, OutOfMemory
+from analysis.read.frame import DERIVED_COLUMNS, RECORD_COLUMNS, config_columns
+from analysis.read.metrics import METRIC_LIST, QUANTITIES
+from bench.measure.check import Check
+from bench.record.record import SECTION_NAMES, Failure, OutOfMemory, Record
 from tests.support.quantity_pages import FOLDER, ROOT, named_in, summary_of_one, text_of
 
 HEADINGS = ["Definition", "Formula", "Source", "Where it stands", "What it does not show"]
@@ -36,13 +35,13 @@ def measured_columns(summary):
 
 def sections():
     """The record's measured sections, by the name under which a page knows them."""
-    merged = {name: typing.get_type_hints(type(each).merge)["return"] for name, each in PASSES.items()}
-    found = {name: kind for name, kind in merged.items() if is_dataclass(kind)}
+    hints = typing.get_type_hints(Record)
+    found = {name: typing.get_args(hints[name])[0] for name in SECTION_NAMES}
     return found | {"failure": Failure, "failure.out_of_memory": OutOfMemory, "checks": Check}
 
 
 def record_fields():
-    return {f"{name}.{field.name}" for name, section in sections().items() for field in fields(section)}
+    return {f"{name}.{field}" for name, section in sections().items() for field in section.__struct_fields__}
 
 
 def measured_fields():
@@ -64,7 +63,7 @@ def meanings(section):
 
 def test_every_measured_column_is_defined_once_and_every_field_on_a_page_or_under_it(summary):
     """A section of which no report shows anything needs no page; of another every field has one."""
-    columns = [each.column for each in DEFINITIONS]
+    columns = [each.name for each in METRIC_LIST]
     assert sorted(columns) == sorted(measured_columns(summary))
     named = record_fields() & {name for each in QUANTITIES for name in named_in(text_of(each.page))}
     without_page = sections().keys() - {field.rpartition(".")[0] for field in named}
@@ -77,7 +76,7 @@ def test_a_page_has_its_name_its_meaning_and_all_that_it_defines(quantity):
     text = text_of(quantity.page)
     assert text.splitlines()[0] == f"# {quantity.name}"
     assert quantity.meaning in " ".join(text.split())
-    columns = {each.column for each in DEFINITIONS if each.quantity == quantity}
+    columns = {each.name for each in METRIC_LIST if each.quantity == quantity}
     assert not columns - {*named_in(text)}
 
 

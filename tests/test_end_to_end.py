@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from bench.record.store import read_records
 from tests.support.command import typed, typed_here
+from tests.support.records import read_lines
 
 QUICK = ["measure.steps=2", "measure.warmup_steps=1", "measure.repeats=1"]
 
@@ -37,7 +37,7 @@ def swept(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def records(swept):
-    found = read_records(swept[1] / "records.jsonl")
+    found = read_lines(swept[1] / "records.jsonl")
     return {(r["config"]["strategy"], r["config"]["seq_len"]): r for r in found}
 
 
@@ -100,7 +100,7 @@ def test_an_illegal_combination_in_a_sweep_is_a_record_and_no_failure(tmp_path):
         "measure.reference_budget_s=0", "measure.trace=false", *QUICK,
     )  # fmt: skip
     done = typed_here(tmp_path, *words)
-    records = read_records(tmp_path / "out" / "records.jsonl")
+    records = read_lines(tmp_path / "out" / "records.jsonl")
     assert done.returncode == 0
     assert sorted(r["status"] for r in records) == ["ok", "unsupported"]
     assert "unsupported" in (tmp_path / "out" / "summary.md").read_text()

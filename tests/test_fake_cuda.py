@@ -51,6 +51,7 @@ from tests.support.cells import (
 from tests.support.cuda.fake_cuda import CUDA, OnDevice, notes_of, problems
 from tests.support.cuda.fake_nvml import MEMORY_BYTES, NAME
 from tests.support.many_cells import seen_inside
+from tests.support.records import read_lines
 
 pytestmark = pytest.mark.ranks
 TWO_H100 = Machine(
@@ -102,7 +103,7 @@ def test_a_cell_runs(fake_gpus, launcher, tmp_path, words):
     assert waits <= LISTED, waits - LISTED
     if "measure.trace=true" in words:
         attention = ["aten::_scaled_dot_product_flash_attention_for_cpu"]
-        assert record.sections["trace"].torch_attention == attention
+        assert record.trace.torch_attention == attention
     is_native = not any(word.startswith("trainer=") for word in words)
     if is_native and {*words} & {"engine=fsdp2", "engine=ddp", "workload=attention"}:
         assert waits == set()
@@ -126,7 +127,7 @@ def test_a_rank_of_four_is_replayed_on_one_gpu(fake_gpus, launcher, tmp_path, wo
     assert record.status == "ok", record.reason
     (notes,) = notes_of(folder)
     assert notes["faults"] == []
-    assert sum(band["high"] for band in record.analytic["link_ms"].values()) > 0
+    assert sum(band.high for band in record.analytic.link_ms.values()) > 0
 
 
 CAN = (
@@ -191,7 +192,7 @@ def test_each_rank_is_bound_to_the_cpus_near_its_gpu(fake_gpus, launcher, tmp_pa
     with_numactl = replace(near, env=(("PATH", f"{tmp_path}:{os.environ['PATH']}"),))
     record, _ = run_cell(launcher, with_numactl, tmp_path, without=CHECKS)
     assert record.status == "ok", record.reason
-    assert record.sections["telemetry"].cpus == [str(cpu) for cpu in sorted(os.sched_getaffinity(0))[:2]]
+    assert record.telemetry.cpus == [str(cpu) for cpu in sorted(os.sched_getaffinity(0))[:2]]
     without = replace(near, env=(("PATH", str(tmp_path / "nowhere")),))
     record, _ = run_cell(launcher, without, tmp_path, without=CHECKS)
     assert (record.status, record.failure.kind) == ("unsupported", "RefusedError")
@@ -203,7 +204,7 @@ def losses_on(launcher, folder, machine, *words):
     cell = make_cell(*SHORT, *alike, "checkpointing=false", *words, machine=machine)
     record, _ = run_cell(launcher, cell, folder, without=CHECKS)
     assert record.status == "ok", record.reason
-    return record.sections["losses"]
+    return record.losses
 
 
 def test_rows_that_are_made_ahead_are_those_of_their_step(fake_gpus, launcher, tmp_path):
@@ -285,7 +286,7 @@ def observe_a_loop(job, log):
 def test_a_loop_of_ones_own_is_observed(fake_gpus, launcher, tmp_path):
     ends = launcher.run(fake_cell(), tmp_path, entry=observe_a_loop)
     assert all(end.report is not None for end in ends), ends[0].log_tail
-    (record,) = read_records(tmp_path / "seen" / "records.jsonl")
+    (record,) = read_lines(tmp_path / "seen" / "records.jsonl")
     assert record["status"] == "ok", record["reason"]
     assert record["trace"]["failure"] is None
     assert min(record["memory"]["peak_allocated_bytes"]) > 0
@@ -407,8 +408,8 @@ def test_what_ran_on_the_fake_is_evidence_for_nothing(fake_gpus, launcher, tmp_p
     raw = make_raw(*SHORT, "strategy=ring", "engine=ddp", "cluster.world_size=2", f"sweep_dir={folder}")
     whole = plan([raw], TWO_H100, single=False)
     run_plan(whole, launcher, Progress(Console(quiet=True)), write_report=write_report)
-    archive, records = read_archive([folder], {}), [*read_records(folder / "records.jsonl")]
-    assert [(record["status"], record["provenance"]) for record in records] == [("ok", "synthetic")]
+    archive, records = read_archive([folder], {}), read_records(folder / "records.jsonl")
+    assert [(record.status, record.provenance) for record in records] == [("ok", "synthetic")]
     assert SYNTHETIC_CAVEAT in (folder / "summary.md").read_text() + (folder / "report.html").read_text()
     assert "Faster:" not in (folder / "report.html").read_text()
     assert changes(archive, archive) == []

@@ -8,10 +8,10 @@ import pytest
 from bench.common.environment import REPOSITORY
 from bench.config import RunConfig
 from bench.plan.planned import PlannedCell
-from bench.record.store import read_records
 from bench.run.cell.run import SharedSections, measure
 from tests.support.cells import INSTALLED
 from tests.support.command import typed_here
+from tests.support.records import read_lines
 
 PAGE = (REPOSITORY / "docs" / "implementations.md").read_text()
 OUTCOME = r"`(\w+)`, \"(.+)\"\n"
@@ -33,7 +33,7 @@ def test_a_package_does_what_the_page_says(finding, launcher, tmp_path):
     done = typed_here(tmp_path, *shlex.split(words))
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("results/sweeps/*/records.jsonl")
-    records = [each for each in read_records(path) if each["config"]["strategy"] in INSTALLED]
+    records = [each for each in read_lines(path) if each["config"]["strategy"] in INSTALLED]
     if not records:
         pytest.skip("no package of this command is installed")
     for record in records:

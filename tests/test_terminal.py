@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from bench.common.environment import REPOSITORY
-from bench.record.store import read_records
 from tests.support.command import typed_here
+from tests.support.records import read_lines
 
 RUN_SWEEP = str(REPOSITORY / "run_sweep.py")
 TINY = ("strategy=local", "engine=ddp", "measure.steps=3", "measure.trace=false", "sweep_dir=out")
@@ -96,7 +96,7 @@ def test_ctrl_c_says_how_to_go_on_and_that_command_does(tmp_path):
     assert (program, tmp_path / script) == ("python", Path(RUN_SWEEP))
     done = typed_here(tmp_path, *words)
     assert done.returncode == 0, done.stderr
-    records = read_records(tmp_path / "out" / "records.jsonl")
+    records = read_lines(tmp_path / "out" / "records.jsonl")
     assert sorted(r["config"]["seq_len"] for r in records if r["status"] == "ok") == [256, 2**12]
     assert [r["status"] for r in records].count("interrupted") == 1
 

@@ -9,8 +9,8 @@ import sysconfig
 import pytest
 
 from bench.common.environment import REPOSITORY
-from bench.record.store import read_records
 from tests.support.command import NO_GPU
+from tests.support.records import read_lines
 from tests.test_your_strategy import FILES, write_package
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks]
@@ -80,7 +80,7 @@ def test_the_wheel_puts_one_name_into_an_environment(installed):
 def test_the_command_and_its_tools_run_beside_folders_of_their_names(installed, beside_theirs):
     command = installed.with_name("ulysses-ring-bench")
     said = run(beside_theirs, command, *CELL, "strategy=ulysses")
-    (record,) = read_records(beside_theirs / "out" / "records.jsonl")
+    (record,) = read_lines(beside_theirs / "out" / "records.jsonl")
     assert record["status"] == "ok"
     assert (record["environment"]["git_commit"], record["environment"]["git_dirty"]) == (None, None)
     assert record["environment"]["packages"]["ulysses-ring-bench"] == "0.1.0"
@@ -97,6 +97,6 @@ def test_a_script_and_a_plugin_on_ranks_import_by_either_name(installed, tmp_pat
     assert run(tmp_path, installed, "train.py").count("function observe") == 2
     command = installed.with_name("ulysses-ring-bench")
     run(tmp_path, command, "-m", "strategy=by_bench,by_long_name", *CELL)
-    records = read_records(tmp_path / "out" / "records.jsonl")
+    records = read_lines(tmp_path / "out" / "records.jsonl")
     found = {record["config"]["strategy"]: record["status"] for record in records}
     assert {found["by_bench"], found["by_long_name"]} == {"ok"}

@@ -12,7 +12,7 @@ import pytest
 
 from bench import HOMES
 from bench.common.environment import REPOSITORY
-from bench.record.store import read_records
+from tests.support.records import read_lines
 
 pytestmark = pytest.mark.ranks
 walked = pytest.mark.slow
@@ -78,7 +78,7 @@ def swept(mistaken, tmp_path_factory):
     command = [sys.executable, REPOSITORY / words[0], *words[1:], *QUICK]
     done = subprocess.run(command, cwd=folder, env=mistaken, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr  # as cells failed
-    records = read_records(folder / "out" / "records.jsonl")
+    records = read_lines(folder / "out" / "records.jsonl")
     return folder / "out", {record["config"]["strategy"]: record for record in records}
 
 

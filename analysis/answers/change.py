@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
+from msgspec import to_builtins
 
 from analysis.cells.difference import Difference, Processes, difference, processes_of
 from analysis.labels import status_label
 from analysis.read.archive import Archive
+from bench.common.environment import Environment
 from bench.record.record import Provenance
 
 CELL = ("cell_id", "provenance")
@@ -120,8 +121,8 @@ def predicted_difference(one: Processes, other: Processes) -> Difference:
 def _side(archive: Archive, rows: Sequence[int]) -> Side:
     records = archive.frame.iloc[[*rows]]
     timed = records[(records["status"] == "ok") & records["tokens_per_s"].notna()]
-    telemetries = (archive.record(row).get("telemetry") or {} for row in rows)
-    loads = [each["load_average"] for each in telemetries if each.get("load_average") is not None]
+    telemetries = (archive.record(row).telemetry for row in rows)
+    loads = [each.load_average for each in telemetries if each is not None]
     return Side(
         status=_status(archive.frame, rows),
         processes=processes_of(timed),
@@ -142,11 +143,10 @@ def _status(frame: pd.DataFrame, rows: Sequence[int]) -> str:
     return next((status for status in statuses if status != "ok"), "ok")
 
 
-def _environment_values(environments: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _environment_values(environments: Sequence[Environment]) -> dict[str, str]:
     met: dict[str, dict[str, None]] = {}
     for environment in environments:
-        packages, variables = (environment.get(name) or {} for name in ("packages", "inherited_env"))
-        flat = {name: value for name, value in environment.items() if name not in NOT_COMPARED}
-        for name, value in {**flat, **packages, **variables}.items():
+        flat = {name: value for name, value in to_builtins(environment).items() if name not in NOT_COMPARED}
+        for name, value in {**flat, **environment.packages, **environment.inherited_env}.items():
             met.setdefault(name, {})[str(value)] = None
     return {name: " and ".join(values) for name, values in met.items()}

@@ -72,11 +72,11 @@ def _other(row: Compared) -> str:
     """What a training did that should have been the same."""
     if row.departure is not None:
         return f"{_name(row)} trains something else: {row.departure}."
-    return f"{_name(row)} is no sound training ({row.training.record['status']}): {_reason(row)}."
+    return f"{_name(row)} is no sound training ({row.training.record.status}): {_reason(row)}."
 
 
 def _reason(row: Compared) -> str:
-    return str(row.training.record["reason"]).rstrip(".")
+    return str(row.training.record.reason).rstrip(".")
 
 
 def _shortcomings(comparison: Comparison) -> list[str]:
@@ -125,9 +125,9 @@ def _mistakes(rows: Sequence[Compared]) -> list[str]:
 
 def _missing(comparison: Comparison) -> list[str]:
     return [
-        f"{each.setting('strategy')} ({each.record['status']})"
+        f"{each.setting('strategy')} ({each.record.status})"
         for each in comparison.without_steps
-        if each.record["status"] != "unsupported"
+        if each.record.status != "unsupported"
     ]
 
 

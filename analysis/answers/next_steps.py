@@ -8,7 +8,7 @@ from typing import Any
 from analysis.cells.cells import Cells
 from analysis.labels import status_label
 from analysis.read.archive import Archive
-from analysis.read.load import hardware_facts
+from analysis.read.hardware import hardware_facts
 from bench.cost.newer_kernels import newer_kernel_lines
 from bench.record.record import Status
 
@@ -100,7 +100,7 @@ def kernel_lines(archive: Archive) -> list[str]:
     A GPU that no hardware file describes is as new as the records' environment says.
     """
     known = hardware_facts("compute_capability")
-    told = [float(each) for found in archive.environments for each in found.get("gpu_capabilities") or ()]
+    told = [float(each) for found in archive.environments for each in found.gpu_capabilities]
     on_gpus = archive.frame[archive.frame["cluster.device"].eq("cuda")]
     pairs = on_gpus[["kernel", "hardware"]].drop_duplicates().itertuples(index=False)
     return newer_kernel_lines(

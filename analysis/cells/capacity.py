@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.labels import bytes_label
-from analysis.read.load import hardware_facts
+from analysis.read.hardware import hardware_facts
 from bench.common.labels import GIB
 from bench.config import NOT_USED
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.cells.capacity import with_capacity
 from analysis.cells.prediction_errors import with_prediction_errors
-from analysis.read.load import config_columns
+from analysis.read.frame import config_columns
 from analysis.read.step_parts import EFFICIENCY, IDEAL
 from bench.record.record import Provenance
 
@@ -31,7 +31,8 @@ SCALING = ("scaling_base_cell_id", "scaling_base_strategy", "scaling_base_ranks"
 
 def with_comparisons(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
     """The summary with capacities, speed-ups, scaling, ideal attention and errors of predictions."""
-    compared = with_scaling(with_speed_up(with_capacity(summary), work), work)
+    compared = with_over_data_parallel(with_speed_up(with_capacity(summary), work), work)
+    compared = with_scaling(compared, work)
     return with_prediction_errors(with_ideal_attention(compared, work))
 
 
@@ -70,6 +71,22 @@ def with_speed_up(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
         speed_up=summary["tokens_per_s"] / work.map(fastest["tokens_per_s"]),
         speed_up_base_cell_id=work.map(fastest["cell_id"]),
         speed_up_base_ranks=work.map(fastest[RANKS]),
+    )
+
+
+def with_over_data_parallel(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
+    """Adds `over_data_parallel` and the id of the base: the fastest cell without sequence parallelism.
+
+    The base has as many ranks and did the same `work`, so that a step holds as many tokens. Missing for cells
+    that share no sequence, and where there is no base.
+    """
+    key, shares = summary.groupby([work, RANKS], dropna=False).ngroup(), summary["sp_degree"].gt(1)
+    bases = summary[~shares & summary[RANKS].gt(1) & _has_a_rate(summary)]
+    fastest = bases.loc[bases["tokens_per_s"].groupby(key[bases.index]).idxmax()]
+    fastest = fastest.set_index(key[fastest.index])
+    return summary.assign(
+        over_data_parallel=(summary["tokens_per_s"] / key.map(fastest["tokens_per_s"])).where(shares),
+        over_data_parallel_base_cell_id=key.map(fastest["cell_id"]).where(shares),
     )
 
 
@@ -119,14 +136,15 @@ def _first_of_each(cells: pd.DataFrame, number: pd.Series[int]) -> pd.DataFrame:
 
 
 def with_ideal_attention(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
-    """Adds the columns IDEAL and EFFICIENCY, missing where no `local` cell did the same `work`."""
+    """Adds IDEAL, EFFICIENCY and `ideal_attention_share`; missing without a `local` cell of the `work`."""
     attention_ms = summary["part_attention_ms"]
     spent_ms = attention_ms * _capacity(summary)
     key = summary.groupby([work, "kernel"], dropna=False).ngroup()
     bases = summary["strategy"].eq(BASE) & attention_ms.notna()
     best_ms = spent_ms[bases].groupby(key[bases]).min()
     ideal_ms = (key.map(best_ms).astype("float64") / _capacity(summary)).where(attention_ms.notna())
-    return summary.assign(**{IDEAL: ideal_ms, EFFICIENCY: attention_ms - ideal_ms})
+    efficiency = {IDEAL: ideal_ms, EFFICIENCY: attention_ms - ideal_ms}
+    return summary.assign(**efficiency, ideal_attention_share=ideal_ms / attention_ms)
 
 
 def _capacity(summary: pd.DataFrame) -> pd.Series[float]:

@@ -12,10 +12,9 @@ from typing import Any
 from analysis.cells.comparison import FREE, FREE_GROUPS
 from analysis.labels import count_label
 from analysis.read.archive import MADE_WITH, Archive
-from analysis.read.load import Record
 from bench.common.labels import length_label
-from bench.record.noise import NAMES, Draw, Limit, Noise, distance_of, first_departure, units
-from bench.record.record import Role, Status
+from bench.record.noise import NAMES, Draw, Limit, Noise, distance_of, first_departure, signals_of, units
+from bench.record.record import Record, Role, Status
 
 EXPERIMENT = "loss_equivalence"
 APART = ("data.deal", "mistake")
@@ -42,26 +41,26 @@ class Training:
     loss: Sequence[float] = field(default=())
     """Sum of token losses over the number of valid tokens."""
     grad_norm: Sequence[float] = field(default=())
-    logged_loss: Sequence[float] | None = None
+    logged_loss: Sequence[float | None] | None = None
     """What the training stack itself logs; None where the loop is ours."""
 
     @property
-    def role(self) -> str:
-        return str(self.record["role"])
+    def role(self) -> Role:
+        return self.record.role
 
     @property
     def is_ok(self) -> bool:
         """Whether it came to its end and passed every gate of its own."""
-        return bool(self.record["status"] == Status.OK and self.loss)
+        return self.record.status is Status.OK and bool(self.loss)
 
     @property
     def work(self) -> dict[str, Any]:
         """Every setting in which trainings agree that do the same work, on the same machine, but the seed."""
-        config = self.record["config"]
+        config = self.record.config
         free = FREE.union(APART)
         kept = {key: each for key, each in config.items() if not (key in free or key.startswith(FREE_GROUPS))}
         sequences = math.prod(config.get(key) or 1 for key in SPREAD)
-        return {**kept, "sequences": sequences, **self.origin, "provenance": self.record["provenance"]}
+        return {**kept, "sequences": sequences, **self.origin, "provenance": self.record.provenance}
 
     @property
     def seed(self) -> int:
@@ -71,9 +70,9 @@ class Training:
     def way(self) -> str:
         """How it does the work: what is equal in trainings that differ in their seed alone."""
         free, groups = FREE.union(APART) - {"seed"}, tuple({*FREE_GROUPS} - {"measure."})
-        config = self.record["config"].items()
+        config = self.record.config.items()
         chosen = {key: each for key, each in config if key in free or key.startswith(groups)}
-        return json.dumps([self.role, self.record.get("repeat"), chosen], sort_keys=True)
+        return json.dumps([self.role, self.record.repeat, chosen], sort_keys=True)
 
     @property
     def label(self) -> str:
@@ -95,7 +94,7 @@ class Training:
 
     def setting(self, key: str) -> Any:
         """A value of the record's configuration, None where it has no such setting."""
-        return self.record["config"].get(key)
+        return self.record.config.get(key)
 
 
 @dataclass(frozen=True)
@@ -215,7 +214,7 @@ class Comparison:
                 if each.loss and seed.draw(each).others:
                     ways.setdefault(each.way, []).append((seed, each))
         rows = [self._compared(each) for each in ways.values()]
-        return sorted(rows, key=lambda each: order.index(Role(each.training.role)))
+        return sorted(rows, key=lambda each: order.index(each.training.role))
 
     @property
     def without_steps(self) -> list[Training]:
@@ -246,8 +245,7 @@ class Comparison:
     def machine(self) -> str:
         """`measured, cpu, AMD EPYC`."""
         record = self.reference.record
-        device = (record.get("environment") or {}).get("device_name")
-        parts = (record["provenance"], self.reference.setting("hardware"), device)
+        parts = (record.provenance, self.reference.setting("hardware"), record.environment.device_name)
         return ", ".join(str(part) for part in parts if part)
 
     def apart(self, row: Compared) -> dict[str, list[float]]:
@@ -322,7 +320,8 @@ def _logged_apart(seed: Seed, found: Training) -> list[float]:
     base = next((each for each in bases if each), None)
     if base is None or not found.logged_loss:
         return []
-    return [abs(own - other) for own, other in zip(found.logged_loss, base, strict=False)]
+    pairs = zip(found.logged_loss, base, strict=False)
+    return [abs(own - other) for own, other in pairs if own is not None and other is not None]
 
 
 def _by_step(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
@@ -380,13 +379,8 @@ def _telling(works: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _training(record: Record, origin: Mapping[str, str | None]) -> Training:
-    losses: Mapping[str, Any] = record.get("losses") or {}
-    if None in (*losses.get("loss", ()), *losses.get("grad_norm", ())):
-        return Training(record, origin)  # null stands for a number that is not finite
-    return Training(
-        record,
-        origin,
-        losses.get("loss", ()),
-        losses.get("grad_norm", ()),
-        losses.get("logged_loss") or None,
-    )
+    losses = record.losses
+    signals = None if losses is None else signals_of(losses)
+    if losses is None or signals is None or not all(map(math.isfinite, (*signals.loss, *signals.grad_norm))):
+        return Training(record, origin)
+    return Training(record, origin, signals.loss, signals.grad_norm, losses.logged_loss)

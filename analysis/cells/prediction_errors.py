@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from analysis.read.load import config_columns
+from analysis.read.frame import config_columns
 from bench.cost.band import Fit
 from bench.record.record import Provenance, Status
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.cells.comparison import FREE, FREE_GROUPS, varies
-from analysis.read.load import config_columns
+from analysis.read.frame import config_columns
 from bench.config import NOT_USED, ConfigError
 from bench.strategies import STRATEGIES
 from bench.strategies.plot_style import PlotStyle

@@ -7,16 +7,16 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.read.definitions import Reduction, columns_reduced
-from analysis.read.measured import tokens_per_s
+from analysis.read.metrics import Reduction, metrics_reduced
+from analysis.read.results import tokens_per_s
 from bench.common.statistics import median_interval
 
 CELL = ["cell_id", "provenance", "hardware", "device_name", "code", "torch"]
 """What makes two records repeats of one another: the same request on the same machine and software."""
 
-MEDIANS, RATES, FIRSTS = map(columns_reduced, (Reduction.MEDIAN, Reduction.RATE, Reduction.FIRST))
-FIRSTS_OF_ALL = columns_reduced(Reduction.FIRST_OF_ALL)
-LOWEST, HIGHEST, TOTALS = map(columns_reduced, (Reduction.LOWEST, Reduction.HIGHEST, Reduction.TOTAL))
+MEDIANS, RATES, FIRSTS = map(metrics_reduced, (Reduction.MEDIAN, Reduction.RATE, Reduction.FIRST))
+FIRSTS_OF_ALL = metrics_reduced(Reduction.FIRST_OF_ALL)
+LOWEST, HIGHEST, TOTALS = map(metrics_reduced, (Reduction.LOWEST, Reduction.HIGHEST, Reduction.TOTAL))
 INTERVALS = ["step_time_low_ms", "step_time_high_ms", "tokens_per_s_low", "tokens_per_s_high"]
 OF_PROCESSES = ("tokens_per_s", "tokens_per_s_with_link", "started_at")
 OF_ONE_REPEAT = frozenset({"repeat", "order"})
@@ -95,8 +95,8 @@ def _shown_rows(frame: pd.DataFrame, cell: pd.Series[int], failed: pd.Series[boo
 
 
 def _last_starts(started_at: pd.Series[str], cell: pd.Series[int]) -> pd.Series[str]:
-    """By a cell's number when the last of its records was started, which may be known of none."""
-    in_time = started_at.sort_values(kind="stable", na_position="first")
+    """By a cell's number when the last of its records was started."""
+    in_time = started_at.sort_values(kind="stable")
     last = in_time[~cell[in_time.index].duplicated(keep="last")]
     return last.set_axis(cell[last.index])
 

@@ -5,8 +5,6 @@ Raw records are too large to keep. Of each we keep its row and its place in the 
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from msgspec import json, structs
 
-from analysis.read.load import Record, frame_of, row_of
-from analysis.read.recorded import Recorded, as_recorded, flaw
-from bench.record.record import Status, is_finding
-from bench.record.store import CHECK_PATH, DELETE_LINE, StoreError, parse_record
+from analysis.read.frame import frame_of, row_of
+from bench.common.environment import Environment
+from bench.record.record import Record, Status, is_finding
+from bench.record.store import RECORDS, StoreError, parse_record, placed_records
 
-VOLATILE = frozenset({"load_average", "gpu_temperature_c"})
-"""What of an environment changes by the minute."""
+VOLATILE: Mapping[str, None] = dict.fromkeys(("load_average", "gpu_temperature_c"))
+"""Fields of an environment that change by the minute, and the value that leaves them out."""
 MADE_WITH: Mapping[str, str] = {"code": "code", "torch": "torch", "device": "device_name"}
 """What has to be equal for two records to be compared, unless `--mix` names it; and the column with it."""
 
@@ -36,7 +35,7 @@ class Archive:
     """Row by row, file and byte of the record itself."""
     shared: Mapping[str, Any]
     """The settings that all records have in common."""
-    environments: Sequence[Mapping[str, Any]]
+    environments: Sequence[Environment]
     """The different ones that they ran in, without what changes by the minute."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """How many attempts are not among the rows, by why their cell ran again."""
@@ -65,13 +64,13 @@ def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive
     Raises StoreError, in one line, for a folder without records and for a line that is no record.
     """
     rows, places, configs = [], [], []
-    environments: dict[str, Mapping[str, Any]] = {}
+    environments: dict[bytes, Environment] = {}
     for place, record in _records(folders):
         rows.append(row_of(record, peaks))
         places.append(place)
         configs.append(record.config)
-        lasting = {key: each for key, each in (record.environment or {}).items() if key not in VOLATILE}
-        environments.setdefault(json.dumps(lasting, sort_keys=True), lasting)
+        lasting = structs.replace(record.environment, **VOLATILE)
+        environments.setdefault(json.encode(lasting), lasting)
     frame = frame_of(rows)
     last, left_out = _last_attempts(frame, [path for path, _ in places])
     frame, places = frame.iloc[last].reset_index(drop=True), [places[row] for row in last]
@@ -84,32 +83,14 @@ def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive
     )
 
 
-def _records(folders: Iterable[Path]) -> Iterator[tuple[tuple[Path, int], Recorded]]:
-    """Every record with its file and first byte; a torn last line is left out with one warning."""
+def _records(folders: Iterable[Path]) -> Iterator[tuple[tuple[Path, int], Record]]:
+    """Yield every record with its file and first byte."""
     for folder in folders:
-        path = folder / "records.jsonl"
-        try:
-            if not path.is_file():
-                hint = "name a sweep's folder, for example results/sweeps/<time>"
-                raise StoreError(f"{folder}: no file records.jsonl in this folder; {hint}")
-            with path.open("rb") as file:
-                start = 0
-                for number, line in enumerate(file, start=1):
-                    if not line.endswith(b"\n"):
-                        warnings.warn(f"{path}:{number}: dropped a torn last line", stacklevel=2)
-                        break
-                    yield (path, start), _parsed(path, number, line)
-                    start += len(line)
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be read ({error.strerror or error}); {CHECK_PATH}") from None
-
-
-def _parsed(path: Path, number: int, line: bytes) -> Recorded:
-    record = parse_record(path, number, line)
-    try:
-        return as_recorded(record)
-    except ValueError as error:
-        raise StoreError(f"{path}:{number}: not a record: {flaw(error)}; {DELETE_LINE}") from None
+        path = folder / RECORDS
+        if not path.is_file():
+            hint = "name a sweep's folder, for example results/sweeps/<time>"
+            raise StoreError(f"{folder}: no file records.jsonl in this folder; {hint}")
+        yield from (((path, start), record) for start, record in placed_records(path))
 
 
 def _shared(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

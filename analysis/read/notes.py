@@ -7,8 +7,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from analysis.labels import percent_label
-from analysis.read.recorded import Parity, Recorded, Telemetry, Trace
 from analysis.read.traced_shares import TracedShares
+from bench.measure.parity.section import Parity
+from bench.measure.telemetry.section import Telemetry
+from bench.measure.trace.section import Trace
+from bench.record.record import Record
 
 MIN_STEPS = 6
 """As for an interval: quartiles of fewer steps say nothing."""
@@ -22,13 +25,14 @@ UNJOINED = "communication by purpose unknown: the traced step made other calls t
 OTHER_CALLS = "a traced step made other calls than the inspected one"
 
 
-def note_of(record: Recorded, steps_ms: Sequence[float], shares: TracedShares | None) -> str | None:
+def note_of(record: Record, steps_ms: Sequence[float], shares: TracedShares | None) -> str | None:
     """All notes on a record that worked. `steps_ms` are sorted; `shares` are those of its traced steps."""
+    untraced = record.trace and record.trace.failure
     notes = [
         "warmed up with shorter steps only" if record.timing and record.timing.warmup == "short" else None,
         void_note(shares) if shares else None,
         _other_calls(record.trace) if record.trace else None,
-        f"no communication shares: {record.untraced}" if record.untraced else None,
+        f"no communication shares: {untraced}" if untraced else None,
         _throttling(record.telemetry) if record.telemetry else None,
         load_note(record),
         _uncompared(record.parity) if record.parity else None,
@@ -56,10 +60,10 @@ def step_notes(steps_ms: Sequence[float]) -> list[str]:
     return notes
 
 
-def load_note(record: Recorded) -> str | None:
+def load_note(record: Record) -> str | None:
     """That the machine had other work at the window's start, where its load says so."""
     load = record.telemetry.load_average if record.telemetry else None
-    cores = record.environment.get("cores") if record.environment else None
+    cores = record.environment.cores
     if load is None or not cores or load <= BUSY * cores:
         return None
     return f"the machine was busy: load average {load:.1f} on {cores} cores"
@@ -67,12 +71,13 @@ def load_note(record: Recorded) -> str | None:
 
 def void_note(shares: TracedShares) -> str | None:
     """How many traced steps are left out, and by how much they missed the timed step; None where none is."""
-    if not shares.void_ratios:
+    void = len(shares.void_ratios)
+    if not void:
         return None
     took = f"took {_times(shares.void_ratios)} times the timed step"
     if shares.steps:
-        return f"{shares.void_steps} of {len(shares.ratios)} traced steps are left out: they {took}"
-    which = "the traced step" if shares.void_steps == 1 else f"all {shares.void_steps} traced steps"
+        return f"{void} of {len(shares.ratios)} traced steps are left out: they {took}"
+    which = "the traced step" if void == 1 else f"all {void} traced steps"
     return f"communication share excluded: {which} {took}"
 
 

@@ -165,6 +165,18 @@ TELEMETRY = Quantity(
     "telemetry", "Telemetry", "W, MHz, fraction, count",
     "What devices and machine did while the clock ran: power, clocks, throttling, load, lost cores.",
 )  # fmt: skip
+ENERGY = Quantity(
+    "energy", "Tokens per joule", "tokens/J",
+    "Tokens of the timed steps over the energy of all their GPUs, by NVML's samples of power.",
+)  # fmt: skip
+GPU_HOURS = Quantity(
+    "gpu_hours", "GPU-hours per billion tokens", "GPU-hours",
+    "The GPUs of a cell times the hours in which they train on a billion tokens at its tokens per second.",
+)  # fmt: skip
+OVER_DATA_PARALLEL = Quantity(
+    "data_parallel", "Over data parallelism", "ratio",
+    "Tokens per second over those of as many ranks that share no sequence, with as many tokens in a step.",
+)  # fmt: skip
 CELL_TIME = Quantity(
     "cell_time", "Time of a cell and its fixed cost", "s",
     "What a cell took from start to end, and what of it was not its own steps, checks and traces.",

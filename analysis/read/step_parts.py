@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from analysis.read.recorded import Trace
+from bench.measure.trace.section import Trace
 
 
 class StepParts(Struct, frozen=True, kw_only=True):
@@ -67,9 +67,9 @@ COPIES = ("optimizer", "other")
 def step_parts(trace: Trace) -> StepParts | None:
     """The parts of the busiest rank's step; None where the trace has none."""
     compute, exposed, idle_ms = trace.compute_ms, trace.purpose_exposed_ms, trace.idle_ms
-    if compute is None or exposed is None or idle_ms is None:
+    if compute is None or idle_ms is None:
         return None
-    attention_ms = compute.attention
+    attention_ms = compute["attention"]
     rank = max(range(len(attention_ms)), key=attention_ms.__getitem__)
     mean_ms = sum(attention_ms) / len(attention_ms)
     exchange_ms = _of(exposed, ("attention",), rank)
@@ -77,13 +77,13 @@ def step_parts(trace: Trace) -> StepParts | None:
     return StepParts(
         attention=mean_ms,
         imbalance=attention_ms[rank] - mean_ms,
-        packing=compute.packing[rank] + _of(trace.copies_ms, ("packing",), rank),
+        packing=compute["packing"][rank] + _of(trace.copies_ms, ("packing",), rank),
         transfer=exchange_ms - waiting_ms,
         waiting=waiting_ms,
         model_state=_of(exposed, MODEL_STATE, rank),
         other_exchange=_of(exposed, OTHER_PURPOSES, rank),
-        optimizer=compute.optimizer[rank],
-        other_compute=compute.other[rank],
+        optimizer=compute["optimizer"][rank],
+        other_compute=compute["other"][rank],
         copies=_of(trace.copies_ms, COPIES, rank),
         idle=idle_ms[rank],
     )

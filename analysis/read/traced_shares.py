@@ -10,12 +10,12 @@ least of all the one that waits, and waiting is taken off on each rank before an
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from analysis.read.recorded import Trace, TracedStep
+from bench.measure.trace.section import Trace, TracedStep
 
 MIN_TRACED_TO_TIMED, MAX_TRACED_TO_TIMED = 0.8, 1.2
 """A traced step outside of these, in timed ones, does not describe them: above, the profiler or a neighbour
@@ -46,14 +46,10 @@ class TracedShares(Struct, frozen=True, kw_only=True):
     """Those of the steps that are left out."""
     steps: int
     """How many are not left out."""
-    exchange: PurposeShares | None
-    """Of attention; None where every step is left out, or waiting is not known."""
+    attention: PurposeShares | None
+    """Communication of attention; None where every step is left out, or waiting is not known."""
     communication: PurposeShares | None
-    """For all purposes."""
-
-    @property
-    def void_steps(self) -> int:
-        return len(self.void_ratios)
+    """Communication for all purposes."""
 
 
 def is_void(ratio: float) -> bool:
@@ -72,34 +68,39 @@ def traced_shares(trace: Trace, timed_ms: float | None) -> TracedShares:
         ratios=ratios,
         void_ratios=[*filter(is_void, ratios)],
         steps=len(kept),
-        exchange=_shares(kept, lambda by_purpose: sum(by_purpose.get("attention", ()))),
-        communication=_shares(kept, lambda by_purpose: sum(map(sum, by_purpose.values()))),
+        attention=_shares(kept, ["attention"]),
+        communication=_shares(kept),
     )
 
 
-def expected_shares(trace: Trace, purpose: str | None = None) -> PurposeShares | None:
-    """Transfer in the one step of a prediction, for a purpose or for all; waiting is not predicted.
-
-    None where a record does not tell purposes apart.
-    """
+def expected_shares(trace: Trace, purpose: str | None = None) -> PurposeShares:
+    """Transfer in the one step of a prediction, for a purpose or for all; waiting is not predicted."""
     exposed_ms = trace.purpose_exposed_ms
-    if exposed_ms is None:
-        return None
     names = exposed_ms if purpose is None else [purpose]
     spent_ms = sum(sum(exposed_ms.get(name, ())) for name in names)
     return PurposeShares(transfer=Spread(spent_ms / sum(trace.step_ms)), waiting=Spread(None))
 
 
-def _shares(
-    steps: Sequence[TracedStep], all_ranks_ms: Callable[[Mapping[str, Sequence[float]]], float]
-) -> PurposeShares | None:
+def transfer_ms(step: TracedStep, purpose: str) -> list[float] | None:
+    """Return exposed communication less waiting for one purpose, by rank; None where waiting is not known."""
+    if step.purpose_exposed_waiting_ms is None:
+        return None
+    nothing = [0.0] * len(step.step_ms)
+    exposed_ms = step.purpose_exposed_ms.get(purpose, nothing)
+    waiting_ms = step.purpose_exposed_waiting_ms.get(purpose, nothing)
+    return [exposed - waiting for exposed, waiting in zip(exposed_ms, waiting_ms, strict=True)]
+
+
+def _shares(steps: Sequence[TracedStep], purposes: Sequence[str] | None = None) -> PurposeShares | None:
+    """Return the shares of these purposes, or of all; None where no step has a known waiting."""
     transfer, waiting = [], []
     for step in steps:
-        if step.purpose_exposed_waiting_ms is None:
+        waiting_ms = step.purpose_exposed_waiting_ms
+        if waiting_ms is None:
             continue
-        whole_ms, waited_ms = sum(step.step_ms), all_ranks_ms(step.purpose_exposed_waiting_ms)
-        transfer.append((all_ranks_ms(step.purpose_exposed_ms) - waited_ms) / whole_ms)
-        waiting.append(waited_ms / whole_ms)
+        names, whole_ms = purposes or [*step.purpose_exposed_ms], sum(step.step_ms)
+        transfer.append(sum(sum(transfer_ms(step, name) or ()) for name in names) / whole_ms)
+        waiting.append(sum(sum(waiting_ms.get(name, ())) for name in names) / whole_ms)
     if not transfer:
         return None
     return PurposeShares(transfer=_spread(transfer), waiting=_spread(waiting))

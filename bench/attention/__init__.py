@@ -1,1 +1,1 @@
-"""Attention on one device, and layouts, merging and sends of strategies. May import record and all below."""
+"""Attention on one device, and layouts, merging and sends of strategies. May import common and config."""

@@ -18,8 +18,10 @@ from runpy import run_path
 from typing import Any
 
 import psutil
+from msgspec import Struct
 
 from bench.common.nvml import VisibleGpus, gpu_facts, visible_gpus
+from bench.common.rules import Count, Whole
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = (
@@ -124,30 +126,83 @@ def installed(package: str) -> str | None:
         return None
 
 
-def describe(strategy_package: Mapping[str, str]) -> dict[str, Any]:
-    """The record's `environment`: machine, software versions, code and load, as plain JSON values.
+class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Machine, software and code that made a record. A field with a default is left out where it has that."""
 
-    What the driver does not say of GPUs has no name here; `bench/common/nvml.py` describes what it says.
+    gpus: list[str]
+    cores: Count | None
+    """CPU cores that the launcher may use."""
+    cpu: str | None
+    memory_bytes: Whole | None
+    gpu_memory_bytes: list[Whole]
+    """Memory of each GPU in all, as NVML counts it; less is left for tensors."""
+    gpu_capabilities: list[str]
+    """Compute capability of each GPU: `9.0`."""
+    gpu_error: str | None = None
+    """Reason why a GPU that is there is not among `gpus`, and a way out."""
+    gpu_driver: str | None = None
+    gpu_power_limit_w: list[float] | None = None
+    gpu_temperature_c: list[float] | None = None
+    gpu_nvlinks: list[int] | None = None
+    """Active NVLinks of each GPU."""
+    gpu_topology: dict[str, str] | None = None
+    """Nearest common ancestor of each pair of GPUs, in the words of nvidia-smi."""
+    gpu_p2p: dict[str, str] | None = None
+    """Peer access of each pair of GPUs."""
+    device_name: str | None
+    """First GPU, or the CPU without one."""
+    os: str | None
+    python: str | None
+    packages: dict[str, str | None]
+    """Versions of installed distributions; null for one that is not installed."""
+    strategy_package: str | None = None
+    """Distribution of the cell's strategy; null for ours."""
+    git_commit: str | None
+    git_dirty: bool | None
+    sources: str | None
+    """Digest of the source files."""
+    load_average: float | None
+    """Load average of the machine when the record was made."""
+    argv: list[str]
+    """Words of the command, or of the observed script."""
+    inherited_env: dict[str, str]
+    """Variables that change what a cell does and that were set before the command."""
+    nccl_version: str | None = None
+    cpu_products: str | None = None
+    """Dtype in which a CPU computes products of linear layers."""
+    script_commit: str | None = None
+    """Commit of the observed script's repository."""
+    script_dirty: bool | None = None
+    nodes: list[dict[str, Any]] = []
+    """Host, address and differences from the first node, for ranks on other machines."""
+
+
+def describe(strategy_package: Mapping[str, str]) -> Environment:
+    """Return the record's `environment` of this process.
+
     `strategy_package` is the distribution of the cell's strategy, and its version; empty for ours.
     """
     # An installed copy has no commit, also where the environment lies in somebody's own repository.
     commit = git(REPOSITORY, "rev-parse", "HEAD") if (REPOSITORY / ".git").exists() else None
-    machine = {name: value for name, value in asdict(this_machine()).items() if value is not None}
-    return {
+    machine: dict[str, Any] = {
+        name: [*value] if isinstance(value, tuple) else value
+        for name, value in asdict(this_machine()).items()
+    }
+    return Environment(
         **machine,
         **gpu_facts(),
-        "device_name": this_machine().device_name,
-        "os": platform.platform(),
-        "python": platform.python_version(),
-        "packages": {name: installed(name) for name in PACKAGES} | dict(strategy_package),
-        **({"strategy_package": min(strategy_package)} if strategy_package else {}),
-        "git_commit": commit,
-        "git_dirty": None if commit is None else bool(git(REPOSITORY, "status", "--porcelain")),
-        "sources": sources_digest(),
-        "load_average": os.getloadavg()[0],
-        "argv": sys.argv,
-        "inherited_env": inherited_env(os.environ),
-    }
+        device_name=this_machine().device_name,
+        os=platform.platform(),
+        python=platform.python_version(),
+        packages={name: installed(name) for name in PACKAGES} | dict(strategy_package),
+        strategy_package=min(strategy_package, default=None),
+        git_commit=commit,
+        git_dirty=None if commit is None else bool(git(REPOSITORY, "status", "--porcelain")),
+        sources=sources_digest(),
+        load_average=os.getloadavg()[0],
+        argv=[*sys.argv],
+        inherited_env=inherited_env(os.environ),
+    )
 
 
 def inherited_env(variables: Mapping[str, str]) -> dict[str, str]:
@@ -179,9 +234,7 @@ def git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def departures(
-    then: Mapping[str, Any], here: Mapping[str, Any], packages: Collection[str] | None
-) -> list[str]:
+def departures(then: Environment, here: Environment, packages: Collection[str] | None) -> list[str]:
     """What of a record's environment is not as it is `here`: code, device, torch and these other packages.
 
     Each in words, `other code (1a2b3c4-0f1e2d, here 5d6e7f8-9a8b7c)`. `packages` is None for a prediction,
@@ -190,28 +243,21 @@ def departures(
     """
     pairs = [("code", code_label(then), code_label(here))]
     if packages is not None:
-        pairs.append(("device", then.get("device_name"), here.get("device_name")))
+        pairs.append(("device", then.device_name, here.device_name))
     found = [
         (what, before or "unknown", now or "unknown")
         for what, before, now in pairs
         if before is None or before != now
     ]
     names = [] if packages is None else ["torch", *sorted({*packages} - {"torch"})]
-    before_of, now_of = (environment.get("packages") or {} for environment in (then, here))
-    found += [
-        (name, before_of.get(name) or "none", now_of.get(name) or "none")
-        for name in names
-        if before_of.get(name) != now_of.get(name)
-    ]
+    pairs = [(name, then.packages.get(name), here.packages.get(name)) for name in names]
+    found += [(name, before or "none", now or "none") for name, before, now in pairs if before != now]
     return [f"other {what} ({before}, here {now})" for what, before, now in found]
 
 
-def code_label(environment: Mapping[str, Any]) -> str | None:
-    """`1a2b3c4-0f1e2d`: the commit and the digest of the sources, or the one of them that is known.
-
-    Records of before there was a digest have the commit alone, and so are of other code than any later one.
-    """
-    commit, sources = environment.get("git_commit"), environment.get("sources")
+def code_label(environment: Environment) -> str | None:
+    """`1a2b3c4-0f1e2d`: the commit and the digest of the sources, or the one of them that is known."""
+    commit, sources = environment.git_commit, environment.sources
     parts = [str(commit)[:7]] if commit else []
     return "-".join([*parts, *([str(sources)[:6]] if sources else [])]) or None
 

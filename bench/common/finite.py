@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from msgspec import Struct
+
 
 def not_finite(value: object, place: str) -> Iterator[str]:
     """Every number in dataclasses, mappings and lists that is not finite: `losses.loss[2] is nan`."""
@@ -34,7 +36,9 @@ def worst(errors: Iterable[float]) -> float:
 
 
 def _parts(value: object, place: str) -> Iterator[tuple[str, object]]:
-    if is_dataclass(value):
+    if isinstance(value, Struct):
+        yield from ((f"{place}.{name}", getattr(value, name)) for name in value.__struct_fields__)
+    elif is_dataclass(value):
         yield from ((f"{place}.{field.name}", getattr(value, field.name)) for field in fields(value))
     elif isinstance(value, Mapping):
         yield from ((f"{place}.{name}", part) for name, part in value.items())

@@ -31,9 +31,14 @@ class Interval:
     high: float
 
 
+def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
+    """Return what the slowest rank took, step by step or call by call."""
+    return [*map(max, zip(*by_rank, strict=True))]
+
+
 def slowest_median(by_rank: Sequence[Sequence[float]]) -> float:
     """The median over steps or calls of what the slowest rank took, in the unit of the samples."""
-    return float(statistics.median(map(max, zip(*by_rank, strict=True))))
+    return float(statistics.median(slowest(by_rank)))
 
 
 @cache

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
+from bench.common.finite import not_finite
 from bench.config import MeasureConfig, RunConfig
+from bench.measure.check import Check
 from bench.measure.facts import NO_OTHER_RANKS, PassFacts, RankReport
 from bench.ranks.log import Stage
-from bench.record.record import Check
 
 if TYPE_CHECKING:
     from bench.measure.rank_pass import RankPass
@@ -54,14 +55,37 @@ def rank_code(name: str) -> type[RankPass]:
     return code
 
 
-def decoded(report: Mapping[str, Any]) -> RankReport:
-    """A rank's report from its JSON values."""
-    parts = {
-        name: msgspec.convert(report[name], facts.part)
-        for name, facts in PASSES.items()
-        if facts.part is not None and name in report
-    }
-    return RankReport(parts, report["phases_s"], report.get("software", {}))
+def decoded(reports: Sequence[Mapping[str, Any]]) -> list[RankReport]:
+    """Return the reports of all ranks from their JSON values.
+
+    A pass of which any rank's part breaks the rules of its type has no part on any rank; that rank's
+    `flaw` says where.
+    """
+    found = [{name: _decoded(report, name) for name in PASSES if name in report} for report in reports]
+    broken = {name for parts in found for name, part in parts.items() if isinstance(part, str)}
+    return [
+        RankReport(
+            {name: part for name, part in parts.items() if name not in broken},
+            report["phases_s"],
+            report.get("software", {}),
+            _flaw(report) or next((part for part in parts.values() if isinstance(part, str)), None),
+        )
+        for report, parts in zip(reports, found, strict=True)
+    ]
+
+
+def _decoded(report: Mapping[str, Any], name: str) -> Any:
+    """Return a rank's part of a pass, or as a text which rule it breaks."""
+    try:
+        return msgspec.convert(report[name], PASSES[name].part)
+    except msgspec.ValidationError as error:
+        return f"{name}: {error}"
+
+
+def _flaw(report: Mapping[str, Any]) -> str | None:
+    """Return where in a rank's parts the first number is not finite."""
+    places = (place for name in PASSES if name in report for place in not_finite(report[name], name))
+    return next((f"{place}, which is no finite number" for place in places), None)
 
 
 def merge(
@@ -73,7 +97,7 @@ def merge(
         for name, facts in PASSES.items()
         if facts.part is not None
     }
-    return merged | dict(known or {})
+    return merged | {name: section for name, section in (known or {}).items() if name in merged}
 
 
 def first_failure(cell: RunConfig, sections: Sections) -> str | None:

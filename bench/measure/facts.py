@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from itertools import chain
 from typing import Any, ClassVar, Generic, TypeVar
 
+from msgspec.structs import replace
+
 from bench.common.finite import worst
 from bench.config import MeasureConfig, RunConfig
+from bench.measure.check import Check
 from bench.ranks.log import Stage
-from bench.record.record import Check
 
 Part = TypeVar("Part")
 """What one rank reports of a pass: mostly the section itself, with this rank alone in lists by rank."""
@@ -51,6 +53,8 @@ class RankReport:
     """Seconds that each phase of the rank's life took."""
     software: Mapping[str, str] = field(default_factory=dict)
     """What only a rank knows of the software that ran, by the name in the record's `environment`."""
+    flaw: str | None = None
+    """First number of this rank that is not finite or breaks the rules of its section; None without one."""
 
 
 class PassFacts(ABC, Generic[Part, Whole]):
@@ -178,12 +182,12 @@ def worst_by_name(per_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: worst(each[name] for each in per_rank if name in each) for name in names}
 
 
-def is_within(error: float, limit: float) -> bool:
+def is_within(error: float | None, limit: float | None) -> bool:
     """Return whether an error is a finite number and no larger than its limit."""
-    return math.isfinite(error) and error <= limit
+    return error is not None and limit is not None and math.isfinite(error) and error <= limit
 
 
-def first_beyond(errors: Mapping[str, float], limits: Mapping[str, float]) -> str | None:
+def first_beyond(errors: Mapping[str, float | None], limits: Mapping[str, float | None]) -> str | None:
     """Return the first name whose error is not within its limit; None where all are."""
     return next((name for name, error in errors.items() if not is_within(error, limits[name])), None)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import to_builtins
 
 from bench.attention.watch import AttentionWatch
 from bench.config import MeasureConfig
@@ -192,7 +193,7 @@ class Measurement:
 
     def report(self) -> dict[str, Any]:
         """This rank's part of every section as JSON values, by the pass's name."""
-        return {name: asdict(part) for name, part in self.parts().items()}
+        return {name: to_builtins(part) for name, part in self.parts().items()}
 
     @contextmanager
     def _all(self, around: Callable[[RankPass], AbstractContextManager[Any]]) -> Iterator[None]:

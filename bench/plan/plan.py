@@ -16,7 +16,7 @@ from bench.plan.local_cells import reference_cells, with_fitting_base
 from bench.plan.planned import PlannedCell, planned_cell
 from bench.plan.repeats import Turn, choose, chosen_line, in_turns, least_repeats, processes_of
 from bench.plan.stored import StoredSweep, stored_sweep
-from bench.record.record import Role, Status
+from bench.record.record import Record, Role, Status
 from bench.request import values
 from bench.request.choices import Raw
 from bench.request.modes import PREDICT
@@ -64,7 +64,7 @@ class Plan:
         """Whether records may add to it."""
         return self.grow is not None or bool(self.open_cells)
 
-    def with_added_cells(self, records: Sequence[Mapping[str, Any]], references_s: float = 0.0) -> Plan:
+    def with_added_cells(self, records: Sequence[Record], references_s: float = 0.0) -> Plan:
         """The plan with what the records so far add to it: cells that depend on them, or repeats."""
         if self.grow is None:
             return self.with_repeats(records, references_s)
@@ -73,7 +73,7 @@ class Plan:
         grown = self._with(more)
         return replace(grown, references=reference_cells(grown.cells, self.machine))
 
-    def with_repeats(self, records: Sequence[Mapping[str, Any]], references_s: float = 0.0) -> Plan:
+    def with_repeats(self, records: Sequence[Record], references_s: float = 0.0) -> Plan:
         """Return the plan with the next repeats that were left open: those of one length.
 
         Repeats that have a record already, of a sweep that is resumed, are planned too. `references_s` are
@@ -81,16 +81,16 @@ class Plan:
         """
         if not self.open_cells:
             return self
-        ran_out = {record["cell_id"] for record in records if record["status"] == Status.OUT_OF_MEMORY}
+        ran_out = {record.cell_id for record in records if record.status is Status.OUT_OF_MEMORY}
         left_open = {cell.cell_id: cell for cell in self.open_cells if cell.cell_id not in ran_out}
-        own = [record for record in records if record["cell_id"] in left_open]
-        spent_s = references_s + sum(float(each["wall_s"]) for each in records)
+        own = [record for record in records if record.cell_id in left_open]
+        spent_s = references_s + sum(each.wall_s for each in records)
         left_s = self.open_cells[0].measure.repeats_budget_s - spent_s
         chosen = next(
             (each for each in choose([*left_open.values()], processes_of(own), left_s) if each.gets), None
         )
         planned = {(each.cell.cell_id, each.repeat) for each in self.cells}
-        turns = [(left_open[record["cell_id"]], int(record["repeat"])) for record in own]
+        turns = [(left_open[record.cell_id], record.repeat) for record in own]
         turns += [] if chosen is None else chosen.turns
         turns = [turn for turn in turns if (turn[0].cell_id, turn[1]) not in planned]
         return replace(

@@ -7,14 +7,13 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from bench.common.labels import duration_label, length_label
 from bench.common.statistics import MIN_PROCESSES, SPARE, enough_processes, pooled_spread, slowest_median
 from bench.config import AUTO, RunConfig
 from bench.plan.cell_labels import CellLabels
 from bench.plan.work import REFERENCE_STRATEGY
-from bench.record.record import Status
+from bench.record.record import Record, Status
 from bench.strategies import STRATEGIES
 
 Turn = tuple[RunConfig, int]
@@ -90,15 +89,14 @@ def least_repeats(cell: RunConfig) -> int:
     return 1 if cell.measure.repeats == AUTO else cell.measure.repeats
 
 
-def processes_of(records: Iterable[Mapping[str, Any]]) -> Processes:
+def processes_of(records: Iterable[Record]) -> Processes:
     """Return the processes of each cell in the order of their repeats."""
     found: dict[str, list[Process]] = {}
-    for record in sorted(records, key=lambda record: int(record["repeat"])):
-        speed = None
-        if record["status"] == Status.OK:
-            timing = record["timing"]
-            speed = 1e3 * timing["tokens_per_step"] / slowest_median(timing["step_times_ms"])
-        found.setdefault(record["cell_id"], []).append(Process(float(record["wall_s"]), speed))
+    for record in sorted(records, key=lambda record: record.repeat):
+        speed, timing = None, record.timing
+        if record.status is Status.OK and timing is not None:
+            speed = 1e3 * timing.tokens_per_step / slowest_median(timing.step_times_ms)
+        found.setdefault(record.cell_id, []).append(Process(record.wall_s, speed))
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from bench.config import ConfigError, Resume, RunConfig
+from bench.record.record import Record
 from bench.record.store import RECORDS, read_records
 from bench.request import values
 from bench.request.command_line import parsed
@@ -67,7 +68,7 @@ class StoredSweep:
     """The sweep that a folder holds already; empty in a new folder."""
 
     cells: Sequence[RunConfig] = ()
-    records: Sequence[dict[str, Any]] = ()
+    records: Sequence[Record] = ()
     size_bytes: int = 0
     """Size of the file of records when it was read."""
 
@@ -90,10 +91,10 @@ def stored_sweep(folder: Path, resume: Resume) -> StoredSweep:
     return StoredSweep(size_bytes=size_bytes)
 
 
-def _stored_cells(folder: Path, records: Sequence[Mapping[str, Any]]) -> list[RunConfig]:
+def _stored_cells(folder: Path, records: Sequence[Record]) -> list[RunConfig]:
     """Return the cells of a folder's sweep, by its plan or else its records."""
     if records and not (folder / CONFIG).exists():
-        cells = [record["config"] for record in records]
+        cells: Sequence[Mapping[str, Any]] = [record.config for record in records]
     else:
         _, cells = read_plan(folder)
     found, why = list[RunConfig](), ""

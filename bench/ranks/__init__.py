@@ -1,1 +1,1 @@
-"""A rank's device, process groups, log and memory limit. May import record and all below."""
+"""A rank's device, process groups, log and memory limit. May import common and config."""

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Protocol
 
 from bench.config import LOW_PRECISION
+from bench.measure.losses.section import Losses
 
 NAMES: Mapping[str, str] = {"loss": "loss", "grad_norm": "gradient norm"}
 ROUNDING = 2.0**-23
@@ -41,6 +42,12 @@ class Signals:
 
     loss: Sequence[float]
     grad_norm: Sequence[float]
+
+
+def signals_of(losses: Losses, steps: int | None = None) -> Signals:
+    """Return loss and gradient norm of the first `steps`, or all; nan for a number that is not finite."""
+    loss, grad_norm = losses.loss[:steps], losses.grad_norm[:steps]
+    return Signals(*([math.nan if each is None else each for each in signal] for signal in (loss, grad_norm)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +82,12 @@ NOISE_FACTOR = 4.0
 float64, root mean square. The factor was fixed on one trained checkpoint of 0.9 million parameters."""
 
 
-def limit_for(dtype: str, noise: Mapping[str, float]) -> Limit:
+def limit_for(dtype: str, noise: Mapping[str, float | None]) -> Limit:
     """What two trainings of this dtype may be apart; `noise` is by signal, empty where nobody measured it."""
     floor = LIMITS[dtype]
     if not noise:
         return UNMEASURED if dtype in LOW_PRECISION else floor
-    return Limit(*(max(getattr(floor, name), NOISE_FACTOR * noise[name]) for name in NAMES))
+    return Limit(*(max(getattr(floor, name), NOISE_FACTOR * (noise[name] or 0.0)) for name in NAMES))
 
 
 def moved_for(dtype: str, limit: Limit) -> float:

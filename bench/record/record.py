@@ -1,15 +1,38 @@
-"""What is stored of one cell, whether it worked or not. Raw samples go in; statistics are `analysis`'s."""
+"""One record: what is stored of a cell, whether it worked or not.
+
+Ranks fill the sections, a line of `records.jsonl` holds them, and `analysis` reads them with the same types.
+Raw samples go in; statistics are `analysis`'s.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from bench.common.finite import finite
+from msgspec import Struct, ValidationError, convert, field
 
-SCHEMA_VERSION = 4
+from bench.common.environment import Environment
+from bench.common.rules import Amount, Count, Name, Whole
+from bench.measure import PASSES
+from bench.measure.attention.section import AttentionCalls
+from bench.measure.check import Check
+from bench.measure.documents.section import PackedDocuments
+from bench.measure.engagement.section import Engagement
+from bench.measure.full_length.section import FullLength
+from bench.measure.losses.section import Losses
+from bench.measure.memory.section import BlockClass, Memory
+from bench.measure.objective.section import Objective
+from bench.measure.parity.section import Parity
+from bench.measure.positions.section import Positions
+from bench.measure.probe.section import Probe
+from bench.measure.telemetry.section import Telemetry
+from bench.measure.timing.section import Timing
+from bench.measure.trace.section import Trace
+from bench.measure.updates.section import Updates
+from bench.record.analytic import Analytic
+
+SCHEMA_VERSION = 5
+SECTION_NAMES = tuple(name for name, facts in PASSES.items() if facts.part is not None)
 
 
 class Status(StrEnum):
@@ -61,23 +84,7 @@ class Provenance(StrEnum):
     SYNTHETIC = "synthetic"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockClass:
-    """Blocks of memory of one kind."""
-
-    role: str
-    """What they are for."""
-    dtype: str
-    """Of the largest tensor in such a block, as is `shape`."""
-    shape: list[int]
-    count: int
-    """How many storages there are."""
-    total_bytes: int
-    """All of them together."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemory:
+class OutOfMemory(Struct, frozen=True, kw_only=True):
     """The failed allocation of one rank."""
 
     memory: str
@@ -93,8 +100,7 @@ class OutOfMemory:
     """The classes with most bytes among the live tensors that Python or an autograd graph could reach."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(Struct, frozen=True, kw_only=True):
     """Why a cell has no result."""
 
     rank: int | None
@@ -114,64 +120,72 @@ class Failure:
     """The host that the rank was on, where ranks ran on other machines than the launcher's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One comparison that a cell's result had to pass, and how far it reaches; or why it was not made."""
+class ComputedSettings(Struct):
+    """Settings of a cell that analysis computes with; `Record.config` has all."""
 
-    what: str
-    """What was compared, by a name that no other check of the cell has."""
-    against: str
-    """What it was compared with."""
-    tokens: int | None = None
-    """In a sequence of so many tokens; null where nothing was compared along a sequence."""
-    rows: int | None = None
-    """For so many sampled tokens of it; null where for all."""
-    steps: int | None = None
-    """In so many of the cell's full-length steps; null where in none of them, but in a step of its own."""
-    of_steps: int | None = None
-    """Of so many that ran; null where the check is about a part of them by its nature."""
-    holds_steps: bool = False
-    """Whether it compares loss and gradients of its steps with those of another computation. A step that no
-    such check covers is compared with nothing."""
-    reason: str | None = None
-    """Why the check was not made, or not in all steps that it is about; null where it was."""
-    below_noise: str | None = None
-    """Which known mistake rounding would hide from it here, and both sizes; null where it would find all."""
+    seq_len: Count
+    strategy: Name
+    batch: Count = 1
+    grad_accum: Count = 1
+    sp_degree: Count = 1
+    dp_replicate: Count = 1
+    dp_shard: Count = 1
+    world_size: Count = field(default=1, name="cluster.world_size")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One line of `records.jsonl`."""
+class Record(Struct, frozen=True, kw_only=True):
+    """One line of `records.jsonl`. A section is null where its pass did not run.
 
-    schema_version: int
-    cell_id: str
+    Decoding raises msgspec's ValidationError, a ValueError, where a value is not what its field says.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    cell_id: Name
     experiment: str
-    role: str
-    repeat: int
-    order: int
+    role: Role
+    repeat: Whole
+    order: Whole
+    """Place of the cell among all cells and repeats of its sweep."""
     status: Status
     reason: str | None
+    """Why there is no result, in one line; null where there is one."""
     provenance: Provenance
     config: dict[str, Any]
     """The command line's names, choices as strings, the rest as `group.key`."""
-    environment: dict[str, Any]
-    analytic: dict[str, Any]
-    """What arithmetic says of one step."""
+    environment: Environment
+    analytic: Analytic
     started_at: str
-    wall_s: float
+    """Time in UTC, ISO 8601."""
+    wall_s: Amount
     fixed_cost_s: float | None
-    phases_s: Mapping[str, float] | None = None
-    """By the name of a pass, or join and build, the seconds of the rank that spent most on it; null where the
-    cell did not run to its end."""
-    sections: Mapping[str, Any]
-    """By the name of a pass what it found, described in `bench/measure/<name>/section.py`; None where it did
-    not run. In the line each stands by itself, beside the other fields."""
+    """Seconds that were not the cell's own steps and checks; null where there is no result."""
+    phases_s: dict[str, float] | None = None
+    """Seconds of the slowest rank by pass, and of join and build; null without a result."""
     failure: Failure | None = None
-    checks: Sequence[Check] | None = None
-    """What was compared with what, and what was not; null where the cell did not run to its end."""
+    checks: list[Check] | None = None
+    """Comparisons that were made, and those that were not; null where the cell did not run to its end."""
+    updates: Updates | None = None
+    probe: Probe | None = None
+    objective: Objective | None = None
+    timing: Timing | None = None
+    parity: Parity | None = None
+    losses: Losses | None = None
+    documents: PackedDocuments | None = None
+    attention: AttentionCalls | None = None
+    memory: Memory | None = None
+    telemetry: Telemetry | None = None
+    engagement: Engagement | None = None
+    positions: Positions | None = None
+    trace: Trace | None = None
+    full_length: FullLength | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """The line's JSON values; a number of a section that is not finite becomes null."""
-        fields = asdict(self)
-        sections, failure = fields.pop("sections"), fields.pop("failure")
-        return {**fields, **finite(sections), "failure": failure}
+    @property
+    def sections(self) -> dict[str, Any]:
+        """Section of each pass by its name; None where the pass did not run."""
+        return {name: getattr(self, name) for name in SECTION_NAMES}
+
+    def __post_init__(self) -> None:
+        try:
+            convert(self.config, ComputedSettings)
+        except ValidationError as error:
+            raise ValueError(str(error).replace("`$", "`$.config")) from None

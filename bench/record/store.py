@@ -6,17 +6,18 @@ import json
 import mmap
 import os
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import msgspec
 from filelock import FileLock, Timeout
 
+from bench.common.finite import finite
 from bench.common.labels import shown
 from bench.config import ConfigError
-from bench.record.record import SCHEMA_VERSION, Record, Status
+from bench.record.record import SCHEMA_VERSION, Record
 
 RECORDS = "records.jsonl"
 """The file's name in a sweep's folder."""
@@ -28,16 +29,10 @@ class StoreError(ValueError):
     """A file of records that cannot be used; the message names file and line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """What every record says of itself, whatever ran."""
+class Version(msgspec.Struct):
+    """The field of a line that says which types read it."""
 
-    cell_id: str
-    repeat: int
-    role: str
-    status: Status
-    wall_s: float
-    config: dict[str, Any]
+    schema_version: Any = None
 
 
 class Store:
@@ -76,40 +71,39 @@ class Store:
 
     def append(self, record: Record) -> None:
         """Add one line and wait until it is on the disk. A torn line before it is cut off first."""
-        line = json.dumps(record.to_json(), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        line = line_of(record)
         try:
             with self.path.open("a+b") as file:
                 file.truncate(_whole_lines_bytes(file))
-                # Bytes of a path that are not UTF-8 become question marks.
-                _append_whole(file.fileno(), line.encode(errors="replace") + b"\n")
+                _append_whole(file.fileno(), line)
         except OSError as error:
             raise OSError(error.errno, error.strerror or str(error), os.fspath(self.path)) from None
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[Record]:
         return read_records(self.path) if self.path.exists() else []
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """All records of a file, as written.
+def read_records(path: Path) -> list[Record]:
+    """Return all records of a file; drop a torn last line with one warning.
 
-    A torn last line is dropped with one warning. Any other line that is not such a record raises StoreError
-    with its number.
+    Raises StoreError, which names file and line, for a file that cannot be read and a line that is no record.
     """
+    return [record for _, record in placed_records(path)]
+
+
+def placed_records(path: Path) -> Iterator[tuple[int, Record]]:
+    """Yield each record of a file with its first byte; otherwise as `read_records`."""
+    start = 0
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    warnings.warn(f"{path}:{number}: dropped a torn last line", stacklevel=2)
+                    return
+                yield start, parse_record(path, number, line)
+                start += len(line)
     except OSError as error:
         raise StoreError(f"{path}: cannot be read ({error.strerror or error}); {CHECK_PATH}") from None
-    lines = content.split(b"\n")
-    torn = lines.pop()
-    records = [parse_record(path, number, line) for number, line in enumerate(lines, start=1)]
-    for number, record in enumerate(records, start=1):
-        try:
-            msgspec.convert(record, Identity)
-        except msgspec.ValidationError as error:
-            raise StoreError(f"{path}:{number}: not a record: {error}; {DELETE_LINE}") from None
-    if torn:
-        warnings.warn(f"{path}:{len(lines) + 1}: dropped a torn last line", stacklevel=2)
-    return records
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -133,23 +127,37 @@ def warn_in_one_line() -> None:
     warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
 
 
-def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """One line as a record; raises StoreError, with file and line, where it is none of this version."""
+def parse_record(path: Path, number: int, line: bytes) -> Record:
+    """Return the record in a line; raises StoreError, with file and line, for a line that is none."""
     if not line.strip():
         raise StoreError(f"{path}:{number}: an empty line; delete it")
     try:
-        record = msgspec.json.decode(line)
+        version = msgspec.json.decode(line, type=Version).schema_version
+        if version == SCHEMA_VERSION:
+            return msgspec.json.decode(line, type=Record)
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path}:{number}: not a record: {error}; {DELETE_LINE}") from None
-    if not isinstance(record, dict):
-        raise StoreError(f"{path}:{number}: not a record: a line has to be an object; {DELETE_LINE}")
-    version = record.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise StoreError(
-            f"{path}:{number}: schema_version {shown(version)}, this version reads {SCHEMA_VERSION}; run the"
-            " sweep again, or read it with the version that wrote it"
-        )
-    return dict(record)
+        raise StoreError(f"{path}:{number}: not a record: {_flaw(error)}; {DELETE_LINE}") from None
+    raise StoreError(
+        f"{path}:{number}: schema_version {shown(version)}, this version reads {SCHEMA_VERSION}; run the"
+        " sweep again, or read it with the version that wrote it"
+    )
+
+
+def _flaw(error: Exception) -> str:
+    """Return what was expected where, from the message of a decoding error."""
+    return str(error).removesuffix(" - at `$`").replace(" - at `$.", " at `")
+
+
+def line_of(record: Record) -> bytes:
+    """Return the record as a line of JSON. A number of a section that is not finite becomes null.
+
+    Raises ValueError for any other number that is not finite. Bytes of a path that are not UTF-8 become
+    question marks.
+    """
+    sections = {name: finite(msgspec.to_builtins(each)) for name, each in record.sections.items()}
+    values = msgspec.to_builtins(record) | sections
+    line = json.dumps(values, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return line.encode(errors="replace") + b"\n"
 
 
 def _append_whole(descriptor: int, content: bytes) -> None:

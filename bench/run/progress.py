@@ -141,7 +141,7 @@ class Progress(Listener):
         line = f"{self._place()}: {outcome(record)} ({self._cell_progress.elapsed_s:.1f} s)"
         self._left.remove(planned)
         self._running = self._cell_progress = None
-        timing = record.sections["timing"]
+        timing = record.timing
         if timing is not None:
             self._estimate.learn(planned.cell, max(map(statistics.median, timing.step_times_ms)) / 1e3)
         self._guess()

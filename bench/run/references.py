@@ -8,13 +8,12 @@ result: its record is not stored, and its budget is stated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from bench.common.labels import duration_label, length_label
 from bench.config import RunConfig
@@ -23,7 +22,7 @@ from bench.measure.losses.section import Losses
 from bench.plan.local_cells import why_not_tried
 from bench.plan.planned import PlannedCell
 from bench.plan.work import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, is_base, work_of
-from bench.record.noise import Signals, first_departure, limit_for, moved_for
+from bench.record.noise import first_departure, limit_for, moved_for, signals_of
 from bench.record.record import Record, Status
 from bench.run.cell.launcher import Launcher
 from bench.run.cell.outcome import as_wrong_result
@@ -45,21 +44,20 @@ class Trajectories:
         The first sound cell of a work is compared with nothing, and is what the next are compared with. So is
         the first of `local`: it is not blamed for leaving a strategy that came before it.
         """
-        losses = record.sections.get("losses")
+        losses = record.losses
         if record.status is not Status.OK or losses is None:
             return record
         reference = self._references.get(work_of(cell))
-        objective = record.sections.get("objective")
-        noise = {} if objective is None else objective.noise
+        noise = {} if record.objective is None else record.objective.noise
         if reference is not None and not _replaces(cell, reference[0]):
             of, right = reference
             steps = min(len(losses.loss), len(right.loss), MAX_COMPARED_STEPS)
             limit = limit_for(cell.dtype, noise)
             losses = replace(losses, held_against=of.cell_id, held_steps=steps, held_within=asdict(limit))
-            sections = {**record.sections, "losses": losses}
-            record = replace(record, sections=sections, checks=checks(cell, sections))
-            compared = Signals(losses.loss[:steps], losses.grad_norm[:steps])
-            departure = first_departure(compared, right, limit, moved_for(cell.dtype, limit))
+            record = replace(record, losses=losses)
+            record = replace(record, checks=checks(cell, record.sections))
+            compared, reference_signals = signals_of(losses, steps), signals_of(right, steps)
+            departure = first_departure(compared, reference_signals, limit, moved_for(cell.dtype, limit))
             if departure is not None:
                 return as_wrong_result(record, f"{departure} of {of.strategy} on the same data")
         self._keep(cell, losses)
@@ -69,12 +67,12 @@ class Trajectories:
         """Return whether there is a reference for this work."""
         return work in self._references
 
-    def keep_finished(self, cells: Sequence[RunConfig], lines: Sequence[Mapping[str, Any]]) -> None:
-        """Take references from the lines of a sweep that is resumed."""
+    def keep_finished(self, cells: Sequence[RunConfig], records: Sequence[Record]) -> None:
+        """Take references from the records of a sweep that is resumed."""
         planned = {cell.cell_id: cell for cell in cells}
-        for line in lines:
-            if line["status"] == Status.OK and line.get("losses") and line["cell_id"] in planned:
-                self._keep(planned[line["cell_id"]], msgspec.convert(line["losses"], Losses))
+        for record in records:
+            if record.status is Status.OK and record.losses is not None and record.cell_id in planned:
+                self._keep(planned[record.cell_id], record.losses)
 
     def _keep(self, cell: RunConfig, losses: Losses) -> None:
         work = work_of(cell)

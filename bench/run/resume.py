@@ -6,17 +6,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
-from bench.common.environment import departures, describe
+from bench.common.environment import Environment, departures, describe
 from bench.config import ConfigError, Resume, RunConfig
 from bench.plan.cell_labels import CellLabels
 from bench.plan.plan import Plan
 from bench.plan.planned import PlannedCell
 from bench.plan.stored import stored_sweep
-from bench.record.record import Provenance, Status, is_finding
+from bench.record.record import Provenance, Record, Status, is_finding
 from bench.record.store import RECORDS
-from bench.request.modes import PREDICT
 from bench.request.packages import used_packages
 from bench.strategies import STRATEGIES
 
@@ -37,7 +35,7 @@ class SweepStart:
     """Cells that the folder's records add are among its cells."""
     pending: Sequence[PlannedCell]
     """Cells to begin with, in order."""
-    records: Sequence[dict[str, Any]] = ()
+    records: Sequence[Record] = ()
     """Records of the folder that count for the plan."""
     lines: tuple[str, ...] = ()
     """Differences between the folder and the plan: cells, and what made the records."""
@@ -77,7 +75,7 @@ def sweep_start(plan: Plan) -> SweepStart:
 
 
 def with_missing(
-    plan: Plan, records: Sequence[dict[str, Any]], ran: Collection[str] = (), references_s: float = 0.0
+    plan: Plan, records: Sequence[Record], ran: Collection[str] = (), references_s: float = 0.0
 ) -> tuple[Plan, list[PlannedCell]]:
     """Return the plan and its missing cells; where none is missing, the plan with what the records add.
 
@@ -93,18 +91,14 @@ def with_missing(
     return plan, pending
 
 
-def _missing(plan: Plan, records: Sequence[dict[str, Any]], ran: Collection[str]) -> list[PlannedCell]:
+def _missing(plan: Plan, records: Sequence[Record], ran: Collection[str]) -> list[PlannedCell]:
     """Return the cells without a final record that did not run just now.
 
     A cell whose first process ran out of memory is not repeated.
     """
-    done = {
-        (line["cell_id"], line["repeat"])
-        for line in records
-        if is_finding(line["role"], Status(line["status"]))
-    }
-    out_of_memory = (line for line in records if line["status"] == Status.OUT_OF_MEMORY)
-    ran_out = {line["cell_id"] for line in out_of_memory if not line["repeat"]}
+    done = {(each.cell_id, each.repeat) for each in records if is_finding(each.role, each.status)}
+    out_of_memory = (each for each in records if each.status is Status.OUT_OF_MEMORY)
+    ran_out = {each.cell_id for each in out_of_memory if not each.repeat}
     missing = [p for p in plan.cells if (p.cell.cell_id, p.repeat) not in done]
     return [p for p in missing if p.folder_name not in ran and not (p.repeat and p.cell.cell_id in ran_out)]
 
@@ -129,21 +123,21 @@ def _named(cells: Sequence[RunConfig], plan: Plan) -> str:
 class Kept:
     """What of a folder's records counts."""
 
-    records: Sequence[dict[str, Any]]
+    records: Sequence[Record]
     """At most one of each cell and repeat, in the order of the file."""
     lines: tuple[str, ...]
     """How many final ones were made with something else, by what that is, and what becomes of them."""
 
 
-def kept_records(plan: Plan, records: Iterable[dict[str, Any]]) -> Kept:
+def kept_records(plan: Plan, records: Iterable[Record]) -> Kept:
     """What counts for this plan. A line that is not kept stays in the file, as evidence.
 
     Of a cell that ran again the newest line counts, here as in every analysis. A synthetic one never does.
     """
     newest = {
-        (record["cell_id"], record["repeat"]): record
+        (record.cell_id, record.repeat): record
         for record in records
-        if record.get("provenance") != Provenance.SYNTHETIC
+        if record.provenance is not Provenance.SYNTHETIC
     }
     cells = {planned.cell.cell_id: planned.cell for planned in plan.cells}
     if not newest:
@@ -151,12 +145,11 @@ def kept_records(plan: Plan, records: Iterable[dict[str, Any]]) -> Kept:
     here = cache(lambda strategy: describe(STRATEGIES.packages(strategy)))
     kept, departed = [], Counter[str]()
     for record in newest.values():
-        cell = cells.get(record["cell_id"])
-        strategy = str(record["config"].get("strategy")) if cell is None else cell.strategy
-        departed_in = _departures(cell, record, here(strategy))
+        cell = cells.get(record.cell_id)
+        departed_in = _departures(cell, record, here(str(record.config["strategy"])))
         if not departed_in or plan.resume is Resume.ANY:
             kept.append(record)
-        if departed_in and is_finding(record["role"], Status(record["status"])):
+        if departed_in and is_finding(record.role, record.status):
             departed[" and ".join(departed_in)] += 1
     lines = (
         f"{count} {'record' if count == 1 else 'records'} of {words}: {BECOME[plan.resume]}"
@@ -165,11 +158,11 @@ def kept_records(plan: Plan, records: Iterable[dict[str, Any]]) -> Kept:
     return Kept(kept, tuple(lines))
 
 
-def _departures(cell: RunConfig | None, record: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+def _departures(cell: RunConfig | None, record: Record, here: Environment) -> list[str]:
     """In what the record's origin is not the one that the cell would have now.
 
     Of a cell that a plan has not come to yet it is not known which packages it would use.
     """
     packages = frozenset[str]() if cell is None else used_packages(cell)
-    is_predicted = record["config"].get("mode") == PREDICT if cell is None else cell.mode == PREDICT
-    return departures(record.get("environment") or {}, here, None if is_predicted else packages)
+    is_predicted = record.provenance is Provenance.PREDICTED
+    return departures(record.environment, here, None if is_predicted else packages)

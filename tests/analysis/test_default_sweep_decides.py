@@ -6,6 +6,7 @@ import random
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from analysis.answers.verdict import verdict
@@ -14,11 +15,10 @@ from bench.config import ExitCode
 from bench.extras.predict.prediction import modelled
 from bench.plan.estimate import Estimate
 from bench.plan.plan import plan
-from bench.record.store import read_records
 from bench.run import sweep as sweep_run
 from bench.run.progress import Progress
 from tests.support.cells import FOUR_H100, raws_of
-from tests.support.records import make_record, make_timing
+from tests.support.records import make_record, make_timing, read_lines
 
 PROCESS_SPREAD = 0.01
 """Standard deviation of the speeds of a cell's processes."""
@@ -53,7 +53,7 @@ def swept(tmp_path, monkeypatch):
                 wall_s=wall_s,
                 started_at=now[0].isoformat(),
                 timing=make_timing([[step_ms] * 6] * ranks, cell.tokens_per_step),
-                environment=describe({}) | {"argv": ["run_sweep.py", "seq_len=8k,64k,96k"]},
+                environment=replace(describe({}), argv=["run_sweep.py", "seq_len=8k,64k,96k"]),
             )
             now[0] += timedelta(seconds=wall_s)
             with running.store.path.open("a") as file:
@@ -66,7 +66,7 @@ def swept(tmp_path, monkeypatch):
         progress = Progress(Console(file=io.StringIO()), estimate=estimate)
         code = sweep_run.run_plan(planned, Idle(), progress, write_report=lambda _: True)
         assert code is ExitCode.OK
-        return read_records(tmp_path / "records.jsonl")
+        return read_lines(tmp_path / "records.jsonl")
 
     return sweep
 

@@ -7,7 +7,7 @@ from scipy.stats import binomtest
 
 from analysis.cells.difference import Processes, difference, processes_of
 from analysis.read.archive import read_archive
-from analysis.read.load import peak_flops_per_s
+from analysis.read.hardware import peak_flops_per_s
 from bench.common.statistics import ERROR_SHARE, MAX_PROCESSES, MIN_PROCESSES, enough_processes, pooled_spread
 from tests.support.command import typed
 

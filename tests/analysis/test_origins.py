@@ -86,5 +86,5 @@ LEFT_OUT = {
 def test_of_a_cell_that_ran_again_the_last_record_counts(tmp_path, why):
     before, after = make_record(**LEFT_OUT[why], wall_s=1.0), make_record(environment=HERE, wall_s=2.0)
     archive = archive_of(tmp_path, [before, after])
-    assert archive.frame["wall_s"].tolist() == [archive.record(0)["wall_s"]] == [2.0]
+    assert archive.frame["wall_s"].tolist() == [archive.record(0).wall_s] == [2.0]
     assert archive.left_out == {why: 1}

@@ -15,7 +15,14 @@ from bench.plan.planned import planned_cell
 from bench.run.cell.outcome import outcome
 from bench.run.cell.run import run
 from tests.support.cells import TWO_CORES, make_cell
-from tests.support.records import make_predicted, make_record, make_timing, with_prediction, write_sweep
+from tests.support.records import (
+    as_line,
+    make_predicted,
+    make_record,
+    make_timing,
+    with_prediction,
+    write_sweep,
+)
 
 PAGE = (REPOSITORY / "docs" / "predict.md").read_text()
 WORDS = ("mode=predict", "hardware=h100_80gb", "model=qwen3_4b", "cluster.world_size=4", "loss=untiled")
@@ -41,7 +48,7 @@ def records():
 @pytest.fixture(scope="module")
 def told(records, tmp_path_factory):
     """The terminal, summary.md and the page of real predictions; other tests look at figures."""
-    folder = write_sweep(tmp_path_factory.mktemp("sweep"), [record.to_json() for record in records])
+    folder = write_sweep(tmp_path_factory.mktemp("sweep"), [as_line(record) for record in records])
     with redirect_stdout(StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         patch.setattr("analysis.report.draw_figures", lambda *_: [])
         write_report(folder)
@@ -65,7 +72,7 @@ def test_the_page_shows_what_its_command_prints(tmp_path, capsys):
     choices = [[f"{key}={value}" for value in values.split(",")] for key, _, values in axes]
     cells = {cell.cell_id: cell for cell in (make_cell(*words) for words in product(*choices))}
     planned = [planned_cell(cell, TWO_CORES) for cell in cells.values()]
-    records = [run(each, None, Path()).to_json() for each in planned]
+    records = [as_line(run(each, None, Path())) for each in planned]
     write_report(write_sweep(tmp_path, records))
     printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert [line for line in map(str.strip, output.splitlines()) if line not in ("...", *printed)] == []

@@ -15,7 +15,7 @@ from analysis.answers.no_result import MAX_REASONS, failure_reasons
 from analysis.answers.verdict import verdict
 from analysis.cells.cells import CPU_CAVEAT
 from analysis.read.archive import read_archive
-from analysis.read.definitions import BY_COLUMN
+from analysis.read.metrics import METRICS
 from analysis.report import main, write_report
 from analysis.show.page.page import render
 from bench.strategies import STRATEGIES
@@ -136,7 +136,7 @@ def test_a_heading_says_what_its_column_means(page_of):
     heads = re.findall(r'<th scope="col" title="([^"]*)">([^<]*)</th>', source)
     said = {heading: html.unescape(title) for title, heading in heads}
     for heading, column in (("tokens/s", "tokens_per_s"), ("out, ulps (kernel alone)", "out_error_ulps")):
-        assert said[heading] == BY_COLUMN[column].quantity.meaning
+        assert said[heading] == METRICS[column].quantity.meaning
     assert "strategy" not in said
 
 

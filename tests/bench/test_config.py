@@ -7,8 +7,8 @@ import pytest
 from bench.common.environment import REPOSITORY
 from bench.config import ConfigError, RunConfig
 from bench.plan.stored import read_plan
-from bench.record.store import read_records
 from tests.support.cells import FOUR_H100, make_cell
+from tests.support.records import read_lines
 
 WORDS = ("strategy=torch_cp", "strategy.rotation=alltoall", "++env.NCCL_DEBUG=INFO", "measure.budget_s=20")
 
@@ -48,7 +48,7 @@ def test_a_cell_keeps_its_id():
 
 @pytest.mark.parametrize("folder", ["cpu", "h100/one_gpu", "h100/correctness"])
 def test_cells_of_shipped_records_keep_their_ids(folder):
-    for record in read_records(REPOSITORY / "results" / "reference" / folder / "records.jsonl"):
+    for record in read_lines(REPOSITORY / "results" / "reference" / folder / "records.jsonl"):
         assert RunConfig.from_flat(record["config"]).cell_id == record["cell_id"]
 
 

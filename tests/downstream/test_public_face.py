@@ -9,19 +9,20 @@ import subprocess
 import sys
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 import bench
 from bench.common.environment import REPOSITORY
-from bench.measure import PASSES
+from bench.measure.check import Check
 from bench.plan.planned import planned_cell
-from bench.record.record import Check, Failure
+from bench.record.record import SECTION_NAMES, Failure, Record
 from bench.run.cell.outcome import analytic
 from bench.run.cell.run import run
 from tests.support.cells import TWO_CORES, make_cell
+from tests.support.records import as_line
 
 NAMES = {
     "EVERYTHING", "LAYOUTS", "Block", "CallMemory", "ConfigError", "Exchange", "Facts", "Flag", "Kernel",
@@ -154,19 +155,19 @@ def assert_told(found):
 
 def test_records_have_the_keys_that_were_promised(tmp_path):
     """Of a refused cell, which starts no ranks; and of the sections as they are declared."""
-    record = run(planned_cell(make_cell("seq_len=1001"), TWO_CORES), None, tmp_path).to_json()
-    merged = {name: typing.get_type_hints(type(facts).merge)["return"] for name, facts in PASSES.items()}
-    declared = {name: kind for name, kind in merged.items() if is_dataclass(kind)}
+    record = as_line(run(planned_cell(make_cell("seq_len=1001"), TWO_CORES), None, tmp_path))
+    hints = typing.get_type_hints(Record)
+    declared = {name: typing.get_args(hints[name])[0] for name in SECTION_NAMES}
     declared |= {"failure": Failure, "checks": Check}
-    found = {name: [each.name for each in fields(kind)] for name, kind in declared.items()}
-    assert_told(record | found | {"record": record, "analytic": analytic(make_cell())})
+    found = {name: kind.__struct_fields__ for name, kind in declared.items()}
+    assert_told(record | found | {"record": record, "analytic": to_builtins(analytic(make_cell()))})
     assert found.keys() | record.keys() >= TOLD.keys() - {"record"}
 
 
 def test_records_of_the_reference_are_readable_and_have_them_too():
     records = bench.read_records(REPOSITORY / "results" / "reference" / "cpu" / "records.jsonl")
     assert len(records) == 9
-    for record in records:
+    for record in map(as_line, records):
         checks = record["checks"][0] if record.get("checks") else TOLD["checks"]
         sections = {name: each for name, each in record.items() if isinstance(each, Mapping)}
         assert_told(sections | {"record": record, "checks": checks})

@@ -11,10 +11,10 @@ import torch
 from bench.common.environment import REPOSITORY, installed
 from bench.cost.memory import memory_need
 from bench.measure.telemetry.rank import Telemetry, open_nvml
-from bench.record.store import read_records
 from bench.training.engines import ENGINE_FACTS
 from tests.support.cells import make_cell
 from tests.support.gpus import MACHINE, NEEDS_GPU, SOON_OVER, gpu_cell, run_on_gpu
+from tests.support.records import read_lines
 
 pytestmark = [*NEEDS_GPU]
 
@@ -45,7 +45,7 @@ def test_a_real_model_trains_at_8k_as_a_user_would_run_it(tmp_path, engine, chec
     command = [sys.executable, str(REPOSITORY / "run_sweep.py"), *words, "sweep_dir=out"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    (record,) = read_records(tmp_path / "out" / "records.jsonl")
+    (record,) = read_lines(tmp_path / "out" / "records.jsonl")
     (steps_ms,) = record["timing"]["step_times_ms"]
     assert (len(steps_ms), record["timing"]["warmup"]) == (STEPS, "full")
     assert sum(steps_ms) == pytest.approx(record["timing"]["window_ms"][0], rel=0.05)
@@ -82,7 +82,7 @@ def test_what_is_asked_of_the_allocator_is_in_effect(launcher, tmp_path, asked):
     cell = gpu_cell(*words, f"++env.PYTORCH_ALLOC_CONF='{asked}'")
     record = run_on_gpu(launcher, cell, tmp_path)
     assert record.status == "ok", record.reason
-    assert SETTINGS[asked].items() <= record.sections["memory"].allocator_settings.items()
+    assert SETTINGS[asked].items() <= record.memory.allocator_settings.items()
 
 
 def test_nvml_gives_power_and_clock_and_counts_the_processes_beside(strangers):

@@ -48,17 +48,17 @@ def test_a_cell_passes_every_gate_and_sends_the_bytes_of_the_formula(record, str
     assert record.status == "ok", f"{record.reason}\n{record.failure and record.failure.log_tail}"
     ranks = record.config["cluster.world_size"]
     assert record.config["cluster.ranks_per_gpu"] == ranks
-    assert {"out", "dq", "dk", "dv"} <= record.sections["parity"].errors.keys()
-    assert record.sections["losses"].tokens_digest == record.sections["losses"].expected_digest
-    sent, facts = record.sections["engagement"].sent_bytes["attention"], STRATEGIES[record.config["strategy"]]
-    assert max(sent) == record.analytic["exchange_bytes"]
+    assert {"out", "dq", "dk", "dv"} <= record.parity.errors.keys()
+    assert record.losses.tokens_digest == record.losses.expected_digest
+    sent, facts = record.engagement.sent_bytes["attention"], STRATEGIES[record.config["strategy"]]
+    assert max(sent) == record.analytic.exchange_bytes
     assert facts.sends_unevenly or len({*sent}) == 1
-    assert record.sections["telemetry"].foreign_processes in (None, [strangers] * ranks)
+    assert record.telemetry.foreign_processes in (None, [strangers] * ranks)
 
 
 def test_every_instant_of_the_traced_step_is_booked_once_and_every_transfer_has_a_purpose(record):
     assert record.status == "ok", record.reason
-    trace, ranks = record.sections["trace"], record.config["cluster.world_size"]
+    trace, ranks = record.trace, record.config["cluster.world_size"]
     assert trace.unjoined == [None] * ranks
     assert trace.waiting_unknown is None
     for rank, step_ms in enumerate(trace.step_ms):
@@ -107,6 +107,6 @@ def test_attention_alone_errs_no_more_than_its_kernel(launcher, tmp_path, strate
     words = ("workload=attention", "seq_len=2k", "measure.steps=2", "measure.warmup_steps=1")
     record = run_on_gpu(launcher, gpu_cell(*words, f"strategy={strategy}", ranks=2), tmp_path)
     assert record.status == "ok", record.reason
-    calls = record.sections["attention"]
+    calls = record.attention
     for name, error in calls.error_ulps.items():
         assert 0 < error <= 2 * calls.control_error_ulps[name] + 1

@@ -152,8 +152,8 @@ def run_cell(launcher, cell, folder, entry=None, *, without=()):
 def counted_and_computed(record):
     """By purpose and rank the bytes that collectives carried, and what the formula says; without zeros."""
     ranks = record.config["cluster.world_size"]
-    counted = record.sections["engagement"].sent_bytes
-    computed = {purpose: [size] * ranks for purpose, size in record.analytic["payload_bytes"].items()}
+    counted = record.engagement.sent_bytes
+    computed = {purpose: [size] * ranks for purpose, size in record.analytic.payload_bytes.items()}
     return tuple({name: sizes for name, sizes in each.items() if any(sizes)} for each in (counted, computed))
 
 

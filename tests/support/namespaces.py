@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.common.environment import REPOSITORY
-from bench.record.store import read_records
+from tests.support.records import read_lines
 
 TOOLS = ("ip", "nsenter", "unshare")
 ENVIRONMENT = {"ULYSSES_RING_BENCH_KEY": "a test's", "OMP_NUM_THREADS": "1"}
@@ -131,7 +131,7 @@ class Cluster:
             said, _ = launcher.communicate(timeout=900)
             assert launcher.returncode == 0, said
             assert [agent.wait(timeout=20) for agent in agents] == [0] * len(agents)
-        return read_records(Path(folder) / "records.jsonl")
+        return read_lines(Path(folder) / "records.jsonl")
 
 
 def _ip(*words):

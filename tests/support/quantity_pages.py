@@ -4,6 +4,8 @@ import re
 import tempfile
 from pathlib import Path
 
+from msgspec import to_builtins
+
 from analysis.cells.cells import Cells
 from bench.cost.memory import memory_need
 from bench.extras.predict.predicted import prediction_of
@@ -56,12 +58,10 @@ def a_record():
         timing=make_timing(steps_ms),
         trace=a_trace(),
         memory=MEMORY,
-        analytic=analytic(cell, need=memory_need(cell))
-        | {
-            "link_ms": LINK_MS,
-            "prediction": prediction_of(cell).to_json(),
-        },
+        analytic=to_builtins(analytic(cell, need=memory_need(cell)))
+        | {"link_ms": LINK_MS, "prediction": to_builtins(prediction_of(cell).stored())},
         losses={"loss": [5.5, 5.0, 4.5]},
+        telemetry={"power_w": [[400.0, 600.0] * 3, [410.0, 430.0] * 3, [300.0] * 7]},
     )
     return of_attention(record, forward_ms=[[1.0, 2.0, 1.0], [2.5, 1.0, 1.5], [1.0, 1.0, 3.5]],
                         backward_ms=[[3.0, 3.5, 3.0], [4.0, 2.0, 4.0], [1.0, 1.0, 1.0]])  # fmt: skip

@@ -3,14 +3,16 @@
 import hashlib
 import json
 from collections import Counter
-from dataclasses import asdict
 from types import SimpleNamespace
 
+from msgspec import convert, to_builtins
+
 from analysis.read.archive import read_archive
-from analysis.read.definitions import OF_RECORD
-from analysis.read.measured import measured
-from analysis.read.recorded import as_recorded
-from bench.record.record import SCHEMA_VERSION, Check
+from analysis.read.metrics import OF_RECORD
+from analysis.read.results import Results
+from bench.measure.check import Check
+from bench.record.record import SCHEMA_VERSION, Record
+from bench.record.store import line_of, read_records
 
 CONFIG = {
     "seq_len": 8192,
@@ -43,10 +45,70 @@ CPU = {"hardware": "cpu", "cluster": "cpu", "cluster.device": "cpu"}
 SHARED_GPU = {"cluster.ranks_per_gpu": 2}
 FAILED = {"timing": None, "memory": None, "trace": None, "losses": None, "engagement": None, "parity": None,
           "checks": None}  # fmt: skip
-ATTENTION_CHECKED = asdict(Check(what="attention", against="float64", tokens=512))
-STEPS_HELD = asdict(
+ATTENTION_CHECKED = to_builtins(Check(what="attention", against="float64", tokens=512))
+STEPS_HELD = to_builtins(
     Check(what="training signal", against="another cell", tokens=8192, steps=2, of_steps=2, holds_steps=True)
 )
+
+
+SECTIONS = {
+    "parity": {"tokens": 512, "errors": {"out": 1e-3}, "limits": {"out": 2e-2}},
+    "engagement": {
+        "attention_name": "ulysses", "modules": [], "attention_shapes": [], "sent_bytes": {}, "calls": {},
+    },
+    "losses": {
+        "loss": [5.5, 4.5], "grad_norm": [2.0, 1.0], "valid_tokens": [8192, 8192], "loss_sums": [],
+        "tokens_digest": ["0", "1"], "expected_digest": ["0", "1"],
+    },
+    "telemetry": {
+        "reason": None, "throttled": None, "sample_ms": None, "power_w": None, "sm_clock_mhz": None,
+        "reference_clock_mhz": None, "utilisation": None, "clock_events": None, "foreign_processes": None,
+        "load_average": 1.0, "involuntary_switches": [], "cpus": None,
+    },
+    "memory": {"peak_allocated_bytes": None},
+    "full_length": {"tokens": 8192, "rows": 32, "errors": {}, "limits": {}},
+    "failure": {"rank": None, "phase": None, "kind": "Error", "message": "", "log_tail": ""},
+}  # fmt: skip
+"""What a section has where a test says nothing of it."""
+
+
+ENVIRONMENT = {
+    "gpus": [], "cores": None, "cpu": None, "memory_bytes": None, "gpu_memory_bytes": [],
+    "gpu_capabilities": [],
+    "device_name": None, "os": None, "python": None, "packages": {}, "git_commit": None, "git_dirty": None,
+    "sources": None, "load_average": None, "argv": [], "inherited_env": {},
+}  # fmt: skip
+
+
+def whole(record):
+    """The record as plain values, with every field that its sections must have."""
+    record = to_builtins(record)
+    filled = {name: fields | record[name] for name, fields in SECTIONS.items() if record.get(name)}
+    if memory := filled.get("memory"):  # tests write GiB times a fraction
+        filled["memory"] = {name: _whole_bytes(sizes) for name, sizes in memory.items()}
+    analytic = {"tokens_per_step": record["config"].get("seq_len", 8192)} | (record.get("analytic") or {})
+    environment = ENVIRONMENT | (record.get("environment") or {})
+    return record | filled | {"analytic": analytic, "environment": environment}
+
+
+def _whole_bytes(sizes):
+    return [*map(int, sizes)] if isinstance(sizes, list) and isinstance(sizes[0], float) else sizes
+
+
+def as_record(record):
+    """The record as its types hold it."""
+    return convert(whole(record), Record)
+
+
+def as_line(record):
+    """A record as plain dictionaries, in the shape of its line."""
+    return json.loads(line_of(record))
+
+
+def read_lines(path):
+    """The lines of a file that the store reads, as plain dictionaries."""
+    read_records(path)
+    return [json.loads(line) for line in path.read_bytes().splitlines() if line]
 
 
 def make_record(*, config=None, **overrides):
@@ -56,7 +118,7 @@ def make_record(*, config=None, **overrides):
         settings |= {"sp_degree": 1, "cluster.world_size": 1} | (config or {})
     identity = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     ranks = settings["cluster.world_size"]
-    return {
+    record = {
         "schema_version": SCHEMA_VERSION,
         "cell_id": identity,
         "experiment": "none",
@@ -72,24 +134,24 @@ def make_record(*, config=None, **overrides):
         "started_at": "2026-01-01T00:00:00+00:00",
         "wall_s": 3.0,
         "fixed_cost_s": 1.5,
-        "parity": {"reason": None, "tokens": 512, "errors": {"out": 1e-3}, "limits": {"out": 2e-2}},
+        "parity": SECTIONS["parity"],
         "engagement": {
             "modules": ["bench.strategies.ulysses.attention"],
             "attention_shapes": [[[settings["seq_len"] // ranks, 4, 2]]] * ranks,
             "sent_bytes": {"attention": [1024] * ranks},
         },
         "timing": make_timing([[100.0] * 8] * ranks, settings["seq_len"]),
-        "losses": {"loss": [5.5, 4.5]},
+        "losses": SECTIONS["losses"],
         "memory": {
             "peak_allocated_bytes": [2 * 1024**3] * ranks,
-            "peak_reserved_bytes": [None] * ranks,
             "peak_resident_bytes": [500] * ranks,
             "base_resident_bytes": [300] * ranks,
         },
         "trace": make_trace(ranks),
         "failure": None,
         "checks": [ATTENTION_CHECKED, STEPS_HELD],
-    } | overrides
+    }
+    return whole(record | overrides)
 
 
 def make_trace(ranks, attention_ms=60.0, **overrides):
@@ -167,7 +229,7 @@ def on_ranks(strategies, lengths, ranks, step_ms=lambda length, count: length / 
 def write_sweep(folder, records):
     """A sweep's folder with these records."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps(record) + "\n" for record in records)
+    lines = "".join(json.dumps(whole(record)) + "\n" for record in records)
     (folder / "records.jsonl").write_text(lines)
     return folder
 
@@ -193,8 +255,8 @@ PEAKS = {"h100_80gb": 1e15}
 
 def metrics_of(record, peaks=PEAKS):
     """The record's metrics by name, None where it has none."""
-    found = measured(as_recorded(record), peaks)
-    return SimpleNamespace(**{each.column: each.value_of(found) for each in OF_RECORD})
+    found = Results(as_record(record), peaks)
+    return SimpleNamespace(**{each.name: each.from_record(found) for each in OF_RECORD})
 
 
 def frame_of_records(folder, records, peaks=PEAKS):

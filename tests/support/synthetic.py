@@ -65,7 +65,7 @@ def _record(random_numbers, order, config):
         **common,
         timing=make_timing(steps_ms, config["seq_len"] * config["batch"]),
         losses={"loss": [5.5 - 0.01 * step for step in range(STEPS)]},
-        memory={"peak_allocated_bytes": memory, "peak_reserved_bytes": [None] * ranks},
+        memory={"peak_allocated_bytes": memory},
         trace=None,
     )
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from msgspec import to_builtins
 from torch.profiler import profile
 
 from bench.attention.watch import AttentionWatch
@@ -107,4 +108,4 @@ def trace_case(job, log):
     calls = [asdict(call) for call in again.calls]
     (job.folder / f"calls-{job.rank}.json").write_text(json.dumps(calls))
     read = RankSteps(steps=[read_step(each, tap.calls, "cpu") for each in tracer.traced], median=0)
-    return {"trace": asdict(read), "phases_s": log.phases_s}
+    return {"trace": to_builtins(read), "phases_s": log.phases_s}

@@ -13,7 +13,7 @@ from analysis.cells.cells import Cells
 from analysis.cells.series import Series
 from analysis.cells.statuses import shown_status
 from analysis.labels import n_label, status_label
-from analysis.read.definitions import text_of
+from analysis.read.metrics import text_of
 from analysis.show.figures.sheet import Sheet
 from analysis.show.figures.style import MUTED_COLOR, dodge, look_of
 from bench.common.labels import length_label

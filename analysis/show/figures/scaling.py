@@ -13,7 +13,7 @@ from analysis.cells.cells import Cells
 from analysis.cells.comparison import BASE, within_strategy, work_keys
 from analysis.cells.series import Series, styles_of, variant
 from analysis.labels import SHARED_CORES, count_label
-from analysis.read.definitions import text_of
+from analysis.read.metrics import text_of
 from analysis.show.figures.drawn_series import placed
 from analysis.show.figures.failures import failure_marks, sheet_against
 from analysis.show.figures.sheet import Heading, Sheet

@@ -12,7 +12,7 @@ from analysis.cells.capacity import capacity_label
 from analysis.cells.comparison import BASE
 from analysis.cells.parts import has_ideal, step_ms, waterfall_of
 from analysis.labels import SHARED_CORES, count_label, number_label
-from analysis.read.definitions import text_of
+from analysis.read.metrics import text_of
 from analysis.show.tables.record import Pairs, as_text, known_facts
 from bench.config import UNKNOWN_HARDWARE
 from bench.record.record import Provenance

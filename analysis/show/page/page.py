@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from msgspec import to_builtins
 
 from analysis.answers.loss_agreement import FLOOR_READING, equivalence_line
 from analysis.answers.next_steps import next_steps
@@ -19,8 +20,8 @@ from analysis.cells.selection import for_pages
 from analysis.cells.summary import CELL
 from analysis.labels import count_label, more_label
 from analysis.read.archive import Archive
-from analysis.read.definitions import meanings_of
-from analysis.read.load import node_links
+from analysis.read.hardware import node_links
+from analysis.read.metrics import meanings_of
 from analysis.show.figures.figure_file import FigureFile
 from analysis.show.page.facts import cell_facts, environment_facts
 from analysis.show.tables import attention, loss_differences, max_length, predicted
@@ -114,7 +115,7 @@ def render(
         block_headings=BLOCK_HEADINGS,
         check_headings=CHECK_HEADINGS,
         shared=[*shared.items()],
-        environment=environment_facts(archive.environments),
+        environment=environment_facts(map(to_builtins, archive.environments)),
     )
 
 
@@ -172,7 +173,7 @@ def _shown_cells(archive: Archive, shown: Cells, shared: Mapping[str, str], whol
     told = zip(shown.rows, _identities(shown.frame), shown.names, rows_of(shown), strict=True)
     for number, (cell, identity, name, row) in enumerate(told):
         records = [archive.record(row_behind) for row_behind in rows_behind[identity]]
-        settings = records[0]["config"].items()
+        settings = records[0].config.items()
         texts = dict(zip(headings, row.texts(), strict=True))
         sorted_by = zip(texts, (cell[column] for column in SORTED_BY), strict=True)
         rest = [

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.cells.cells import Cells
-from analysis.read.definitions import text_of
+from analysis.read.metrics import text_of
 from analysis.show.tables.rows import is_replayed
 from bench.common.labels import length_label
 

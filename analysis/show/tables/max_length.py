@@ -14,7 +14,7 @@ from analysis.cells.cells import Cells
 from analysis.cells.series import Series
 from analysis.cells.statuses import shown_status
 from analysis.labels import percent_label, status_label
-from analysis.read.definitions import text_of
+from analysis.read.metrics import text_of
 from analysis.show.tables.rows import speed_text
 from bench.common.labels import length_label
 from bench.record.record import Status

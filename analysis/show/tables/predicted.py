@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.cells.cells import Cells
 from analysis.cells.prediction_errors import FIT_OUTCOME, PREDICTION_COLUMNS
-from analysis.read.definitions import text_of
+from analysis.read.metrics import text_of
 from analysis.show.tables.rows import predicted_band
 from bench.common.labels import length_label
 

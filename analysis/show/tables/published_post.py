@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.cells.statuses import NO_SPARE, shown_status
 from analysis.labels import MISSING, band_label, number_label, status_label
-from analysis.read.load import device_names
+from analysis.read.hardware import device_names
 from analysis.show.tables.rows import markdown_table
 from bench.common.labels import GIB, LENGTH_UNITS, length_label, rate_range_label
 from bench.config import NO_MISTAKE

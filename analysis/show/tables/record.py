@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import convert
-
 from analysis.labels import band_label, bytes_label, number_label, percent_label, status_label
-from analysis.read.load import NodeLink, Record
-from analysis.read.recorded import Check
-from bench.record.record import Provenance
+from analysis.read.hardware import NodeLink
+from analysis.read.traced_shares import transfer_ms
+from bench.cost.band import Band
+from bench.measure.check import Check
+from bench.measure.documents.section import PackedDocuments
+from bench.measure.full_length.section import FullLength
+from bench.measure.memory.section import BlockClass, Memory
+from bench.measure.parity.section import Parity
+from bench.measure.trace.section import Trace
+from bench.record.analytic import PredictedStep
+from bench.record.record import Provenance, Record, Status
 
-Section = Mapping[str, Any]
 CHECK_HEADINGS = ("checked", "against", "tokens", "rows", "steps", "outcome")
 BLOCK_HEADINGS = ("role", "dtype", "shape", "blocks", "together")
 NO_LINKS: Mapping[str, NodeLink] = {}
-THROTTLED: Mapping[str, str] = {"True": "yes", "False": "no"}
+THROTTLED: Mapping[bool | None, str] = {True: "yes", False: "no"}
 ATTENTION = "attention"
 NVLINK = "NVLink"
 """The start of such a link's name, and what a record calls pairs of GPUs that reach one another by it."""
 GIGA = 1e9
 Pairs = list[tuple[str, str]]
 """Names and texts."""
+Facts = Mapping[str, str | None]
+"""Texts by name; a fact that is not known is empty or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,54 +57,81 @@ class Attempt:
     """Empty where the record does not say."""
 
 
-def known_facts(facts: Mapping[str, Any]) -> Pairs:
-    """Names and texts of what is known."""
-    return [(name, str(text)) for name, text in facts.items() if text]
+def known_facts(facts: Facts) -> Pairs:
+    """Return names and texts of what is known."""
+    return [(name, text) for name, text in facts.items() if text]
 
 
 def attempt(record: Record, links: Mapping[str, NodeLink] = NO_LINKS) -> Attempt:
-    """What the page says of one record; `links` are those within a node, by hardware name."""
-    failure, has_run = record.get("failure") or {}, record["provenance"] != Provenance.PREDICTED
-    rank = None if failure.get("rank") is None else f"rank {failure['rank']}"
-    engagement, losses = record.get("engagement") or {}, (record.get("losses") or {}).get("loss")
+    """Return what the page says of one record; `links` are those within a node, by hardware name."""
+    failure, has_run = record.failure, record.provenance is not Provenance.PREDICTED
+    out_of_memory = None if failure is None else failure.out_of_memory
     facts = {
-        "status": status_label(record["status"]),
-        "reason": record["reason"],
-        "failed in": ", ".join(filter(None, (rank, failure.get("phase"), failure.get("step_phase")))),
-        "provenance": record["provenance"],
-        "started": record.get("started_at"),
-        "took": f"{record['wall_s']:.1f} s" if has_run and record.get("wall_s") is not None else "",
-        "attention modules entered": ", ".join(engagement.get("modules", ())),
-        "parity with float64": _parity(record.get("parity")),
-        "attention at the measured length": _full_length(record.get("full_length")),
-        "tokens x query heads x KV heads in attention, by rank": _shapes(engagement.get("attention_shapes")),
-        "bytes sent per step, by purpose and rank": _by_rank(engagement.get("sent_bytes"), bytes_label),
-        "attention exchange against the link": exchange_rate(record, links),
-        "packed documents": _documents(record.get("documents")),
-        **_replayed(record),
-        **_predicted((record.get("analytic") or {}).get("prediction")),
-        **(_traced(record.get("trace") or {}) if has_run else {}),
-        "loss, first to last step": (
-            f"{_number(losses[0], '.4f')} to {_number(losses[-1], '.4f')}" if losses else ""
-        ),
-        **(_memory(record) if has_run else {}),
+        **_end(record),
+        **_engagement(record, links),
+        **(_replayed(record) if record.provenance is Provenance.REPLAYED else {}),
+        **(_predicted(record.analytic.prediction) if record.analytic.prediction else {}),
+        **(_traced(record.trace) if has_run and record.trace else {}),
+        "loss, first to last step": _losses(record),
+        **(_machine(record) if has_run else {}),
     }
-    told = convert(record.get("checks") or [], list[Check])
-    checks = [_shown(check, record["status"]) for check in told]
-    blocks = _largest_blocks((failure.get("out_of_memory") or {}).get("largest", ()))
     return Attempt(
-        f"repeat {record['repeat']}", known_facts(facts), blocks, failure.get("log_tail") or None, checks
+        f"repeat {record.repeat}",
+        known_facts(facts),
+        [] if out_of_memory is None else [*map(_block, out_of_memory.largest)],
+        None if failure is None else failure.log_tail or None,
+        [_shown(check, record.status) for check in record.checks or ()],
     )
 
 
-def _replayed(record: Record) -> Section:
-    """Which rank ran, and the link's time by purpose; nothing of a record that is no replay."""
-    config, link_ms = record["config"], (record.get("analytic") or {}).get("link_ms")
-    if record["provenance"] != Provenance.REPLAYED:
-        return {}
+def _end(record: Record) -> Facts:
+    """Return how the record's cell ended."""
+    failure, place = record.failure, ""
+    if failure is not None:
+        rank = None if failure.rank is None else f"rank {failure.rank}"
+        place = ", ".join(filter(None, (rank, failure.phase, failure.step_phase)))
+    has_run = record.provenance is not Provenance.PREDICTED
+    return {
+        "status": status_label(record.status),
+        "reason": record.reason,
+        "failed in": place,
+        "provenance": record.provenance,
+        "started": record.started_at,
+        "took": f"{record.wall_s:.1f} s" if has_run else "",
+    }
+
+
+def _engagement(record: Record, links: Mapping[str, NodeLink]) -> Facts:
+    """Return what entered attention, how near its results are to float64 and what it sent."""
+    engagement = record.engagement
+    modules = () if engagement is None else engagement.modules
+    shapes = () if engagement is None else engagement.attention_shapes
+    sent_bytes: Mapping[str, Sequence[float]] = {} if engagement is None else engagement.sent_bytes
+    return {
+        "attention modules entered": ", ".join(modules),
+        "parity with float64": _parity(record.parity),
+        "attention at the measured length": _full_length(record.full_length),
+        "tokens x query heads x KV heads in attention, by rank": "; ".join(
+            ", ".join(" x ".join(map(str, each)) for each in rank) for rank in shapes
+        ),
+        "bytes sent per step, by purpose and rank": _by_rank(sent_bytes, bytes_label),
+        "attention exchange against the link": exchange_rate(record, links),
+        "packed documents": _documents(record.documents),
+    }
+
+
+def _losses(record: Record) -> str:
+    if record.losses is None or not record.losses.loss:
+        return ""
+    return f"{_number(record.losses.loss[0], '.4f')} to {_number(record.losses.loss[-1], '.4f')}"
+
+
+def _replayed(record: Record) -> Facts:
+    """Return which rank ran, and the link's time by purpose."""
+    config = record.config
     bands = (
-        f"{purpose} {band_label(ms['expected'], ms['low'], ms['high'], number_label)} ms"
-        for purpose, ms in (link_ms or {}).items()
+        f"{purpose} {_band(band, number_label)} ms"
+        for purpose, band in (record.analytic.link_ms or {}).items()
     )
     return {
         "replayed": f"rank {config['replay.rank']} of {config['cluster.world_size']}; no other rank ran",
@@ -105,9 +139,9 @@ def _replayed(record: Record) -> Section:
     }
 
 
-def _shown(check: Check, status: str) -> ShownCheck:
+def _shown(check: Check, status: Status) -> ShownCheck:
     """Of a wrong result the reason above says what was found; what was compared may be right or not."""
-    made = "passed" if status == "ok" else "compared"
+    made = "passed" if status is Status.OK else "compared"
     if check.below_noise is not None:
         made = f"below noise: {check.below_noise}"
     was_made = check.reason is None or bool(check.steps)
@@ -122,12 +156,9 @@ def _count(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
 
 
-def _shapes(shapes: Sequence[Sequence[Sequence[int]]] | None) -> str:
-    """`4096 x 4 x 2; 4096 x 4 x 2` of two ranks, all shapes of a rank with commas."""
-    return "; ".join(", ".join(" x ".join(map(str, each)) for each in rank) for rank in shapes or ())
-
-
-def _by_rank(values: Mapping[str, Sequence[float]] | None, label: Any = number_label) -> str:
+def _by_rank(
+    values: Mapping[str, Sequence[float]] | None, label: Callable[[float], str] = number_label
+) -> str:
     """`attention 1.23, 4.56; gradients 7.89, 0.12`: of each purpose the values of all ranks."""
     return "; ".join(f"{name} {', '.join(map(label, ranks))}" for name, ranks in (values or {}).items())
 
@@ -139,14 +170,11 @@ def exchange_rate(record: Record, links: Mapping[str, NodeLink]) -> str | None:
     that had to meet were there: the mean rank's rate in one direction. Across hosts waiting is not known, so
     what there is is of one node.
     """
-    link = links.get(str(record["config"].get("hardware")))
-    if link is None or not _joins_all_ranks(record, link):
+    link, trace, engagement = links.get(str(record.config.get("hardware"))), record.trace, record.engagement
+    if link is None or trace is None or engagement is None or not _joins_all_ranks(record, link):
         return None
-    trace = record.get("trace") or {}
-    sent = ((record.get("engagement") or {}).get("sent_bytes") or {}).get(ATTENTION)
-    total_ms, waiting_ms = (
-        (trace.get(f"purpose_{what}_ms") or {}).get(ATTENTION) for what in ("total", "waiting")
-    )
+    sent, total_ms = engagement.sent_bytes.get(ATTENTION), trace.purpose_total_ms.get(ATTENTION)
+    waiting_ms = (trace.purpose_waiting_ms or {}).get(ATTENTION)
     if not sent or not total_ms or not waiting_ms or sum(total_ms) <= sum(waiting_ms):
         return None
     bytes_per_s = sum(sent) / (sum(total_ms) - sum(waiting_ms)) * 1e3
@@ -157,48 +185,45 @@ def exchange_rate(record: Record, links: Mapping[str, NodeLink]) -> str | None:
 
 def _joins_all_ranks(record: Record, link: NodeLink) -> bool:
     """Whether ranks have a device each, and NVLink, where that is the hardware's link, joins all of them."""
-    if (record["config"].get("cluster.ranks_per_gpu") or 1) > 1:
+    if (record.config.get("cluster.ranks_per_gpu") or 1) > 1:
         return False
-    pairs = (record.get("environment") or {}).get("gpu_p2p") or {}
+    pairs = record.environment.gpu_p2p or {}
     return not link.name.startswith(NVLINK) or set(pairs.values()) == {NVLINK}
 
 
-def _documents(section: Section | None) -> str:
+def _documents(section: PackedDocuments | None) -> str:
     """`15 to 19 a step; in the median step the busiest rank attends to 1.08 times the mean rank's pairs`."""
-    if not section:
+    if section is None:
         return ""
-    fewest, most = min(section["documents"]), max(section["documents"])
+    fewest, most = min(section.documents), max(section.documents)
     counts = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
-    if section["imbalance"] is None:
+    if section.imbalance is None:
         return f"{counts} a step"
-    share = _number(section["imbalance"], ".2f")
-    return (
-        f"{counts} a step; in the median step the busiest rank attends to {share} times the mean rank's pairs"
-    )
+    busiest = f"the busiest rank attends to {section.imbalance:.2f} times the mean rank's pairs"
+    return f"{counts} a step; in the median step {busiest}"
 
 
-def _parity(parity: Section | None) -> str:
-    """Every tensor's error with its limit, relative to its maximum."""
-    if not parity:
+def _parity(parity: Parity | None) -> str:
+    """Return every tensor's error with its limit, relative to its maximum."""
+    if parity is None:
         return ""
-    if parity.get("reason"):
-        return f"not compared: {parity['reason']}"
-    limits = {name: _number(limit, ".0e") for name, limit in parity["limits"].items()}
+    if parity.reason:
+        return f"not compared: {parity.reason}"
     pairs = (
-        f"{name} {_number(error, '.1e')} (limit {limits[name]})" for name, error in parity["errors"].items()
+        f"{name} {_number(error, '.1e')} (limit {_number(parity.limits[name], '.0e')})"
+        for name, error in parity.errors.items()
     )
-    return f"at {parity['tokens']} tokens: {', '.join(pairs)}"
+    return f"at {parity.tokens} tokens: {', '.join(pairs)}"
 
 
-def _full_length(section: Section | None) -> str:
-    if not section:
+def _full_length(section: FullLength | None) -> str:
+    if section is None:
         return ""
-    if section.get("reason"):
-        return str(section["reason"])
-    known = ((name, error) for name, error in section["errors"].items() if error is not None)
-    errors = ", ".join(f"{name} {error:.1e}" for name, error in known)
-    sampled = f"{section['rows']} rows and {section.get('keys', 0)} keys"
-    return f"{errors or 'no number is finite'} of {sampled} at {section['tokens']:,} tokens"
+    if section.reason:
+        return section.reason
+    errors = ", ".join(f"{name} {error:.1e}" for name, error in section.errors.items() if error is not None)
+    sampled = f"{section.rows} rows and {section.keys} keys"
+    return f"{errors or 'no number is finite'} of {sampled} at {section.tokens:,} tokens"
 
 
 def _number(value: float | None, form: str) -> str:
@@ -206,102 +231,95 @@ def _number(value: float | None, form: str) -> str:
     return "not finite" if value is None else format(value, form)
 
 
-def _predicted(found: Section | None) -> Mapping[str, str]:
-    """The record's prediction: its band, and what the expected step is made of."""
-    if not found:
-        return {}
-    need, usable = _band(found["needed_bytes"], bytes_label), found.get("usable_bytes")
-    fit = f" of {bytes_label(usable)}: {str(found.get('fit')).replace('_', ' ')}"
+def _predicted(found: PredictedStep) -> Facts:
+    """Return the record's prediction: its band, and what the expected step is made of."""
+    need, usable = _band(found.needed_bytes, bytes_label), found.usable_bytes
+    fit = f" of {bytes_label(usable)}: {str(found.fit).replace('_', ' ')}"
     return {
-        "predicted step time, ms": _band(found["step_time_ms"], number_label),
-        "predicted step, ms by part": _terms(found.get("parts"), number_label),
-        "predicted peak allocated": _band(found["peak_allocated_bytes"], bytes_label),
-        "predicted memory by term": _terms(found.get("memory"), bytes_label),
+        "predicted step time, ms": _band(found.step_time_ms, number_label),
+        "predicted step, ms by part": _terms(found.parts, number_label),
+        "predicted peak allocated": _band(found.peak_allocated_bytes, bytes_label),
+        "predicted memory by term": _terms(found.memory, bytes_label),
         "predicted need of one rank, and what it may take": need
         + ("; unknown what it may take" if usable is None else fit),
     }
 
 
-def _band(band: Section, label: Any) -> str:
-    return band_label(band["expected"], band["low"], band["high"], label)
+def _band(band: Band, label: Callable[[float | None], str]) -> str:
+    return band_label(band.expected, band.low, band.high, label)
 
 
-def _terms(terms: Section | None, label: Any) -> str:
+def _terms(terms: Mapping[str, float], label: Callable[[float], str]) -> str:
     """`attention 33.5; other compute 129`, without what is nothing."""
-    known = {name: size for name, size in (terms or {}).items() if isinstance(size, int | float) and size}
-    return "; ".join(
-        f"{name.removesuffix('_ms').replace('_', ' ')} {label(size)}" for name, size in known.items()
-    )
+    known = {name.removesuffix("_ms").replace("_", " "): size for name, size in terms.items() if size}
+    return "; ".join(f"{name} {label(size)}" for name, size in known.items())
 
 
-def _traced(trace: Section) -> dict[str, Any]:
-    """What a traced step spent on others, in ms by purpose and rank, and how evenly work was spread."""
+def _traced(trace: Trace) -> Facts:
+    """Return what a traced step spent on communication, and how evenly work was spread."""
+    by_step = (transfer_ms(step, ATTENTION) for step in trace.steps)
     return {
-        "not traced": trace.get("failure"),
-        "exposed communication, ms by purpose and rank": _by_rank(trace.get("purpose_exposed_ms")),
+        "not traced": trace.failure,
+        "exposed communication, ms by purpose and rank": _by_rank(trace.purpose_exposed_ms),
         "attention's transfer, ms by rank, traced step by traced step": "; ".join(
-            map(_transfer, trace.get("steps") or ())
+            "-" if by_rank is None else ", ".join(map(number_label, by_rank)) for by_rank in by_step
         ),
-        "waiting for other ranks, ms by purpose and rank": _by_rank(trace.get("purpose_waiting_ms")),
-        "waiting unknown": trace.get("waiting_unknown"),
-        "compute, ms by part and rank": _by_rank(trace.get("compute_ms")),
-        "device copies, ms by part and rank": _by_rank(trace.get("copies_ms")),
-        "causal (query, key, head) triples by rank": ", ".join(map(_count, trace.get("causal_area") or ())),
-        "chosen by torch for attention": ", ".join(trace.get("torch_attention") or ()),
-        "purposes unknown": "; ".join(filter(None, trace.get("unjoined", ()))),
+        "waiting for other ranks, ms by purpose and rank": _by_rank(trace.purpose_waiting_ms),
+        "waiting unknown": trace.waiting_unknown,
+        "compute, ms by part and rank": _by_rank(trace.compute_ms),
+        "device copies, ms by part and rank": _by_rank(trace.copies_ms),
+        "causal (query, key, head) triples by rank": ", ".join(map(_count, trace.causal_area or ())),
+        "chosen by torch for attention": ", ".join(trace.torch_attention or ()),
+        "purposes unknown": "; ".join(filter(None, trace.unjoined)),
     }
 
 
-def _transfer(step: Section) -> str:
-    """`14.4, 12.7` of two ranks; a dash for a step without known waiting."""
-    exposed_ms, waiting_ms = step["purpose_exposed_ms"], step["purpose_exposed_waiting_ms"]
-    if waiting_ms is None:
-        return "-"
-    nothing = [0.0] * len(step["step_ms"])
-    pairs = zip(exposed_ms.get("attention", nothing), waiting_ms.get("attention", nothing), strict=True)
-    return ", ".join(number_label(exposed - waiting) for exposed, waiting in pairs)
+def _machine(record: Record) -> Facts:
+    """Return what a rank held and when, and what else the machine did."""
+    telemetry, failed = record.telemetry, None if record.failure is None else record.failure.out_of_memory
+    facts: dict[str, str | None] = {}
+    if failed is not None:
+        facts = {
+            "asked for when memory ran out": bytes_label(failed.requested_bytes),
+            "held by the rank then": bytes_label(failed.held_bytes),
+            "memory limit": bytes_label(failed.limit_bytes),
+        }
+    if record.memory is not None:
+        facts |= _memory(record.memory)
+    if telemetry is not None:
+        facts |= {
+            "throttled": THROTTLED.get(telemetry.throttled),
+            "telemetry": telemetry.reason,
+            "load average when timing began": f"{telemetry.load_average:.2f}",
+            "involuntary context switches while timed, by rank": ", ".join(
+                map(str, telemetry.involuntary_switches)
+            ),
+        }
+    return facts
 
 
-def _memory(record: Section) -> dict[str, Any]:
-    """What a rank held and when, and what else the machine did."""
-    memory, telemetry = record.get("memory") or {}, record.get("telemetry") or {}
-    failed = (record.get("failure") or {}).get("out_of_memory") or {}
-    load = telemetry.get("load_average")
+def _memory(memory: Memory) -> Facts:
     return {
-        "asked for when memory ran out": bytes_label(failed.get("requested_bytes")),
-        "held by the rank then": bytes_label(failed.get("held_bytes")),
-        "memory limit": bytes_label(failed.get("limit_bytes")),
-        "steady peak, by rank": _peaks(memory.get("peak_allocated_bytes"), memory.get("peak_phase")),
+        "steady peak, by rank": _peaks(memory.peak_allocated_bytes, memory.peak_phase),
         "peak over the whole life, by rank": _peaks(
-            memory.get("whole_life_allocated_bytes"), memory.get("whole_life_phase")
+            memory.whole_life_allocated_bytes, memory.whole_life_phase
         ),
-        "device memory used": _peaks(memory.get("device_used_bytes")) or memory.get("device_used_reason"),
-        "throttled": THROTTLED.get(str(telemetry.get("throttled"))),
-        "telemetry": telemetry.get("reason"),
-        "load average when timing began": None if load is None else f"{load:.2f}",
-        "involuntary context switches while timed, by rank": ", ".join(
-            map(str, telemetry.get("involuntary_switches") or ())
-        ),
+        "device memory used": _peaks(memory.device_used_bytes) or memory.device_used_reason,
     }
 
 
-def _peaks(sizes: Sequence[int] | None, phases: Sequence[str | None] | None = None) -> str:
+def _peaks(sizes: Sequence[float] | None, phases: Sequence[str] | None = None) -> str:
     """`27 MiB in backward, 27 MiB in backward`."""
-    named = zip(sizes or (), phases or [None] * len(sizes or ()), strict=True)
+    named = zip(sizes or (), phases or [""] * len(sizes or ()), strict=True)
     return ", ".join(
         f"{bytes_label(size)} in {phase}" if phase else bytes_label(size) for size, phase in named
     )
 
 
-def _largest_blocks(largest: Iterable[Section]) -> list[tuple[str, ...]]:
-    """Classes of live blocks: role, dtype, shape, how many, bytes together."""
-    return [
-        (
-            str(block["role"]), str(block["dtype"]), " x ".join(map(str, block["shape"])) or "scalar",
-            f"{block['count']:,}", bytes_label(block["total_bytes"]),
-        )
-        for block in largest
-    ]  # fmt: skip
+def _block(block: BlockClass) -> tuple[str, ...]:
+    """Return a class of live blocks: role, dtype, shape, how many, bytes together."""
+    shape = " x ".join(map(str, block.shape)) or "scalar"
+    return block.role, block.dtype, shape, f"{block.count:,}", bytes_label(block.total_bytes)
 
 
 def as_text(value: Any) -> str:

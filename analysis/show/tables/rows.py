@@ -20,7 +20,7 @@ from analysis.labels import (
     spread_label,
     status_label,
 )
-from analysis.read.definitions import BY_COLUMN, text_of
+from analysis.read.metrics import METRICS, text_of
 from bench.common.labels import length_label, rate_range_label
 from bench.record.record import Provenance
 
@@ -180,7 +180,7 @@ def speed_text(cell: Mapping[Any, Any]) -> str:
 def predicted_band(cell: Mapping[Any, Any], column: str) -> str:
     """What was predicted of a cell, as `189 (161 to 237)`; `column` has {} where the end is named."""
     expected, low, high = (cell[f"predicted_{column.format(end)}"] for end in ("", "_low", "_high"))
-    label = BY_COLUMN[column.format("")].text
+    label = METRICS[column.format("")].text
     return "" if pd.isna(expected) else band_label(expected, low, high, label)
 
 

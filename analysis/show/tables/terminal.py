@@ -11,7 +11,7 @@ from rich.text import Text
 
 from analysis.cells.cells import Cells
 from analysis.labels import count_label, interval_label, n_label
-from analysis.read.definitions import text_of
+from analysis.read.metrics import text_of
 from analysis.show.tables.rows import OF_PREDICTIONS, is_predicted, is_replayed, rows_of, speed_text
 
 WORDS = frozenset({"strategy", "series", "status"})

@@ -11,6 +11,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+from msgspec import to_builtins
+
 from bench.common.command import outlive_readers
 from bench.common.environment import describe
 from bench.common.nvml import visible_uuids
@@ -66,7 +68,7 @@ def serve(host: str, port: int, key: bytes) -> ExitCode:
     import torch  # noqa: F401  the store needs it
 
     node.import_all()
-    environment = describe({})
+    environment = to_builtins(describe({}))
     link = Link(_connected(host, port), key, ToAgent, is_launcher=False)
     node.interface = interface_of(link.address)
     store = keep_store(link.address)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from msgspec import to_builtins
+
 from bench.common.command import tool_words
 from bench.common.environment import describe
 from bench.config import ConfigError, WhenTaken
@@ -112,7 +114,7 @@ class Gathering(AbstractContextManager["Gathering"]):
 
 def _refuse_other_software(hello: Hello) -> None:
     """Raises ConfigError for a node whose results could not stand beside the others'."""
-    own = describe({})
+    own = to_builtins(describe({}))
     for name in SAME_ON_ALL:
         if hello.environment.get(name) != own.get(name):
             differs = _difference(hello.environment.get(name), own.get(name))

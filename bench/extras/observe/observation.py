@@ -35,7 +35,7 @@ from bench.extras.observe.observed_model import observed_model, refuse_compiled
 from bench.extras.observe.outcome import check_records, failed_record, kept, observed_record, report, sharing
 from bench.extras.observe.parity import Sharers
 from bench.extras.observe.tokens import LoopReport
-from bench.measure.facts import RankReport
+from bench.measure import decoded
 from bench.measure.rank_pass import Ask, Measurement
 from bench.ranks.device import nccl_version
 from bench.ranks.log import RankLog
@@ -200,7 +200,7 @@ class Observation:
         groups, wall_s = sharing(reports), time.monotonic() - self._start
         cell = observed_cell(self._loop, self._model, self.request, groups[0])
         with Store(self.request.folder, STORE_WAIT_S) as store:
-            repeat = sum(record["cell_id"] == cell.cell_id for record in store.read())
+            repeat = sum(record.cell_id == cell.cell_id for record in store.read())
             record = kept(observed_record(cell, reports, groups, repeat, wall_s, self._started_at), store)
         self.record = record
         say(outcome(record), sys.stdout)
@@ -215,7 +215,8 @@ class Observation:
 
     def _report(self) -> LoopReport:
         loop, software = self._loop, nccl_version(self._measurement.device)
-        report = RankReport(self._measurement.parts(), self._log.phases_s, software)
+        values = {**self._measurement.report(), "phases_s": self._log.phases_s, "software": software}
+        (report,) = decoded([values])
         stated = loop.trained.stated_not_finite()
         return LoopReport(report, loop.tokens, loop.sizes, loop.other_layers, loop.objective, stated)
 

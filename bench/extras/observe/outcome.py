@@ -6,10 +6,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from bench.common.environment import REPOSITORY, git
 from bench.config import ConfigError, RunConfig
@@ -17,12 +18,13 @@ from bench.cost.memory import MemoryNeed, memory_need
 from bench.extras.observe.objective import RankObjective, has_known_scale, not_compared, wrong_objective
 from bench.extras.observe.tokens import LoopReport, RankTokens, is_packed, misfed
 from bench.measure import Sections, checks, first_failure, merge
+from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN
 from bench.plan.planned import PlannedCell
-from bench.record.record import Check, Record, Role
+from bench.record.record import Record, Role
 from bench.record.store import Store, read_records
 from bench.run.cell.ends import classify
-from bench.run.cell.outcome import failed, judged, not_finite_on_a_rank, refused
+from bench.run.cell.outcome import failed, flaw_of_a_rank, judged, refused
 from bench.run.node.ranks import RankEnd
 from bench.strategies import STRATEGIES
 from bench.training.engines import ENGINE_FACTS
@@ -54,7 +56,7 @@ def observed_record(
         or misfeeding
         or (min(lost)[1] if lost else None)
         or first_failure(cell, sections)
-        or not_finite_on_a_rank(ranks, range(len(ranks)))
+        or flaw_of_a_rank(ranks, range(len(ranks)))
         or wrong_objective(objectives, [[*group[0].group] for group in groups], cell.dtype)
     )
     made = checks_of_loop(cell, sections, groups, objectives)
@@ -79,9 +81,9 @@ def kept(record: Record, store: Store) -> Record:
 
     Once: several ranks may meet the same error.
     """
-    record = replace(record, environment=record.environment | this_script())
+    record = replace(record, environment=replace(record.environment, **this_script()))
     same = (record.cell_id, record.started_at)
-    if all((other["cell_id"], other["started_at"]) != same for other in store.read()):
+    if all((other.cell_id, other.started_at) != same for other in store.read()):
         store.append(record)
     return record
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
+
+from msgspec import structs
 
 from bench.config import ConfigError, RunConfig
 from bench.cost.band import Band, End
@@ -38,17 +39,16 @@ def register() -> None:
 
 def with_link(cell: RunConfig, record: Record) -> Record:
     """Add the milliseconds of one replayed step on the link, by purpose; null where its rates are unknown."""
-    return replace(record, analytic={**record.analytic, "link_ms": _link_ms(cell, record)})
+    return structs.replace(record, analytic=structs.replace(record.analytic, link_ms=_link_ms(cell, record)))
 
 
-def _link_ms(cell: RunConfig, record: Record) -> dict[str, Any] | None:
-    engagement = record.sections.get("engagement")
-    messages = None if engagement is None else engagement.messages
+def _link_ms(cell: RunConfig, record: Record) -> dict[str, Band] | None:
+    messages = None if record.engagement is None else record.engagement.messages
     if messages is None or (cell.cluster.world_size > 1 and not has_rates(cell.hardware)):
         return None
     if cell.cluster.world_size == 1:
         return {}
-    return {purpose: asdict(band) for purpose, band in link_ms(messages, hardware_of(cell.hardware)).items()}
+    return link_ms(messages, hardware_of(cell.hardware))
 
 
 def link_ms(messages: Sequence[Messages], hardware: Hardware) -> dict[str, Band]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from bench.common.environment import this_machine
 from bench.common.labels import size_label
@@ -23,13 +23,13 @@ def predicted(cell: RunConfig, record: Record) -> Record:
     """Fill a legal cell's record: one step of its slowest rank, or that there is no room for it."""
     prediction = prediction_of(cell)
     assert prediction is not None  # a cell without one was refused
-    record = replace(record, analytic={**record.analytic, "prediction": prediction.to_json()})
+    record = replace(record, analytic=replace(record.analytic, prediction=prediction.stored()))
     if prediction.fit is Fit.OUT_OF_MEMORY:
         assert prediction.usable_bytes is not None
         need, has = round(prediction.needed_bytes.expected), prediction.usable_bytes
         reason = f"needs about {size_label(need)} per rank and has {size_label(has)}"
         return replace(record, status=Status.OUT_OF_MEMORY, reason=reason)
-    return replace(record, sections={**record.sections, **sections_of(cell, prediction)})
+    return replace(record, **sections_of(cell, prediction))
 
 
 def prediction_of(cell: RunConfig) -> Prediction | None:

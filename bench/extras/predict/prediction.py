@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from bench.config import RunConfig
 from bench.cost.band import Band, End, Fit, fit_of
@@ -14,6 +13,7 @@ from bench.extras.predict.hardware import Hardware, another_cpu, hardware_of, ha
 from bench.extras.predict.speeds import Speeds
 from bench.extras.predict.time import StepParts, step_parts, step_work
 from bench.plan.estimate import Expected
+from bench.record.analytic import PredictedStep
 from bench.request.modes import starts_ranks
 
 PROBED = "attention and matrix products timed here just now"
@@ -44,9 +44,17 @@ class Prediction:
             return None
         return fit_of(self.needed_bytes, self.usable_bytes)
 
-    def to_json(self) -> dict[str, Any]:
-        """The record's `analytic.prediction`."""
-        return asdict(self) | {"fit": self.fit}
+    def stored(self) -> PredictedStep:
+        """Return what the record's `analytic` holds."""
+        return PredictedStep(
+            step_time_ms=self.step_time_ms,
+            parts=asdict(self.parts),
+            peak_allocated_bytes=self.peak_allocated_bytes,
+            needed_bytes=self.needed_bytes,
+            memory=asdict(self.memory),
+            usable_bytes=self.usable_bytes,
+            fit=self.fit,
+        )
 
 
 def predict(cell: RunConfig, hardware: Hardware, usable_bytes: int | None) -> Prediction | None:

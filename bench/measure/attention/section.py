@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import Annotated
 
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from bench.common.rules import Times, check_lengths
 from bench.config import RunConfig
+from bench.measure.check import Check
 from bench.measure.facts import NO_OTHER_RANKS, NOT_RUN, PassFacts, RankReport, first_beyond, together
 from bench.measure.parity.section import FLOORS
-from bench.record.record import Check
 
 ERROR_FACTORS: Mapping[str, float] = {"out": 4.0, "dq": 10.0}
 """In 16 bit strategies erred up to 1.7 and 3.9 times as much as the same kernel on one device; the latter in
@@ -18,24 +22,29 @@ ULPS: Mapping[str, float] = {"fp64": 2**-52, "fp32": 2**-23, "fp16": 2**-10, "bf
 """One unit in the last place of 1.0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionCalls:
+class AttentionCalls(Struct, frozen=True, kw_only=True):
     """Attention alone; a step of `timing` is one call, forward and backward."""
 
-    forward_ms: list[list[float]]
+    forward_ms: Annotated[list[Times], Meta(min_length=1)]
     """By rank and timed call."""
-    backward_ms: list[list[float]]
-    single_forward_ms: list[float] | None = None
+    backward_ms: Annotated[list[Times], Meta(min_length=1)]
+    single_forward_ms: Times | None = None
     """By call, of the same kernel on whole sequences on one device: rank 0 while the others wait."""
-    single_backward_ms: list[float] | None = None
+    single_backward_ms: Times | None = None
     single_reason: str | None = None
     """Why there are none."""
     error_rows: int
-    error_ulps: dict[str, float]
+    error_ulps: Mapping[str, float | None]
     """The largest errors of `error_rows` tokens against float64, in units in the last place of the dtype at
     each row's own maximum; infinite where a number is not finite. Finite errors of a replay are left out."""
-    control_error_ulps: dict[str, float] | None = None
+    control_error_ulps: Mapping[str, float | None] | None = None
     """The single device's."""
+
+    def __post_init__(self) -> None:
+        times = "forward_ms and backward_ms"
+        check_lengths(f"Expected equally many {times} for each rank", *self.forward_ms, *self.backward_ms)
+        single = self.single_forward_ms, self.single_backward_ms
+        check_lengths("Expected equally many single_forward_ms and single_backward_ms", *single)
 
 
 class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):
@@ -56,7 +65,7 @@ class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):
             return f"attention: {lost} {where} not finite everywhere"
         control = section.control_error_ulps or {}
         errors = {name: section.error_ulps.get(name, 0.0) for name in control}
-        limits = {name: _limit_ulps(name, cell.dtype, error) for name, error in control.items()}
+        limits = {name: _limit_ulps(name, cell.dtype, error or math.inf) for name, error in control.items()}
         name = first_beyond(errors, limits)
         if name is None:
             return None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bench.config import RunConfig
 from bench.measure.facts import PassFacts, RankReport, together
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedDocuments:
+class PackedDocuments(Struct, frozen=True, kw_only=True):
     """The documents of every full-length step; only of cells whose sequences hold several."""
 
     documents: list[int]

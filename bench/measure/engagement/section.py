@@ -6,19 +6,20 @@ A configuration that is accepted and silently not applied is the field's commone
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bench.config import MeasureConfig, RunConfig
+from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, together
 from bench.measure.timing.section import affordable_steps
 from bench.ranks.log import Stage
-from bench.record.record import Check
 from bench.strategies import STRATEGIES
 from bench.training.messages import Messages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engagement:
+class Engagement(Struct, frozen=True, kw_only=True):
     """Proof that what was asked for ran, from one full-length step."""
 
     attention_name: str

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bench.config import RunConfig
+from bench.measure.check import Check
 from bench.measure.facts import ErrorFacts, Moment
-from bench.record.record import Check
 
 CONTROL_FACTOR = 2.5
 """A sound result errs at most so many times as much as the control does."""
@@ -48,8 +50,7 @@ LABELS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FullLength:
+class FullLength(Struct, frozen=True, kw_only=True):
     """One call of attention in the inspected step, gradients included."""
 
     tokens: int
@@ -59,11 +60,11 @@ class FullLength:
     """Of `dk_keys` and `dv_keys`, drawn and counted as rows are."""
     keys_reason: str | None = None
     """Why no keys were compared."""
-    errors: dict[str, float]
+    errors: Mapping[str, float | None]
     """Of `out` and `dq`: the length of the sampled rows' deviation from float64, relative to theirs.
     Of `dk` and `dv`: by how much an identity over all tokens is missed, relative to its terms.
     Of `dk_keys` and `dv_keys`: the sampled keys' deviation from float64, each relative to its own size."""
-    limits: dict[str, float]
+    limits: Mapping[str, float | None]
     reason: str | None = None
     """Why there are no errors."""
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bench.common.finite import worst
 from bench.config import RunConfig
+from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN, PassFacts, RankReport, by_rank, together
-from bench.record.record import Check
 
 COMPARED = {
     "tokens": "the data",
@@ -22,21 +24,21 @@ DIVIDED = 0.5
 NO_REFERENCE = "no cell of the same work had run before; later ones are compared with this one"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
+class Losses(Struct, frozen=True, kw_only=True):
     """The training signal of every full-length step, equal on all ranks; inspected and traced ones last."""
 
-    loss: list[float]
-    grad_norm: list[float]
+    loss: Sequence[float | None]
+    """By step, the mean loss per valid token; null where it is no finite number, as in all of these."""
+    grad_norm: Sequence[float | None]
     valid_tokens: list[int]
     tokens_digest: list[str]
     """By step, a sum over the (position, token, label) that entered the models, which does not depend on how
     the step was sharded."""
     expected_digest: list[str]
     """The same sum from the data, without any sharding."""
-    loss_sums: list[list[float]]
+    loss_sums: Sequence[Sequence[float | None]]
     """By rank and step, the sum of the rank's own token losses."""
-    logged_loss: list[float] | None = None
+    logged_loss: Sequence[float | None] | None = None
     """By step, the loss that a training stack logs on its main process; null where the loop is ours."""
     logged_off_by: float | None = None
     """The largest difference of a logged loss from `loss`, which is computed the same for every trainer."""
@@ -44,7 +46,7 @@ class Losses:
     """The cell of the same work whose losses and gradient norms these were compared with."""
     held_steps: int = 0
     """How many steps, from the first, both cells ran."""
-    held_within: dict[str, float] = field(default_factory=dict)
+    held_within: dict[str, float] = {}
     """How far the `loss` and the `grad_norm` of the first step were allowed to be apart, relative."""
 
 
@@ -84,7 +86,8 @@ class LossesFacts(PassFacts[Losses, Losses]):
 def _off_by(part: Losses) -> float | None:
     if part.logged_loss is None:
         return None
-    return max(abs(logged - loss) for logged, loss in zip(part.logged_loss, part.loss, strict=True))
+    pairs = zip(part.logged_loss, part.loss, strict=True)
+    return max(abs((logged or 0.0) - (loss or 0.0)) for logged, loss in pairs)
 
 
 def _held(check: Check, losses: Losses) -> Check:
@@ -118,9 +121,9 @@ def _not_finite(losses: Losses) -> str | None:
     steps = zip(losses.grad_norm, zip(*losses.loss_sums, strict=True), strict=True)
     for step, (norm, sums) in enumerate(steps):
         for rank, loss in enumerate(sums):
-            if not math.isfinite(loss):
+            if loss is None or not math.isfinite(loss):
                 return f"losses: the loss of step {step} on rank {rank} is {loss}"
-        if not 0 <= norm < math.inf:
+        if norm is None or not 0 <= norm < math.inf:
             return f"losses: the gradient norm of step {step} is {norm}"
     return None
 

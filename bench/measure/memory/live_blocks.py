@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from bench.record.record import BlockClass
+from bench.measure.memory.section import BlockClass
 
 ROLES = ("parameter", "gradient", "optimizer state", "activation", "other")
 """A block that several tensors view has the first of their roles."""

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from bench.common.finite import worst
+from bench.common.rules import Amount, SizesPerRank
 from bench.config import RunConfig
 from bench.measure.facts import PassFacts, RankReport, together
 from bench.measure.telemetry import section as telemetry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class BlockClass(Struct, frozen=True, kw_only=True):
+    """Blocks of memory of one kind."""
+
+    role: str
+    """What they are for."""
+    dtype: str
+    """Of the largest tensor in such a block, as is `shape`."""
+    shape: list[int]
+    count: int
+    """How many storages there are."""
+    total_bytes: int
+    """All of them together."""
+
+
+class Memory(Struct, frozen=True, kw_only=True):
     """Peaks per rank, in bytes; null where not measured or not known.
 
     `allocated` counts tensors, `reserved` what the allocator holds for them. `peak_` is of the steady state:
@@ -21,35 +38,35 @@ class Memory:
     step in which the peak was reached: load (building, fetching), forward, loss, backward, optimizer.
     """
 
-    peak_allocated_bytes: list[int] | None
-    peak_reserved_bytes: list[int] | None = None
-    peak_resident_bytes: list[int] | None = None
+    peak_allocated_bytes: SizesPerRank | None
+    peak_reserved_bytes: SizesPerRank | None = None
+    peak_resident_bytes: SizesPerRank | None = None
     """The process's pages."""
-    base_resident_bytes: list[int] | None = None
+    base_resident_bytes: SizesPerRank | None = None
     """What a rank holds before it builds anything."""
     peak_phase: list[str] | None = None
-    forward_taken_bytes: list[int] | None = None
+    forward_taken_bytes: SizesPerRank | None = None
     """The peak of a forward less what was there when it began; of `workload=attention` what a call takes."""
-    forward_kept_bytes: list[int] | None = None
+    forward_kept_bytes: SizesPerRank | None = None
     """What was there when it ended, less the same: what backward needs, and the result."""
-    backward_taken_bytes: list[int] | None = None
+    backward_taken_bytes: SizesPerRank | None = None
     """The peak of a backward less what was there when it began."""
-    whole_life_allocated_bytes: list[int] | None = None
-    whole_life_reserved_bytes: list[int] | None = None
+    whole_life_allocated_bytes: SizesPerRank | None = None
+    whole_life_reserved_bytes: SizesPerRank | None = None
     whole_life_phase: list[str] | None = None
-    device_used_bytes: list[float] | None = None
+    device_used_bytes: Annotated[list[Amount], Meta(min_length=1)] | None = None
     """The most that the whole device held while the clock ran, by NVML."""
     device_used_reason: str | None = None
     """Why that is not known."""
-    limit_base_bytes: list[int] | None = None
+    limit_base_bytes: SizesPerRank | None = None
     """What a memory limit counts from."""
     allocator_settings: dict[str, str] | None = None
     """What CUDA's allocator says that it runs with, in torch's words; of the first rank, as all are told the
     same. Null on a CPU."""
-    offloaded_activation_bytes: list[int] | None = None
+    offloaded_activation_bytes: SizesPerRank | None = None
     """Layers' inputs that one step handed to host memory, and as many came back; on a CPU rank, whose only
     memory that is, none were copied. Null without `offload.activations`."""
-    offloaded_optimizer_bytes: list[int] | None = None
+    offloaded_optimizer_bytes: SizesPerRank | None = None
     """Gradients that one step has to copy to the optimizer in host memory, and weights back, together; a CPU
     rank copies them within its memory. Null without `offload.optimizer`."""
 
@@ -66,7 +83,7 @@ class MemoryFacts(PassFacts[Memory, Memory]):
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Memory:  # noqa: ARG002
         parts, telemetries = self.parts(reports), telemetry.FACTS.parts(reports)
         used = together(telemetries, "device_used_bytes")["device_used_bytes"]
-        per_rank = [field.name for field in fields(Memory) if field.name not in OF_ALL_RANKS]
+        per_rank = [name for name in Memory.__struct_fields__ if name not in OF_ALL_RANKS]
         return replace(
             parts[0],
             **together(parts, *per_rank),

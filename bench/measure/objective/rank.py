@@ -13,6 +13,7 @@ from dataclasses import replace
 import psutil
 import torch
 import torch.distributed as dist
+from msgspec import structs
 
 from bench.common.labels import size_label
 from bench.config import RunConfig
@@ -51,14 +52,16 @@ class ObjectivePass(RankPass):
             checked = _on_uncounted_labels(trainer, tokens, device)
             outcome = Objective(tokens=tokens, sequences=cell.sequences_per_step)
             if chosen == len(choices):
-                self.found = replace(outcome, reason=because)
+                self.found = structs.replace(outcome, reason=because)
                 # The same step, and nothing compared: cells of one work train alike, whatever room they have.
                 checked.step(0, tokens)
                 return
             coverage = choices[chosen]
             self.found = _compared(outcome, checked, coverage, device)
             if not coverage.is_whole:
-                self.found = replace(self.found, noise={}, compared=str(coverage), left_out_because=because)
+                self.found = structs.replace(
+                    self.found, noise={}, compared=str(coverage), left_out_because=because
+                )
 
     def part(self) -> Objective | None:
         return self.found
@@ -68,7 +71,7 @@ def _compared(outcome: Objective, trainer: Trainer, coverage: Coverage, device: 
     """Take the step and compare it on rank 0; every rank must call it."""
     step = _step(trainer, outcome.tokens, coverage)
     if not math.isfinite(step.own_losses):
-        outcome = replace(outcome, lost_on=[dist.get_rank()])
+        outcome = structs.replace(outcome, lost_on=[dist.get_rank()])
     if dist.get_rank() == 0:
         with without_memory_limit():
             errors = StepErrors.of(step, trainer, outcome.tokens, device, coverage)

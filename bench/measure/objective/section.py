@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bench.config import RunConfig
+from bench.measure.check import Check
 from bench.measure.facts import ErrorFacts, Moment, RankReport
-from bench.record.record import Check
 
 OF_ENGINE = "every gradient on the cell's engine"
 MAX_TOKENS = 1024
 """Of a sequence: float64 attention takes the square of their number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
+class Objective(Struct, frozen=True, kw_only=True):
     """One short step of the cell's own model, engine, checkpointing and accumulation, before all others.
 
     A third of the labels does not count, so that ranks hold unequal numbers of valid tokens.
@@ -26,18 +27,18 @@ class Objective:
     sequences: int
     parameters: int = 0
     """How many parameters' gradients were compared."""
-    errors: dict[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float | None] = {}
     """Relative to float64: of `loss`, of the `gradient of` that parameter which comes nearest to its
     limit, of the part parallel to the exact gradient, the `scale of the gradient of` a parameter, and of two
     norms against that of the gradients. Empty on ranks that compare nothing."""
-    limits: dict[str, float] = field(default_factory=dict)
-    noise: dict[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float | None] = {}
+    noise: Mapping[str, float | None] = {}
     """How far steps that are equal in exact arithmetic are from float64 in this dtype, relative, root mean
     square: of the `loss` of some rows, and of the whole gradient, which bounds the `grad_norm`. Empty where
     not all gradients were compared."""
-    mistakes: dict[str, float] = field(default_factory=dict)
+    mistakes: Mapping[str, float | None] = {}
     """By how much known mistakes would move the gradient in which they show most, relative."""
-    mistake_limits: dict[str, float] = field(default_factory=dict)
+    mistake_limits: Mapping[str, float | None] = {}
     """The limit of that gradient: a mistake that is no larger would not be found."""
     compared: str | None = None
     """Parameters whose gradients were compared, in words; null where all were."""
@@ -45,7 +46,7 @@ class Objective:
     """Reason for not comparing the other gradients; null where all were compared."""
     cause: str | None = None
     """What alone would explain gradients beyond their limits; null where nothing known does."""
-    lost_on: list[int] = field(default_factory=list)
+    lost_on: list[int] = []
     """Ranks whose own losses in that step are not finite."""
     reason: str | None = None
     """Why nothing was compared."""
@@ -91,7 +92,7 @@ def _hidden(section: Objective) -> str | None:
     """The known mistake that rounding would hide, with its two figures."""
     for name, size in section.mistakes.items():
         limit = section.mistake_limits[name]
-        if size <= limit:
+        if size is not None and limit is not None and size <= limit:
             return f"{name} would move a gradient by {size:.1e}; rounding is allowed {limit:.1e}"
     return None
 

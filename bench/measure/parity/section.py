@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bench.config import OWN, RunConfig
+from bench.measure.check import Check
 from bench.measure.facts import ErrorFacts, Moment, RankReport, by_rank
-from bench.record.record import Check
 
 FACTORS: Mapping[str, float] = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 4.0, "dv": 4.0, "loss": 3.0}
 """Strategies erred as much as plain attention in `out` and `dq`, up to 2.9 times as much in `dk` and `dv`; in
@@ -46,8 +49,7 @@ MAX_TOKENS = 512
 """Parity is checked at no more: float64 attention takes the square of their number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parity:
+class Parity(Struct, frozen=True, kw_only=True):
     """Attention against float64, by tensor: the largest error of any rank.
 
     A cell beyond a limit has no timing. A rank that compares nothing itself has no errors and no limits.
@@ -57,9 +59,9 @@ class Parity:
     """The cell that was checked: one of the same sweep may stand for others that differ in nothing the check
     depends on."""
     tokens: int
-    errors: dict[str, float]
+    errors: Mapping[str, float | None]
     """Of `out`, `lse`, `dq`, `dk` and `dv`, relative to the exact tensor's maximum."""
-    limits: dict[str, float]
+    limits: Mapping[str, float | None]
     reason: str | None = None
     """Why there are no errors."""
 

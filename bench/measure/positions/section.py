@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bench.config import RunConfig
+from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_rank, together
-from bench.record.record import Check
 from bench.training.text_model import BY_LENGTH
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Positions:
+class Positions(Struct, frozen=True, kw_only=True):
     """The rotary cos and sin of every rank, beside those of the whole sequence on one device."""
 
     compared: int
@@ -23,7 +23,7 @@ class Positions:
     """By rank the first module that differs."""
     position: list[int | None]
     """By rank the first position at which it does."""
-    error: list[float]
+    error: Sequence[float | None]
     """By rank the largest difference of a cos or sin."""
     reason: str | None
     """Why something was not compared on some rank."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -157,7 +157,7 @@ def added_up(counts: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> d
     totals = {kind: row.clone() for kind, row in counts.items()}
     for total in totals.values() if group is not None else ():
         dist.all_reduce(total, group=group)
-    names = [field.name for field in fields(Moved)]
+    names = Moved.__struct_fields__
     return {kind: Moved(**dict(zip(names, row.tolist(), strict=True))) for kind, row in totals.items()}
 
 

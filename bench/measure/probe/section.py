@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from bench.config import RunConfig
+from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN, PassFacts, RankReport, is_within
-from bench.record.record import Check
 
 EXPERIMENT = "probe"
 """The pass runs only in this one."""
@@ -16,8 +17,7 @@ MODEL = "model"
 OF_TOKENS, OF_LOSSES = "documents and causality", "loss of each position"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class Moved(Struct, frozen=True, kw_only=True):
     """Positions that one token's change moved, added up over all changes and all ranks."""
 
     other_outputs: int
@@ -34,8 +34,7 @@ class Moved:
     of_own: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class Probe(Struct, frozen=True, kw_only=True):
     """One token after another was changed, in a cut of the cell's model on the cell's own attention."""
 
     tokens: int
@@ -46,13 +45,13 @@ class Probe:
     """How many tokens were changed, one at a time."""
     moved: dict[str, Moved]
     """Of the whole model, and of each kind of layer by itself: there the layer's input is changed."""
-    noise: float
+    noise: float | None
     """The largest difference between two equal runs; at 0 every difference counts, else those beyond it."""
-    loss_error: float
+    loss_error: float | None
     """The largest error of a position's loss against one device in float64, relative to the mean loss."""
     loss_position: int
     """Where that is, in its sequence."""
-    loss_limit: float
+    loss_limit: float | None
 
 
 class ProbeFacts(PassFacts[Probe, Probe]):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+
+from msgspec import Struct
 
 from bench.config import RunConfig
 from bench.measure.facts import PassFacts, RankReport, together
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Telemetry:
+class Telemetry(Struct, frozen=True, kw_only=True):
     """Devices and machine over the timed window, per rank; samples in order."""
 
     reason: str | None
@@ -37,8 +37,7 @@ class Telemetry:
     """CPUs of each rank, as `0-15,32-47`; null where the ranks do not know them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTelemetry(Telemetry):
+class RankTelemetry(Telemetry, frozen=True, kw_only=True):
     """One rank's, whose lists by rank are of one."""
 
     device_used_bytes: list[list[float]] | None
@@ -57,7 +56,7 @@ class TelemetryFacts(PassFacts[RankTelemetry, Telemetry]):
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Telemetry:  # noqa: ARG002
         parts = self.parts(reports)
         held_back = [part.throttled for part in parts]
-        per_rank = [field.name for field in fields(Telemetry) if field.name not in OF_ALL_RANKS]
+        per_rank = [name for name in Telemetry.__struct_fields__ if name not in OF_ALL_RANKS]
         return Telemetry(
             **together(parts, *per_rank),
             reason=reasons(parts),

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import Annotated
 
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from bench.common.rules import Name, Times, check_lengths
 from bench.config import MeasureConfig, RunConfig
 from bench.measure.facts import PassFacts, RankReport, together
 from bench.ranks.log import Stage
@@ -19,19 +23,21 @@ MAX_WARM_UP_STEPS = 100
 """How many full-length steps `measure.warmup_s` may lead to: each trains, and is compared with others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class Timing(Struct, frozen=True, kw_only=True):
     """Steps back to back after one barrier."""
 
-    step_times_ms: list[list[float]]
+    step_times_ms: Annotated[list[Times], Meta(min_length=1)]
     """By rank and step."""
-    window_ms: list[float]
+    window_ms: Times
     """By rank, the whole timed window."""
-    warmup: str
+    warmup: Name
     """`full` when full-length steps ran before the clock, `short` when the budget left room for shorter ones
     only, as it may on a CPU."""
     tokens_per_step: int = 0
     """Of all ranks; a rank's part leaves it out."""
+
+    def __post_init__(self) -> None:
+        check_lengths("Expected equally many step_times_ms for each rank", *self.step_times_ms)
 
 
 class TimingFacts(PassFacts[Timing, Timing]):

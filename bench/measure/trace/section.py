@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from bench.attention.layouts import LAYOUTS
+from bench.common.rules import Amount, PerRank, Positive, Times, check_lengths
 from bench.config import OWN, MeasureConfig, RunConfig
 from bench.cost.flops import causal_area
+from bench.measure.check import Check
 from bench.measure.documents.section import PackedDocuments
 from bench.measure.engagement.section import will_share_traced_step
 from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, by_rank
@@ -16,7 +21,6 @@ from bench.measure.trace.intervals import length
 from bench.measure.trace.split import Split
 from bench.measure.trace.waiting import RankTrace, clock_bound_us, waiting
 from bench.ranks.log import Stage
-from bench.record.record import Check
 from bench.strategies import STRATEGIES
 
 TRACED_STEPS = 5
@@ -27,6 +31,7 @@ TRACED_PART = 0.5
 ONLY_WHILE_INSPECTED = "what was inspected and checked is not what runs when nobody looks"
 BY_NAME = ("communication_ms", "calls", "purpose_total_ms", "compute_ms", "copies_ms")
 """What a rank's split has by kind, purpose or part."""
+OF_ALL_RANKS = "Expected values of equally many ranks"
 INSPECTED = "the only traced step was the inspected one"
 
 
@@ -43,21 +48,23 @@ class RankSteps:
     """Why this rank has none: what the profiler said, or the reader of its trace."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedStep:
+class TracedStep(Struct, frozen=True, kw_only=True):
     """One of several traced steps, by rank, in milliseconds."""
 
-    step_ms: list[float]
-    purpose_exposed_ms: dict[str, list[float]]
+    step_ms: Times
+    purpose_exposed_ms: dict[str, PerRank]
     """By purpose and rank, in flight without compute on that rank."""
-    purpose_exposed_waiting_ms: dict[str, list[float]] | None
+    purpose_exposed_waiting_ms: dict[str, PerRank] | None
     """The part of it in which the last rank had not arrived yet; null where that is not known."""
     other_calls: list[str | None]
     """What a rank called more or less often than in the inspected step; null where it made the same calls."""
 
+    def __post_init__(self) -> None:
+        waiting_ms = self.purpose_exposed_waiting_ms or {}
+        check_lengths(OF_ALL_RANKS, self.step_ms, *self.purpose_exposed_ms.values(), *waiting_ms.values())
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+
+class Trace(Struct, frozen=True, kw_only=True):
     """Steps under torch.profiler, per rank, in milliseconds. Intervals are merged, never summed.
 
     All but `steps` is of the one of median length.
@@ -66,36 +73,36 @@ class Trace:
     `step_ms`. A purpose is attention, parameters, gradients, data_and_loss or other.
     """
 
-    step_ms: list[float] = field(default_factory=list)
+    step_ms: list[Positive] = []
     """The traced step by rank: the denominator of shares. Empty, as all else, where there is a `failure`."""
-    total_ms: list[float] = field(default_factory=list)
+    total_ms: list[Amount] = []
     """By rank the union of all communication's intervals."""
-    exposed_ms: list[float] = field(default_factory=list)
+    exposed_ms: list[Amount] = []
     """The part of it without compute on that rank. A send or receive in flight behind compute counts in
     total, not in exposed."""
-    communication_ms: dict[str, list[float]] = field(default_factory=dict)
+    communication_ms: dict[str, list[float]] = {}
     """By kind and rank the union of that kind's intervals."""
-    calls: dict[str, list[int]] = field(default_factory=dict)
+    calls: dict[str, list[int]] = {}
     """By kind and rank."""
-    purpose_total_ms: dict[str, list[float]] = field(default_factory=dict)
+    purpose_total_ms: dict[str, PerRank] = {}
     """By purpose and rank, in flight."""
-    purpose_exposed_ms: dict[str, list[float]] = field(default_factory=dict)
+    purpose_exposed_ms: dict[str, PerRank] = {}
     """By purpose and rank, exposed."""
-    purpose_waiting_ms: dict[str, list[float]] | None = None
+    purpose_waiting_ms: dict[str, PerRank] | None = None
     """The latest arrival of the ranks that had to meet minus one's own; null where the ranks' clocks or calls
     cannot be compared, for the reason in `waiting_unknown`."""
-    purpose_exposed_waiting_ms: dict[str, list[float]] | None = None
+    purpose_exposed_waiting_ms: dict[str, PerRank] | None = None
     """The exposed part of that."""
-    compute_ms: dict[str, list[float]] | None = None
+    compute_ms: dict[str, PerRank] | None = None
     """By part and rank: `attention` is its kernels and arithmetic, `packing` the copies and conversions in
     attention, `optimizer` clipping and the update, `other` the rest; null with a `failure`."""
-    idle_ms: list[float] | None = None
+    idle_ms: PerRank | None = None
     causal_area: list[int] | None = None
     """By rank the (query, key, head) triples that the mask leaves it, of one sequence and layer, the mean one
     where documents are packed; null where it is not known how a strategy shares them."""
-    unjoined: list[str | None] = field(default_factory=list)
+    unjoined: list[str | None] = []
     """By rank why purposes are unknown."""
-    steps: list[TracedStep] = field(default_factory=list)
+    steps: list[TracedStep] = []
     """Every traced step, in the order in which they ran."""
     median_step: int = 0
     """Which of `steps` all the other fields are of, from 0; the trace that is kept is of it too."""
@@ -106,7 +113,7 @@ class Trace:
     that counts as none. Null where all ranks read one clock."""
     waiting_unknown: str | None = None
     """Why waiting is null."""
-    copies_ms: dict[str, list[float]] = field(default_factory=dict)
+    copies_ms: dict[str, PerRank] = {}
     """By part and rank what a GPU copied or filled without a kernel and neither compute nor communication
     covers: `packing` in attention, `optimizer`, `other`. Empty on a CPU."""
     torch_attention: list[str] | None = None
@@ -114,6 +121,26 @@ class Trace:
     choice to torch, which may take cuDNN where the cell says `torch_flash`."""
     failure: str | None = None
     """Why nothing is known of any traced step: on which rank the profiler failed, or its trace is no good."""
+
+    def __post_init__(self) -> None:
+        if self.failure is not None:
+            return
+        if not (self.step_ms and self.total_ms and self.exposed_ms):
+            raise ValueError("a trace without a failure needs times of every rank")
+        by_name = (
+            self.purpose_total_ms, self.purpose_exposed_ms, self.purpose_exposed_waiting_ms, self.compute_ms,
+            self.copies_ms,
+        )  # fmt: skip
+        named = [per_rank for each in by_name for per_rank in (each or {}).values()]
+        check_lengths(
+            OF_ALL_RANKS,
+            self.step_ms,
+            self.total_ms,
+            self.exposed_ms,
+            self.idle_ms,
+            self.unjoined or None,
+            *named,
+        )
 
 
 class TraceFacts(PassFacts[RankSteps, Trace]):

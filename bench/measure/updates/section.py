@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from bench.config import OWN, RunConfig
+from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_rank
-from bench.record.record import Check
 
 NOT_AVERAGED = (
     ": they began as different weights, or gradients were not averaged over these ranks; let DDP, FSDP or"
@@ -33,8 +35,7 @@ class RankUpdates:
     optimizer state one is not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Updates:
+class Updates(Struct, frozen=True, kw_only=True):
     """What the optimizer did to the parameters, as their bits show it."""
 
     shards: int

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bench.common.environment import Machine
 from bench.common.labels import shown
@@ -17,7 +16,7 @@ from bench.plan.experiments.loss_equivalence import cells_side_by_side, roles_of
 from bench.plan.experiments.max_length import Grow, growing, opening_line
 from bench.plan.experiments.probe import probed_cells, write_probe
 from bench.plan.experiments.published import opening, published_cells
-from bench.record.record import Role
+from bench.record.record import Record, Role
 from bench.request import values
 from bench.request.choices import Raw
 from bench.request.modes import PREDICT, REPLAY
@@ -34,7 +33,7 @@ class Experiment:
     """The only one that it is about; None for any."""
     roles: Callable[[Sequence[RunConfig]], Mapping[str, Role]] = lambda _: {}
     """Each cell's role by its id, where it is not to answer."""
-    conclude: Callable[[Sequence[Mapping[str, Any]], Path], None] | None = None
+    conclude: Callable[[Sequence[Record], Path], None] | None = None
     """What is written of the records' lines into the sweep's folder, beside the report; None for nothing."""
     opening: Callable[[Sequence[Raw], Machine], str] | None = None
     """What is said first of all; None for nothing."""

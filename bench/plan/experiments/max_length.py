@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, zip_longest
-from typing import Any
 
 from bench.common.environment import Machine
 from bench.common.labels import length_label, shown
 from bench.config import ConfigError, RunConfig
 from bench.cost.memory import memory_need
-from bench.record.record import Status
+from bench.record.record import Record, Status
 from bench.request import values
 from bench.request.choices import Raw, default_strategies, read_option
 from bench.request.hardware import usable_bytes
@@ -37,7 +36,7 @@ UNGUESSED = 8192
 """Where a search begins of which no estimate says anything."""
 ANSWERS: Mapping[str, bool] = {Status.OK: True, Status.OUT_OF_MEMORY: False}
 """Whether a length trains; any other status does not say."""
-Grow = Callable[[Sequence[Mapping[str, Any]]], list[RunConfig]]
+Grow = Callable[[Sequence[Record]], list[RunConfig]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,8 @@ def growing(raws: Sequence[Raw], machine: Machine) -> Grow:
     """What gives, of the records so far, every cell up to the next of each strategy, in turns."""
     found = [(search, cache(search.cell)) for search in searches(raws, machine)]
 
-    def grow(records: Sequence[Mapping[str, Any]]) -> list[RunConfig]:
-        statuses = {str(record["cell_id"]): str(record["status"]) for record in records}
+    def grow(records: Sequence[Record]) -> list[RunConfig]:
+        statuses = {record.cell_id: record.status for record in records}
 
         def led_to(search: Search, cell_of: Callable[[int], RunConfig]) -> Iterator[RunConfig]:
             def trains(steps: int) -> bool | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from bench.common.environment import Machine
 from bench.common.labels import length_label
 from bench.config import AUTO, RunConfig
-from bench.measure.probe.section import Moved, Probe
+from bench.measure.probe.section import Moved
+from bench.record.record import Record
 from bench.record.store import write_whole
 from bench.request.choices import Raw, read_option
 from bench.request.resolve import resolve
@@ -59,7 +58,7 @@ def _dtype(facts: Facts | None) -> str:
     return DTYPE if facts is None or DTYPE in facts.dtypes else facts.dtypes[0]
 
 
-def write_probe(records: Sequence[Mapping[str, Any]], folder: Path) -> None:
+def write_probe(records: Sequence[Record], folder: Path) -> None:
     """Write probe.md into the folder, and print it; `records` are the lines of the sweep."""
     rows = (HEADS, ["---"] * len(HEADS), *_rows(records))
     table = [f"| {' | '.join(row)} |" for row in rows]
@@ -70,12 +69,12 @@ def write_probe(records: Sequence[Mapping[str, Any]], folder: Path) -> None:
     print(f"table: {folder / FILE}")
 
 
-def _rows(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+def _rows(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     """A row for each part of each cell that was probed to its end."""
     for record in records:
-        if record.get("probe") is None:
+        section, config = record.probe, record.config
+        if section is None:
             continue
-        section, config = msgspec.convert(record["probe"], Probe), record["config"]
         named = (config["strategy"], config["layout"], str(config["sp_degree"]), config["dtype"])
         for kind, moved in section.moved.items():
             loss = (f"{section.loss_error:.1e}", f"{section.loss_limit:.1e}") if kind == "model" else ("", "")
@@ -92,10 +91,10 @@ def _counts(moved: Moved) -> tuple[str, ...]:
     return tuple(f"{count:,} of {of:,}" for count, of in pairs)
 
 
-def _reasons(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _reasons(records: Sequence[Record]) -> Iterator[str]:
     """Yield a line for each record whose cell did not end well."""
     for record in records:
-        if record["reason"] is not None:
-            config = record["config"]
+        if record.reason is not None:
+            config = record.config
             named = f"{config['strategy']} {config['layout']} {length_label(config['seq_len'])}"
-            yield f"- {named} {config['trainer']}: {record['status']}: {record['reason']}"
+            yield f"- {named} {config['trainer']}: {record.status}: {record.reason}"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from bench.common.environment import describe
+from msgspec import convert, to_builtins
+from msgspec.structs import replace
+
+from bench.common.environment import Environment, describe
 from bench.common.finite import not_finite
 from bench.common.labels import rate_range_label, size_label
 from bench.common.statistics import slowest_median
 from bench.config import RunConfig
+from bench.cost.band import Band
 from bench.cost.flops import (
     CausalPairs,
     attention_backward_flops,
@@ -21,11 +24,13 @@ from bench.cost.flops import (
 )
 from bench.cost.memory import MemoryNeed
 from bench.cost.traffic import payload
-from bench.measure import PASSES, Sections, checks, decoded, evidence, first_failure, merge, own_work_s
+from bench.measure import Sections, checks, decoded, evidence, first_failure, merge, own_work_s
+from bench.measure.check import Check
 from bench.measure.documents.section import PackedDocuments
 from bench.measure.facts import RankReport, worst_by_name
 from bench.plan.planned import PlannedCell
-from bench.record.record import SCHEMA_VERSION, Check, Failure, OutOfMemory, Provenance, Record, Status
+from bench.record.analytic import Analytic
+from bench.record.record import Failure, OutOfMemory, Provenance, Record, Status
 from bench.request.modes import mode_of
 from bench.run.cell.ends import classify
 from bench.run.node.ranks import RankEnd
@@ -48,9 +53,9 @@ def record_of(
     status, failure = classify(ends, limited=cluster.memory_limit_gib is not None and cluster.device == "cpu")
     if failure is not None:
         return failed(planned, status, failure, wall_s, started_at)
-    reports = [decoded(end.report) for end in ends if end.report is not None]
+    reports = decoded([end.report for end in ends if end.report is not None])
     sections = merge(reports, planned.cell, known)
-    wrong = first_failure(planned.cell, sections) or not_finite_on_a_rank(reports, planned.cell.running_ranks)
+    wrong = first_failure(planned.cell, sections) or flaw_of_a_rank(reports, planned.cell.running_ranks)
     record = judged(planned, reports, sections, checks(planned.cell, sections), wrong, wall_s, started_at)
     phases_s = worst_by_name([report.phases_s for report in reports])
     fixed_cost_s = wall_s - max(map(own_work_s, reports)) if record.status is Status.OK else None
@@ -90,7 +95,7 @@ def judged(
         wrong = _first_not_finite(sections)
     status, kept = (Status.OK, sections) if wrong is None else (Status.WRONG_RESULT, evidence(sections))
     record = record_with(planned, status, wrong, wall_s, started_at, sections=kept, made=made)
-    return replace(record, environment={**record.environment, **reports[0].software})
+    return replace(record, environment=replace(record.environment, **reports[0].software))
 
 
 def on_nodes(record: Record, nodes: Sequence[Mapping[str, Any]]) -> Record:
@@ -99,30 +104,30 @@ def on_nodes(record: Record, nodes: Sequence[Mapping[str, Any]]) -> Record:
 
     Software is the same on all, or they would not have been taken in.
     """
-    of_sweep = {name: record.environment[name] for name in OF_SWEEP if name in record.environment}
+    own = to_builtins(record.environment)
+    of_sweep = {name: own[name] for name in OF_SWEEP if name in own}
     of_machine = [{name: value for name, value in node.items() if name not in OF_SWEEP} for node in nodes]
     first = {name: value for name, value in of_machine[0].items() if name not in NAMES_OF_NODE}
     by_node = [
         {name: value for name, value in node.items() if name in NAMES_OF_NODE or first.get(name) != value}
         for node in of_machine
     ]
-    return replace(record, environment={**first, **of_sweep, "nodes": by_node})
+    return replace(record, environment=convert({**first, **of_sweep, "nodes": by_node}, Environment))
 
 
 def as_wrong_result(record: Record, reason: str) -> Record:
     """The same record once its result turned out to be wrong: without any speed, its checks as they were."""
     kept = dict.fromkeys(record.sections) | evidence(record.sections)
-    return replace(record, status=Status.WRONG_RESULT, reason=reason, sections=kept, fixed_cost_s=None)
+    return replace(record, status=Status.WRONG_RESULT, reason=reason, fixed_cost_s=None, **kept)
 
 
-def not_finite_on_a_rank(reports: Sequence[RankReport], ranks: Sequence[int]) -> str | None:
-    """Where in the reports of these ranks the first number stands that is not finite, in one line, or None.
+def flaw_of_a_rank(reports: Sequence[RankReport], ranks: Sequence[int]) -> str | None:
+    """Return the first flaw of any of these ranks, in one line; None without one.
 
     Sections need not show it: merging takes the largest of some numbers and only rank 0's of others.
     """
-    reported = zip(ranks, reports, strict=True)
-    found = ((rank, _first_not_finite(report.parts)) for rank, report in reported)
-    return next((f"rank {rank}: {place}" for rank, place in found if place is not None), None)
+    found = zip(ranks, reports, strict=True)
+    return next((f"rank {rank}: {report.flaw}" for rank, report in found if report.flaw is not None), None)
 
 
 def _first_not_finite(parts: Mapping[str, Any]) -> str | None:
@@ -154,9 +159,7 @@ def record_with(
     `made` are checks that were made, None where none could be.
     """
     cell = planned.cell
-    not_run = {name: None for name, section in PASSES.items() if section.part is not None}
     return Record(
-        schema_version=SCHEMA_VERSION,
         cell_id=cell.cell_id,
         experiment=cell.experiment,
         role=planned.role,
@@ -171,28 +174,27 @@ def record_with(
         started_at=(started_at or datetime.now(UTC)).isoformat(timespec="seconds"),
         wall_s=wall_s,
         fixed_cost_s=None,
-        sections=not_run | dict(sections or {}),
         failure=failure,
-        checks=made,
+        checks=None if made is None else [*made],
+        **(sections or {}),
     )
 
 
-def analytic(
-    cell: RunConfig, sections: Sections | None = None, need: MemoryNeed | None = None
-) -> dict[str, Any]:
+def analytic(cell: RunConfig, sections: Sections | None = None, need: MemoryNeed | None = None) -> Analytic:
     """Return what arithmetic says of one step: FLOPs of all ranks, bytes that one exchanges and needs.
 
     FLOPs of packed documents are those of the mean step, unknown where no rank counted any. Bytes are unknown
     of a strategy that is not in the table.
     """
-    facts = STRATEGIES.get(cell.strategy)
-    return {
-        "tokens_per_step": cell.tokens_per_step,
-        **ANALYTIC_FLOPS[cell.workload.name](cell, (sections or {}).get("documents")),
-        "exchange_bytes": facts and facts.exchange_bytes(cell),
-        "payload_bytes": payload(cell),
-        "needed_bytes": need and need.total,
-    }
+    facts, sent = STRATEGIES.get(cell.strategy), payload(cell)
+    flops: dict[str, Any] = ANALYTIC_FLOPS[cell.workload.name](cell, (sections or {}).get("documents"))
+    return Analytic(
+        tokens_per_step=cell.tokens_per_step,
+        exchange_bytes=None if facts is None else facts.exchange_bytes(cell),
+        payload_bytes=None if sent is None else {**sent},
+        needed_bytes=None if need is None else need.total,
+        **flops,
+    )
 
 
 def _training_flops(cell: RunConfig, packed: PackedDocuments | None) -> dict[str, int | None]:
@@ -250,25 +252,24 @@ def outcome(record: Record) -> str:
 
     Of a prediction with its band, as it has no samples, and of a replay with and without the link's time.
     """
-    timing = record.sections["timing"]
+    timing = record.timing
     if record.status is not Status.OK or timing is None:
         return f"{record.status.value}: {record.reason}"
     rate = timing.tokens_per_step / slowest_median(timing.step_times_ms) * 1e3
-    band_ms = ((record.analytic or {}).get("prediction") or {}).get("step_time_ms")
-    if record.provenance is Provenance.PREDICTED and band_ms is not None:
-        low, high = (timing.tokens_per_step / band_ms[end] * 1e3 for end in ("high", "low"))
+    prediction = record.analytic.prediction
+    if prediction is not None:
+        ends_ms = prediction.step_time_ms.high, prediction.step_time_ms.low
+        low, high = (timing.tokens_per_step / end_ms * 1e3 for end_ms in ends_ms)
         return f"{rate:,.0f} tokens/s predicted ({low:,.0f} to {high:,.0f})"
     n = f"n={len(timing.step_times_ms[0])}"
     if record.provenance is Provenance.REPLAYED:
-        with_link = rate_with_link(rate, timing.tokens_per_step, record.analytic.get("link_ms"))
+        with_link = rate_with_link(rate, timing.tokens_per_step, record.analytic.link_ms)
         return f"{rate_range_label(with_link, rate)} tokens/s replayed, {n}"
     return f"{rate:,.0f} tokens/s, {n}"
 
 
-def rate_with_link(
-    tokens_per_s: float, tokens: int, link_ms: Mapping[str, Mapping[str, float]] | None
-) -> float | None:
+def rate_with_link(tokens_per_s: float, tokens: int, link_ms: Mapping[str, Band] | None) -> float | None:
     """Tokens/s where all of the link's time, at its high end, comes on top of a step of so many tokens."""
     if link_ms is None:
         return None
-    return tokens / (tokens / tokens_per_s + sum(each["high"] for each in link_ms.values()) / 1e3)
+    return tokens / (tokens / tokens_per_s + sum(each.high for each in link_ms.values()) / 1e3)

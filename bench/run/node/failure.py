@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 import traceback
-from dataclasses import asdict
 from typing import Any
 
 import torch
+from msgspec import to_builtins
 
 from bench.common.labels import GIB
 from bench.config import ClusterConfig
@@ -43,7 +43,7 @@ def _out_of_memory(
         "requested_bytes": requested_bytes(str(cause)),
         "limit_bytes": None if limit_gib is None else round(limit_gib * GIB),
         "held_bytes": held,
-        "largest": [asdict(each) for each in largest_classes(cluster.device)],
+        "largest": to_builtins(largest_classes(cluster.device)),
     }
 
 

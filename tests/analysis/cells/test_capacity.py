@@ -1,7 +1,7 @@
 import pytest
 
 from analysis.cells.capacity import FAR_ABOVE, capacity_label
-from analysis.read.load import HARDWARE_FOLDER, hardware_facts
+from analysis.read.hardware import HARDWARE_FOLDER, hardware_facts
 from analysis.show.figures.figures import CPU_LIMIT_REMARK
 from tests.support.drawing import sheet_of
 from tests.support.records import CPU, make_failure, make_record

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.support.records import make_record, make_timing
+from tests.support.records import make_record, make_timing, make_trace
 
 LOCAL = {"strategy": "local"}
 
@@ -50,3 +50,26 @@ def test_a_strategy_s_own_options_are_no_other_work(summary_of):
 def test_batches_count_as_whole_sequences_over_all_ranks(summary_of):
     records = [local(250.0, {"batch": 2}), make_record(config={"dp_shard": 2})]
     assert speed_up(summary_of(records)) == pytest.approx(2.5)
+
+
+def over_data_parallel(summary, strategy):
+    return summary.loc[summary["strategy"] == strategy, "over_data_parallel"].tolist()
+
+
+def test_sharing_a_sequence_is_compared_with_as_many_ranks_that_share_none_at_equal_tokens(summary_of):
+    """Two ranks with a sequence each take 80 ms for two, ranks that share them 100 ms."""
+    shared = make_record(config={"grad_accum": 2})
+    apart = {"dp_shard": 2, "cluster.world_size": 2}
+    parallel = make_record(config=LOCAL | apart, timing=make_timing([[80.0] * 8] * 2))
+    summary = summary_of([shared, parallel, local(250.0)])
+    assert over_data_parallel(summary, "ulysses") == [pytest.approx(0.8)]
+    assert [*map(str, over_data_parallel(summary, "local"))] == ["nan", "nan"]
+    for other in ({"grad_accum": 2}, {"cluster.world_size": 4}, {"seq_len": 16384}):
+        lone = make_record(config=LOCAL | apart | other, timing=make_timing([[80.0] * 8] * 2))
+        assert str(*over_data_parallel(summary_of([shared, lone]), "ulysses")) == "nan"
+
+
+def test_ideal_attention_is_a_share_of_a_rank_s_attention_compute(summary_of):
+    one, two = (make_trace(ranks, ms) for ranks, ms in ((1, 90.0), (2, 60.0)))
+    summary = summary_of([make_record(config=LOCAL, trace=one), make_record(trace=two)])
+    assert summary.set_index("strategy")["ideal_attention_share"].to_dict() == {"local": 1.0, "ulysses": 0.75}

@@ -2,10 +2,12 @@ import json
 
 import pandas as pd
 import pytest
+from msgspec import convert
 
 from analysis.read.archive import read_archive
-from analysis.read.load import METRIC_COLUMNS, NUMBER_COLUMNS
-from tests.support.records import STEPS_HELD, make_failure, make_record, write_sweep
+from analysis.read.frame import METRIC_COLUMNS, NUMBER_COLUMNS
+from bench.common.environment import Environment
+from tests.support.records import ENVIRONMENT, STEPS_HELD, as_record, make_failure, make_record, write_sweep
 
 
 @pytest.mark.parametrize(
@@ -25,7 +27,7 @@ def test_what_only_some_sweeps_measured_is_missing_of_the_others(tmp_path):
     timed, failed = make_record(), make_failure("out_of_memory", "out of memory")
     folders = [write_sweep(tmp_path / name, [record]) for name, record in (("a", timed), ("b", failed))]
     archive = read_archive(folders, {})
-    assert [archive.record(row) for row in range(2)] == [timed, failed]
+    assert [archive.record(row) for row in range(2)] == [as_record(timed), as_record(failed)]
     frame = archive.frame
     assert frame["step_time_ms"].notna().tolist() == [True, False]
     assert frame["warmup"].notna().tolist() == [True, False]
@@ -76,4 +78,6 @@ def test_environments_are_kept_once_whatever_the_load_was(tmp_path):
         for repeat, (name, load) in enumerate(seen)
     ]
     archived = read_archive([write_sweep(tmp_path, records)], {})
-    assert archived.environments == [{"device_name": "one"}, {"device_name": "two"}]
+    assert archived.environments == [
+        convert(ENVIRONMENT | {"device_name": name}, Environment) for name in ("one", "two")
+    ]

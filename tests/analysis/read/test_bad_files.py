@@ -34,7 +34,7 @@ SECOND_LINES = {
     "brackets without end": ("[" * 100_000, "not a record"),
     "an old schema": (
         section(schema_version=3),
-        "schema_version 3, this version reads 4; run the sweep again",
+        "schema_version 3, this version reads 5; run the sweep again",
     ),
     "a negative time": (timed([[-100.0] * 8] * 2), "Expected `float` > 0.0 at `timing.step_times_ms[0][0]`"),
     "ranks of unequal steps": (
@@ -45,8 +45,8 @@ SECOND_LINES = {
         GOOD.replace('"seq_len": 8192', '"seq_len": "8k"'),
         "Expected `int`, got `str` at `config.seq_len`",
     ),
-    "an unknown status": (section(status="fine"), "matching regex '^(ok|unsupported|"),
-    "an unknown provenance": (section(provenance="guessed"), "matching regex '^(measured|replayed|"),
+    "an unknown status": (section(status="fine"), "Invalid enum value 'fine' at `status`"),
+    "an unknown provenance": (section(provenance="guessed"), "Invalid enum value 'guessed' at `provenance`"),
     "a negative share": (trace_with(exposed_ms=[-1.0]), "Expected `float` >= 0.0 at `trace.exposed_ms[0]`"),
     "a trace of no ranks": (trace_with(step_ms=[]), "without a failure needs times of every rank at `trace`"),
     "a trace of unequal ranks": (trace_with(idle_ms=[1.0, 1.0]), "values of equally many ranks at `trace`"),

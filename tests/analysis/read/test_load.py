@@ -1,6 +1,7 @@
 import pytest
 
-from analysis.read.load import SETTINGS, config_columns, peak_flops_per_s
+from analysis.read.frame import SETTINGS, config_columns
+from analysis.read.hardware import peak_flops_per_s
 from tests.support.records import frame_of_records, make_record
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from analysis.read.measured import worst_rank
 from analysis.show.figures.figures import figures_for
 from analysis.show.tables.attention import HEADINGS, attention_rows
 from tests.support.records import (
@@ -18,8 +17,8 @@ from tests.support.records import (
 
 
 def test_peak_memory_is_the_worst_rank_s_and_missing_is_none_not_zero():
-    assert worst_rank([3, None, 7]) == 7
-    assert worst_rank([None, None]) is worst_rank(None) is None
+    metrics = metrics_of(make_record(memory={"peak_allocated_bytes": [3, 7]}))
+    assert (metrics.peak_allocated_bytes, metrics.peak_reserved_bytes) == (7, None)
 
 
 def test_a_trace_over_1_2_times_the_timed_step_has_neither_shares_nor_parts_and_says_so():
@@ -73,3 +72,31 @@ def test_only_cells_about_attention_alone_are_in_its_table_and_figures(cells_of)
     assert attention_rows(trained) == []
     assert [len(row) for row in attention_rows(alone)] == [len(HEADINGS)]
     assert {*figures_for(alone)} - {*figures_for(trained)} == {"attention_of_single", "error_growth"}
+
+
+def powered(samples, **overrides):
+    telemetry = {"power_w": [[500.0] * samples, [300.0] * samples]}
+    return make_record(timing=make_timing([[1000.0] * 8] * 2, 8000), telemetry=telemetry, **overrides)
+
+
+@pytest.mark.parametrize(
+    ("record", "tokens_per_joule"),
+    [
+        (powered(6), 10.0),
+        (powered(5), None),
+        (powered(6, config={"cluster.ranks_per_gpu": 2}), 20.0),
+        (powered(6, provenance="replayed"), None),
+        (make_record(), None),
+    ],
+)
+def test_energy_is_that_of_all_gpus_and_takes_six_samples_of_power(record, tokens_per_joule):
+    """8,000 tokens a second on 800 W; two ranks of one GPU both sample it."""
+    assert metrics_of(record).tokens_per_joule == tokens_per_joule
+
+
+def test_gpu_hours_count_a_gpu_that_ranks_share_once_and_no_cores():
+    hours = [
+        metrics_of(powered(6, config=config)).gpu_hours_per_billion_tokens
+        for config in ({}, {"cluster.ranks_per_gpu": 2}, {"cluster.device": "cpu"})
+    ]
+    assert hours == [pytest.approx(2e9 / 8000 / 3600), pytest.approx(1e9 / 8000 / 3600), None]

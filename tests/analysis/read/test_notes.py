@@ -1,8 +1,7 @@
 import pytest
 
 from analysis.read.notes import load_note, step_notes
-from analysis.read.recorded import as_recorded
-from tests.support.records import make_record
+from tests.support.records import as_record, make_record
 
 
 @pytest.mark.parametrize(
@@ -24,4 +23,4 @@ def test_a_spread_is_flagged_from_a_tenth_of_the_median_and_outliers_are_counted
 @pytest.mark.parametrize(("load", "busy"), [(2.0, False), (4.0, False), (4.1, True)])
 def test_a_load_beyond_twice_the_cores_is_other_peoples_work(load, busy):
     record = make_record(telemetry={"load_average": load}, environment={"cores": 2})
-    assert (load_note(as_recorded(record)) is not None) == busy
+    assert (load_note(as_record(record)) is not None) == busy

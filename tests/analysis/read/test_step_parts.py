@@ -4,9 +4,8 @@ import pytest
 from msgspec import convert
 
 from analysis.cells.parts import step_ms, waterfall_of
-from analysis.read.measured import attention_exchange_share
-from analysis.read.recorded import Trace
 from analysis.read.step_parts import EFFICIENCY, IDEAL, step_parts
+from bench.measure.trace.section import Trace
 from tests.support.records import make_failure, make_record, make_trace, metrics_of
 
 
@@ -43,13 +42,15 @@ def test_a_cpu_names_no_device_copies(summary_of):
 
 def test_local_exchanges_nothing():
     local = make_trace(1, purpose_total_ms={}, purpose_exposed_ms={})
-    assert attention_exchange_share(as_trace(local)) == (0, 0)
+    metrics = metrics_of(make_record(trace=local))
+    assert (metrics.attention_exchange_share, metrics.exposed_attention_exchange_share) == (0, 0)
 
 
 def test_purposes_that_are_not_known_have_no_share():
     trace = make_trace(2, unjoined=[None, "the tap saw 1, not 2"])
-    assert attention_exchange_share(as_trace(trace)) is None
-    assert metrics_of(make_record(trace=trace)).communication_share == pytest.approx(0.2)
+    metrics = metrics_of(make_record(trace=trace))
+    assert metrics.attention_exchange_share is None
+    assert metrics.communication_share == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(

@@ -92,11 +92,17 @@ def test_a_number_that_is_not_finite_is_a_wrong_result_wherever_a_rank_reports_i
     with Store(tmp_path) as store:
         store.append(record_with(number, path))
         (line,) = store.read()
-    assert line["status"] == "wrong_result"
-    assert line["reason"].startswith(
+    assert line.status == "wrong_result"
+    assert line.reason.startswith(
         (f"rank 1: {path[0]}", "losses: the ", "attention parity: out", "attention at")
     )
-    assert line["timing"] is None
+    assert line.timing is None
+
+
+def test_a_number_that_its_section_may_not_hold_is_a_wrong_result_and_no_error_of_the_launcher():
+    record = record_with(-1.0, ("timing", "window_ms", 0))
+    assert (record.status, record.timing) == ("wrong_result", None)
+    assert record.reason == "rank 1: timing: Expected `float` > 0.0 - at `$.window_ms[0]`"
 
 
 def test_the_same_report_with_numbers_everywhere_is_ok():
@@ -124,7 +130,7 @@ def test_a_limit_stays_a_limit_where_plain_arithmetic_overflows(plain):
 
 def test_what_merging_makes_of_numbers_is_judged_too():
     timing = Timing(step_times_ms=[[1.0]], window_ms=[math.inf], warmup="full", tokens_per_step=1)
-    planned, reports = PlannedCell(CELL, repeat=0, order=0), [decoded({"phases_s": {}, "software": {}})]
+    planned, reports = PlannedCell(CELL, repeat=0, order=0), decoded([{"phases_s": {}, "software": {}}])
     record = judged(planned, reports, {"timing": timing}, [], None, 1.0, datetime.now(UTC))
     assert (record.status, record.reason) == (
         "wrong_result",

@@ -8,6 +8,7 @@ from unittest.mock import create_autospec
 import pynvml
 import pytest
 import torch
+from msgspec import to_builtins
 
 from bench.common import environment, nvml
 from bench.common.environment import describe, inherited_env, this_machine, torch_cuda
@@ -70,9 +71,9 @@ def driver(monkeypatch):
 
 
 def test_a_record_says_what_the_gpus_are_and_how_they_are_connected(driver):
-    assert {name: value for name, value in describe({}).items() if name.startswith("gpu_")} == {
-        "gpu_memory_bytes": (2**36, 2**36 + 1, 2**36 + 2),
-        "gpu_capabilities": ("9.0", "9.1", "9.2"),
+    assert {name: value for name, value in to_builtins(describe({})).items() if name.startswith("gpu_")} == {
+        "gpu_memory_bytes": [2**36, 2**36 + 1, 2**36 + 2],
+        "gpu_capabilities": ["9.0", "9.1", "9.2"],
         "gpu_driver": "580.1",
         "gpu_power_limit_w": [500.0, 500.001, 500.002],
         "gpu_temperature_c": [40, 41, 42],
@@ -88,7 +89,7 @@ NAMES = {"nvmlDeviceGetTemperature": "gpu_temperature_c", "nvmlDeviceGetP2PStatu
 @pytest.mark.parametrize("function", NAMES)
 def test_what_the_driver_does_not_say_is_absent_and_costs_nothing_else(driver, function):
     driver(function, pynvml.NVML_ERROR_NOT_SUPPORTED)
-    found = describe({})
+    found = to_builtins(describe({}))
     assert [name for name in NAMES.values() if name not in found] == [NAMES[function]]
 
 
@@ -190,7 +191,7 @@ def test_only_variables_that_change_a_cell_are_inherited_into_its_record(monkeyp
     own = {"DS_ACCELERATOR": "cpu", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     assert inherited_env(secret | kept | own) == kept
     monkeypatch.setenv("NCCL_ALGO", "Ring")
-    assert describe({})["inherited_env"]["NCCL_ALGO"] == "Ring"
+    assert describe({}).inherited_env["NCCL_ALGO"] == "Ring"
 
 
 def test_the_nccl_that_ran_is_in_the_environment(monkeypatch):
@@ -198,9 +199,12 @@ def test_the_nccl_that_ran_is_in_the_environment(monkeypatch):
     monkeypatch.setattr(torch._C, "_nccl_version_suffix", lambda: b"", raising=False)
     assert nccl_version(torch.device("cpu")) == {}
     version = nccl_version(torch.device("cuda", 0))
-    report, planned = decoded({"phases_s": {}, "software": version}), planned_cell(tiny_cell(), TWO_CORES)
+    (report,), planned = (
+        decoded([{"phases_s": {}, "software": version}]),
+        planned_cell(tiny_cell(), TWO_CORES),
+    )
     record = judged(planned, [report], {}, [], None, 1.0, datetime.now(UTC))
-    assert record.environment["nccl_version"] == "2.28.9"
+    assert record.environment.nccl_version == "2.28.9"
 
 
 def test_an_idle_gpu_is_known_by_its_place_among_the_visible_ones(driver, monkeypatch):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from msgspec.structs import asdict
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.cost.flops import causal_area, hardware_flops, model_flops
@@ -55,25 +56,23 @@ def test_packed_documents_have_a_score_square_each():
     """Of 64 tokens, documents of 24 and 40: the mean step's, as two cells of those lengths have them."""
     cell = make_cell("seq_len=64", "strategy=local", "data.packing=documents")
     pairs = 24 * 25 // 2 + 40 * 41 // 2
-    found = packed(cell, [pairs - 1, pairs + 1], [pairs, pairs])
-    parts = [analytic(make_cell(f"seq_len={n}", "strategy=local")) for n in (24, 40)]
+    found = asdict(packed(cell, [pairs - 1, pairs + 1], [pairs, pairs]))
+    parts = [asdict(analytic(make_cell(f"seq_len={n}", "strategy=local"))) for n in (24, 40)]
     names = [name for name in found if name.endswith(("causal", "full"))]
     assert len(names) == 4
     assert {name: found[name] for name in names} == {
         name: sum(part[name] for part in parts) for name in names
     }
-    assert {analytic(cell)[name] for name in names} == {None}
+    assert {getattr(analytic(cell), name) for name in names} == {None}
 
 
 def test_padding_is_work_of_the_hardware_and_not_of_the_model():
     words = ("cluster.world_size=4", "strategy=ring", "data.packing=documents", "pad=true")
     cell, whole = make_cell("seq_len=250", *words), make_cell("seq_len=250", "strategy=local")
     found = packed(cell, [250 * 251 // 2], [250 * 251 // 2 + 6 * 7 // 2])
-    assert found["model_flops_causal"] == analytic(whole)["model_flops_causal"]
-    added = {
-        n: analytic(make_cell(f"seq_len={n}", "strategy=local"))["hardware_flops_causal"] for n in (6, 250)
-    }
-    assert found["hardware_flops_causal"] == added[250] + added[6]
+    assert found.model_flops_causal == analytic(whole).model_flops_causal
+    added = {n: analytic(make_cell(f"seq_len={n}", "strategy=local")).hardware_flops_causal for n in (6, 250)}
+    assert found.hardware_flops_causal == added[250] + added[6]
     unpacked = make_cell("seq_len=250", *words[:2], "pad=true")
     assert hardware_flops(unpacked, causal=True) == hardware_flops(
         make_cell("seq_len=256", *words[:2]), causal=True
@@ -85,7 +84,7 @@ def test_a_record_stores_flops_with_and_without_the_mask(kind):
     stored = analytic(make_cell("seq_len=64", "strategy=local"))
     passes = {"model": 3, "hardware": 3.5}[kind]  # of attention's forward, the second recomputes the scores
     masked = 4 * (64**2 - 64 * 65 // 2) * 4 * 16
-    assert stored[f"{kind}_flops_full"] - stored[f"{kind}_flops_causal"] == passes * masked
+    assert getattr(stored, f"{kind}_flops_full") - getattr(stored, f"{kind}_flops_causal") == passes * masked
 
 
 def areas(*words):

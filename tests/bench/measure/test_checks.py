@@ -1,10 +1,12 @@
 """Every pass says what it compared in a cell, over how much of it, and what it could not compare."""
 
+import dataclasses
 import math
-from dataclasses import asdict, replace
 from functools import partial
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from bench.config import OWN
 from bench.measure import PASSES, checks, first_failure
@@ -39,11 +41,14 @@ def made(name, section, cell=CELL):
 def traced(*differences, **told):
     steps = [
         TracedStep(
-            step_ms=[], purpose_exposed_ms={}, purpose_exposed_waiting_ms=None, other_calls=[None, difference]
+            step_ms=[1.0, 1.0],
+            purpose_exposed_ms={},
+            purpose_exposed_waiting_ms=None,
+            other_calls=[None, difference],
         )
         for difference in differences
     ]
-    return Trace(steps=steps, **told)
+    return Trace(step_ms=[1.0] * 2, total_ms=[0.0] * 2, exposed_ms=[0.0] * 2, steps=steps, **told)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,7 @@ def test_no_check_is_missed_that_has_no_meaning_for_the_workload_and_no_two_have
 )
 def test_steps_that_no_reference_held_are_told_from_those_that_one_did(told, held, against, reason):
     found = made("losses", replace(LOSSES, **told))
-    assert asdict(found["training signal"]) == {
+    assert to_builtins(found["training signal"]) == {
         "what": "training signal", "against": against, "tokens": 4096, "rows": None, "steps": held,
         "of_steps": 14, "holds_steps": True, "reason": reason, "below_noise": None,
     }  # fmt: skip
@@ -156,6 +161,6 @@ def test_a_traced_step_counts_where_its_calls_were_compared_with_those_of_anothe
 
 
 def test_a_strategy_without_a_formula_has_nothing_to_compare_its_bytes_with():
-    unknown = made("engagement", object(), replace(CELL, strategy=OWN))
+    unknown = made("engagement", object(), dataclasses.replace(CELL, strategy=OWN))
     assert {check.reason for check in unknown.values()} == {"no formula of strategy own is known"}
     assert {check.steps for check in made("engagement", object()).values()} == {1}

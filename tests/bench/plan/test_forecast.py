@@ -18,11 +18,11 @@ from bench.plan.estimate import FIXED_S, START_S, Estimate, Expected
 from bench.plan.forecast import Forecast
 from bench.plan.plan import plan
 from bench.plan.plan_lines import short_lines, whole_plan
-from bench.record.store import read_records
 from bench.request.choices import read_option
 from bench.run.cell.launcher import Launcher
 from tests.support.cells import FOUR_H100, TWO_CORES, make_raw, raws_of
 from tests.support.command import NO_GPU, typed_here
+from tests.support.records import read_lines
 
 REFERENCE = REPOSITORY / "results" / "reference" / "cpu" / "records.jsonl"
 ITS_MACHINE = Machine(gpus=(), cores=2, cpu="Intel Xeon", memory_bytes=2**34)
@@ -44,7 +44,7 @@ def lines_of(found):
 
 def test_the_readmes_sweep_is_expected_to_take_what_it_took():
     found = forecast(ITS_MACHINE)
-    took_s = sum(record["wall_s"] for record in read_records(REFERENCE))
+    took_s = sum(record["wall_s"] for record in read_lines(REFERENCE))
     assert max(found.total_s / took_s, took_s / found.total_s) < 1.4  # another CPU's rates
     assert found.unknown == 0
     assert "another CPU" in found.bases[0]

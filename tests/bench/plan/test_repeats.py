@@ -1,9 +1,9 @@
 """Repeats are interleaved, and those left open go to the two fastest strategies, the longest length first."""
 
 import io
-import json
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from analysis.cells.comparison import FREE, FREE_GROUPS
@@ -12,13 +12,13 @@ from bench.common.statistics import MAX_PROCESSES, MIN_PROCESSES
 from bench.config import AUTO
 from bench.plan.plan import plan
 from bench.plan.repeats import NOT_COMPARED, in_turns
-from bench.record.record import SCHEMA_VERSION
-from bench.record.store import read_records
+from bench.record.record import Status
 from bench.request.device_sections import WINDOWS
 from bench.run import sweep as sweep_run
 from bench.run.progress import Progress
 from bench.run.sweep import run_plan
 from tests.support.cells import TWO_CORES, make_cell, make_raw
+from tests.support.records import as_record, make_record, make_timing, read_lines
 
 STRATEGIES = ("ulysses", "ring")
 KERNELS = ("torch_flash", "math")
@@ -47,22 +47,22 @@ def ended(cells, took_s, status="ok", spread=0.0, slower=None):
 
     A strategy in `slower` takes that many times as long.
     """
+
+    def step_ms(each):
+        return 100 * (slower or {}).get(each.cell.strategy, 1) * (1 + spread) ** (each.repeat % 2)
+
     return [
-        {
-            "cell_id": each.cell.cell_id,
-            "role": each.role,
-            "repeat": each.repeat,
-            "status": status,
-            "wall_s": took_s[each.cell.seq_len],
-            "config": each.cell.flat(),
-            "timing": {
-                "step_times_ms": [
-                    [100 * (slower or {}).get(each.cell.strategy, 1) * (1 + spread) ** (each.repeat % 2)] * 3
-                ]
-                * 2,
-                "tokens_per_step": each.cell.tokens_per_step,
-            },
-        }
+        as_record(
+            make_record(
+                cell_id=each.cell.cell_id,
+                role=each.role,
+                repeat=each.repeat,
+                status=status,
+                wall_s=took_s[each.cell.seq_len],
+                config=each.cell.flat(),
+                timing=make_timing([[step_ms(each)] * 3] * 2, each.cell.tokens_per_step),
+            )
+        )
         for each in cells
     ]
 
@@ -104,7 +104,7 @@ def test_the_two_fastest_strategies_that_split_the_sequence_are_repeated():
     records = ended(first.cells, {1024: 1.0}, slower={"usp": 1.5, "local": 0.1})
     more = first.with_repeats(records).cells[4:]
     assert {each.cell.strategy for each in more} == {"ulysses", "ring"}
-    failed = [r | {"status": "crashed"} if r["config"]["strategy"] == "ring" else r for r in records]
+    failed = [replace(r, status=Status.CRASHED) if r.config["strategy"] == "ring" else r for r in records]
     assert {each.cell.strategy for each in first.with_repeats(failed).cells[4:]} == {"ulysses", "usp"}
 
 
@@ -129,7 +129,7 @@ def test_a_repeat_that_runs_out_of_memory_ends_the_repeats_and_not_the_sweep_in_
     first = planned(lengths=("1k",))
     whole = first.with_repeats(ended(first.cells, {1024: 1.0}))
     records = ended(whole.cells, {1024: 1.0})
-    lost = [r | {"status": "out_of_memory"} if r["config"]["strategy"] == "ring" and r["repeat"] == 1 else r
+    lost = [replace(r, status=Status.OUT_OF_MEMORY) if r.config["strategy"] == "ring" and r.repeat == 1 else r
             for r in records]  # fmt: skip
     assert whole.with_repeats(lost).open_cells == ()
 
@@ -205,10 +205,8 @@ def swept(tmp_path, monkeypatch):
         ran.append((each.cell.seq_len, each.repeat))
         status = "crashed" if each.cell.strategy in failing else "ok"
         (record,) = ended([each], {1024: 10.0, 2048: 40.0}, status=status)
-        record |= {"environment": describe({})}
-        with sweep.store.path.open("a") as file:
-            file.write(json.dumps({"schema_version": SCHEMA_VERSION} | record) + "\n")
-        return record["status"] == "ok"
+        sweep.store.append(replace(record, environment=describe({})))
+        return record.status is Status.OK
 
     class Idle:
         is_local = True
@@ -279,7 +277,7 @@ def test_a_cell_that_ran_out_of_memory_is_not_repeated(launcher, tmp_path):
     found = plan([make_raw(*words, *tiny, f"seq_len={n}") for n in ("256", "96k")], TWO_CORES, single=False)
     progress = Progress(Console(file=io.StringIO()))
     run_plan(found, launcher, progress, write_report=lambda _: True)
-    ran = [(each["seq_len"], each["status"]) for each in map(_flat, read_records(tmp_path / "records.jsonl"))]
+    ran = [(each["seq_len"], each["status"]) for each in map(_flat, read_lines(tmp_path / "records.jsonl"))]
     assert sorted(ran) == [(256, "ok")] * 3 + [(98304, "out_of_memory")]
 
 
@@ -291,7 +289,7 @@ def test_after_the_first_length_there_is_a_report_and_one_at_the_end(swept):
     counts = []
 
     def write_report(folder):
-        counts.append(len(read_records(folder / "records.jsonl")))
+        counts.append(len(read_lines(folder / "records.jsonl")))
         if len(counts) == 1:
             raise ValueError("a figure failed")
         return True

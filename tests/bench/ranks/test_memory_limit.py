@@ -10,7 +10,6 @@ from rich.console import Console
 from bench.config import ConfigError
 from bench.plan.plan import plan
 from bench.ranks.memory_limit import ROOM_BYTES, without_memory_limit
-from bench.record.store import read_records
 from bench.run.progress import Progress
 from bench.run.sweep import run_plan
 from tests.support.cells import (
@@ -25,6 +24,7 @@ from tests.support.cells import (
 )
 from tests.support.faults import acts
 from tests.support.gpus import OUT_OF_MEMORY_IN
+from tests.support.records import read_lines
 
 MIB = 2**20
 FOUND_WITHIN_S = 5
@@ -63,7 +63,7 @@ def swept(launcher, folder, cells):
     ]
     progress = Progress(Console(quiet=True))
     code = run_plan(plan(raws, TWO_CORES, single=False), launcher, progress, write_report=lambda _: True)
-    records = read_records(folder / "records.jsonl")
+    records = read_lines(folder / "records.jsonl")
     keys = [tuple(r["config"][key] for key in ("strategy", "engine", "seq_len")) for r in records]
     return dict(zip(keys, records, strict=True)), code
 
@@ -152,7 +152,7 @@ def test_what_libraries_take_once_is_in_the_base_and_not_in_the_limit(launcher, 
     words = ("strategy=ring", "engine=fsdp2", "seq_len=2k", "cluster.memory_limit_gib=0.02")
     limited, _ = run_cell(launcher, make_cell(*QUICK, *words), tmp_path)
     assert limited.status == "ok", limited.reason
-    assert min(limited.sections["memory"].limit_base_bytes) > 100 * MIB
+    assert min(limited.memory.limit_base_bytes) > 100 * MIB
 
 
 @pytest.mark.parametrize("value", ["0", "0.019", "much", ".inf"])

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from bench.record.store import read_records, write_whole
+from bench.record.store import write_whole
 from tests.support.command import typed_here
+from tests.support.records import read_lines
 
 
 @contextmanager
@@ -49,7 +50,7 @@ def test_a_sweep_says_which_file_and_goes_on_by_the_command_it_prints(tmp_path, 
     assert "out/records.jsonl: File too large; the records of cells that have ended are kept" in done.stderr
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of a torn line
-        assert len(read_records(tmp_path / "out" / "records.jsonl")) == 1
+        assert len(read_lines(tmp_path / "out" / "records.jsonl")) == 1
     again = shlex.split(done.stderr.rpartition("then: ")[2])
     assert typed_here(tmp_path, *again[2:]).returncode == 0
-    assert len(read_records(tmp_path / "out" / "records.jsonl")) == 2
+    assert len(read_lines(tmp_path / "out" / "records.jsonl")) == 2

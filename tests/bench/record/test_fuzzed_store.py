@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.read.archive import read_archive
+from bench.record.record import Record
 from bench.record.store import StoreError, read_records
 from tests.support.fuzzing import as_line, changed_bytes, changed_json, few_and_many, fuzz
 from tests.support.records import make_record
@@ -53,7 +54,7 @@ def test_any_content_is_records_or_one_line_that_names_the_place(tmp_path, kind,
             if isinstance(found, str):
                 assert re.fullmatch(rf"{re.escape(str(tmp_path))}[^\n]*", found)
             else:
-                assert all(isinstance(each, dict) for each in found)
+                assert all(isinstance(each, Record) for each in found)
                 assert len(found) <= content.count(b"\n")
 
     fuzz(examples, check)

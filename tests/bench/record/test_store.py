@@ -6,17 +6,20 @@ import re
 
 import pytest
 
+from bench.common.environment import describe
 from bench.config import ConfigError
-from bench.record.record import SCHEMA_VERSION, Provenance, Record, Status
-from bench.record.store import Store, StoreError, read_records
+from bench.record.analytic import Analytic
+from bench.record.record import SCHEMA_VERSION, Provenance, Record, Role, Status
+from bench.record.store import Store, StoreError, line_of, read_records
 
 
 def make_record(cell_id="c0ffee", **changes):
     fields = {
-        "schema_version": SCHEMA_VERSION, "cell_id": cell_id, "experiment": "none", "role": "cell",
+        "schema_version": SCHEMA_VERSION, "cell_id": cell_id, "experiment": "none", "role": Role.CELL,
         "repeat": 0, "order": 0, "status": Status.OK, "reason": None, "provenance": Provenance.MEASURED,
-        "config": {}, "environment": {}, "analytic": {}, "started_at": "2026-11-21T00:00:00+00:00",
-        "wall_s": 1.0, "fixed_cost_s": 0.5, "sections": {},
+        "config": {"seq_len": 8, "strategy": "ring"}, "environment": describe({}),
+        "analytic": Analytic(tokens_per_step=8), "started_at": "2026-11-21T00:00:00+00:00",
+        "wall_s": 1.0, "fixed_cost_s": 0.5,
     }  # fmt: skip
     return Record(**fields | changes)
 
@@ -31,32 +34,24 @@ def test_a_line_torn_at_any_byte_costs_only_itself(tmp_path):
         for cut in range(whole + 1, len(both), 7):
             store.path.write_bytes(both[:cut])
             with pytest.warns(UserWarning, match="torn last line"):
-                assert [record["cell_id"] for record in store.read()] == ["a"]
+                assert [record.cell_id for record in store.read()] == ["a"]
             store.append(make_record("c"))
-            assert [record["cell_id"] for record in store.read()] == ["a", "c"]
+            assert [record.cell_id for record in store.read()] == ["a", "c"]
         store.path.write_bytes(b"no line")
         store.append(make_record("d"))
-        assert [record["cell_id"] for record in store.read()] == ["d"]
+        assert [record.cell_id for record in store.read()] == ["d"]
 
 
-WHOLE = {
-    "schema_version": 4,
-    "cell_id": "a",
-    "repeat": 0,
-    "role": "cell",
-    "status": "ok",
-    "wall_s": 1,
-    "config": {},
-}
+WHOLE = json.loads(line_of(make_record("a")))
 LINES = {
     "{": "not a record",
-    "[]": "a line has to be an object",
+    "[]": "Expected `object`, got `array`",
     '{"schema_version":0}': "schema_version 0",
     '{"schema_version":1,"wall_s":NaN}': "not a record",
     "\xff": "not a record",
-    '{"schema_version":4}': "missing required field `cell_id`",
+    json.dumps({"schema_version": SCHEMA_VERSION}): "missing required field `cell_id`",
     json.dumps(WHOLE | {"status": "fine"}): "Invalid enum value 'fine'",
-    json.dumps(WHOLE | {"repeat": "first"}): "Expected `int`, got `str` - at `$.repeat`",
+    json.dumps(WHOLE | {"repeat": "first"}): "Expected `int`, got `str` at `repeat`",
 }
 
 
@@ -75,7 +70,7 @@ def test_any_text_is_read_back_as_it_was(tmp_path, text):
     with Store(tmp_path) as store:
         store.append(make_record(reason=text, experiment=os.fsdecode(b"no /folder\xff")))
         (line,) = store.read()
-    assert (line["reason"], line["experiment"]) == (text, "no /folder?")
+    assert (line.reason, line.experiment) == (text, "no /folder?")
 
 
 @pytest.mark.fault(17)

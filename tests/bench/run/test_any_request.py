@@ -1,9 +1,7 @@
 """Any request is planned, predicted or refused in one line: pairs of choices, on every device with a file."""
 
 import itertools
-import json
 import random
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from bench.plan.estimate import Estimate
 from bench.plan.forecast import Forecast
 from bench.plan.plan import plan
 from bench.plan.plan_lines import short_lines, whole_plan
+from bench.record.store import line_of
 from bench.request import packages
 from bench.request.choices import groups, read_option
 from bench.request.hardware import known_hardware
@@ -129,7 +128,7 @@ def outcome(raw, machine):
         assert_one_line(reason)
         return "refused"
     if planned.cell.mode == "predict":
-        json.dumps(asdict(run(planned, None, Path())), allow_nan=False)
+        line_of(run(planned, None, Path()))
         return "predicted"
     return "planned"
 

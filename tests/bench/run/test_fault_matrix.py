@@ -24,7 +24,7 @@ from rich.console import Console
 from bench.common.environment import REPOSITORY
 from bench.config import AUTO, ConfigError, ExitCode
 from bench.plan.plan import plan
-from bench.record.store import RECORDS, Store, read_records
+from bench.record.store import RECORDS, Store
 from bench.request.device_sections import WINDOWS
 from bench.run.cell import hang
 from bench.run.interrupts import SIGNALS, Interrupts
@@ -33,6 +33,7 @@ from bench.run.sweep import run_plan
 from tests.support.cells import TINY, TWO_CORES, make_raw
 from tests.support.faults import acts
 from tests.support.faults.matrix import FAULTS, MATRIX
+from tests.support.records import read_lines
 
 FAULTY, SOUND = "seq_len=256", ("seq_len=512", "workload=attention")
 FOLDER = "a sweep, naïve"
@@ -133,7 +134,7 @@ def strictly_read(folder):
     """The records, whose every line is whole and strict JSON."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = read_records(folder / RECORDS)
+        found = read_lines(folder / RECORDS)
     lines = (folder / RECORDS).read_text().splitlines()
     assert [json.loads(line, parse_constant=pytest.fail) for line in lines] == found
     return found

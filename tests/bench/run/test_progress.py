@@ -1,10 +1,10 @@
 """What a sweep says while it runs is what happened, letter by letter, at the right pace."""
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from bench.common.labels import duration_label
@@ -44,7 +44,9 @@ def told(tmp_path):
 
 def test_a_cell_that_starts_no_ranks_takes_no_time_and_brackets_in_its_reason_are_no_markup(tmp_path):
     planned = planned_cell(tiny_cell("strategy=ulysses", "cluster.world_size=3"), TWO_CORES)
-    record = replace(run(planned, None, tmp_path), reason="[enforce fail at alloc_cpu.cpp:127] no room")
+    record = structs.replace(
+        run(planned, None, tmp_path), reason="[enforce fail at alloc_cpu.cpp:127] no room"
+    )
     said = io.StringIO()
     guess = Estimate(lambda _: Expected(2.0, "a guess"))
     progress = Progress(Console(file=said, width=200), estimate=guess)

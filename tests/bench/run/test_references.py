@@ -13,12 +13,12 @@ from bench.plan.local_cells import reference_cells, reference_of
 from bench.plan.plan import plan
 from bench.plan.planned import planned_cell
 from bench.plan.work import MAX_COMPARED_STEPS, work_of
-from bench.record.store import read_records
 from bench.run.cell.run import SharedSections
 from bench.run.progress import Progress
 from bench.run.references import FOLDER, References, Trajectories
 from bench.run.sweep import run_plan
 from tests.support.cells import FOUR_H100, TINY, TWO_CORES, make_cell, make_raw, tiny_cell
+from tests.support.records import read_lines
 
 WORDS = ("measure.reference_budget_s=60", "engine=ddp", "strategy=ulysses", "cluster.world_size=2")
 
@@ -33,7 +33,7 @@ def swept(launcher, tmp_path):
         progress = Progress(Console(file=said, width=200))
         code = run_plan(found, launcher, progress, write_report=lambda _: True)
         path = tmp_path / "records.jsonl"
-        records = read_records(path) if path.exists() else []
+        records = read_lines(path) if path.exists() else []
         return code, said.getvalue(), records, found.cells[0].cell
 
     return sweep

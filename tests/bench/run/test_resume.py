@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec import to_builtins
 from rich.console import Console
 
 from bench.common.environment import describe
@@ -14,13 +15,13 @@ from bench.config import ConfigError, ExitCode, Resume
 from bench.plan.plan import Plan, plan
 from bench.plan.planned import PlannedCell
 from bench.plan.stored import StoredSweep, read_plan
-from bench.record.store import read_records
 from bench.run.cell.launcher import Launcher
 from bench.run.progress import Progress
 from bench.run.resume import kept_records
 from bench.run.sweep import run_plan
 from tests.support.cells import TWO_CORES, make_cell, make_raw
 from tests.support.command import typed_here
+from tests.support.records import as_record, make_record, read_lines
 
 ASKED = ("-m", "mode=predict", "hardware=h100_80gb", "cluster.world_size=8", "strategy=ulysses,ring")
 GO_ON = ("resume=true", "sweep_dir=out")
@@ -72,7 +73,7 @@ def test_alone_it_runs_what_is_missing_of_its_own_plan(half):
     assert len(re.findall(r"^\w+ \S+ sp 8 .* done$", listed, re.MULTILINE)) == 2
     done = typed_here(half, *GO_ON)
     assert (done.returncode, "2 cells" in done.stdout) == (0, True), done.stderr
-    records = read_records(half / "out" / "records.jsonl")
+    records = read_lines(half / "out" / "records.jsonl")
     assert sorted((r["config"]["strategy"], r["config"]["seq_len"]) for r in records) == [
         (strategy, length) for strategy in ("ring", "ulysses") for length in (8192, 16384)
     ]
@@ -96,7 +97,7 @@ def test_words_of_another_sweep_are_refused(half):
     done = typed_here(half, *ASKED, "seq_len=2k", "env.NCCL_DEBUG=WARN", *GO_ON)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "Only there: 4 cells (ulysses 8k sp 8, ring 8k sp 8, ...); only in this request: 2" in done.stderr
-    assert len(read_records(half / "out" / "records.jsonl")) == 2
+    assert len(read_lines(half / "out" / "records.jsonl")) == 2
 
 
 @pytest.mark.parametrize("words", [(), ASKED])
@@ -123,7 +124,7 @@ OTHER_COMMIT = {"git_commit": "0" * 40}
 @pytest.mark.fault(19)
 def test_records_of_another_commit_are_kept_by_resume_any_alone_and_stay_in_the_file(half):
     path = half / "out" / "records.jsonl"
-    records = read_records(path)
+    records = read_lines(path)
     for record in records:
         record["environment"] |= OTHER_COMMIT
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
@@ -132,13 +133,13 @@ def test_records_of_another_commit_are_kept_by_resume_any_alone_and_stay_in_the_
         assert done.returncode == 0, done.stderr
         assert "2 records of other code (0000000-" in done.stdout
         assert "): kept, as resume=any asks" in done.stdout
-    assert len(read_records(path)) == 4
+    assert len(read_lines(path)) == 4
     done = typed_here(half, *GO_ON)
     assert done.returncode == 0, done.stderr
     (said,) = (line for line in done.stdout.splitlines() if "other code" in line)
     assert said.startswith("2 records of other code (")
     assert said.endswith("): those cells run again; resume=any keeps them")
-    records = read_records(path)
+    records = read_lines(path)
     assert len(records) == 6
     assert len({record["cell_id"] for record in records[2:]}) == 4
     assert typed_here(half, *GO_ON).stdout.startswith("nothing is missing")
@@ -146,14 +147,15 @@ def test_records_of_another_commit_are_kept_by_resume_any_alone_and_stay_in_the_
 
 def kept(cell, *environments, **changes):
     """What is kept of records of this cell from these environments, with some of their values changed."""
-    sound = {"cell_id": cell.cell_id, "config": cell.flat(), "repeat": 0, "role": "cell", "status": "ok"}
-    lines = [{**sound, "environment": each, **changes} for each in environments]
+    provenance = "predicted" if cell.mode == "predict" else "measured"
+    sound = make_record(cell_id=cell.cell_id, config=cell.flat(), provenance=provenance)
+    records = [as_record({**sound, "environment": each, **changes}) for each in environments]
     return kept_records(
-        Plan((PlannedCell(cell, 0, 0),), TWO_CORES, Path(), StoredSweep(), Resume.MATCHING), lines
+        Plan((PlannedCell(cell, 0, 0),), TWO_CORES, Path(), StoredSweep(), Resume.MATCHING), records
     )
 
 
-HERE = describe({})
+HERE = to_builtins(describe({}))
 ELSEWHERE = {
     "code": HERE | OTHER_COMMIT,
     "code, by an edit": HERE | {"sources": "0" * 12},
@@ -181,7 +183,7 @@ def test_what_a_cell_does_not_use_does_not_make_its_record_stale():
 
 def test_a_record_that_does_not_say_what_made_it_is_not_reused_and_a_failure_runs_again_without_a_word():
     for unsaid in (("git_commit", "sources"), ("device_name",)):
-        says = {key: value for key, value in HERE.items() if key not in unsaid}
+        says = HERE | dict.fromkeys(unsaid)
         assert kept(make_cell(), says).records == []
     assert kept(make_cell(), ELSEWHERE["code"], status="crashed").lines == ()
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from msgspec import to_builtins
 
 from bench.common.environment import REPOSITORY, describe
 from tests.support.command import typed, typed_here
@@ -46,5 +47,5 @@ def test_code_without_its_choices_says_where_to_run_it(tmp_path):
 
 def test_without_git_a_record_says_that_the_commit_is_unknown(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    found = describe({})
+    found = to_builtins(describe({}))
     assert (found["git_commit"], found["git_dirty"]) == (None, None)

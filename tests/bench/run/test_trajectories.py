@@ -1,8 +1,9 @@
 """Loss and gradient norm of every step are compared with another cell of the same work."""
 
-from dataclasses import asdict, replace
+import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from bench.plan.work import MAX_COMPARED_STEPS, work_of
 from bench.run.references import Trajectories
@@ -26,7 +27,7 @@ def test_a_sound_strategy_is_held_in_every_step_and_says_against_what(launcher, 
     cell, trajectories = cell_of("deepspeed_ulysses"), Trajectories()
     trajectories.compare(*local)
     record = trajectories.compare(cell, run_cell(launcher, cell, tmp_path)[0])
-    losses = record.sections["losses"]
+    losses = record.losses
     assert record.status == "ok", record.reason
     assert (losses.held_against, losses.held_steps) == (local[0].cell_id, len(losses.loss))
     assert len(losses.loss) == 1 + 4 + 1  # warm-up, timed, inspected
@@ -37,11 +38,11 @@ def test_a_sound_strategy_is_held_in_every_step_and_says_against_what(launcher, 
 def test_noise_of_the_weights_does_not_make_batches_hide_a_departure(local):
     """The loss differs by 0.8 nats between batches; 0.05 nats are beyond what rounding may do."""
     cell, record = local
-    objective = replace(record.sections["objective"], noise={"loss": 1.6e-3, "grad_norm": 1e-3})
+    objective = replace(record.objective, noise={"loss": 1.6e-3, "grad_norm": 1e-3})
 
     def with_losses(loss):
-        losses = replace(record.sections["losses"], loss=loss)
-        return replace(record, sections={**record.sections, "losses": losses, "objective": objective})
+        losses = replace(record.losses, loss=loss)
+        return replace(record, losses=losses, objective=objective)
 
     trajectories = Trajectories()
     trajectories.compare(cell, with_losses([1.0, *[1.8] * 5]))
@@ -54,39 +55,38 @@ def test_steps_in_which_sound_trainings_may_part_are_not_compared(local):
     cell, record = local
 
     def with_losses(loss):
-        losses = replace(record.sections["losses"], loss=loss, grad_norm=[1.0] * len(loss))
-        return replace(record, sections={**record.sections, "losses": losses})
+        losses = replace(record.losses, loss=loss, grad_norm=[1.0] * len(loss))
+        return replace(record, losses=losses)
 
     for step, status in ((MAX_COMPARED_STEPS - 1, "wrong_result"), (MAX_COMPARED_STEPS, "ok")):
         trajectories = Trajectories()
         trajectories.compare(cell, with_losses([1.0] * 30))
         found = trajectories.compare(cell_of("ring"), with_losses([1.0] * step + [2.0] * (30 - step)))
-        assert (found.status, found.sections["losses"].held_steps) == (status, MAX_COMPARED_STEPS)
+        assert (found.status, found.losses.held_steps) == (status, MAX_COMPARED_STEPS)
 
 
 def test_local_takes_the_place_of_another_reference_and_no_other_does(local):
     cell, record = local
     trajectories = Trajectories()
     for strategy in ("ulysses", "local", "ring"):
-        held = trajectories.compare(replace(cell, strategy=strategy), record)
-    assert held.sections["losses"].held_against == cell.cell_id
+        held = trajectories.compare(dataclasses.replace(cell, strategy=strategy), record)
+    assert held.losses.held_against == cell.cell_id
 
 
 def test_local_is_not_blamed_for_leaving_what_came_before_it(local):
     cell, record = local
-    wrong = replace(record.sections["losses"], loss=[2 * loss for loss in record.sections["losses"].loss])
+    wrong = replace(record.losses, loss=[2 * loss for loss in record.losses.loss])
     trajectories = Trajectories()
-    trajectories.compare(cell_of("ulysses"), replace(record, sections={**record.sections, "losses": wrong}))
+    trajectories.compare(cell_of("ulysses"), replace(record, losses=wrong))
     assert trajectories.compare(cell, record).status == "ok"
     assert trajectories.compare(cell_of("ring"), record).status == "ok"
 
 
 def test_a_resumed_sweep_holds_new_cells_against_finished_ones(local):
     cell, record = local
-    line = {"status": "ok", "cell_id": cell.cell_id, "losses": asdict(record.sections["losses"])}
     trajectories = Trajectories()
-    trajectories.keep_finished([cell], [line])
-    assert trajectories.compare(cell_of("ulysses"), record).sections["losses"].held_against == cell.cell_id
+    trajectories.keep_finished([cell], [record])
+    assert trajectories.compare(cell_of("ulysses"), record).losses.held_against == cell.cell_id
 
 
 def test_the_same_work_is_the_same_tokens_from_the_same_parameters():

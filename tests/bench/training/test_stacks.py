@@ -27,7 +27,7 @@ TRIPLES = [
 def losses_of(launcher, folder, *words, entry=None):
     record, _ = run_cell(launcher, tiny_cell(*TRAINED, *words), folder, entry)
     assert record.status == "ok", record.reason
-    return record.sections["losses"]
+    return record.losses
 
 
 @pytest.fixture(scope="module")

@@ -159,7 +159,7 @@ def test_ranks_turn_by_the_whole_sequence_s_frequencies_and_else_the_model_is_to
     words = ("model=checkpoint", f"model.path={tmp_path}", "strategy=ulysses", "cluster.world_size=2")
     cell = make_cell(*words, "seq_len=128", "measure.steps=1", "measure.warmup_steps=0")
     right, _ = run_cell(launcher, cell, tmp_path / "right")
-    assert (right.status, right.sections["positions"].module) == ("ok", [None, None])
+    assert (right.status, right.positions.module) == ("ok", [None, None])
     wrong, _ = run_cell(launcher, cell, tmp_path / "wrong", acts.choose_frequencies_by_own_length)
     assert wrong.status == "wrong_result"
     assert wrong.reason.startswith("positions: ")

@@ -13,14 +13,14 @@ from signal import SIGKILL, SIGSEGV, SIGSTOP
 import pytest
 import torch.distributed as dist
 
-from analysis.read.measured import measured
-from analysis.read.recorded import as_recorded
+from analysis.read.results import Results
 from bench.common.environment import installed
 from bench.config import ExitCode
 from tests.support.faults import acts
 from tests.support.faults.classes.attention import skip_the_lse_rescale
 from tests.support.faults.classes.not_finite import overflow_the_loss_of_rank_1_in_step_1
 from tests.support.faults.classes.tampering import tampered
+from tests.support.records import as_record
 
 MATRIX = {
     1: "out of memory in one rank, the others in a collective",
@@ -138,15 +138,15 @@ def has_no_figures(reason, record):
 
 
 def is_throttled(record):
-    note = measured(as_recorded(record), {}).note
+    note = Results(as_record(record), {}).note
     return record["telemetry"]["throttled"] and "throttled while timed (hardware_thermal)" in note
 
 
 def is_not_traced(reason, record):
     """The clock's figures are there, and the trace's are not, for this reason."""
-    found = measured(as_recorded(record), {})
-    assert found.steps.median_ms > 0
-    assert (found.straggler_gap_ms, found.exchange_shares, found.communication) == (None, None, None)
+    found = Results(as_record(record), {})
+    assert found.median_ms > 0
+    assert (found.straggler_gap_ms, found.attention_shares, found.trace) == (None, None, None)
     (check,) = (each for each in record["checks"] if each["what"] == "collective calls of traced steps")
     said = (record["trace"]["failure"], check["reason"], found.note.rpartition("shares: ")[2])
     return all(each.startswith(reason) for each in said)

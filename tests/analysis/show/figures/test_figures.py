@@ -298,13 +298,17 @@ def test_a_memory_axis_says_where_its_ticks_are(cells_of):
     assert [float(label.removesuffix(" GiB")) * 2**30 for label in labels] == [*axes.get_yticks()]
 
 
-UNKNOWN = {"purpose_exposed_ms": None, "purpose_exposed_waiting_ms": None}
+UNKNOWN = {"purpose_exposed_ms": {"other": [11.0] * 2}, "purpose_exposed_waiting_ms": None}
 
 
-@pytest.mark.parametrize("name", ["attention_exchange", "communication_share", "step_parts"])
 @pytest.mark.parametrize(
-    ("without", "said"),
-    [({"step_ms": [400.0] * 2}, EXCLUDED), ({"unjoined": ["no tap"] * 2, **UNKNOWN}, NOT_KNOWN)],
+    ("name", "without", "said"),
+    [
+        ("attention_exchange", {"step_ms": [400.0] * 2}, EXCLUDED),
+        ("step_parts", {"step_ms": [400.0] * 2}, EXCLUDED),
+        ("attention_exchange", {"unjoined": ["no tap"] * 2, **UNKNOWN}, NOT_KNOWN),
+        ("communication_share", {"unjoined": ["no tap"] * 2, **UNKNOWN}, NOT_KNOWN),
+    ],
 )
 def test_a_traced_cell_without_a_value_is_marked_as_excluded(cells_of, name, without, said):
     traces = {"ring": make_trace(2), "ulysses": make_trace(2, **without), "usp": None}

@@ -4,11 +4,11 @@ from analysis.answers.verdict import verdict
 from analysis.cells.parts import step_ms
 from analysis.labels import SHARED_CORES, number_label
 from analysis.read.archive import read_archive
-from analysis.read.load import node_links
+from analysis.read.hardware import node_links
 from analysis.show.page.facts import cell_facts
 from analysis.show.page.page import render
 from analysis.show.tables.record import attempt
-from tests.support.records import CPU, STEPS_HELD, make_record, make_timing, on_ranks, write_sweep
+from tests.support.records import CPU, STEPS_HELD, as_record, make_record, make_timing, on_ranks, write_sweep
 
 FLOPS = {
     "model_flops_causal": 10**13,
@@ -83,7 +83,7 @@ CHECKS = [
 @pytest.mark.parametrize(("status", "made"), [("ok", "passed"), ("wrong_result", "compared")])
 def test_a_record_s_checks_say_how_far_they_reach_or_why_they_were_not_made(status, made):
     """Of a wrong result none is called passed: one of them found it."""
-    found = attempt(make_record(status=status, checks=CHECKS)).checks
+    found = attempt(as_record(make_record(status=status, checks=CHECKS))).checks
     assert [check.texts for check in found] == [
         ("attention", "float64", "8,192", "32", "1", made),
         ("training signal", "another cell", "8,192", "all", "1 of 12", f"{made}; cell abc ran 1 step"),
@@ -91,7 +91,7 @@ def test_a_record_s_checks_say_how_far_they_reach_or_why_they_were_not_made(stat
         ("objective", "float64", "", "", "", "not checked; no time"),
     ]
     assert [check.is_whole for check in found] == [True, False, False, False]
-    assert attempt(make_record(checks=None)).checks == []
+    assert attempt(as_record(make_record(checks=None))).checks == []
 
 
 def test_the_page_lists_the_checks_and_marks_those_that_were_not_made_in_full(cells_of, tmp_path):
@@ -130,4 +130,4 @@ NVLINKS = {"gpu_p2p": {"0-1": "NVLink"}}
 def test_the_exchange_is_held_against_the_link_where_that_is_known(config, environment, expected):
     record = make_record(config=config, environment=environment)
     record["engagement"]["sent_bytes"] = {"attention": [8_100_000] * 2}  # in 14 ms, of which 5 are waited
-    assert dict(attempt(record, node_links()).facts).get(LINK) == expected
+    assert dict(attempt(as_record(record), node_links()).facts).get(LINK) == expected

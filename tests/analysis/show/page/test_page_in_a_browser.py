@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from analysis.read.definitions import BY_COLUMN
+from analysis.read.metrics import METRICS
 from analysis.report import write_report
 from bench.strategies import STRATEGIES
 from tests.support.records import FAILED, grid, write_sweep
@@ -175,7 +175,7 @@ def test_a_click_on_a_heading_sorts_by_number_or_word_and_another_turns_it_round
     assert states == ["ascending", "descending"]
     strategies, meaning = found["words of a column"]
     assert strategies == sorted(strategies)
-    assert meaning == BY_COLUMN["tokens_per_s"].quantity.meaning
+    assert meaning == METRICS["tokens_per_s"].quantity.meaning
 
 
 def test_words_narrow_the_table_and_it_says_to_how_many(found):

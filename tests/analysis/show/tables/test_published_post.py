@@ -1,6 +1,7 @@
 """The rows of `experiment=published_memory` and `published_throughput`, and the page that shows them."""
 
 import pytest
+from msgspec import to_builtins
 
 from analysis.report import write_report
 from analysis.show.tables.published_post import PEAKS_GB, REVISIONS, post_table
@@ -31,7 +32,7 @@ def record_of(cell, *, device="NVIDIA H100 80GB HBM3", seconds=None, gib=None, c
     """A record of the cell with steps of `seconds` and a peak of `gib`; measured by default."""
     record = make_record(config={**cell.flat(), **(config or {})}, experiment=cell.experiment)
     record |= {
-        "analytic": analytic(cell, need=memory_need(cell)),
+        "analytic": to_builtins(analytic(cell, need=memory_need(cell))),
         "environment": {"device_name": device},
     }
     if seconds is not None:
@@ -60,7 +61,7 @@ def test_the_page_has_the_numbers_that_the_command_prints(text_of):
     cells = cells_of("memory", "trainer=native")
     records = [record_of(cell, **FAILED, provenance="predicted") for cell in cells]
     for cell, record in zip(cells, records, strict=True):
-        record["analytic"]["prediction"] = prediction_of(cell).to_json()
+        record["analytic"]["prediction"] = to_builtins(prediction_of(cell).stored())
     page = PAGE.read_text().splitlines()
     text = text_of(*records)
     assert len(rows_of(text)) == 12

@@ -63,11 +63,11 @@ def test_a_cell_on_two_nodes_gives_the_losses_and_bytes_of_one(launcher, tmp_pat
         one, _ = run_cell(launcher, tiny_cell(*NODES, "cluster=cpu", "cluster.nodes=1"), tmp_path / "one")
         two, folder = run_cell(on_nodes, tiny_cell(*NODES), tmp_path / "two")
     assert (one.status, two.status) == ("ok", "ok"), two.reason
-    assert two.sections["losses"].loss == one.sections["losses"].loss
-    assert two.sections["engagement"] == one.sections["engagement"]
+    assert two.losses.loss == one.losses.loss
+    assert two.engagement == one.engagement
     counted, computed = counted_and_computed(two)
     assert counted == computed
-    assert [node["host"] for node in two.environment["nodes"]] == ["node2", "node10"]
+    assert [node["host"] for node in two.environment.nodes] == ["node2", "node10"]
     assert sorted(path.name for path in folder.iterdir()) == [f"rank_{rank}.log" for rank in range(4)]
 
 
@@ -109,4 +109,4 @@ def test_a_rank_that_dies_is_named_with_its_node_and_a_lost_node_costs_only_cell
         assert "1 of 2 nodes are left, the cell needs 2" in record.reason
         record, _ = run_cell(launcher, tiny_cell("cluster=nodes", "strategy=local"), tmp_path / "needs one")
         assert record.status == "ok", record.reason
-        assert [node["host"] for node in record.environment["nodes"]] == ["node10"]
+        assert [node["host"] for node in record.environment.nodes] == ["node10"]

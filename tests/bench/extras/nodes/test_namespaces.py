@@ -5,11 +5,11 @@ import time
 import psutil
 import pytest
 
-from bench.record.store import read_records
 from bench.strategies import STRATEGIES
 from tests.support.cells import INSTALLED
 from tests.support.command import typed
 from tests.support.namespaces import Cluster, namespaces
+from tests.support.records import read_lines
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
@@ -29,7 +29,7 @@ def test_every_strategy_gives_on_two_nodes_the_losses_gradients_and_bytes_of_one
     words += (f"strategy={','.join(SHARING)}",)
     two = {record["config"]["strategy"]: record for record in cluster.records(tmp_path / "two", *words)}
     typed(tmp_path, "-m", "cluster=cpu", *words, f"sweep_dir={tmp_path / 'one'}", OMP_NUM_THREADS="1")
-    one = read_records(tmp_path / "one" / "records.jsonl")
+    one = read_lines(tmp_path / "one" / "records.jsonl")
     assert {record["config"]["strategy"] for record in one} == set(two) == set(SHARING)
     for record in one:
         other = two[record["config"]["strategy"]]
@@ -68,12 +68,12 @@ def test_a_cut_link_is_a_record_within_ten_seconds_and_the_sweep_goes_on(cluster
         time.sleep(10)
         cluster.nodes.set_link(1, "down")
         harmed_s = time.monotonic()
-        until(lambda: len(read_records(records)) == 2, 10)
+        until(lambda: len(read_lines(records)) == 2, 10)
         print(f"a record after {time.monotonic() - harmed_s:.1f} s")
         said, _ = launcher.communicate(timeout=600)
         cluster.nodes.set_link(1, "up")
         assert launcher.returncode == 1, said
-    _, lost, alone, left_out = read_records(records)
+    _, lost, alone, left_out = read_lines(records)
     assert (lost["status"], lost["failure"]["kind"]) == ("killed", "NODE_LOST"), lost["reason"]
     assert lost["failure"]["node"] == "host1"
     assert (alone["status"], alone["config"]["strategy"]) == ("ok", "local"), alone["reason"]

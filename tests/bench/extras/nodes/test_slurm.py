@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from bench.common.environment import REPOSITORY
-from bench.record.store import read_records
 from tests.support.command import typed_here
+from tests.support.records import read_lines
 from tests.support.slurm import GPUS, NODES, slurm
 
 QUICK = (
@@ -55,7 +55,7 @@ def documented_script():
 
 def records_of(folder):
     path = folder / "records.jsonl"
-    return {each["cell_id"]: each for each in read_records(path)} if path.exists() else {}
+    return {each["cell_id"]: each for each in read_lines(path)} if path.exists() else {}
 
 
 def gpus_of_agents(record):

@@ -19,11 +19,11 @@ from bench.cost.memory import memory_need
 from bench.extras.observe.observation import LOST_PEER_WAIT_S
 from bench.extras.observe.outcome import UNKNOWN, checks_of_loop, need_of_loop
 from bench.extras.observe.tokens import RankTokens, layout_of, misfed
-from bench.record.store import read_records
 from bench.run.cell.ends import lost_a_peer
 from bench.run.cell.rank_watch import GRACE_S
 from bench.run.node.worker import join
 from tests.support.cells import make_cell
+from tests.support.records import read_lines
 from tests.support.scripts import own_loop
 from tests.support.trace_cases import TRACED
 
@@ -81,7 +81,7 @@ def records(launcher, tmp_path_factory):
     folder = tmp_path_factory.mktemp("observed")
     ends, _ = observe_on_ranks(launcher, folder, observed_each)
     assert all(end.report for end in ends), ends[0].log_tail
-    return {name: read_records(folder / name / "records.jsonl") for name in LOOPS}
+    return {name: read_lines(folder / name / "records.jsonl") for name in LOOPS}
 
 
 @pytest.fixture

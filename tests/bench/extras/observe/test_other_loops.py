@@ -11,6 +11,7 @@ from transformers import trainer
 import bench
 from bench.run.node.worker import join
 from tests.support.cells import make_cell
+from tests.support.records import read_lines
 from tests.support.scripts.other_loops import LOOPS
 
 COVER = ("profiler_in_a_step", "fsdp2", "transformers_trainer", "all_collectives")
@@ -70,7 +71,7 @@ def test_observed_a_loop_has_the_losses_that_it_has_unobserved(launcher, tmp_pat
     status, words = OUTCOMES.get((name, ranks)) or OUTCOMES.get(name, ("ok", "tokens/s"))
     said, *_ = found[-1][0]["said"]
     assert words in said
-    (record,) = bench.read_records(tmp_path / f"{name}-{processes[-1]}" / "records.jsonl")
+    (record,) = read_lines(tmp_path / f"{name}-{processes[-1]}" / "records.jsonl")
     assert record["status"] == status
     told = [check["reason"] for check in record["checks"] or () if check["what"] == "objective"]
     assert status != "ok" or (told == [None]) is (name in TELLING)

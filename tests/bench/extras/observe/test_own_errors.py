@@ -25,6 +25,7 @@ from bench.measure.trace import rank as trace
 from bench.record.store import Store
 from bench.run.node.worker import join
 from tests.support.cells import make_cell
+from tests.support.records import read_lines
 from tests.support.scripts import own_loop
 
 SAID, STEPS = "an error of our own", 9
@@ -138,7 +139,7 @@ def test_an_error_of_the_observation_changes_no_bit_and_is_told_once_by_each_ran
         peer = "the training goes on: PeerStoppedError: another rank stopped observing"
         assert peer in ranks[1 - rank][part]["said"]
     path = folder / part / "records.jsonl"
-    records = bench.read_records(path) if path.exists() else []
+    records = read_lines(path) if path.exists() else []
     assert len(records) == (part not in WITHOUT_RECORD)
     for record in records:
         if part == "the report":

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.cost.band import End
+from bench.cost.band import Band, End
 from bench.extras.predict.hardware import hardware_of
 from bench.extras.predict.modes import link_ms
 from bench.extras.predict.speeds import Speeds
@@ -35,5 +35,5 @@ def test_of_what_a_rank_sends_and_receives_the_longer_counts():
 
 def test_a_link_that_needs_no_time_leaves_the_rate_and_one_that_is_unknown_gives_none():
     assert rate_with_link(100.0, 1000, {}) == pytest.approx(100.0)
-    assert rate_with_link(100.0, 1000, {"attention": {"high": 10_000.0}}) == pytest.approx(50.0)
+    assert rate_with_link(100.0, 1000, {"attention": Band(0.0, 1.0, 10_000.0)}) == pytest.approx(50.0)
     assert rate_with_link(100.0, 1000, None) is None

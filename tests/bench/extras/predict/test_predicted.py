@@ -1,13 +1,11 @@
 """`mode=predict`: the record of a cell that never ran, and requests that no arithmetic answers."""
 
-import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from analysis.read.recorded import as_recorded
 from bench.config import ConfigError
 from bench.cost.band import Fit
 from bench.extras.predict.hardware import hardware_of
@@ -18,6 +16,7 @@ from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from bench.run.cell.run import run
 from tests.support.cells import TWO_CORES, make_cell, make_raw
+from tests.support.records import as_line, as_record
 
 H100 = ("mode=predict", "hardware=h100_80gb", "model=qwen3_8b")
 
@@ -31,16 +30,16 @@ def test_a_record_has_what_a_measurement_would_have_filled():
     """The parts of the step add up to it, as a trace's do, and the step is that of the prediction."""
     cell, record = record_of("seq_len=128k", "strategy=ring")
     assert (record.status, record.provenance) == (Status.OK, Provenance.PREDICTED)
-    prediction, trace = prediction_of(cell), record.sections["trace"]
+    prediction, trace = prediction_of(cell), record.trace
     step_ms = prediction.step_time_ms.expected
-    assert record.sections["timing"].step_times_ms == [[step_ms]]
-    assert record.sections["timing"].tokens_per_step == 2**17
-    assert record.sections["memory"].peak_allocated_bytes == [prediction.peak_allocated_bytes.expected]
+    assert record.timing.step_times_ms == [[step_ms]]
+    assert record.timing.tokens_per_step == 2**17
+    assert record.memory.peak_allocated_bytes == [prediction.peak_allocated_bytes.expected]
     parts = (*trace.compute_ms.values(), *trace.purpose_exposed_ms.values(), trace.idle_ms)
     assert sum(part[0] for part in parts) == pytest.approx(step_ms)
     assert trace.purpose_total_ms["attention"][0] > trace.purpose_exposed_ms["attention"][0]
-    assert record.analytic["prediction"]["fit"] == Fit.FITS
-    assert as_recorded(json.loads(json.dumps(record.to_json()))).timing is not None
+    assert record.analytic.prediction.fit == Fit.FITS
+    assert as_record(as_line(record)).timing is not None
 
 
 def test_a_cell_is_on_as_many_devices_as_it_asks_for_whatever_is_here():
@@ -55,7 +54,7 @@ def test_what_has_no_room_is_out_of_memory_as_the_plan_says():
     assert (record.status, record.provenance) == (Status.OUT_OF_MEMORY, Provenance.PREDICTED)
     assert record.reason.startswith("needs about ")
     assert record.reason.endswith(" per rank and has 79.1 GiB")
-    assert record.sections["timing"] is None
+    assert record.timing is None
     assert planned_cell(cell, TWO_CORES).room.fit is Fit.OUT_OF_MEMORY
 
 

@@ -26,7 +26,7 @@ from tests.support.gpus import needs_gpu
 def test_a_sound_strategy_errs_about_as_much_as_its_control(launcher, tmp_path, strategy):
     cell = tiny_cell(f"strategy={strategy}", "seq_len=2k", "engine=zero3", "checkpointing=true")
     record, _ = run_cell(launcher, cell, tmp_path, without=("parity", "objective"))
-    found = record.sections["full_length"]
+    found = record.full_length
     assert (record.status, found.reason, found.tokens) == ("ok", None, 2048), record.reason
     assert found.errors.keys() == {"out", "dq", "dk", "dv", "dk_keys", "dv_keys"}
     assert (found.rows, found.keys, found.keys_reason) == (32, 32, None)

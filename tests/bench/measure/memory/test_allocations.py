@@ -114,7 +114,7 @@ def test_the_whole_life_holds_what_only_building_needs(launcher, tmp_path, engin
     cell = tiny_cell(f"engine={engine}")
     record, _ = run_cell(launcher, cell, tmp_path, need_more_while_building, without=CHECKS)
     assert record.status == "ok", record.reason
-    memory = record.sections["memory"]
+    memory = record.memory
     assert set(memory.whole_life_phase) == {"load"}
     for life, steady in zip(memory.whole_life_allocated_bytes, memory.peak_allocated_bytes, strict=True):
         assert life >= MORE_MIB * MIB > steady
@@ -125,10 +125,10 @@ def test_the_whole_life_holds_what_only_building_needs(launcher, tmp_path, engin
 def test_the_whole_life_is_never_less_than_the_steady_state(launcher, tmp_path):
     cell = tiny_cell("engine=zero3", "seq_len=8k")
     record, _ = run_cell(launcher, cell, tmp_path, without=CHECKS)
-    memory = record.sections["memory"]
+    memory = record.memory
     assert memory.whole_life_allocated_bytes == memory.peak_allocated_bytes
     assert set(memory.peak_phase) == set(memory.whole_life_phase) == {"backward"}
-    telemetry = record.sections["telemetry"]
+    telemetry = record.telemetry
     assert telemetry.reason == memory.device_used_reason == "no NVML figures: the ranks run on the CPU"
     assert (telemetry.power_w, telemetry.throttled) == (None, None)
     assert telemetry.load_average >= 0
@@ -141,6 +141,6 @@ def test_the_text_that_a_cell_reads_takes_none_of_its_memory(launcher, tmp_path)
         tiny_cell("strategy=local", "engine=ddp", *more) for more in ((), (f"data.path={tmp_path}/long.txt",))
     ]
     records = [run_cell(launcher, cell, tmp_path, without=CHECKS)[0] for cell in cells]
-    short, long = (record.sections["memory"] for record in records)
+    short, long = (record.memory for record in records)
     assert long.peak_allocated_bytes == short.peak_allocated_bytes
     assert long.whole_life_allocated_bytes == short.whole_life_allocated_bytes

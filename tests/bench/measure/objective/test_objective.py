@@ -162,11 +162,9 @@ def test_where_float64_has_no_room_the_cell_is_ok_and_says_so(launcher, tmp_path
     cell = tiny_cell("strategy=local", "engine=ddp")
     record, _ = run_cell(launcher, cell, tmp_path / "no_room", acts.have_no_room)
     with_room, _ = run_cell(launcher, cell, tmp_path / "room")
-    assert (
-        record.sections["losses"].loss == with_room.sections["losses"].loss
-    )  # the step is taken all the same
-    assert {"loss", "scale of the whole gradient"} <= with_room.sections["objective"].errors.keys()
-    found = record.sections["objective"]
+    assert record.losses.loss == with_room.losses.loss  # the step is taken all the same
+    assert {"loss", "scale of the whole gradient"} <= with_room.objective.errors.keys()
+    found = record.objective
     assert (record.status, found.parameters, found.errors) == ("ok", 0, {})
     assert re.fullmatch(
         r"all gradients would take about [\d.]+ MiB on one rank and [\d.]+ [KM]iB in its host memory",
@@ -215,7 +213,7 @@ def test_where_three_layers_have_room_their_gradients_of_the_real_engine_are_com
     cell = tiny_cell("strategy=ulysses", "cluster.world_size=2", *DEEP, *words)
     record, _ = run_cell(launcher, cell, tmp_path, acts.have_room_for_three_layers)
     assert record.status == "ok", record.reason
-    section, checks = record.sections["objective"], {each.what: each for each in record.checks}
+    section, checks = record.objective, {each.what: each for each in record.checks}
     assert (section.parameters, section.compared) == (3 * 11, "layers 0, 3 and 5 of 6")
     assert section.noise == {}
     assert "scale of the compared gradients" in section.errors

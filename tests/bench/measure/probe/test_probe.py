@@ -1,12 +1,13 @@
 """The leak probe: it finds what crosses documents, ranks and time, by the kind of layer, and nothing else."""
 
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from json import loads
 from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec import structs, to_builtins
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import bench
@@ -61,7 +62,9 @@ def probe_each(job, log):
             with strategy.install() as wiring:
                 found[name] = {"right": probe(strategy, wiring, device)}
                 if name == PROBED_AS_ONES_OWN:
-                    found[name]["own"] = replace(found[name]["right"], moved=probed_shard(strategy, wiring))
+                    found[name]["own"] = structs.replace(
+                        found[name]["right"], moved=probed_shard(strategy, wiring)
+                    )
                 if name in MISTAKEN:
                     strategy.packed = lambda _: nullcontext()
                     found[name]["withheld"] = probe(strategy, wiring, device)
@@ -70,7 +73,9 @@ def probe_each(job, log):
                     found[name]["ahead"] = probe(strategy, wiring, device)
     finish_together(device)
     return {
-        "found": {name: {way: asdict(each) for way, each in ways.items()} for name, ways in found.items()}
+        "found": {
+            name: {way: to_builtins(each) for way, each in ways.items()} for name, ways in found.items()
+        }
     }
 
 
@@ -138,7 +143,7 @@ def test_nothing_crosses_documents_in_the_strategies_that_claim_packing(found):
         assert (section.noise, set(section.moved)) == (0, {"model", "full_attention"})
         for moved in section.moved.values():
             assert min(moved.of_other, moved.of_earlier) > moved.own_outputs > 0.9 * moved.of_own
-        off = replace(section, loss_error=2 * section.loss_limit)
+        off = structs.replace(section, loss_error=2 * section.loss_limit)
         assert why_wrong(off).startswith(f"probe: the loss of position {section.loss_position} is off")
 
 
@@ -165,7 +170,7 @@ def test_a_cell_whose_documents_cross_has_no_result_and_says_what_moved(launcher
     record, _ = run_cell(launcher, cell, tmp_path, entry=acts.withhold_the_documents)
     assert record.status == "wrong_result"
     assert "probe: one token changed" in record.reason
-    write_probe([record.to_json()], tmp_path)
+    write_probe([record], tmp_path)
     assert "- ulysses contiguous 64 native: wrong_result: rank" in (tmp_path / "probe.md").read_text()
 
 
@@ -175,7 +180,7 @@ def test_a_cell_without_a_crossing_has_a_section_and_a_row_for_each_kind_of_laye
     assert (record.status, record.reason) == ("ok", None)
     made = {check.what: check.tokens for check in record.checks if check.reason is None}
     assert (made["documents and causality"], made["loss of each position"]) == (64, 64)
-    write_probe([record.to_json()], tmp_path)
+    write_probe([record], tmp_path)
     page = (tmp_path / "probe.md").read_text()
     for kind in ("model", "full_attention"):
         assert f"| ring | striped | 2 | fp32 | {kind} | 0 of " in page

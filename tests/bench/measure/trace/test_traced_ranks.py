@@ -3,13 +3,10 @@
 import functools
 import json
 from collections import defaultdict
-from dataclasses import asdict
 from itertools import chain, cycle
 
 import pytest
-from msgspec import convert
 
-from analysis.read.recorded import Trace
 from analysis.read.step_parts import step_parts
 from analysis.read.traced_shares import traced_shares
 from bench.measure import PASSES, decoded
@@ -34,7 +31,7 @@ def traced(launcher, tmp_path_factory):
         folder = tmp_path_factory.mktemp("traced") / case.__name__
         ends = launcher.run(cell, folder, entry=trace_case)
         assert all(end.report for end in ends), ends[0].log_tail
-        reports = [decoded(end.report) for end in ends]
+        reports = decoded([end.report for end in ends])
         trace = PASSES["trace"].merge(reports, cell)
         assert len(trace.steps) == TRACED
         assert PASSES["trace"].gate(cell, trace) is None
@@ -75,12 +72,12 @@ def test_the_others_wait_as_long_as_one_sleeps_and_transfer_next_to_nothing(trac
     assert trace.purpose_waiting_ms["attention"] == pytest.approx(waited[trace.median_step], abs=CLOSE_MS)
     assert trace.purpose_exposed_waiting_ms["attention"][0] <= trace.purpose_exposed_ms["attention"][0]
     assert trace.idle_ms[1] > SLEEP_MS
-    shares = traced_shares(convert(asdict(trace), Trace), None)
+    shares = traced_shares(trace, None)
     assert shares.steps == TRACED
     parts = [sum(ms) / sum(step.step_ms) for ms, step in zip(waited, trace.steps, strict=True)]
-    assert shares.exchange.waiting.low == pytest.approx(min(parts), rel=TOLERANCE)
-    assert shares.exchange.waiting.high == pytest.approx(max(parts), rel=TOLERANCE)
-    assert 0 <= shares.exchange.transfer.low < TOLERANCE / 2
+    assert shares.attention.waiting.low == pytest.approx(min(parts), rel=TOLERANCE)
+    assert shares.attention.waiting.high == pytest.approx(max(parts), rel=TOLERANCE)
+    assert 0 <= shares.attention.transfer.low < TOLERANCE / 2
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -140,7 +137,7 @@ def test_every_transfer_of_a_cell_is_joined_to_its_call_and_every_instant_booked
     cell = tiny_cell(*CELLS[case], "measure.trace=true", "cluster.world_size=2", "seq_len=512")
     record, _ = run_cell(launcher, cell, tmp_path, without=CHECKS)
     assert record.status == "ok", record.reason
-    trace = record.sections["trace"]
+    trace = record.trace
     assert trace.unjoined == [None] * cell.cluster.world_size
     assert trace.waiting_unknown is None
     assert [step.other_calls for step in trace.steps] == [trace.unjoined] * TRACED_OF_CELL.get(case, TRACED)
@@ -154,7 +151,7 @@ def test_every_transfer_of_a_cell_is_joined_to_its_call_and_every_instant_booked
         assert trace.compute_ms["attention"][rank] > 0
         assert trace.compute_ms["optimizer"][rank] > 0
     busiest = max(range(len(trace.step_ms)), key=trace.compute_ms["attention"].__getitem__)
-    parts = step_parts(convert(asdict(trace), Trace))
+    parts = step_parts(trace)
     assert parts.step_ms == pytest.approx(trace.step_ms[busiest], rel=0.02)
     exchanged = "attention" in trace.purpose_total_ms and min(trace.purpose_total_ms["attention"]) > 0
     assert exchanged == (cell.sp_degree > 1)

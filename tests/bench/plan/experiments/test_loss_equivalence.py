@@ -110,7 +110,7 @@ def test_the_experiment_vouches_for_a_sound_strategy_and_finds_every_mistake(lau
     whole = plan(raws, TWO_CORES, single=False)
     code = run_plan(whole, launcher, Progress(Console(quiet=True)), write_report=write_report)
     (found,) = comparisons(read_archive([tmp_path], {}))
-    outcomes = {row.training.label: (row.is_within, row.training.record["status"]) for row in found.rows}
+    outcomes = {row.training.label: (row.is_within, row.training.record.status) for row in found.rows}
     assert outcomes.pop("ring zigzag") == (True, "ok")
     mistakes = {f"mistake: {name}": (False, "wrong_result") for name in MISTAKES}
     assert {label: outcomes.pop(label) for label in mistakes} == mistakes

@@ -11,9 +11,9 @@ from bench.plan.experiments import experiment_of
 from bench.plan.experiments.max_length import CPU_LIMIT_GIB, growing, searches, tried
 from bench.plan.plan import plan
 from bench.plan.stored import read_plan
-from bench.record.store import read_records
 from tests.support.cells import TWO_CORES, make_cell, make_raw
 from tests.support.command import typed_here
+from tests.support.records import as_record, make_record, read_lines
 
 PREDICTED = ("mode=predict", "hardware=h100_80gb", "cluster.world_size=2", "model=qwen3_0_6b")
 PREDICTED += ("checkpointing=false", "cluster.memory_limit_gib=24")
@@ -29,13 +29,13 @@ def lengths(cells):
 
 
 def with_status(cells, status):
-    return [{"cell_id": cell.cell_id, "status": status} for cell in cells]
+    return [as_record(make_record(cell_id=cell.cell_id, status=status)) for cell in cells]
 
 
 def outcomes(folder):
     """By strategy the statuses of all lengths."""
     found = {}
-    for record in read_records(folder / "records.jsonl"):
+    for record in read_lines(folder / "records.jsonl"):
         of_strategy = found.setdefault(record["config"]["strategy"], {})
         assert record["config"]["seq_len"] not in of_strategy  # each length once
         of_strategy[record["config"]["seq_len"]] = record["status"]
@@ -96,7 +96,7 @@ def test_what_is_broken_off_goes_on_by_its_records(predicted, tmp_path, monkeypa
     assert done.returncode == 0, done.stderr
     assert outcomes(tmp_path / "out") == outcomes(predicted / "out")
     assert read_plan(tmp_path / "out")[1] == read_plan(predicted / "out")[1]
-    orders = [record["order"] for record in read_records(tmp_path / "out" / "records.jsonl")]
+    orders = [record["order"] for record in read_lines(tmp_path / "out" / "records.jsonl")]
     assert orders == [*range(len(lines))]
 
 

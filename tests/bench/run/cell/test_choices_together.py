@@ -23,6 +23,6 @@ def test_choices_that_meet_pass_every_gate(launcher, tmp_path, choices):
     cell = tiny_cell("cluster.world_size=2", "dtype=fp32", "measure.steps=2", *words)
     record, _ = run_cell(launcher, cell, tmp_path)
     assert (record.status, record.reason) == ("ok", None)
-    assert record.sections["timing"].tokens_per_step == cell.seq_len
+    assert record.timing.tokens_per_step == cell.seq_len
     counted, computed = counted_and_computed(record)
     assert counted == computed

@@ -4,7 +4,6 @@ No gate knows any of these faults. Those in ALONE are found by what one cell doe
 `local` did with the same data, which a sweep without `local` runs of its own accord.
 """
 
-import json
 import re
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,6 @@ from inspect import isfunction, signature
 
 import pytest
 
-from analysis.read.recorded import as_recorded
 from tests.support.cells import make_cell, run_cell
 from tests.support.faults.classes import (
     attention,
@@ -26,6 +24,7 @@ from tests.support.faults.classes import (
     unwatched,
 )
 from tests.support.faults.classes.tampering import nothing, tampered
+from tests.support.records import as_line, as_record
 
 WORDS = (
     "strategy=ulysses", "seq_len=512", "engine=ddp", "measure.steps=4", "measure.warmup_steps=1",
@@ -187,9 +186,9 @@ def test_a_fault_is_found_in_the_cell_itself(launcher, tmp_path, fault, words, s
     record, _ = run_cell(launcher, cell, tmp_path, entry, without=passes_before(said))
     assert record.status == "wrong_result", record.reason
     assert re.search(said, record.reason)
-    assert (record.sections["timing"], record.sections["trace"], record.fixed_cost_s) == (None, None, None)
+    assert (record.timing, record.trace, record.fixed_cost_s) == (None, None, None)
     assert (record.checks is None) == (record.failure is not None)
-    assert as_recorded(json.loads(json.dumps(record.to_json(), allow_nan=False))).reason == record.reason
+    assert as_record(as_line(record)).reason == record.reason
 
 
 @pytest.mark.parametrize(("fault", "words", "said"), cases(FAST_HELD, SLOW_HELD))
@@ -203,7 +202,7 @@ def test_a_fault_that_leaves_one_cell_plausible_departs_from_local(
     assert record.status == "wrong_result"
     assert record.reason.startswith(said)
     assert record.reason.endswith("of local on the same data")
-    assert (record.sections["timing"], record.fixed_cost_s) == (None, None)
+    assert (record.timing, record.fixed_cost_s) == (None, None)
 
 
 @pytest.mark.parametrize(

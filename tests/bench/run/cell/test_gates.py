@@ -77,7 +77,7 @@ def test_the_record_shows_which_rotation_ran(launcher, tmp_path, rotation, kinds
     )
     record, _ = run_cell(launcher, cell, tmp_path, without=CHECKS)
     assert record.config["strategy.rotation"] == rotation
-    seen = record.sections["engagement"].calls
+    seen = record.engagement.calls
     assert {call.split()[1] for call in seen if call.startswith("attention")} == kinds
     counted, computed = counted_and_computed(record)
     assert counted == computed

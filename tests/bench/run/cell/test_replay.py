@@ -2,16 +2,17 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
+from bench.cost.band import Band
 from bench.measure.facts import RankReport
 from bench.plan.planned import PlannedCell
 from bench.ranks import played_group
 from bench.record.record import Provenance
-from bench.run.cell.outcome import not_finite_on_a_rank, outcome
+from bench.run.cell.outcome import flaw_of_a_rank, outcome
 from bench.run.cell.run import run
 from bench.run.node.worker import run_cell as all_passes
 from bench.strategies import STRATEGIES
@@ -60,15 +61,15 @@ def test_the_record_says_what_ran_and_claims_no_value(launcher, tmp_path):
     record = replay(launcher, tmp_path, "strategy=ring", "layout=contiguous")
     assert (record.status, record.provenance) == ("ok", Provenance.REPLAYED)
     assert record.config["replay.rank"] == 3  # the last one has most to do
-    assert [*map(len, record.sections["timing"].step_times_ms)] == [1]
+    assert [*map(len, record.timing.step_times_ms)] == [1]
     assert all(record.sections[name] is None for name in NEED_ALL_RANKS if name in record.sections)
     not_made = {check.what for check in record.checks if check.reason}
     assert {"attention", "losses and gradient norms", "attention at full length"} <= not_made
     moved = Counter()
-    for each in record.sections["engagement"].messages:
+    for each in record.engagement.messages:
         moved[each.exchange.kind] += each.sent_bytes * (each.purpose == "attention")
-    assert moved["send"] == moved["recv"] == record.sections["engagement"].sent_bytes["attention"][0] > 0
-    assert record.analytic["link_ms"] is None  # no file says what joins these cores
+    assert moved["send"] == moved["recv"] == record.engagement.sent_bytes["attention"][0] > 0
+    assert record.analytic.link_ms is None  # no file says what joins these cores
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -84,7 +85,7 @@ def test_the_gate_asks_for_the_bytes_of_the_rank_that_ran(launcher, tmp_path, ra
 def test_attention_alone_has_times_and_no_errors(launcher, tmp_path):
     record = replay(launcher, tmp_path, "strategy=ring", "workload=attention", "replay.rank=2")
     assert record.status == "ok", record.reason
-    calls = record.sections["attention"]
+    calls = record.attention
     assert calls.error_ulps == {}
     assert calls.single_forward_ms  # by the rank that ran
 
@@ -101,7 +102,8 @@ def test_the_rank_that_runs_tells_where_it_is(launcher, tmp_path):
 def test_its_line_is_a_range(launcher, tmp_path):
     record = replay(launcher, tmp_path, "strategy=ring", "workload=attention")
     assert outcome(record).startswith("at most ")
-    with_link = replace(record, analytic={"link_ms": {"attention": {"high": 512e3}}})
+    link_ms = {"attention": Band(1.0, 2.0, 512e3)}
+    with_link = structs.replace(record, analytic=structs.replace(record.analytic, link_ms=link_ms))
     assert outcome(with_link).startswith("1 to ")  # 512 tokens in 512 s
 
 
@@ -118,8 +120,8 @@ def test_numbers_that_are_not_finite_are_found_on_the_rank_that_ran(launcher, tm
 
 
 def test_a_report_with_such_a_number_is_named_by_the_rank_that_ran():
-    report = RankReport({"timing": {"window_ms": math.nan}}, {})
-    assert not_finite_on_a_rank([report], range(3, 4)).startswith("rank 3: timing.window_ms is nan")
+    report = RankReport({}, {}, flaw="timing.window_ms is nan")
+    assert flaw_of_a_rank([report], range(3, 4)).startswith("rank 3: timing.window_ms is nan")
 
 
 def test_many_ranks_are_replayed_by_one_process(launcher, tmp_path):

@@ -1,0 +1,26 @@
+"""Rules for numbers in records: msgspec checks them when a record is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+Name = Annotated[str, Meta(min_length=1)]
+Whole = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+Amount = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Times = Annotated[list[Positive], Meta(min_length=1)]
+"""Milliseconds, each above zero, of at least one rank or step."""
+PerRank = Annotated[list[float], Meta(min_length=1)]
+"""A number of each rank."""
+SizesPerRank = Annotated[list[Whole], Meta(min_length=1)]
+"""Bytes of each rank."""
+
+
+def check_lengths(message: str, *lists: Sequence[object] | None) -> None:
+    """Raise ValueError with this message unless all lists that are there have one length."""
+    if len({len(each) for each in lists if each is not None}) > 1:
+        raise ValueError(message)

@@ -1,0 +1,40 @@
+"""The record has the sections of the passes, and every record that ships can be read with its types."""
+
+import typing
+
+import pytest
+from msgspec import ValidationError, convert
+
+from bench.common.environment import REPOSITORY
+from bench.measure import PASSES
+from bench.record.record import SECTION_NAMES, Record
+from bench.record.store import read_records
+from tests.support.records import make_record, whole
+
+HINTS = typing.get_type_hints(Record)
+REFERENCE = sorted((REPOSITORY / "results" / "reference").rglob("records.jsonl"))
+
+
+@pytest.mark.parametrize("name", SECTION_NAMES)
+def test_a_section_has_the_type_that_its_pass_merges_to(name):
+    merged = typing.get_type_hints(type(PASSES[name]).merge)["return"]
+    expected = PASSES[name].part if isinstance(merged, typing.TypeVar) else merged
+    assert HINTS[name] == expected | None
+
+
+@pytest.mark.parametrize("path", REFERENCE, ids=lambda path: path.parent.name)
+def test_reference_records_are_of_this_schema(path):
+    assert read_records(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"config": {"seq_len": 0, "strategy": "ring"}}, r"Expected `int` >= 1 - at `\$.config.seq_len`"),
+        ({"timing": {"step_times_ms": [[-1.0]], "window_ms": [1.0], "warmup": "full"}}, "> 0.0"),
+        ({"memory": {"peak_allocated_bytes": [-1]}}, ">= 0"),
+    ],
+)
+def test_a_number_that_breaks_the_rules_of_its_field_is_no_record(changes, said):
+    with pytest.raises(ValidationError, match=said):
+        convert(whole(make_record() | changes), Record)
