@@ -32,7 +32,7 @@ from bench.plan.plan import plan
 from bench.plan.plan_lines import UNLIMITED, short_lines, whole_plan
 from bench.plan.planned import PlannedCell
 from bench.plan.stored import whole_request
-from bench.record.store import StoreError, read_records, warn_in_one_line
+from bench.record.store import StoreError, warn_in_one_line
 from bench.request import values
 from bench.request.choices import CONF, Raw, refuse_no_conf, register_plugins_with_hydra
 from bench.request.command_line import readable_by_hydra
@@ -77,9 +77,6 @@ def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategi
         interrupts = Interrupts.installed()
         with launcher_of(planned, raws[0], progress.say) as launcher, room_for(planned.folder):
             code = run_plan(planned, launcher, progress, write_report=write_report, interrupts=interrupts)
-        records = planned.folder / "records.jsonl"
-        if experiment.conclude is not None and records.exists():  # none before the first cell has ended
-            experiment.conclude(read_records(records), planned.folder)
         sys.exit(code)
 
 

@@ -148,5 +148,6 @@ def _environment_values(environments: Sequence[Environment]) -> dict[str, str]:
     for environment in environments:
         flat = {name: value for name, value in to_builtins(environment).items() if name not in NOT_COMPARED}
         for name, value in {**flat, **environment.packages, **environment.inherited_env}.items():
-            met.setdefault(name, {})[str(value)] = None
+            if value is not None:
+                met.setdefault(name, {})[str(value)] = None
     return {name: " and ".join(values) for name, values in met.items()}

@@ -168,14 +168,12 @@ def _bands(cells: Cells) -> dict[int, RateBand]:
     return found | {row: RateBand(low[row], expected[row], high[row]) for row in low.index}
 
 
-def leader_lines(found: Sequence[Ranking]) -> list[str]:
-    """A line for each comparison: who led, and by how much; its cells by name where that is undecided."""
-    return _first([_detail(ranking) for ranking in found[:MAX_LINES]], len(found))
-
-
-def measured_lines(found: Sequence[Ranking]) -> list[str]:
-    """A line for each comparison that does not rank its cells: its cells by name, each with its tokens/s."""
-    return _first([_measured(ranking) for ranking in found[:MAX_LINES]], len(found))
+def comparison_lines(found: Sequence[Ranking], *, is_ranked: bool) -> list[str]:
+    """Return a line for each comparison: who led, and by how much; else its cells, each with its tokens/s."""
+    line_of = _detail if is_ranked else _measured
+    rest = len(found) - MAX_LINES
+    more = [f"{more_label(rest, 'comparison')}; {ALL_IN}"] if rest > 0 else []
+    return [*map(line_of, found[:MAX_LINES]), *more]
 
 
 def _ranking(seq_len: int, timed: Sequence[Timed], cells: Cells) -> Ranking:
@@ -222,11 +220,6 @@ def _place(ranking: Ranking) -> str:
     """`8k`, `8k, replayed` or `8k, predicted`."""
     how = ", predicted" if ranking.is_predicted else ", replayed" if ranking.is_replayed else ""
     return length_label(ranking.seq_len) + how
-
-
-def _first(lines: list[str], count: int) -> list[str]:
-    rest = count - len(lines)
-    return [*lines, f"{more_label(rest, 'comparison')}; {ALL_IN}"] if rest else lines
 
 
 def _detail(ranking: Ranking) -> str:

@@ -9,7 +9,7 @@ from analysis.answers.verdict import Verdict
 from analysis.cells.equivalence import LEAST_CONTROLS, LEAST_FALL, Compared, Comparison
 from analysis.labels import count_label
 from bench.record.noise import FALSE_ALARMS, LEAST_FACTOR
-from bench.record.record import Role
+from bench.record.record import Role, Status
 
 CROSSED = f"equivalent ones cross it in {FALSE_ALARMS * 100:g} % of comparisons"
 FLOOR_READING = (
@@ -71,12 +71,9 @@ def _sentences(comparison: Comparison) -> list[str]:
 def _other(row: Compared) -> str:
     """What a training did that should have been the same."""
     if row.departure is not None:
-        return f"{_name(row)} trains something else: {row.departure}."
-    return f"{_name(row)} is no sound training ({row.training.record.status}): {_reason(row)}."
-
-
-def _reason(row: Compared) -> str:
-    return str(row.training.record.reason).rstrip(".")
+        return f"{row.training.label} trains something else: {row.departure}."
+    reason = str(row.training.record.reason).rstrip(".")
+    return f"{row.training.label} is no sound training ({row.training.record.status}): {reason}."
 
 
 def _shortcomings(comparison: Comparison) -> list[str]:
@@ -101,7 +98,7 @@ def _shortcomings(comparison: Comparison) -> list[str]:
 
 def _within(rows: Sequence[Compared], comparison: Comparison) -> str:
     """Who trained the same, and how nearly."""
-    names = ", ".join(dict.fromkeys(map(_name, rows)))
+    names = ", ".join(dict.fromkeys(row.training.label for row in rows))
     mean, norm = max(row.mean_loss for row in rows), max(row.max_grad_norm for row in rows)
     largest = max(max(row.noise.loss, row.noise.grad_norm) for row in rows)
     controls = count_label(comparison.controls, "control")
@@ -127,9 +124,5 @@ def _missing(comparison: Comparison) -> list[str]:
     return [
         f"{each.setting('strategy')} ({each.record.status})"
         for each in comparison.without_steps
-        if each.record.status != "unsupported"
+        if each.record.status is not Status.UNSUPPORTED
     ]
-
-
-def _name(row: Compared) -> str:
-    return row.training.label

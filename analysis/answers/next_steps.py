@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.cells.cells import Cells
+from analysis.cells.longest import EXPERIMENT as MAX_LENGTH
 from analysis.labels import status_label
 from analysis.read.archive import Archive
 from analysis.read.hardware import hardware_facts
+from bench.common.command import again_command, is_sweep
+from bench.common.statistics import MIN_PROCESSES
 from bench.cost.newer_kernels import newer_kernel_lines
 from bench.record.record import Status
 
@@ -92,6 +95,26 @@ def next_step(status: Status, configs: Iterable[Config]) -> str:
 def _number(config: Config, key: str) -> float:
     """A figure of a configuration; 0 where it has none."""
     return float(config.get(key) or 0)
+
+
+def deciding_command(archive: Archive) -> Callable[[str], str] | None:
+    """Return what makes the command that goes on with a sweep with a word; None for several commands.
+
+    None also for `experiment=max_length`, where each length runs once and no speed is compared.
+    """
+    folders = {path.parent for path, _ in archive.places}
+    given = {tuple(environment.argv or [""]) for environment in archive.environments}
+    if len(folders) != 1 or archive.frame["experiment"].eq(MAX_LENGTH).any():
+        return None
+    (folder,) = folders
+    if not all(is_sweep(words[0]) for words in given):
+        return None
+    repeats = (f"measure.repeats={MIN_PROCESSES}", "measure.repeats_budget_s=0")
+    commands = {again_command(words, folder, *repeats): words for words in given}
+    if len(commands) != 1:
+        return None
+    (words,) = commands.values()
+    return lambda word: again_command(words, folder, word)
 
 
 def kernel_lines(archive: Archive) -> list[str]:

@@ -24,7 +24,7 @@ FITTED_BY = [
 ]  # fmt: skip
 """The columns that a sentence on memory reads: all columns of many cells take long to copy."""
 UNKNOWN = "no reason recorded"
-_UNITS = {"k": 2**10, "m": 2**20, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_UNITS = {"": 1, "B": 1, "k": 2**10, "m": 2**20, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _FIGURE = re.compile(r"(?<![\w.])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(k|m| [KMGT]iB| B)?(?!\w)")
 """A figure that is no part of a word: `512`, `1,024`, `64k`, `56.2 MiB`."""
 _RANK = re.compile(r"rank \d+, [^:]*: ")
@@ -105,32 +105,26 @@ def failure_reasons(cells: Cells) -> list[str]:
 
     Reasons that differ in figures alone are one, with the range of each. Of too many the most frequent.
     """
-    failed = cells.frame[cells.frame["status"] != "ok"]
+    failed = cells.frame.loc[cells.frame["status"] != "ok", [*FITTED_BY, "reason"]]
     if failed.empty:
         return []
-    reasons = pd.DataFrame({"status": shown_statuses(failed), "reason": _comparable(failed)})
-    reasons["pattern"] = [_FIGURE.sub("#", reason) for reason in reasons["reason"]]
-    groups = [each for _, each in reasons.groupby(["status", "pattern"], sort=False)]
+    whole = failed["reason"].fillna(UNKNOWN)
+    ran_out = failed["status"].eq(Status.OUT_OF_MEMORY)
+    reason = whole.mask(ran_out, whole.str.replace(_RANK, "", n=1, regex=True))
+    reasons = pd.DataFrame({"status": shown_statuses(failed), "reason": reason})
+    pattern = reason.str.replace(_FIGURE, "#", regex=True)
+    groups = [each for _, each in reasons.groupby(["status", pattern], sort=False)]
     shown = sorted(range(len(groups)), key=lambda number: -len(groups[number]))[:MAX_REASONS]
-    lines = [_line(cells, groups[number]) for number in sorted(shown)]
+    lines = []
+    for group in (groups[number] for number in sorted(shown)):
+        label, named = status_label(group["status"].iloc[0]), cells.frame.index.to_series().isin(group.index)
+        text = merged([*group["reason"].unique()])
+        lines.append(f"{label} ({len(group)}), {names_at_lengths(cells, named)}: {text}")
     rest = len(groups) - len(shown)
     if rest:
         others = len(failed) - sum(len(groups[number]) for number in shown)
         lines.append(f"{rest:,} more reasons, of {count_label(others, 'cell')}; {ALL_IN}")
     return lines
-
-
-def _comparable(failed: pd.DataFrame) -> list[str]:
-    """The reasons without what differs by chance."""
-    return [
-        _RANK.sub("", reason, count=1) if status == Status.OUT_OF_MEMORY else reason
-        for status, reason in zip(failed["status"], failed["reason"].fillna(UNKNOWN), strict=True)
-    ]
-
-
-def _line(cells: Cells, met: pd.DataFrame) -> str:
-    named = names_at_lengths(cells, cells.frame.index.to_series().isin(met.index))
-    return f"{status_label(met['status'].iloc[0])} ({len(met)}), {named}: {merged([*met['reason'].unique()])}"
 
 
 def merged(reasons: Sequence[str]) -> str:
@@ -141,10 +135,9 @@ def merged(reasons: Sequence[str]) -> str:
 
 
 def _range(found: Iterable[re.Match[str]]) -> str:
-    by_size = sorted({each[0]: _size(each) for each in found}.items(), key=lambda item: item[1])
-    low, high = by_size[0][0], by_size[-1][0]
-    return low if low == high else f"{low} to {high}"
-
-
-def _size(figure: re.Match[str]) -> float:
-    return float(figure[1].replace(",", "") + (figure[2] or "")) * _UNITS.get((figure[3] or "").strip(), 1)
+    """Return the lowest and the highest of some figures; one where all are equal."""
+    sizes = {
+        figure[0]: float(figure[1].replace(",", "") + (figure[2] or "")) * _UNITS[(figure[3] or "").strip()]
+        for figure in found
+    }
+    return " to ".join(dict.fromkeys((min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__))))

@@ -135,4 +135,4 @@ def prediction_lines(cells: Cells) -> list[str]:
             f"{int(counts.get(outcome, 0)):,} {outcome}" for outcome in (RIGHT, WRONG, UNDECIDED)
         )
         found.append(f"verdicts on memory: {outcomes}")
-    return [f"Predicted beside measured: {'; '.join(found)}."] if found else []
+    return [f"Predicted next to measured: {'; '.join(found)}."] if found else []

@@ -10,9 +10,9 @@ from itertools import chain
 
 import pandas as pd
 
-from analysis.answers.leaders import Ranking, Timed, bracketed, leader_lines, measured_lines, rankings
+from analysis.answers.leaders import Ranking, Timed, bracketed, comparison_lines, rankings
 from analysis.answers.no_result import failure_counts, longest_that_fit
-from analysis.answers.provenance import observed_lines
+from analysis.answers.provenance import observed_lines, replay_lines
 from analysis.answers.wording import (
     MAX_NAMES,
     lengths_by_name,
@@ -79,6 +79,13 @@ class Verdict:
     kernels: list[str] = field(default_factory=list)
     """For which kernels there are likely faster ones on these GPUs."""
 
+    @property
+    def notes(self) -> list[str]:
+        """The sentences that a report shows below the answer and its comparisons."""
+        lists = (self.replayed, self.failures, self.fits, self.shares, self.unchecked, [self.certainty])
+        lines = [*chain(*lists), *self.origins, *self.kernels, self.to_decide]
+        return [line for line in lines if line]
+
 
 def verdict(cells: Cells, command: Callable[[str], str] | None = None) -> Verdict:
     """Return what these cells say; no comparison leaves its length, work, machine and provenance.
@@ -91,16 +98,18 @@ def verdict(cells: Cells, command: Callable[[str], str] | None = None) -> Verdic
     found, unchecked = rankings(cells), _unchecked(summary.loc[has_values, CHECKED_BY])
     has_several = len(summary["strategy"].unique()) > 1 or any(each.is_comparison for each in found)
     is_ranked = cells.caveat is None and has_several
+    samples = (_sampled(cells), _banded(summary[cells.are_predicted]))
     answer = _fastest(found) if is_ranked else _ran(cells, is_checked=not unchecked)
     return Verdict(
         answer=" ".join([answer, *observed_lines(cells)]),
-        details=leader_lines(found) if cells.caveat is None else measured_lines(found),
+        details=comparison_lines(found, is_ranked=cells.caveat is None),
         unchecked=unchecked,
         failures=failure_counts(cells),
         fits=longest_that_fit(cells),
-        certainty=_certainty(cells),
+        certainty=" ".join(filter(None, samples)) or "No cell has a timed result.",
         to_decide=_to_decide(found, cells, command),
         caveat=cells.caveat,
+        replayed=replay_lines(cells),
         shares=_shares(cells),
     )
 
@@ -284,12 +293,6 @@ def _from_to(shares: pd.Series[float]) -> str:
     """`0.1 % to 1.7 %`, or one figure where both are equal; empty where none is known."""
     ends = [percent_label(shares.min()), percent_label(shares.max())]
     return " to ".join(filter(None, dict.fromkeys(ends)))
-
-
-def _certainty(cells: Cells) -> str:
-    """What the numbers are of: samples and their intervals, and the model's bands."""
-    told = [_sampled(cells), _banded(cells.frame[cells.are_predicted])]
-    return " ".join(filter(None, told)) or "No cell has a timed result."
 
 
 def _banded(predicted: pd.DataFrame) -> str:

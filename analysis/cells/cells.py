@@ -61,10 +61,6 @@ class Cells:
         own = self.all_processes.index.isin(frame.index)
         return type(self)(frame, self.work.loc[rows], self.all_processes[own])
 
-    def first(self, count: int) -> Self:
-        """The first of too many cells."""
-        return self if len(self) <= count else self.part(self.frame.index[:count])
-
     def with_statuses(self, statuses: pd.Series[str]) -> Self:
         """These cells with these statuses in place of their own."""
         return replace(self, frame=self.frame.assign(status=statuses))

@@ -22,6 +22,7 @@ from analysis.read.quantities import Quantity
 from analysis.read.results import Results, tokens_per_s
 from analysis.read.step_parts import StepParts
 from analysis.read.traced_shares import PurposeShares, Spread
+from analysis.read.views import View
 from bench.cost.band import Band
 from bench.measure.check import Check
 from bench.measure.memory.section import Memory
@@ -49,14 +50,6 @@ class Reduction(Enum):
 MEDIAN, RATE, LOWEST, HIGHEST, TOTAL, FIRST, FIRST_OF_ALL = Reduction
 
 
-class Place(Enum):
-    """Table of the report that may show a metric as a column."""
-
-    TABLE = "summary.md and the details of a cell"
-    PAGE = "table of cells on the page, and --table"
-    TERMINAL = "terminal"
-
-
 LABELS: Mapping[str, Callable[[Any], str]] = {"bytes": bytes_label, "share": percent_label}
 """Labels by the end of a column's name; other columns are plain numbers."""
 
@@ -76,7 +69,8 @@ class Metric:
     """Value in a reader's words; None where the end of the name says it."""
     heading: str = ""
     """Heading of its column where it has a place in tables; the name without one."""
-    shown_in: frozenset[Place] = frozenset()
+    shown_in: frozenset[View] = frozenset()
+    """Views of the table of cells that show the metric by itself."""
 
     @property
     def is_text(self) -> bool:

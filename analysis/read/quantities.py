@@ -154,7 +154,7 @@ PREDICTION = Quantity(
     "What the cost model expects of a cell's step, and the ends that a real run should lie between.",
 )  # fmt: skip
 PREDICTION_ERROR = Quantity(
-    "prediction_error", "Predicted beside measured", "fraction",
+    "prediction_error", "Predicted next to measured", "fraction",
     "How far what was predicted is from what was measured, as a part of what was measured.",
 )  # fmt: skip
 REPLAY = Quantity(

@@ -128,6 +128,6 @@ def test_measurements_that_were_predicted_have_a_section_of_their_own(tmp_path, 
     page, summary = (tmp_path / "report.html").read_text(), (tmp_path / "summary.md").read_text()
     line = "step time off by 10.0 % in the median of 1 cell"
     assert all(line in " ".join(text.split()) for text in (said, page, summary))
-    assert "Predicted beside measured</h2>" in page
+    assert "Predicted next to measured</h2>" in page
     header, *_ = (tmp_path / "summary.csv").read_text().splitlines()
     assert "step_time_error_share" in header.split(",")

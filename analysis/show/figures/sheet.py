@@ -145,7 +145,8 @@ def inches_of(text: str, size: float = RC["font.size"]) -> float:
 
 def _lay_out(sheet: Sheet, legend: float) -> None:
     """Constrained layout, with the figure as high as panels of their heights need."""
-    figure, header = sheet.figure, _header_inches(sheet.heading)
+    figure = sheet.figure
+    header = TITLE_INCHES + LINE_INCHES * (2 if sheet.heading.caveat else 1) + MARGIN_INCHES
     width, height = (float(each) for each in figure.get_size_inches())
     height += header + legend + AROUND_INCHES
     for _ in range(3):
@@ -154,10 +155,6 @@ def _lay_out(sheet: Sheet, legend: float) -> None:
         ConstrainedLayoutEngine(rect=rect, w_pad=MARGIN_INCHES, h_pad=MARGIN_INCHES, hspace=0).execute(figure)
         own = sum(axes.bbox.height for axes in sheet.panels[:: sheet.columns]) / figure.dpi
         height += sum(sheet.inches) - own
-
-
-def _header_inches(heading: Heading) -> float:
-    return TITLE_INCHES + LINE_INCHES * (2 if heading.caveat else 1) + MARGIN_INCHES
 
 
 def _write_header(sheet: Sheet) -> None:
@@ -185,17 +182,6 @@ def fit(text: Text, around: Artist, part: float = 1.0) -> None:
         text.set_fontsize(float(text.get_fontsize()) / too_wide)
 
 
-def write_files(sheet: Sheet, place: Path) -> str:
-    """Write a figure as PNG and SVG; the latter comes back."""
-    buffer = io.BytesIO()
-    # savefig would draw it twice, once only to lay it out
-    sheet.figure.canvas.print_png(buffer, metadata={"Software": None})  # type: ignore[attr-defined]
-    svg = _svg(sheet.figure)
-    write_whole(place.with_name(f"{place.name}.png"), buffer.getvalue())
-    write_whole(place.with_name(f"{place.name}.svg"), svg.encode())
-    return svg
-
-
 def _svg(figure: Figure) -> str:
     """The figure as SVG; the same figure gives the same text."""
     buffer, measuring = io.StringIO(), figure.canvas
@@ -209,9 +195,14 @@ def _svg(figure: Figure) -> str:
 
 def save(sheet: Sheet, place: Path, caption: str) -> FigureFile:
     """Write a figure as PNG and SVG, and give it to the page."""
-    text = " ".join(f"{each.rstrip('.')}." for each in (caption, *sheet.remarks))
-    svg = in_page(write_files(sheet, place), place.name, _rectangles(sheet.spots, sheet.figure), text)
-    return FigureFile(place.name, sheet.heading.title, text, svg)
+    buffer, text = io.BytesIO(), " ".join(f"{each.rstrip('.')}." for each in (caption, *sheet.remarks))
+    # savefig would draw it twice, once only to lay it out
+    sheet.figure.canvas.print_png(buffer, metadata={"Software": None})  # type: ignore[attr-defined]
+    svg = _svg(sheet.figure)
+    write_whole(place.with_name(f"{place.name}.png"), buffer.getvalue())
+    write_whole(place.with_name(f"{place.name}.svg"), svg.encode())
+    in_this_page = in_page(svg, place.name, _rectangles(sheet.spots, sheet.figure), text)
+    return FigureFile(place.name, sheet.heading.title, text, in_this_page)
 
 
 def in_page(svg: str, name: str, rectangles: str, alternative: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
@@ -35,7 +34,8 @@ def waterfall_sheet(cells: Cells, heading: Heading) -> Sheet:
     frame = cells.frame[cells.frame["part_attention_ms"].notna()]
     counts = frame["seq_len"].value_counts()
     length = int(counts.index[counts == counts.max()].max())
-    chosen = [(each, row) for each in cells.series for row in _rows(each, frame, length)]
+    rows = frame.index[frame["seq_len"] == length]
+    chosen = [(each, row) for each in cells.series for row in each.rows.index.intersection(rows)]
     shown = [(each, cells.rows_of(cells.frame.loc[[row]])[0]) for each, row in chosen[:MAX_PANELS]]
     known = [has_ideal(cell) for _, cell in shown]
     heading = replace(heading, title=heading.title if any(known) else WITHOUT_IDEAL)
@@ -52,11 +52,6 @@ def waterfall_sheet(cells: Cells, heading: Heading) -> Sheet:
     if len(chosen) > MAX_PANELS:
         sheet.remarks.append(f"{count_label(len(chosen) - MAX_PANELS, 'more cell')} in summary.csv")
     return sheet
-
-
-def _rows(each: Series, frame: pd.DataFrame, length: int) -> list[int]:
-    own = frame.loc[each.rows.index.intersection(frame.index), "seq_len"]
-    return [*own.index[own == length]]
 
 
 def _explain(sheet: Sheet, cells: Cells, length: int, known: list[bool]) -> None:

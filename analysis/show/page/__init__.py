@@ -1,1 +1,1 @@
-"""The report as one HTML file. May import figures, tables and what lies below show."""
+"""The report as one HTML file. May import findings, columns and what lies below show."""

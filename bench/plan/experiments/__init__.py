@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from bench.common.environment import Machine
 from bench.common.labels import shown
 from bench.config import ConfigError, RunConfig
 from bench.plan.experiments.loss_equivalence import cells_side_by_side, roles_of
 from bench.plan.experiments.max_length import Grow, growing, opening_line
-from bench.plan.experiments.probe import probed_cells, write_probe
+from bench.plan.experiments.probe import probed_cells
 from bench.plan.experiments.published import opening, published_cells
-from bench.record.record import Record, Role
+from bench.record.record import Role
 from bench.request import values
 from bench.request.choices import Raw
 from bench.request.modes import PREDICT, REPLAY
@@ -33,8 +32,6 @@ class Experiment:
     """The only one that it is about; None for any."""
     roles: Callable[[Sequence[RunConfig]], Mapping[str, Role]] = lambda _: {}
     """Each cell's role by its id, where it is not to answer."""
-    conclude: Callable[[Sequence[Record], Path], None] | None = None
-    """What is written of the records' lines into the sweep's folder, beside the report; None for nothing."""
     opening: Callable[[Sequence[Raw], Machine], str] | None = None
     """What is said first of all; None for nothing."""
     growing: Callable[[Sequence[Raw], Machine], Grow] | None = None
@@ -51,7 +48,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "max_length": Experiment(
         lambda raws, machine: growing(raws, machine)([]), opening=opening_line, growing=growing
     ),
-    "probe": Experiment(probed_cells, "train", conclude=write_probe, compares_values=True),
+    "probe": Experiment(probed_cells, "train", compares_values=True),
     "published_memory": Experiment(published_cells, opening=opening),
     "published_throughput": Experiment(published_cells, opening=opening),
 }

@@ -8,10 +8,13 @@ from analysis.answers.loss_agreement import FLOOR_READING, equivalence_line, is_
 from analysis.answers.verdict import verdict
 from analysis.cells.equivalence import comparisons
 from analysis.read.archive import read_archive
+from analysis.read.views import View
 from analysis.report import write_report
 from analysis.show.figures.loss_curves import name_of
-from analysis.show.tables.loss_differences import PUBLISHED, equivalence_rows
+from analysis.show.section import Table
+from analysis.show.sections.loss_equivalence import COLUMNS, PUBLISHED
 from tests.support.records import make_failure, make_record, write_sweep
+from tests.support.sections import rows_by_heading
 
 FALLING = [5.0, 4.8, 4.5, 4.2]
 NORMS = [1.0, 1.1, 1.2, 1.1]
@@ -124,8 +127,9 @@ def test_what_a_stack_logs_is_compared_with_what_it_logs_of_data_parallelism(com
     logged = {row.training.label: row.logged for row in found.rows}
     assert logged["ulysses contiguous under transformers"] == pytest.approx((0.1, 0.1))
     assert logged["local contiguous under transformers"] is None
-    (row,) = (row for row in equivalence_rows(found) if row[0].startswith("ulysses"))
-    assert row[5] == "1.0e-01 / 1.0e-01"
+    rows = rows_by_heading(Table.of(COLUMNS, found.rows), View.SUMMARY)
+    (row,) = (row for row in rows if row["training"].startswith("ulysses"))
+    assert row["logged loss apart: mean / most"] == "1.0e-01 / 1.0e-01"
 
 
 def test_the_report_has_the_tables_the_figures_and_the_published_numbers(tmp_path, capsys, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 
 from analysis.show.figures.figures import figures_for
-from analysis.show.tables.attention import HEADINGS, attention_rows
+from analysis.show.sections.cells import ATTENTION_COLUMNS, attention
 from tests.support.records import (
     make_failure,
     make_predicted,
@@ -14,6 +14,7 @@ from tests.support.records import (
     of_attention,
     with_prediction,
 )  # fmt: skip
+from tests.support.sections import findings_of
 
 
 def test_peak_memory_is_the_worst_rank_s_and_missing_is_none_not_zero():
@@ -67,11 +68,15 @@ def test_without_a_single_device_there_is_no_ratio(summary_of):
     assert summary_of([record]).iloc[0][["attention_of_single"]].isna().all()
 
 
-def test_only_cells_about_attention_alone_are_in_its_table_and_figures(cells_of):
-    trained, alone = cells_of([make_record()]), cells_of([make_record(), attention_record()])
-    assert attention_rows(trained) == []
-    assert [len(row) for row in attention_rows(alone)] == [len(HEADINGS)]
-    assert {*figures_for(alone)} - {*figures_for(trained)} == {"attention_of_single", "error_growth"}
+def test_only_cells_about_attention_alone_are_in_its_table_and_figures(tmp_path):
+    trained = findings_of(tmp_path / "trained", [make_record()])
+    alone = findings_of(tmp_path / "alone", [make_record(), attention_record()])
+    assert attention(trained) is None
+    assert [len(row) for row in attention(alone).table.rows] == [len(ATTENTION_COLUMNS)]
+    assert {*figures_for(alone.cells)} - {*figures_for(trained.cells)} == {
+        "attention_of_single",
+        "error_growth",
+    }
 
 
 def powered(samples, **overrides):

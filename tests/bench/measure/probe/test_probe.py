@@ -11,12 +11,14 @@ from msgspec import structs, to_builtins
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import bench
+from analysis.show.markdown import markdown_section
+from analysis.show.sections.probe import probe as probe_section
 from bench.config import RunConfig
 from bench.measure import PASSES
 from bench.measure.probe import leaks
 from bench.measure.probe.rank import ProbePass, cut_cell, places_of, probe
 from bench.measure.probe.section import Moved, Probe, why_wrong
-from bench.plan.experiments.probe import probed_cells, write_probe
+from bench.plan.experiments.probe import probed_cells
 from bench.plan.plan import plan
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
@@ -28,6 +30,8 @@ from bench.training.models import build_model
 from tests.support.cells import INSTALLED, TWO_CORES, make_cell, make_raw, run_cell
 from tests.support.faults import acts
 from tests.support.many_cells import CELLS, run_together
+from tests.support.records import as_line
+from tests.support.sections import findings_of
 
 PACKING = [
     STRATEGIES[name] for name in INSTALLED if STRATEGIES[name].packs and not STRATEGIES[name].is_optional
@@ -170,8 +174,6 @@ def test_a_cell_whose_documents_cross_has_no_result_and_says_what_moved(launcher
     record, _ = run_cell(launcher, cell, tmp_path, entry=acts.withhold_the_documents)
     assert record.status == "wrong_result"
     assert "probe: one token changed" in record.reason
-    write_probe([record], tmp_path)
-    assert "- ulysses contiguous 64 native: wrong_result: rank" in (tmp_path / "probe.md").read_text()
 
 
 def test_a_cell_without_a_crossing_has_a_section_and_a_row_for_each_kind_of_layer(launcher, tmp_path):
@@ -180,10 +182,9 @@ def test_a_cell_without_a_crossing_has_a_section_and_a_row_for_each_kind_of_laye
     assert (record.status, record.reason) == ("ok", None)
     made = {check.what: check.tokens for check in record.checks if check.reason is None}
     assert (made["documents and causality"], made["loss of each position"]) == (64, 64)
-    write_probe([record], tmp_path)
-    page = (tmp_path / "probe.md").read_text()
+    shown = markdown_section(probe_section(findings_of(tmp_path / "sweep", [as_line(record)])))
     for kind in ("model", "full_attention"):
-        assert f"| ring | striped | 2 | fp32 | {kind} | 0 of " in page
+        assert f"| ring | striped | 2 | fp32 | {kind} | 0 of " in shown
 
 
 NUMBERS = {

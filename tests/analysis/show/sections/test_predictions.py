@@ -1,7 +1,7 @@
 import pytest
 
 from analysis.answers.provenance import prediction_lines
-from analysis.show.tables.predicted import HEADINGS, prediction_rows
+from analysis.show.sections.cells import predictions
 from tests.support.records import (
     grid,
     make_failure,
@@ -10,6 +10,7 @@ from tests.support.records import (
     make_timing,
     with_prediction,
 )
+from tests.support.sections import findings_of
 
 
 def measured(ms, config=None, **prediction):
@@ -49,11 +50,12 @@ def test_a_cell_is_compared_with_the_predicted_cell_of_the_same_settings(cells_o
     assert frame.drop([("measured", 8192)]).isna().all()
 
 
-def test_cells_without_a_predicted_twin_are_not_scored(cells_of):
-    cells = cells_of([make_record(), make_predicted(config={"seq_len": 4096})])
+def test_cells_without_a_predicted_twin_are_not_scored(tmp_path):
+    findings = findings_of(tmp_path, [make_record(), make_predicted(config={"seq_len": 4096})])
+    cells = findings.cells
     columns = [column for column in cells.frame if "error_share" in column or "in_band" in column]
     assert cells.frame[[*columns, "predicted_fit_outcome"]].isna().all().all()
-    assert not prediction_rows(cells)
+    assert predictions(findings) is None
     assert not prediction_lines(cells)
 
 
@@ -84,15 +86,16 @@ def test_one_sentence_says_how_near_all_predictions_came(cells_of):
     cells = cells_of([*records, with_prediction(run_out, fit="fits")])
     (line,) = prediction_lines(cells)
     assert line == (
-        "Predicted beside measured: step time off by 20.0 % in the median of 3 cells, 50.0 % at the most;"
+        "Predicted next to measured: step time off by 20.0 % in the median of 3 cells, 50.0 % at the most;"
         " peak allocated off by 0.0 % in the median of 3 cells, 0.0 % at the most;"
         " 2 of 3 step times within the band; verdicts on memory: 3 right, 1 wrong, 0 undecided."
     )
 
 
-def test_a_row_has_measured_predicted_and_error_side_by_side(cells_of):
-    rows = prediction_rows(cells_of([measured(125.0, fit="undecided"), *grid(["ring"], [8192])]))
-    (told,) = [dict(zip(HEADINGS[3:7], row[3:7], strict=True)) for row in rows]
-    assert [*told.values()] == ["125", "100 (80.0 to 125)", "-20.0 %", "yes"]
-    assert [*told][1:] == ["predicted", "error", "in the band"]
-    assert rows[0][-1] == "undecided"
+def test_a_row_has_measured_predicted_and_error_side_by_side(tmp_path):
+    records = [measured(125.0, fit="undecided"), *grid(["ring"], [8192])]
+    table = predictions(findings_of(tmp_path, records)).table
+    (row,) = table.rows
+    assert row[3:7] == ["125", "100 (80.0 to 125)", "-20.0 %", "yes"]
+    assert [column.heading for column in table.columns[4:7]] == ["predicted", "error", "in the band"]
+    assert row[-1] == "undecided"

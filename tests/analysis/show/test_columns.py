@@ -1,11 +1,15 @@
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from analysis.answers.no_result import failure_reasons
-from analysis.show.tables.rows import markdown_text, rows_of
-from analysis.show.tables.terminal import DISPENSABLE, print_cells, print_table
+from analysis.read.views import View
+from analysis.show.columns import DISPENSABLE, columns_of, named_rows
+from analysis.show.markdown import markdown_table
+from analysis.show.section import Column, Section, Table
+from analysis.show.terminal import print_section, print_table
 from tests.support.records import (
     ATTENTION_CHECKED,
     STEPS_HELD,
@@ -17,33 +21,46 @@ from tests.support.records import (
     make_timing,
     make_trace,
 )
+from tests.support.sections import rows_of
+
+TRANSFER, WAITING = "attention exchange: transfer", "attention exchange: waiting"
+
+
+def table_of(cells):
+    return Table.of(columns_of(cells), named_rows(cells), DISPENSABLE)
 
 
 def test_a_failure_s_reason_with_a_pipe_a_newline_or_markup_stands_in_its_cell_of_the_markdown(cells_of):
-    lines = markdown_text(cells_of([make_failure("out_of_memory", "a | b\nc <script>")])).splitlines()
+    table = table_of(cells_of([make_failure("out_of_memory", "a | b\nc <script>")]))
+    lines = markdown_table(table.in_view(View.SUMMARY)).splitlines()
     assert len(lines) == 3
+    assert lines[0] == "| strategy | length | ranks/sp | status | note |"  # no column without a text
     assert "| OOM |" in lines[2]
     assert "a \\| b c &lt;script&gt;" in lines[2]
 
 
 def test_a_row_reads_in_a_person_s_units(cells_of):
     eight = [[80.0, 100.0, 100.0, 100.0, 100.0, 100.0, 100.0, 160.0]]
-    told = [rows_of(cells_of([make_record(timing=make_timing(ms, 8000))]))[0] for ms in (eight, [[100.0]])]
-    assert [row.spread for row in told] == ["n=8, 50,000 to 100,000", "n=1, no interval"]
-    row = rows_of(cells_of([make_record()]))[0]
-    assert (row.length, row.ranks, row.peak_allocated) == ("8k", "2/2", "2.0 GiB (2.5 %)")
+    spreads = [
+        rows_of(cells_of([make_record(timing=make_timing(ms, 8000))]), View.SUMMARY)[0]["n and 95 % interval"]
+        for ms in (eight, [[100.0]])
+    ]
+    assert spreads == ["n=8, 50,000 to 100,000", "n=1, no interval"]
+    (row,) = rows_of(cells_of([make_record()]), View.SUMMARY)
+    assert (row["length"], row["ranks/sp"]) == ("8k", "2/2")
+    assert row["peak allocated (of capacity)"] == "2.0 GiB (2.5 %)"
     # 11 of 110 ms exposed, of which 3 are waiting.
-    assert row.communication == "7.3 % / 2.7 %"
-    assert (row.exchange_transfer, row.exchange_waiting, row.traced_steps) == ("3.6 %", "2.7 %", "n=1")
+    assert row["communication: transfer / waiting"] == "7.3 % / 2.7 %"
+    assert (row[TRANSFER], row[WAITING], row["traced steps"]) == ("3.6 %", "2.7 %", "n=1")
 
 
 def test_several_traced_steps_show_their_range_and_how_many_are_void(cells_of):
     exposed = [([100.0] * 2, [4.0] * 2), ([100.0] * 2, [6.0] * 2), ([130.0] * 2, [50.0] * 2)]
     steps = [make_step(step_ms, exposed_ms) for step_ms, exposed_ms in exposed]
-    row = rows_of(cells_of([make_record(trace=make_trace(2, steps=steps))]))[0]
-    assert row.exchange_transfer == "2.0 % (1.0 % to 3.0 %)"
-    assert row.exchange_waiting == "3.0 % (3.0 % to 3.0 %)"
-    assert row.traced_steps == "n=2 of 3"
+    (row,) = rows_of(cells_of([make_record(trace=make_trace(2, steps=steps))]), View.SUMMARY)
+    assert row[TRANSFER] == "2.0 % (1.0 % to 3.0 %)"
+    assert row[WAITING] == "3.0 % (3.0 % to 3.0 %)"
+    assert row["traced steps"] == "n=2 of 3"
 
 
 @pytest.mark.parametrize(
@@ -58,13 +75,14 @@ def test_several_traced_steps_show_their_range_and_how_many_are_void(cells_of):
     ],
 )
 def test_a_row_counts_checks_and_held_steps_and_no_check_twice(cells_of, checks, shown):
-    assert rows_of(cells_of([make_record(checks=checks)]))[0].checks == shown
+    (row,) = rows_of(cells_of([make_record(checks=checks)]), View.SUMMARY)
+    assert row.get("checks made; steps held", "") == shown
 
 
-def printed(width, what, *words):
+def printed(width, table):
     """The lines of a table in a terminal of this width, and the columns that had no room."""
     console = Console(width=width, file=io.StringIO())
-    what(console, *words)
+    print_table(console, table)
     text = console.file.getvalue()
     assert "…" not in text
     *lines, last = text.splitlines()
@@ -78,7 +96,7 @@ def test_a_terminal_shows_what_matters_and_names_what_it_leaves_out(cells_of):
     records += [
         make_failure("unsupported", "x" * 300, config={"strategy": "ring", "sp_degree": n}) for n in (2, 3)
     ]
-    (headings, *lines), left_out = printed(80, print_cells, cells_of(records))
+    (headings, *lines), left_out = printed(80, table_of(cells_of(records)))
     assert left_out
     assert set(left_out) <= {*DISPENSABLE}
     for heading in ("strategy", "length", "ranks/sp", "status", "tokens/s", "peak"):
@@ -90,17 +108,32 @@ def test_a_terminal_shows_what_matters_and_names_what_it_leaves_out(cells_of):
 def test_long_names_are_folded_and_numbers_are_not(cells_of):
     name, engines = "ring_flash_attn_llama3", ("fsdp2", "zero3")
     records = [make_record(config={"strategy": name, "engine": engine}) for engine in engines]
-    (_, *lines), _ = printed(80, print_cells, cells_of(records))
+    (_, *lines), _ = printed(80, table_of(cells_of(records)))
     assert [line.split()[0] for line in lines] == [f"{name},", engines[0], f"{name},", engines[1]]
     assert "2.0 GiB" in lines[0]
 
 
 @pytest.mark.parametrize(("width", "count"), [(51, 2), (52, 3)])
 def test_a_table_that_is_too_wide_loses_its_last_columns(width, count):
-    columns = {"strategy": ["ring"], "a" * 30: ["1"], "b" * 12: ["2"]}
-    (headings, _), left_out = printed(width, print_table, columns)
-    assert headings.split() == [*columns][:count]
-    assert left_out == [*columns][count:]
+    names = ["strategy", "a" * 30, "b" * 12]
+    columns = [Column(name, str, is_words=name == "strategy") for name in names]
+    (headings, _), left_out = printed(width, Table(columns, [["ring", "1", "2"]]))
+    assert headings.split() == names[:count]
+    assert left_out == names[count:]
+
+
+def test_a_terminal_shows_what_a_section_marks_and_folds_no_command():
+    command = f"to decide, run: python run_sweep.py {'x' * 100}"
+    table = Table([Column("strategy", str)], [["ring"]])
+    whole = Section("A", [command, "y " * 80], table, parts=[Section("P", ["z"])])
+    for section, shown in (
+        (whole, []),
+        (replace(whole, prints_table=True), ["strategy", "ring"]),
+        (replace(whole, prints_lines=True), [command, ("y " * 40).strip(), ("y " * 40).strip(), "P: z"]),
+    ):
+        console = Console(width=80, file=io.StringIO())
+        print_section(console, section)
+        assert [line.strip() for line in console.file.getvalue().splitlines()] == shown
 
 
 @pytest.mark.parametrize(("failed", "shown"), [(1, "OOM (1 of 2)"), (2, "OOM")])
@@ -108,24 +141,23 @@ def test_a_status_says_how_many_repeats_met_it_where_not_all_did(cells_of, faile
     records = [
         make_failure("out_of_memory", "no", repeat=n) if n < failed else make_record(repeat=n) for n in (0, 1)
     ]
-    assert rows_of(cells_of(records))[0].status == shown
+    assert rows_of(cells_of(records), View.SUMMARY)[0]["status"] == shown
 
 
 def test_a_prediction_is_told_with_its_band_and_neither_samples_nor_an_interval(cells_of):
     cells = cells_of([make_predicted(), make_predicted(config={"seq_len": 65536}, fit="out_of_memory")])
-    fits, runs_out = rows_of(cells)
-    assert (fits.status, runs_out.status) == ("fits (predicted)", "OOM (predicted)")
-    assert fits.tokens_per_s == "81,920 (65,536 to 102,400)"
-    assert fits.step_time == "100 (80.0 to 125)"
-    assert fits.peak_allocated == "2.0 GiB (1.8 GiB to 2.2 GiB), 2.5 %"
-    assert fits.spread == "band of the model, with the rates of h100_80gb"
-    assert (fits.exchange_waiting, fits.traced_steps, fits.traced_to_timed, fits.checks) == ("",) * 4
-    assert (runs_out.tokens_per_s, runs_out.spread, runs_out.step_time) == ("", "", "")
+    fits, runs_out = rows_of(cells, View.SUMMARY)
+    assert (fits["status"], runs_out["status"]) == ("fits (predicted)", "OOM (predicted)")
+    assert fits["tokens/s"] == "81,920 (65,536 to 102,400)"
+    assert fits["step time (ms)"] == "100 (80.0 to 125)"
+    assert fits["peak allocated (of capacity)"] == "2.0 GiB (1.8 GiB to 2.2 GiB), 2.5 %"
+    assert not {WAITING, "n and 95 % interval", "traced steps", "traced / timed"} & {*fits}
+    assert [runs_out[name] for name in ("tokens/s", "step time (ms)")] == ["", ""]
     assert failure_reasons(cells) == ["OOM (predicted) (1), ulysses at 64k: needs more than it has"]
 
 
 @pytest.mark.parametrize("beside", [[], [make_record()]])
 def test_the_terminal_shows_bands_and_says_n_of_what_ran_only(cells_of, beside):
-    (headings, *lines), _ = printed(130 if beside else 80, print_cells, cells_of([make_predicted(), *beside]))
-    assert any("65,536-102,400" in line for line in lines)
+    (headings, *lines), _ = printed(130 if beside else 80, table_of(cells_of([make_predicted(), *beside])))
+    assert any("81,920 (65,536 to 102,400)" in line for line in lines)
     assert ("95 % interval" in headings, " n " in headings) == (bool(beside), bool(beside))

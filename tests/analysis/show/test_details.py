@@ -1,14 +1,16 @@
 import pytest
 
-from analysis.answers.verdict import verdict
 from analysis.cells.parts import step_ms
 from analysis.labels import SHARED_CORES, number_label
-from analysis.read.archive import read_archive
 from analysis.read.hardware import node_links
-from analysis.show.page.facts import cell_facts
+from analysis.read.views import View
+from analysis.show.columns import COLUMNS, NAME
 from analysis.show.page.page import render
-from analysis.show.tables.record import attempt
-from tests.support.records import CPU, STEPS_HELD, as_record, make_record, make_timing, on_ranks, write_sweep
+from analysis.show.page.record import attempt
+from analysis.show.section import Table
+from analysis.show.sections import sections_of
+from tests.support.records import CPU, STEPS_HELD, as_record, make_record, make_timing, on_ranks
+from tests.support.sections import findings_of, rows_by_heading
 
 FLOPS = {
     "model_flops_causal": 10**13,
@@ -27,27 +29,33 @@ FACTS = {
     "memory one rank may use": "h100_80gb: 79.6 GiB",
     f"attention exchange {IN_FLIGHT}": "6.4 % / 12.7 %",
     f"communication {IN_FLIGHT}": "10.0 % / 20.0 %",
-    "straggler gap": "0.00 ms",
+    "straggler gap (ms)": "0.00",
 }
 BASE = make_record(config={"strategy": "local"}, timing=make_timing([[150.0] * 8]))
 
 
+def details_of(cell):
+    """The details of a cell by heading."""
+    (row,) = rows_by_heading(Table.of(COLUMNS, [{**cell, NAME: ""}]), View.DETAILS)
+    return row
+
+
 @pytest.fixture
 def cell(summary_of):
-    """Two ranks beside one of local and four."""
+    """Two ranks, next to one of local and four."""
     own, four = make_record(analytic=FLOPS), on_ranks(["ulysses"], [8192], [4], lambda *_: 80.0)
     return summary_of([BASE, own, *four]).set_index("cell_id").loc[own["cell_id"]]
 
 
 def test_the_facts_of_a_cell_are_what_the_table_has_no_column_for(cell):
-    facts = dict(cell_facts(cell))
+    facts = details_of(cell)
     expected = {name: text.format(base=BASE["cell_id"]) for name, text in FACTS.items()}
     assert {name: facts[name] for name in FACTS} == expected
 
 
 def test_the_facts_say_of_a_cpu_that_its_ranks_share_cores(summary_of):
     cells = summary_of(on_ranks(["ring"], [8192], [2, 4], **CPU)).to_dict("records")
-    assert all(SHARED_CORES in dict(cell_facts(cell))["strong scaling"] for cell in cells)
+    assert all(SHARED_CORES in details_of(cell)["strong scaling"] for cell in cells)
 
 
 @pytest.mark.parametrize(
@@ -62,14 +70,14 @@ def test_the_facts_say_of_a_cpu_that_its_ranks_share_cores(summary_of):
 )
 def test_the_facts_say_whether_a_cell_computes_layers_again_and_what_is_the_default(summary_of, config, said):
     (cell,) = summary_of([make_record(config={"cluster.device": "cuda", **config})]).to_dict("records")
-    found = dict(cell_facts(cell)).get("checkpointing")
+    found = details_of(cell).get("checkpointing")
     assert found is None if said is None else found.startswith(said)
 
 
 def test_the_facts_say_that_a_device_without_a_datasheet_has_no_mfu(summary_of):
     (cell,) = summary_of([make_record(config={"hardware": "unknown"}, analytic=FLOPS)]).to_dict("records")
-    assert dict(cell_facts(cell))["MFU (causal / full)"].startswith("unknown: no file of conf/hardware/")
-    assert "MFU (causal / full)" not in dict(cell_facts({**cell, "step_time_ms": None, "mfu_causal": None}))
+    assert details_of(cell)["MFU (causal / full)"].startswith("unknown: no file of conf/hardware/")
+    assert "MFU (causal / full)" not in details_of({**cell, "step_time_ms": None, "mfu_causal": None})
 
 
 CHECKS = [
@@ -94,10 +102,9 @@ def test_a_record_s_checks_say_how_far_they_reach_or_why_they_were_not_made(stat
     assert attempt(as_record(make_record(checks=None))).checks == []
 
 
-def test_the_page_lists_the_checks_and_marks_those_that_were_not_made_in_full(cells_of, tmp_path):
-    archive = read_archive([write_sweep(tmp_path, [make_record(checks=CHECKS)])], {})
-    cells = cells_of([make_record(checks=CHECKS)])
-    page = render(archive, cells, verdict(cells), [], None)
+def test_the_page_lists_the_checks_and_marks_those_that_were_not_made_in_full(tmp_path):
+    findings = findings_of(tmp_path, [make_record(checks=CHECKS)])
+    page = render(findings, sections_of(findings))
     assert "<dt>tokens/s per rank</dt><dd>40,960</dd>" in page
     assert page.count('<tr class="partly"><th scope="row">') == 3
     assert '<th scope="row">attention</th><td>float64</td><td>8,192</td><td>32</td>' in page
@@ -106,7 +113,7 @@ def test_the_page_lists_the_checks_and_marks_those_that_were_not_made_in_full(ce
 
 
 def test_the_facts_add_the_parts_of_the_step_up_to_the_whole(cell):
-    said = dict(cell_facts(cell))["from attention to the traced step"]
+    said = details_of(cell)["parts of the step"]
     parts, _, whole = said.rpartition(" = ")
     found_ms = [float(part.split()[-2]) for part in parts.split(" + ")]
     assert sum(found_ms) == pytest.approx(step_ms(cell), abs=0.01 * len(found_ms))

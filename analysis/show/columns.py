@@ -1,0 +1,229 @@
+"""The columns of the table of cells: one line a column says what it shows, and in which views."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from analysis.cells.capacity import capacity_label
+from analysis.cells.cells import Cells
+from analysis.cells.series import variants
+from analysis.cells.statuses import shown_status
+from analysis.labels import band_label, interval_label, n_label, percent_label, spread_label, status_label
+from analysis.read.metrics import METRICS, text_of
+from analysis.read.views import View
+from analysis.show import details
+from analysis.show.section import Column
+from bench.common.labels import length_label, rate_range_label
+from bench.record.record import Provenance
+
+Cell = Mapping[Any, Any]
+"""A row of the cells' frame, with the cell's name."""
+NAME = "shown_name"
+OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
+"""Settings that a name leaves out, because the table has a column for them."""
+TERMINAL, FIRST_SCREEN, DETAILS = (
+    frozenset({view}) for view in (View.TERMINAL, View.FIRST_SCREEN, View.DETAILS)
+)
+WIDE, NOT_ON_PAGE = frozenset({View.SUMMARY, View.PAGE}), frozenset({View.SUMMARY, View.DETAILS})
+SPEED_UP = "speed-up"
+IN_FLIGHT = "exposed / in flight, worst rank"
+DISPENSABLE = ("95 % interval", "waiting", "transfer", "step ms", "n")
+"""Columns that a narrow terminal does without, in this order."""
+
+
+def named_rows(cells: Cells) -> list[Cell]:
+    """Return the rows of the cells, each with a name that sets it apart from others of its strategy."""
+    keys = [key for key in cells.keys if key not in OWN_COLUMN] if len(cells) else []
+    pairs = zip(cells.rows, variants(cells.frame, keys), strict=True)
+    return [{**cell, NAME: ", ".join(filter(None, (cell["strategy"], name)))} for cell, name in pairs]
+
+
+def columns_of(cells: Cells) -> list[Column]:
+    """Return the columns of the table of these cells.
+
+    The page has room for ten: the step time stands in the details where the table has the speed-up. No
+    speed-up is on a page that does not rank strategies.
+    """
+    if cells.caveat is None and cells.frame["speed_up"].notna().any():
+        return [replace(each, views=NOT_ON_PAGE) if each is STEP_TIME else each for each in COLUMNS]
+    return [
+        replace(each, views=each.views - {View.PAGE, View.DETAILS}) if each.heading == SPEED_UP else each
+        for each in COLUMNS
+    ]
+
+
+def metric_column(name: str, heading: str, views: frozenset[View]) -> Column:
+    """Return a column that shows a metric by itself."""
+    return Column(heading, lambda cell: text_of(cell, name), sorted_by=name, views=views)
+
+
+def _both(heading: str, metric: str, parts: tuple[str, str], views: frozenset[View]) -> Column:
+    """Return a column with two metrics, `38.1 % / 61.0 %`; `metric` has {} where the parts stand."""
+    names = [metric.format(part) for part in parts]
+    return Column(heading, partial(details.both_texts, names), sorted_by=names[0], views=views)
+
+
+def _share_columns(part: str) -> Iterator[Column]:
+    """Return a share of attention's communication with its range, and by itself where there is less room."""
+    share, name = f"attention_{part}", f"attention_{part}_share"
+    yield Column(f"attention exchange: {part}", partial(_with_range, share), sorted_by=name, views=WIDE)
+    yield metric_column(name, part, TERMINAL)
+    yield metric_column(name, f"exchange: {part}", FIRST_SCREEN)
+
+
+def is_predicted(cell: Cell) -> bool:
+    """Whether a cell is arithmetic: nothing ran."""
+    return bool(cell["provenance"] == Provenance.PREDICTED)
+
+
+def is_replayed(cell: Cell) -> bool:
+    """Whether one rank of a cell ran without the others."""
+    return bool(cell["provenance"] == Provenance.REPLAYED)
+
+
+def speed_text(cell: Cell) -> str:
+    """Return tokens/s; of a prediction with its band, of a replay with and without the link's time."""
+    if not is_replayed(cell) or pd.isna(cell["tokens_per_s"]):
+        return with_band(cell, "tokens_per_s{}")
+    with_link = cell["tokens_per_s_with_link"]
+    return rate_range_label(None if pd.isna(with_link) else with_link, cell["tokens_per_s"])
+
+
+def predicted_band(cell: Cell, column: str) -> str:
+    """Return a predicted value with its band, `189 (161 to 237)`; `column` has {} where an end is named."""
+    expected, low, high = (cell[f"predicted_{column.format(end)}"] for end in ("", "_low", "_high"))
+    label = METRICS[column.format("")].text
+    return "" if pd.isna(expected) else band_label(expected, low, high, label)
+
+
+def with_band(cell: Cell, column: str) -> str:
+    """Return a value, of a prediction with its band."""
+    if is_predicted(cell) and cell["status"] == "ok":
+        return predicted_band(cell, column)
+    return text_of(cell, column.format(""))
+
+
+def _status(cell: Cell) -> str:
+    """Return `OOM`, or `OOM (1 of 2)` where some repeats worked."""
+    label = status_label(shown_status(cell))
+    repeats, failed = int(cell["repeats"]), int(cell["failed_repeats"])
+    return f"{label} ({failed} of {repeats})" if 0 < failed < repeats else label
+
+
+def _ranks(cell: Cell) -> str:
+    parts = [cell[key] for key in ("cluster.world_size", "sp_degree")]
+    return "/".join("?" if part is None or pd.isna(part) else str(int(part)) for part in parts)
+
+
+def _spread(cell: Cell) -> str:
+    """Return the number of samples and the interval, of a replay the number alone."""
+    if is_replayed(cell):
+        return f"replayed, n={n_label(cell)}" if n_label(cell) else ""
+    return "" if is_predicted(cell) else spread_label(cell)
+
+
+def _interval(cell: Cell) -> str:
+    is_measured = not is_replayed(cell) and not is_predicted(cell)
+    return interval_label(cell).replace(" to ", "-") if is_measured else ""
+
+
+def _peak(cell: Cell) -> str:
+    """Return `14.5 MiB (7.1 %)`, of a prediction with its band `14.5 MiB (14.0 MiB to 15.1 MiB), 7.1 %`."""
+    size, share = with_band(cell, "peak_allocated{}_bytes"), percent_label(cell["capacity_share"])
+    if not size or not share:
+        return size
+    return f"{size}, {share}" if size.endswith(")") else f"{size} ({share})"
+
+
+def _with_range(share: str, cell: Cell) -> str:
+    """Return the median of the traced steps and, of several, their range: `0.1 % (0.0 % to 0.4 %)`."""
+    median = text_of(cell, f"{share}_share")
+    low, high = (text_of(cell, f"{share}_{end}_share") for end in ("low", "high"))
+    return median if not low or cell["traced_steps"] == 1 else f"{median} ({low} to {high})"
+
+
+def _communication(cell: Cell) -> str:
+    """Return transfer and waiting, each with its range; a dash for one that is not known."""
+    texts = [_with_range(f"communication_{part}", cell) for part in ("transfer", "waiting")]
+    return " / ".join(text or "-" for text in texts) if any(texts) else ""
+
+
+def _traced_steps(cell: Cell) -> str:
+    """Return how many traced steps the shares are of: `n=5`, or `n=3 of 5` where some are void."""
+    if pd.isna(cell["traced_steps"]):
+        return ""
+    used, void = int(cell["traced_steps"]), int(cell["void_traced_steps"])
+    return f"n={used} of {used + void}" if void else f"n={used}"
+
+
+def _checks(cell: Cell) -> str:
+    """Return `9 of 10; 12 of 14`: checks made, and steps held where a cell trains; empty if not recorded."""
+    parts = (("checks_made", "checks"), ("steps_held", "steps"))
+    return "; ".join(filter(None, (_part_of(cell[part], cell[whole]) for part, whole in parts)))
+
+
+def _part_of(part: Any, whole: Any) -> str:
+    return "" if pd.isna(whole) else f"{int(part):,} of {int(whole):,}"
+
+
+STRATEGY = Column("strategy", lambda cell: str(cell[NAME]), sorted_by="strategy", is_words=True)
+LENGTH = Column("length", lambda cell: length_label(int(cell["seq_len"])), sorted_by="seq_len")
+RANKS = Column("ranks/sp", _ranks, sorted_by="cluster.world_size", views=WIDE | TERMINAL)
+STATUS = Column("status", _status, sorted_by="status", is_words=True)
+STEP_TIME = Column(
+    "step time (ms)", lambda cell: with_band(cell, "step_time{}_ms"), sorted_by="step_time_ms", views=WIDE
+)
+SHOWN_METRICS = tuple(
+    metric_column(metric.name, metric.heading or metric.name, metric.shown_in)
+    for metric in METRICS.values()
+    if metric.shown_in
+)
+"""Columns of the metrics that state the views in which they are shown."""
+COLUMNS: Sequence[Column] = (
+    STRATEGY,
+    LENGTH,
+    RANKS,
+    STATUS,
+    Column("tokens/s", speed_text, sorted_by="tokens_per_s"),
+    Column("n and 95 % interval", _spread, sorted_by="n", views=WIDE),
+    Column("n", lambda cell: n_label(cell).replace("repeats", "rep."), views=TERMINAL),
+    Column("95 % interval", _interval, views=TERMINAL),
+    STEP_TIME,
+    metric_column("step_time_ms", "step ms", TERMINAL),
+    Column("peak allocated (of capacity)", _peak, sorted_by="peak_allocated_bytes", views=WIDE),
+    Column("peak per rank", _peak, sorted_by="peak_allocated_bytes", views=FIRST_SCREEN),
+    metric_column("peak_allocated_bytes", "peak", TERMINAL),
+    *_share_columns("transfer"),
+    *_share_columns("waiting"),
+    Column(
+        "communication: transfer / waiting",
+        _communication,
+        sorted_by="communication_transfer_share",
+        views=NOT_ON_PAGE,
+    ),
+    Column("traced steps", _traced_steps, sorted_by="traced_steps", views=NOT_ON_PAGE),
+    metric_column("traced_to_timed", "traced / timed", NOT_ON_PAGE),
+    metric_column("speed_up", SPEED_UP, WIDE),
+    *SHOWN_METRICS,
+    Column("checks made; steps held", _checks, sorted_by="checks_missing", views=NOT_ON_PAGE),
+    metric_column("note", "note", NOT_ON_PAGE),
+    metric_column("tokens_per_s_per_rank", "tokens/s per rank", DETAILS),
+    metric_column("window_tokens_per_s", "tokens/s over the whole window", DETAILS),
+    Column("MFU (causal / full)", details.mfu_text, views=DETAILS),
+    _both("HFU (causal / full)", "hfu_{}", ("causal", "full"), DETAILS),
+    Column(SPEED_UP, details.speed_up_text, views=DETAILS),
+    Column("strong scaling", details.scaling_text, views=DETAILS),
+    Column("memory one rank may use", capacity_label, views=DETAILS),
+    Column("checkpointing", details.checkpointing_text, views=DETAILS),
+    metric_column("peak_reserved_bytes", "peak reserved", DETAILS),
+    Column("parts of the step", details.waterfall_text, views=DETAILS),
+    _both(f"attention exchange {IN_FLIGHT}", "{}attention_exchange_share", ("exposed_", ""), DETAILS),
+    _both(f"communication {IN_FLIGHT}", "{}communication_share", ("exposed_", ""), DETAILS),
+    metric_column("straggler_gap_ms", "straggler gap (ms)", DETAILS),
+)
+"""Columns in the order of a row and of the details of a cell."""
