@@ -144,7 +144,7 @@ class DataConfig:
     tokenizer: str | None
     prompt_tokens: CountOrZero
     """The labels of so many tokens at the start of a sequence, or of each packed document, do not count."""
-    deal: Annotated[str, _one_of(DEALS)] = "in_order"
+    rank_order: Annotated[str, _one_of(DEALS)] = "in_order"
     """Which ranks and micro-steps are given which sequences of a step."""
     packing: Annotated[str, _one_of(PACKING)] = "none"
     """`documents` lays whole documents end to end, which do not see each other; `none` joins the text."""
@@ -276,7 +276,7 @@ class MeasureConfig:
     warmup_s: SecondsOrZero
     """Seconds that full-length steps before the clock should last at least, for a GPU's heat and clocks to
     settle; 0 where `warmup_steps` alone counts."""
-    least_steps: CountOrZero
+    min_timed_steps: CountOrZero
     """Timed steps, and a full-length step before them, whatever `budget_s` has room for; 0 where one step may
     have to do."""
     budget_s: SecondsOrZero
@@ -345,7 +345,7 @@ class RunConfig:
     env: tuple[tuple[str, str], ...]
     """Environment variables of the ranks: name and value."""
     experiment: str
-    mistake: str = NO_MISTAKE
+    inject_fault: str = NO_MISTAKE
     """What is done wrong on purpose, to see that it is found."""
     padding: CountOrZero = 0
     """Tokens after a sequence's own that the layout needs; they count neither in the loss nor in rates."""

@@ -59,7 +59,7 @@ TWO_H100 = Machine(
 )
 SHORT = (
     "model=qwen3_nano", "seq_len=256", "data=synthetic", "measure.steps=2", "measure.warmup_steps=0",
-    "measure.warmup_s=0", "measure.least_steps=1", "measure.repeats=1", "measure.trace=false",
+    "measure.warmup_s=0", "measure.min_timed_steps=1", "measure.repeats=1", "measure.trace=false",
     "measure.reference_budget_s=0",
 )  # fmt: skip
 ONE_STEP = ObserveRequest(strategy="own", folder=Path(), steps=1, warmup_steps=0, report=False)

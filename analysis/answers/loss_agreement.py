@@ -61,8 +61,10 @@ def _sentences(comparison: Comparison) -> list[str]:
     sound = [row for row in rows if row.training.role == Role.CELL]
     same = [row for row in sound if row.is_as_expected]
     told = [_within(same, comparison)] if same else []
-    told += [_other(row) for row in rows if not row.is_as_expected and row.training.role != Role.MISTAKE]
-    told += _mistakes([row for row in rows if row.training.role == Role.MISTAKE])
+    told += [
+        _other(row) for row in rows if not row.is_as_expected and row.training.role != Role.INJECTED_FAULT
+    ]
+    told += _mistakes([row for row in rows if row.training.role == Role.INJECTED_FAULT])
     missing = _missing(comparison)
     told += [f"Without steps: {', '.join(missing)}."] if missing else []
     return [*told, *_shortcomings(comparison)]
@@ -82,7 +84,7 @@ def _shortcomings(comparison: Comparison) -> list[str]:
     roles = [row.training.role for row in comparison.rows]
     if Role.CELL not in roles:
         said.append("Nothing is compared: no sequence parallelism ran.")
-    if Role.MISTAKE not in roles:
+    if Role.INJECTED_FAULT not in roles:
         said.append("No known mistake was made, so nothing shows that one would be found.")
     controls = comparison.least_controls
     if controls < LEAST_CONTROLS:
@@ -112,7 +114,7 @@ def _within(rows: Sequence[Compared], comparison: Comparison) -> str:
 def _mistakes(rows: Sequence[Compared]) -> list[str]:
     if not rows:
         return []
-    missed = ", ".join(str(row.training.setting("mistake")) for row in rows if row.is_within)
+    missed = ", ".join(str(row.training.setting("inject_fault")) for row in rows if row.is_within)
     if missed:
         return [f"Of {count_label(len(rows), 'known mistake')} these would pass for noise here: {missed}."]
     nearest = min(max(row.noise.loss, row.noise.grad_norm) for row in rows)

@@ -71,7 +71,7 @@ def observed_lines(cells: Cells) -> list[str]:
     """Return `Of ring at 8k checked: tokens; not checked: objective (why).` for observed loops."""
     rows = cells.frame[cells.are_observed & cells.frame["status"].eq(Status.OK)]
     found: dict[str, list[str]] = {}
-    for row, seq_len, checks in rows[["seq_len", "checks_told"]].dropna().itertuples():
+    for row, seq_len, checks in rows[["seq_len", "checks_of_loop"]].dropna().itertuples():
         found.setdefault(checks, []).append(f"{cells.names[row]} at {length_label(int(seq_len))}")
     lines = [f"Of {', '.join(names)} {checks}." for checks, names in found.items()]
     if len(lines) > MAX_CHECK_SETS:

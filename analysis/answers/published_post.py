@@ -37,7 +37,7 @@ SETTINGS: Mapping[str, str | int | bool] = {
 """Settings that all of the post's runs share, read from its text and from the slope of its memory. The
 trainer, the kernel and the place of the optimizer may differ: a row names them."""
 USUAL: Mapping[str, str | int] = {
-    "mistake": NO_MISTAKE,
+    "inject_fault": NO_MISTAKE,
     "cluster.ranks_per_gpu": 1,
     "cluster.memory_limit_gib": 0,
     "engine.leaf": "none",

@@ -44,7 +44,7 @@ TO_REPEAT: Mapping[bool, str] = {
 """How cells get more processes, by whether they are observed loops."""
 MAX_OTHERS = 3
 """Strategies that one is faster than and that the answer names."""
-CHECKED_BY = ["status", "checks", "checks_missing", "steps", "steps_held"]
+CHECKED_BY = ["status", "checks", "checks_missing", "steps", "steps_compared"]
 SHARES: Mapping[str, str] = {
     "all": "communication_transfer_share",
     "exchange": "attention_transfer_share",
@@ -257,7 +257,7 @@ def _unchecked(summary: pd.DataFrame) -> list[str]:
     """One sentence each: for steps, for checks that were not made, for records that do not say."""
     done = summary[summary["status"] == "ok"]
     told = done[done["checks"].notna()]
-    steps, held = (int(told[column].sum()) for column in ("steps", "steps_held"))
+    steps, held = (int(told[column].sum()) for column in ("steps", "steps_compared"))
     missing = Counter(
         chain.from_iterable(text.split(BETWEEN_NAMES) for text in told["checks_missing"].dropna())
     )

@@ -17,7 +17,7 @@ from bench.record.noise import NAMES, Draw, Limit, Noise, distance_of, first_dep
 from bench.record.record import Record, Role, Status
 
 EXPERIMENT = "loss_equivalence"
-APART = ("data.deal", "mistake")
+APART = ("data.rank_order", "inject_fault")
 """What only controls and mistakes do in another way."""
 SPREAD = ("batch", "dp_replicate", "dp_shard", "grad_accum")
 """Numbers whose product is the sequences of a step."""
@@ -77,8 +77,8 @@ class Training:
     @property
     def label(self) -> str:
         """`ring zigzag`, `ulysses contiguous under trl`, `mistake: mask_off_by_one` or what a control is."""
-        if self.role == Role.MISTAKE:
-            return f"mistake: {self.setting('mistake')}"
+        if self.role == Role.INJECTED_FAULT:
+            return f"mistake: {self.setting('inject_fault')}"
         words = [str(self.setting("strategy")), str(self.setting("layout"))]
         if self.role == Role.CONTROL:
             words = ["control:", *self._differs()]
@@ -90,7 +90,7 @@ class Training:
         """What a control does in another way than the reference."""
         ranks = count_label(int(self.setting("cluster.world_size")), "rank")
         parts = [f"{ranks}, {self.setting('kernel')} kernel"]
-        return [*parts, "dealt in reverse"] if self.setting("data.deal") == "reversed" else parts
+        return [*parts, "dealt in reverse"] if self.setting("data.rank_order") == "reversed" else parts
 
     def setting(self, key: str) -> Any:
         """A value of the record's configuration, None where it has no such setting."""
@@ -156,7 +156,7 @@ class Compared:
     @property
     def is_as_expected(self) -> bool:
         """Whether a mistake was found, and anything else passed its own gates and, if compared, this one."""
-        if self.training.role == Role.MISTAKE:
+        if self.training.role == Role.INJECTED_FAULT:
             return not self.is_within
         is_one_of_the_equivalent = self.training.role == Role.CONTROL
         return self.training.is_ok and (is_one_of_the_equivalent or self.is_within)
@@ -207,7 +207,7 @@ class Comparison:
     @cached_property
     def rows(self) -> list[Compared]:
         """Every other training that ran, subjects first, then controls, then mistakes."""
-        order = (Role.CELL, Role.REFERENCE, Role.CONTROL, Role.MISTAKE)
+        order = (Role.CELL, Role.REFERENCE, Role.CONTROL, Role.INJECTED_FAULT)
         ways: dict[str, list[tuple[Seed, Training]]] = {}
         for seed in self.seeds:
             for each in seed.others:

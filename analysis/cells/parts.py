@@ -43,7 +43,7 @@ LATER_PARTS = (
     Part("exchange: transfer", "#CB181D", ("part_transfer_ms",), "///"),
     Part("exchange: waiting", "#FCAE91", ("part_waiting_ms",), ".."),
     Part("parameters, gradients", "#FE9929", ("part_model_state_ms",), "\\\\\\"),
-    Part("other communication", "#FEE391", ("part_other_exchange_ms",), "oo"),
+    Part("other communication", "#FEE391", ("part_other_communication_ms",), "oo"),
     Part("optimizer", "#238B45", ("part_optimizer_ms",), "xxx"),
     Part("other compute", "#74C476", ("part_other_compute_ms",)),
     Part("device copies", "#C7E9C0", ("part_copies_ms",), "---"),

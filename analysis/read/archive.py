@@ -75,7 +75,7 @@ def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive
     last, left_out = _last_attempts(frame, [path for path, _ in places])
     frame, places = frame.iloc[last].reset_index(drop=True), [places[row] for row in last]
     return Archive(
-        frame=frame.assign(steps_held=_steps_held(frame, [str(path) for path, _ in places])),
+        frame=frame.assign(steps_compared=_steps_held(frame, [str(path) for path, _ in places])),
         places=places,
         shared=_shared(configs),
         environments=[*environments.values()],
@@ -109,9 +109,9 @@ def _steps_held(frame: pd.DataFrame, files: Sequence[str]) -> pd.Series[float]:
     What others were compared with is held by them: two that agree check each other. It came first, so its own
     record cannot say so.
     """
-    held, file = frame["steps_held"], pd.Series(files, index=frame.index, dtype="str")
+    held, file = frame["steps_compared"], pd.Series(files, index=frame.index, dtype="str")
     others = held > 0
-    by_others = held[others].groupby([file[others], frame.loc[others, "held_against"]]).max()
+    by_others = held[others].groupby([file[others], frame.loc[others, "compared_with"]]).max()
     first = frame.index[held == 0]
     found = by_others.reindex(pd.MultiIndex.from_arrays([file[first], frame.loc[first, "cell_id"]]))
     of_first = pd.Series(found.to_numpy(), index=first).fillna(0)

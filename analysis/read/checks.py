@@ -32,7 +32,7 @@ def made(checks: Sequence[Check]) -> int:
 
 
 def _of_training(checks: Sequence[Check]) -> list[Check]:
-    return [check for check in checks if check.holds_steps and check.of_steps is not None]
+    return [check for check in checks if check.compares_training and check.of_steps is not None]
 
 
 def steps(checks: Sequence[Check]) -> int | None:

@@ -109,7 +109,7 @@ def _purpose(name: str, *, exposed: bool) -> FromRecord:
 
     def times_ms(trace: Trace) -> Sequence[float] | None:
         by_purpose = trace.purpose_exposed_ms if exposed else trace.purpose_total_ms
-        return None if any(trace.unjoined) else by_purpose.get(name, [0.0] * len(trace.step_ms))
+        return None if any(trace.purposes_unknown) else by_purpose.get(name, [0.0] * len(trace.step_ms))
 
     return _traced_share(times_ms)
 
@@ -180,7 +180,10 @@ METRIC_LIST: Sequence[Metric] = (
         "attention_flops_per_s", q.ATTENTION_ALONE, lambda r: r.attention_flops_per_s, format=teraflops_label
     ),
     Metric(
-        "attention_of_single", q.ATTENTION_ALONE, lambda r: r.attention_of_one_device, format=percent_label
+        "attention_of_one_device",
+        q.ATTENTION_ALONE,
+        lambda r: r.attention_of_one_device,
+        format=percent_label,
     ),
     Metric("out_error_ulps", q.ERROR_ULPS, _error_ulps("out")),
     Metric("dq_error_ulps", q.ERROR_ULPS, _error_ulps("dq")),
@@ -208,8 +211,8 @@ METRIC_LIST: Sequence[Metric] = (
     Metric("peak_resident_bytes", q.OTHER_MEMORY, _worst_rank(lambda m: m.peak_resident_bytes)),
     Metric("resident_above_base_bytes", q.OTHER_MEMORY, _worst_rank(_resident_above_base)),
     Metric("whole_life_allocated_bytes", q.ALLOCATED, _worst_rank(lambda m: m.whole_life_allocated_bytes)),
-    Metric("forward_taken_bytes", q.ALLOCATED, _worst_rank(lambda m: m.forward_taken_bytes)),
-    Metric("backward_taken_bytes", q.ALLOCATED, _worst_rank(lambda m: m.backward_taken_bytes)),
+    Metric("forward_peak_bytes", q.ALLOCATED, _worst_rank(lambda m: m.forward_peak_bytes)),
+    Metric("backward_peak_bytes", q.ALLOCATED, _worst_rank(lambda m: m.backward_peak_bytes)),
     Metric("device_used_bytes", q.OTHER_MEMORY, _worst_rank(lambda m: m.device_used_bytes)),
     Metric("needed_bytes", q.SAVED_MEMORY, lambda r: r.analytic and r.analytic.needed_bytes, FIRST),
     Metric("offloaded_activation_bytes", q.SAVED_MEMORY, _worst_rank(lambda m: m.offloaded_activation_bytes)),
@@ -225,12 +228,10 @@ METRIC_LIST: Sequence[Metric] = (
     *_shares("communication_waiting", q.WAITING, _communication, lambda s: s.waiting),
     Metric("traced_steps", q.TRACED_TO_TIMED, lambda r: r.shares and r.shares.steps, TOTAL),
     Metric("void_traced_steps", q.TRACED_TO_TIMED, lambda r: r.shares and len(r.shares.void_ratios), TOTAL),
-    Metric("communication_share", q.COMMUNICATION_SHARE, _traced_share(lambda t: t.total_ms)),
-    Metric("exposed_communication_share", q.COMMUNICATION_SHARE, _traced_share(lambda t: t.exposed_ms)),
-    Metric("attention_exchange_share", q.ATTENTION_EXCHANGE_SHARE, _purpose("attention", exposed=False)),
-    Metric(
-        "exposed_attention_exchange_share", q.ATTENTION_EXCHANGE_SHARE, _purpose("attention", exposed=True)
-    ),
+    Metric("communication_in_flight_share", q.COMMUNICATION_SHARE, _traced_share(lambda t: t.total_ms)),
+    Metric("communication_exposed_share", q.COMMUNICATION_SHARE, _traced_share(lambda t: t.exposed_ms)),
+    Metric("attention_in_flight_share", q.ATTENTION_EXCHANGE_SHARE, _purpose("attention", exposed=False)),
+    Metric("attention_exposed_share", q.ATTENTION_EXCHANGE_SHARE, _purpose("attention", exposed=True)),
     Metric("traced_to_timed", q.TRACED_TO_TIMED, lambda r: r.traced_to_timed, format=ratio_label),
     Metric("straggler_gap_ms", q.STRAGGLER_GAP, lambda r: r.straggler_gap_ms),
     Metric("mfu_causal", q.MFU, _utilisation(lambda a: a.model_flops_causal), RATE, percent_label),
@@ -242,10 +243,10 @@ METRIC_LIST: Sequence[Metric] = (
     Metric("checks", q.CHECKS, _checks(len), FIRST),
     Metric("checks_made", q.CHECKS, _checks(checks.made), LOWEST),
     Metric("checks_missing", q.CHECKS, _checks(checks.missing), FIRST, text_label),
-    Metric("checks_told", q.CHECKS, lambda r: r.checks_of_loop, FIRST, text_label),
+    Metric("checks_of_loop", q.CHECKS, lambda r: r.checks_of_loop, FIRST, text_label),
     Metric("steps", q.CHECKS, _checks(checks.steps), TOTAL),
-    Metric("steps_held", q.CHECKS, _checks(checks.compared_steps), TOTAL),
-    Metric("held_against", q.CHECKS, lambda r: r.losses and r.losses.held_against, FIRST, text_label),
+    Metric("steps_compared", q.CHECKS, _checks(checks.compared_steps), TOTAL),
+    Metric("compared_with", q.CHECKS, lambda r: r.losses and r.losses.compared_with, FIRST, text_label),
     Metric("note", q.STABILITY, lambda r: r.note, FIRST_OF_ALL, text_label),
     Metric("part_attention_ms", q.STEP_PARTS, _part(lambda p: p.attention), FIRST),
     Metric("part_imbalance_ms", q.WAITING, _part(lambda p: p.imbalance), FIRST),
@@ -253,7 +254,7 @@ METRIC_LIST: Sequence[Metric] = (
     Metric("part_transfer_ms", q.STEP_PARTS, _part(lambda p: p.transfer), FIRST),
     Metric("part_waiting_ms", q.WAITING, _part(lambda p: p.waiting), FIRST),
     Metric("part_model_state_ms", q.STEP_PARTS, _part(lambda p: p.model_state), FIRST),
-    Metric("part_other_exchange_ms", q.STEP_PARTS, _part(lambda p: p.other_exchange), FIRST),
+    Metric("part_other_communication_ms", q.STEP_PARTS, _part(lambda p: p.other_communication), FIRST),
     Metric("part_optimizer_ms", q.STEP_PARTS, _part(lambda p: p.optimizer), FIRST),
     Metric("part_other_compute_ms", q.STEP_PARTS, _part(lambda p: p.other_compute), FIRST),
     Metric("part_copies_ms", q.STEP_PARTS, _part(lambda p: p.copies), FIRST),

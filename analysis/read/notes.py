@@ -89,9 +89,9 @@ def _times(ratios: Sequence[float]) -> str:
 
 def _other_calls(trace: Trace) -> str | None:
     """Said whether or not the shares are void: it is about what ran, not about how long it took."""
-    if any(trace.unjoined):
+    if any(trace.purposes_unknown):
         return UNJOINED
-    return OTHER_CALLS if any(any(step.other_calls) for step in trace.steps) else None
+    return OTHER_CALLS if any(any(step.call_differences) for step in trace.steps) else None
 
 
 def _throttling(telemetry: Telemetry) -> str | None:

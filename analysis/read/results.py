@@ -231,7 +231,7 @@ class Results:
         """One device's time for the same call, divided by the ranks that share it, over this time."""
         if self.attention is None or self.both_ms is None:
             return None
-        forward_ms, backward_ms = self.attention.single_forward_ms, self.attention.single_backward_ms
+        forward_ms, backward_ms = self.attention.one_device_forward_ms, self.attention.one_device_backward_ms
         if forward_ms is None or backward_ms is None:
             return None
         sp_degree = float(self.record.config.get("sp_degree", 1))

@@ -11,7 +11,7 @@ packing           copies and conversions in attention, by kernels and by a GPU's
 transfer          exposed attention exchange less its waiting
 waiting           exposed attention exchange before the last of the ranks that had to meet arrived
 model_state       exposed parameters and gradients
-other_exchange    exposed counts, losses, norms, barriers and what has no known purpose
+other_communication    exposed counts, losses, norms, barriers and what has no known purpose
 optimizer         clipping and the update
 other_compute     compute outside attention and the optimizer
 copies            what a GPU copied or filled without a kernel outside attention; 0 on a CPU
@@ -44,7 +44,7 @@ class StepParts(Struct, frozen=True, kw_only=True):
     transfer: float
     waiting: float
     model_state: float
-    other_exchange: float
+    other_communication: float
     optimizer: float
     other_compute: float
     copies: float
@@ -81,7 +81,7 @@ def step_parts(trace: Trace) -> StepParts | None:
         transfer=exchange_ms - waiting_ms,
         waiting=waiting_ms,
         model_state=_of(exposed, MODEL_STATE, rank),
-        other_exchange=_of(exposed, OTHER_PURPOSES, rank),
+        other_communication=_of(exposed, OTHER_PURPOSES, rank),
         optimizer=compute["optimizer"][rank],
         other_compute=compute["other"][rank],
         copies=_of(trace.copies_ms, COPIES, rank),

@@ -163,7 +163,7 @@ def _traced_steps(cell: Cell) -> str:
 
 def _checks(cell: Cell) -> str:
     """Return `9 of 10; 12 of 14`: checks made, and steps held where a cell trains; empty if not recorded."""
-    parts = (("checks_made", "checks"), ("steps_held", "steps"))
+    parts = (("checks_made", "checks"), ("steps_compared", "steps"))
     return "; ".join(filter(None, (_part_of(cell[part], cell[whole]) for part, whole in parts)))
 
 
@@ -222,8 +222,8 @@ COLUMNS: Sequence[Column] = (
     Column("checkpointing", details.checkpointing_text, views=DETAILS),
     metric_column("peak_reserved_bytes", "peak reserved", DETAILS),
     Column("parts of the step", details.waterfall_text, views=DETAILS),
-    _both(f"attention exchange {IN_FLIGHT}", "{}attention_exchange_share", ("exposed_", ""), DETAILS),
-    _both(f"communication {IN_FLIGHT}", "{}communication_share", ("exposed_", ""), DETAILS),
+    _both(f"attention exchange {IN_FLIGHT}", "attention_{}_share", ("exposed", "in_flight"), DETAILS),
+    _both(f"communication {IN_FLIGHT}", "communication_{}_share", ("exposed", "in_flight"), DETAILS),
     metric_column("straggler_gap_ms", "straggler gap (ms)", DETAILS),
 )
 """Columns in the order of a row and of the details of a cell."""

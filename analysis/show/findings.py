@@ -20,7 +20,7 @@ from analysis.show.figures.figure_file import FigureFile
 from analysis.show.section import Table
 from bench.record.record import Role
 
-NO_ANSWERS = (Role.CONTROL, Role.MISTAKE)
+NO_ANSWERS = (Role.CONTROL, Role.INJECTED_FAULT)
 """Roles whose speed and memory answer nothing."""
 
 

@@ -22,7 +22,7 @@ class Check(Struct, frozen=True, kw_only=True):
     """In so many of the cell's full-length steps; null where in none of them, but in a step of its own."""
     of_steps: Whole | None = None
     """Of so many that ran; null where the check is about a part of them by its nature."""
-    holds_steps: bool = False
+    compares_training: bool = False
     """Whether it compares loss and gradients of its steps with those of another computation. A step that no
     such check covers is compared with nothing."""
     reason: str | None = None
@@ -33,5 +33,5 @@ class Check(Struct, frozen=True, kw_only=True):
     @property
     def is_missing(self) -> bool:
         """Whether it was not made; one that compares steps is counted by its steps instead."""
-        counts_by_steps = self.holds_steps and self.of_steps is not None
+        counts_by_steps = self.compares_training and self.of_steps is not None
         return self.reason is not None and not self.steps and not counts_by_steps

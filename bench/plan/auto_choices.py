@@ -24,7 +24,7 @@ CHECKPOINTING: Mapping[bool, str] = {
 CHOICES = (
     "cluster.device", "cluster.world_size", "cluster.threads_per_rank", "hardware.name",
     "model.name", "sp_degree", "ulysses_degree", "dp_shard", "layout", "kernel", "checkpointing", "loss",
-    "measure.budget_s", "measure.warmup_s", "measure.least_steps", "measure.reference_budget_s",
+    "measure.budget_s", "measure.warmup_s", "measure.min_timed_steps", "measure.reference_budget_s",
     "measure.repeats", "replay.rank", "engine.name",
 )  # fmt: skip
 """The keys that `auto` may stand for."""

@@ -56,8 +56,8 @@ def _spread(raw: Raw, shards: int) -> Raw:
     """Return the base sharded and measured shortly: its steps take longest, with a sequence for each rank."""
     if shards == 1:
         return raw
-    least = raw["measure"]["least_steps"]
-    measure = {**raw["measure"], "least_steps": 1 if least == AUTO else least, "trace": False}
+    least = raw["measure"]["min_timed_steps"]
+    measure = {**raw["measure"], "min_timed_steps": 1 if least == AUTO else least, "trace": False}
     return {**raw, "dp_shard": shards, "measure": measure}
 
 
@@ -120,7 +120,7 @@ def reference_of(cell: RunConfig) -> RunConfig | None:
             cell.measure,
             steps=MAX_COMPARED_STEPS,
             warmup_s=0.0,
-            least_steps=0,
+            min_timed_steps=0,
             budget_s=STEPS_SHARE * cell.measure.reference_budget_s,
             timeout_s=min(cell.measure.timeout_s, cell.measure.reference_budget_s),
             trace=False,

@@ -30,7 +30,7 @@ def work_of(cell: RunConfig) -> str:
     fields = cell.identity()
     multiple = STRATEGIES[cell.strategy].length_multiple(cell)
     decides = {name: fields[name] for name in DECIDES}
-    decides["data"] = {key: value for key, value in fields["data"].items() if key != "deal"}
+    decides["data"] = {key: value for key, value in fields["data"].items() if key != "rank_order"}
     extra = {
         "sequences_per_step": cell.sequences_per_step,
         "gradients": cell.measure.gradients,

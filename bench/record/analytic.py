@@ -45,7 +45,7 @@ class Analytic(Struct, frozen=True, kw_only=True, omit_defaults=True):
     attention_forward_flops: Amount | None = None
     """FLOPs of one attention call of all ranks, by the area that the mask leaves."""
     attention_backward_flops: Amount | None = None
-    exchange_bytes: Whole | None = None
+    attention_bytes: Whole | None = None
     """Bytes that one rank sends for attention; null for a strategy without a formula."""
     payload_bytes: dict[str, Amount] | None = None
     """Bytes that one rank sends, by purpose."""

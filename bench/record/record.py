@@ -60,7 +60,7 @@ class Role(StrEnum):
     """What others are compared with."""
     CONTROL = "control"
     """The reference's work done in another way that should make no difference."""
-    MISTAKE = "mistake"
+    INJECTED_FAULT = "injected_fault"
     """Wrong on purpose: it has to be found."""
     OBSERVED = "observed"
     """Somebody else's training loop: no command of ours runs it again."""
@@ -68,7 +68,7 @@ class Role(StrEnum):
 
 def is_finding(role: str, status: Status) -> bool:
     """Whether a cell ended as one may that answers its question; a mistake has to be found."""
-    return status is Status.WRONG_RESULT if role == Role.MISTAKE else status in FINDINGS
+    return status is Status.WRONG_RESULT if role == Role.INJECTED_FAULT else status in FINDINGS
 
 
 class Provenance(StrEnum):
@@ -93,7 +93,7 @@ class OutOfMemory(Struct, frozen=True, kw_only=True):
     """Null where the error does not say."""
     limit_bytes: int | None
     """Null without `cluster.memory_limit_gib`."""
-    held_bytes: int | None
+    allocated_bytes: int | None
     """What the rank had then: of a GPU what was allocated, on the CPU its data beyond the limit's base, or
     null."""
     largest: list[BlockClass]
@@ -113,7 +113,7 @@ class Failure(Struct, frozen=True, kw_only=True):
     """The end of its log."""
     step_phase: str | None = None
     """The phase of the step (load, forward, loss, backward, optimizer), where it was in one."""
-    found_after_s: float | None = None
+    detected_after_s: float | None = None
     """Seconds from the error, or the rank's death, to the end of all ranks."""
     out_of_memory: OutOfMemory | None = None
     node: str | None = None

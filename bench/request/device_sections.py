@@ -19,10 +19,11 @@ ENV_ALLOWED = (
 )
 WINDOWS: Mapping[str, Mapping[str, Any]] = {
     "cpu": {
-        "budget_s": 20.0, "warmup_s": 0.0, "least_steps": 0, "reference_budget_s": 60.0, "repeats": 1,
+        "budget_s": 20.0, "warmup_s": 0.0, "min_timed_steps": 0, "reference_budget_s": 60.0, "repeats": 1,
     },
     "cuda": {
-        "budget_s": 30.0, "warmup_s": 10.0, "least_steps": 3, "reference_budget_s": 180.0, "repeats": AUTO,
+        "budget_s": 30.0, "warmup_s": 10.0, "min_timed_steps": 3, "reference_budget_s": 180.0,
+        "repeats": AUTO,
     },
 }  # fmt: skip
 """Values of `auto` by device. On a GPU a step of the longest lengths takes 10 s and three have to do, as

@@ -61,7 +61,7 @@ DATA, LOSSES = ("text", "synthetic"), ("chunked", "untiled")
 """Names in the tables of bench/training/data.py and loss.py, which import torch."""
 AGENT_KEYS = ("address", "port")
 """Keys of `cluster` that say how agents are met: no cell's business."""
-NO_KEYS = ("options", "padding", "mistake", "deal", "backend")
+NO_KEYS = ("options", "padding", "inject_fault", "rank_order", "backend")
 """Fields of a cell and its sections that are derived, or that only an experiment sets."""
 
 

@@ -35,9 +35,11 @@ SYNONYMS: Mapping[str, Collection[str]] = {
     "grad_accum": ("gradient_accumulation_steps",),
     "checkpointing": ("gradient_checkpointing", "activation_checkpointing"),
     "kernel": ("attn_implementation", "attention_backend"),
+    "measure.min_timed_steps": ("least_steps",),
     "cluster.world_size": ("num_gpus", "num_processes", "nproc_per_node"),
 }
-"""Other tools' names for a key or value, where similar spelling would suggest none or the wrong one."""
+"""Other tools' names for a key or value, and our own earlier ones, where similar spelling suggests none or
+the wrong one."""
 PACKAGES: Mapping[str, str] = {"ring": "ring_flash_attn", "ulysses": "deepspeed_ulysses"}
 """The published package that a strategy may be meant instead of."""
 Section = TypeVar("Section")

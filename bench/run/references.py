@@ -53,7 +53,9 @@ class Trajectories:
             of, right = reference
             steps = min(len(losses.loss), len(right.loss), MAX_COMPARED_STEPS)
             limit = limit_for(cell.dtype, noise)
-            losses = replace(losses, held_against=of.cell_id, held_steps=steps, held_within=asdict(limit))
+            losses = replace(
+                losses, compared_with=of.cell_id, compared_steps=steps, compared_within=asdict(limit)
+            )
             record = replace(record, losses=losses)
             record = replace(record, checks=checks(cell, record.sections))
             compared, reference_signals = signals_of(losses, steps), signals_of(right, steps)

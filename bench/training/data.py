@@ -73,7 +73,7 @@ class StepData:
     def samples(self, step: int, micro_step: int, data_rank: int) -> list[int]:
         """The numbers of these sequences."""
         cell = self.cell
-        of_step = DEALS[cell.data.deal](range(cell.sequences_per_step))
+        of_step = DEALS[cell.data.rank_order](range(cell.sequences_per_step))
         first = (micro_step * cell.dp_degree + data_rank) * cell.batch
         return [step * cell.sequences_per_step + i for i in of_step[first : first + cell.batch]]
 

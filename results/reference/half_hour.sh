@@ -16,7 +16,7 @@ export out=${OUT:-$PWD/results/sweeps/half_hour_$(date +%m%d_%H%M%S)}
 here=results/reference/half_hour
 gpus=$(nvidia-smi -L 2> /dev/null | wc -l)
 small=model=qwen3_0_6b large=model=qwen3_4b deep=28 shallow=7 short=2k lengths=(8k 32k 64k 96k) kernels=torch_flash,cudnn
-cells="measure.budget_s=6 measure.warmup_s=3 measure.least_steps=4 measure.repeats=1 measure.reference_budget_s=0"
+cells="measure.budget_s=6 measure.warmup_s=3 measure.min_timed_steps=4 measure.repeats=1 measure.reference_budget_s=0"
 if [ -n "${NANO:-}" ]; then
     small="model=qwen3_nano cluster.threads_per_rank=1" large=model=qwen3_nano deep=3 shallow=2 short=64 lengths=(256 512 1k 2k)
     kernels=torch_flash
@@ -93,7 +93,7 @@ export -f hang
 model() {
     step hang 180 bash -c hang
     step memory 270 python run_sweep.py -m strategy=local $large seq_len="$(IFS=,; echo "${lengths[*]:0:2}")" loss=untiled engine=zero3 \
-        $cells measure.budget_s=4 measure.least_steps=2 sweep_dir="$out/memory"
+        $cells measure.budget_s=4 measure.min_timed_steps=2 sweep_dir="$out/memory"
     step speed 150 python run_sweep.py -m strategy=local $large seq_len="${lengths[0]}" engine=fsdp2 kernel=$kernels $cells \
         measure.budget_s=4 sweep_dir="$out/speed"
 }

@@ -104,7 +104,7 @@ LARGEST = {
     "role": "activation", "dtype": "bfloat16", "shape": [8192, 64], "count": 36, "total_bytes": 5 * 2**30,
 }  # fmt: skip
 FAILED_ALLOCATION = {
-    "memory": "device", "requested_bytes": 3 * 2**30, "limit_bytes": None, "held_bytes": 70 * 2**30,
+    "memory": "device", "requested_bytes": 3 * 2**30, "limit_bytes": None, "allocated_bytes": 70 * 2**30,
     "largest": [LARGEST],
 }  # fmt: skip
 THROTTLED = {"throttled": True, "clock_events": [["power_cap"], ["hardware_thermal"]], "load_average": 7.25}

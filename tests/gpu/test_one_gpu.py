@@ -57,7 +57,7 @@ def test_a_real_model_trains_at_8k_as_a_user_would_run_it(tmp_path, engine, chec
     need = memory_need(make_cell(*words, machine=MACHINE))
     assert memory["peak_allocated_bytes"][0] == pytest.approx(need.total - need.context, rel=ESTIMATE_OFF)
     assert memory["allocator_settings"]["backend"] == "native"
-    assert record["telemetry"]["foreign_processes"] in (None, [strangers])
+    assert record["telemetry"]["other_processes"] in (None, [strangers])
     environment = record["environment"]
     assert environment["nccl_version"].count(".") >= 2
     assert (len(environment["gpu_power_limit_w"]), len(environment["gpu_nvlinks"])) == (1, 1) or (
@@ -102,4 +102,4 @@ def test_nvml_gives_power_and_clock_and_counts_the_processes_beside(strangers):
     assert len(power_w) == len(clock_mhz) >= 3
     assert 0 < max(clock_mhz) <= reference_mhz
     assert max(power_w) > 0
-    assert found.foreign_processes in (None, [0])
+    assert found.other_processes in (None, [0])

@@ -47,7 +47,7 @@ def assert_ran_out_of_its_scores(record, cell):
         "forward",
     ), record.reason
     assert (told.memory, told.requested_bytes) == ("device", scores_bytes(cell))
-    assert 0 < sum(block.total_bytes for block in told.largest) <= told.held_bytes
+    assert 0 < sum(block.total_bytes for block in told.largest) <= told.allocated_bytes
     return told
 
 
@@ -78,5 +78,5 @@ def test_a_limit_below_what_the_device_has_is_found_by_every_rank_that_shares_it
     cell = gpu_cell(*words, "seq_len=16k", ranks=ranks)
     record = run_on_gpu(launcher, cell, tmp_path / "long")
     told = assert_ran_out_of_its_scores(record, cell)
-    assert told.limit_bytes == GIB // 2 < told.held_bytes + told.requested_bytes
-    assert record.failure.found_after_s < GIVEN_BACK_WITHIN_S
+    assert told.limit_bytes == GIB // 2 < told.allocated_bytes + told.requested_bytes
+    assert record.failure.detected_after_s < GIVEN_BACK_WITHIN_S

@@ -51,15 +51,15 @@ def test_a_cell_passes_every_gate_and_sends_the_bytes_of_the_formula(record, str
     assert {"out", "dq", "dk", "dv"} <= record.parity.errors.keys()
     assert record.losses.tokens_digest == record.losses.expected_digest
     sent, facts = record.engagement.sent_bytes["attention"], STRATEGIES[record.config["strategy"]]
-    assert max(sent) == record.analytic.exchange_bytes
+    assert max(sent) == record.analytic.attention_bytes
     assert facts.sends_unevenly or len({*sent}) == 1
-    assert record.telemetry.foreign_processes in (None, [strangers] * ranks)
+    assert record.telemetry.other_processes in (None, [strangers] * ranks)
 
 
 def test_every_instant_of_the_traced_step_is_booked_once_and_every_transfer_has_a_purpose(record):
     assert record.status == "ok", record.reason
     trace, ranks = record.trace, record.config["cluster.world_size"]
-    assert trace.unjoined == [None] * ranks
+    assert trace.purposes_unknown == [None] * ranks
     assert trace.waiting_unknown is None
     for rank, step_ms in enumerate(trace.step_ms):
         booked = sum(times[rank] for times in trace.compute_ms.values()) + trace.idle_ms[rank]

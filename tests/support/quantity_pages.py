@@ -19,8 +19,8 @@ PEAK_FLOPS_PER_S = 1e15
 MEMORY = {
     "peak_allocated_bytes": [20, 40, 30],
     "whole_life_allocated_bytes": [50, 70, 60],
-    "forward_taken_bytes": [14, 16, 13],
-    "backward_taken_bytes": [15, 18, 17],
+    "forward_peak_bytes": [14, 16, 13],
+    "backward_peak_bytes": [15, 18, 17],
     "peak_reserved_bytes": [80, 81, 79],
     "device_used_bytes": [100, 103, 102],
     "peak_resident_bytes": [500, 650, 600],
@@ -95,7 +95,7 @@ def a_trace():
     )
     trace["steps"] = [
         a_step([100.0, 104.0, 101.0], attention=([9.0, 8.0, 7.5], [4.0, 1.0, 2.0])),
-        {**trace, "other_calls": [None] * 3},
+        {**trace, "call_differences": [None] * 3},
         a_step([118.0, 117.0, 116.0], attention=([8.0, 6.0, 9.0], [1.0, 2.5, 5.0])),
         a_step([119.0, 118.0, 117.0], attention=([8.5, 7.0, 9.0], [1.5, 2.0, 3.0])),
         a_step([150.0, 140.0, 130.0], attention=([70.0, 60.0, 50.0], [2.0, 2.0, 2.0])),
@@ -111,7 +111,7 @@ def a_step(step_ms, attention):
         "step_ms": step_ms,
         "purpose_exposed_ms": {"attention": exposed, "parameters": [2.0, 0.0, 0.0]},
         "purpose_exposed_waiting_ms": {"attention": waiting, "parameters": [1.0, 0.0, 0.0]},
-        "other_calls": [None] * 3,
+        "call_differences": [None] * 3,
     }
 
 

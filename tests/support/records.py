@@ -47,7 +47,14 @@ FAILED = {"timing": None, "memory": None, "trace": None, "losses": None, "engage
           "checks": None}  # fmt: skip
 ATTENTION_CHECKED = to_builtins(Check(what="attention", against="float64", tokens=512))
 STEPS_HELD = to_builtins(
-    Check(what="training signal", against="another cell", tokens=8192, steps=2, of_steps=2, holds_steps=True)
+    Check(
+        what="training signal",
+        against="another cell",
+        tokens=8192,
+        steps=2,
+        of_steps=2,
+        compares_training=True,
+    )
 )
 
 
@@ -62,8 +69,8 @@ SECTIONS = {
     },
     "telemetry": {
         "reason": None, "throttled": None, "sample_ms": None, "power_w": None, "sm_clock_mhz": None,
-        "reference_clock_mhz": None, "utilisation": None, "clock_events": None, "foreign_processes": None,
-        "load_average": 1.0, "involuntary_switches": [], "cpus": None,
+        "reference_clock_mhz": None, "utilisation": None, "clock_events": None, "other_processes": None,
+        "load_average": 1.0, "involuntary_context_switches": [], "cpus": None,
     },
     "memory": {"peak_allocated_bytes": None},
     "full_length": {"tokens": 8192, "rows": 32, "errors": {}, "limits": {}},
@@ -171,20 +178,20 @@ def make_trace(ranks, attention_ms=60.0, **overrides):
         "compute_ms": {part: [ms] * ranks for part, ms in per_rank.items()},
         "idle_ms": [6.0] * ranks,
         "causal_area": [1000] * ranks,
-        "unjoined": [None] * ranks,
+        "purposes_unknown": [None] * ranks,
     } | overrides
     step = {name: trace[name] for name in ("step_ms", "purpose_exposed_ms", "purpose_exposed_waiting_ms")}
     known = step | {"purpose_exposed_ms": step["purpose_exposed_ms"] or {}}
-    return {"steps": [known | {"other_calls": [None] * ranks}]} | trace
+    return {"steps": [known | {"call_differences": [None] * ranks}]} | trace
 
 
-def make_step(step_ms, exposed_ms=None, waiting_ms=None, other_calls=None):
+def make_step(step_ms, exposed_ms=None, waiting_ms=None, call_differences=None):
     """One of several traced steps, by rank; 7 ms of attention exposed, 3 of them waiting, unless told."""
     return {
         "step_ms": step_ms,
         "purpose_exposed_ms": {"attention": exposed_ms or [7.0] * len(step_ms)},
         "purpose_exposed_waiting_ms": {"attention": waiting_ms or [3.0] * len(step_ms)},
-        "other_calls": other_calls or [None] * len(step_ms),
+        "call_differences": call_differences or [None] * len(step_ms),
     }
 
 
@@ -239,9 +246,9 @@ def of_attention(record, **calls):
     section = {
         "forward_ms": [[1.0, 2.0, 1.0], [2.0, 1.0, 1.0]],
         "backward_ms": [[3.0, 3.0, 3.0], [4.0, 2.0, 4.0]],
-        "single_forward_ms": [4.0],
-        "single_backward_ms": [8.0],
-        "single_reason": None,
+        "one_device_forward_ms": [4.0],
+        "one_device_backward_ms": [8.0],
+        "one_device_reason": None,
         "error_rows": 32,
         "error_ulps": {"out": 1.5, "dq": 3.0},
         "control_error_ulps": {"out": 1.0, "dq": 2.0},

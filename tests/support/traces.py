@@ -88,5 +88,5 @@ def rank_trace(timeline):
     """A rank's traced step, on the one host."""
     return RankTrace(
         split=split(timeline), start_us=timeline.step[0], flights=[*timeline.flights], clock="one host",
-        unjoined=timeline.unjoined, unmatched=timeline.unmatched, other_calls=None,
+        purposes_unknown=timeline.purposes_unknown, unmatched=timeline.unmatched, call_differences=None,
     )  # fmt: skip

@@ -101,7 +101,7 @@ THROUGHPUT = Quantity(
 PEAK_MEMORY = Quantity("peak_allocated_bytes", band="predicted_peak_allocated{}_bytes")
 CAPACITY_LINES = ("--", ":", "-.")
 CPU_LIMIT_REMARK = "On a CPU a limit counts what tensors take, to within some MiB"
-ATTENTION_OF_SINGLE = Quantity("attention_of_single")
+ATTENTION_OF_SINGLE = Quantity("attention_of_one_device")
 OUT_ERROR = Quantity("out_error_ulps", unit="ulps")
 CONTROL_ERROR = Quantity("control_out_error_ulps", unit="ulps, the kernel alone")
 
@@ -252,7 +252,7 @@ FIGURES: Mapping[str, FigureKind] = {
         " the speed-up); where several cells have as many ranks, the fastest",
         needs=EFFICIENCY, make=scaling_sheet,
     ),
-    "attention_of_single": FigureKind(
+    "attention_of_one_device": FigureKind(
         "Attention alone", "of one device's attention / ranks",
         "The same kernel's forward and backward on one device, divided by the ranks that share a sequence,"
         " over the slowest rank's median call",

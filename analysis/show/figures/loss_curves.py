@@ -84,7 +84,7 @@ def _curves(comparison: Comparison) -> Iterator[Curve]:
     drawn: Counter[str] = Counter()
     for row in comparison.rows:
         training = row.training
-        kind = str(training.role if training.role == Role.MISTAKE else training.setting("strategy"))
+        kind = str(training.role if training.role == Role.INJECTED_FAULT else training.setting("strategy"))
         number = drawn[kind]
         drawn[kind] += training.role != Role.CONTROL
         label = "controls" if training.role == Role.CONTROL else training.label
@@ -92,7 +92,7 @@ def _curves(comparison: Comparison) -> Iterator[Curve]:
 
 
 def _look(training: Training, number: int, styles: Mapping[str, PlotStyle]) -> dict[str, Any]:
-    if training.role == Role.MISTAKE:
+    if training.role == Role.INJECTED_FAULT:
         color = MISTAKE_COLORS[number % len(MISTAKE_COLORS)]
         return {"color": color, "linestyle": ":", "linewidth": 1.3}
     if training.role == Role.CONTROL:

@@ -270,7 +270,7 @@ def _traced(trace: Trace) -> Facts:
         "device copies, ms by part and rank": _by_rank(trace.copies_ms),
         "causal (query, key, head) triples by rank": ", ".join(map(_count, trace.causal_area or ())),
         "chosen by torch for attention": ", ".join(trace.torch_attention or ()),
-        "purposes unknown": "; ".join(filter(None, trace.unjoined)),
+        "purposes unknown": "; ".join(filter(None, trace.purposes_unknown)),
     }
 
 
@@ -281,7 +281,7 @@ def _machine(record: Record) -> Facts:
     if failed is not None:
         facts = {
             "asked for when memory ran out": bytes_label(failed.requested_bytes),
-            "held by the rank then": bytes_label(failed.held_bytes),
+            "held by the rank then": bytes_label(failed.allocated_bytes),
             "memory limit": bytes_label(failed.limit_bytes),
         }
     if record.memory is not None:
@@ -292,7 +292,7 @@ def _machine(record: Record) -> Facts:
             "telemetry": telemetry.reason,
             "load average when timing began": f"{telemetry.load_average:.2f}",
             "involuntary context switches while timed, by rank": ", ".join(
-                map(str, telemetry.involuntary_switches)
+                map(str, telemetry.involuntary_context_switches)
             ),
         }
     return facts

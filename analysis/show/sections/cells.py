@@ -63,7 +63,7 @@ def predictions(findings: Findings) -> Section | None:
 
 def _of_single(cell: Cell) -> str:
     """Return the attention of one device over this call, an upper bound for a replay without a link."""
-    text = text_of(cell, "attention_of_single")
+    text = text_of(cell, "attention_of_one_device")
     return f"at most {text}" if text and is_replayed(cell) else text
 
 
@@ -103,7 +103,7 @@ ATTENTION_COLUMNS = (
     _metric("attention_forward_ms", "forward (ms)", "fwd ms"),
     _metric("attention_backward_ms", "backward (ms)", "bwd ms"),
     _metric("attention_flops_per_s", "TFLOP/s"),
-    Column("of one device / ranks", _of_single, "of 1/P", sorted_by="attention_of_single"),
+    Column("of one device / ranks", _of_single, "of 1/P", sorted_by="attention_of_one_device"),
     _error("out"),
     _error("dq"),
 )

@@ -49,7 +49,7 @@ def _logged(row: Compared) -> str:
 
 
 def _outcome(row: Compared) -> str:
-    if row.training.role == Role.MISTAKE:
+    if row.training.role == Role.INJECTED_FAULT:
         return "passes for noise" if row.is_within else "found"
     return "same" if row.is_within else "other"
 

@@ -56,7 +56,7 @@ class ObserveRequest:
             steps=self.steps,
             warmup_steps=self.warmup_steps,
             warmup_s=0.0,
-            least_steps=0,
+            min_timed_steps=0,
             budget_s=0.0,
             repeats=1,
             repeats_budget_s=0,

@@ -63,7 +63,7 @@ def _trace(parts: StepParts) -> Trace:
         step_ms=[parts.step_ms],
         purpose_exposed_ms=exposed_ms,
         purpose_exposed_waiting_ms=waiting_ms,
-        other_calls=[None],
+        call_differences=[None],
     )
     return Trace(
         step_ms=[parts.step_ms],
@@ -80,6 +80,6 @@ def _trace(parts: StepParts) -> Trace:
             "other": [parts.other_compute_ms],
         },
         idle_ms=[parts.idle_ms],
-        unjoined=[None],
+        purposes_unknown=[None],
         steps=[step],
     )

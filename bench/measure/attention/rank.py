@@ -143,7 +143,7 @@ class AttentionPass(RankPass):
             except (RuntimeError, MemoryError) as error:
                 if memory_of_error(error, limited=True) is None:
                     raise
-                found = replace(found, single_reason="whole sequences do not fit on one device")
+                found = replace(found, one_device_reason="whole sequences do not fit on one device")
         dist.barrier()
         return found
 
@@ -176,8 +176,8 @@ def _beside_single_device(found: AttentionCalls, strategy: Strategy, errors: Row
     control = errors.of_whole(out.detach(), leaves[0].grad)
     return replace(
         found,
-        single_forward_ms=[*forward_ms],
-        single_backward_ms=[*backward_ms],
+        one_device_forward_ms=[*forward_ms],
+        one_device_backward_ms=[*backward_ms],
         control_error_ulps=control,
     )
 

@@ -28,10 +28,10 @@ class AttentionCalls(Struct, frozen=True, kw_only=True):
     forward_ms: Annotated[list[Times], Meta(min_length=1)]
     """By rank and timed call."""
     backward_ms: Annotated[list[Times], Meta(min_length=1)]
-    single_forward_ms: Times | None = None
+    one_device_forward_ms: Times | None = None
     """By call, of the same kernel on whole sequences on one device: rank 0 while the others wait."""
-    single_backward_ms: Times | None = None
-    single_reason: str | None = None
+    one_device_backward_ms: Times | None = None
+    one_device_reason: str | None = None
     """Why there are none."""
     error_rows: int
     error_ulps: Mapping[str, float | None]
@@ -43,8 +43,8 @@ class AttentionCalls(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         times = "forward_ms and backward_ms"
         check_lengths(f"Expected equally many {times} for each rank", *self.forward_ms, *self.backward_ms)
-        single = self.single_forward_ms, self.single_backward_ms
-        check_lengths("Expected equally many single_forward_ms and single_backward_ms", *single)
+        single = self.one_device_forward_ms, self.one_device_backward_ms
+        check_lengths("Expected equally many one_device_forward_ms and one_device_backward_ms", *single)
 
 
 class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):
@@ -82,7 +82,7 @@ class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):
             return [replace(check, reason=NOT_RUN) for check in (finite, near)]
         steps = len(section.forward_ms[0])
         finite = replace(finite, tokens=cell.seq_len, steps=1, of_steps=steps)
-        reason = section.single_reason if cell.replay.rank is None else NO_OTHER_RANKS
+        reason = section.one_device_reason if cell.replay.rank is None else NO_OTHER_RANKS
         if section.control_error_ulps is None or reason is not None:
             return [finite, replace(near, reason=reason)]
         return [finite, replace(near, tokens=cell.seq_len, rows=section.error_rows, steps=1, of_steps=steps)]

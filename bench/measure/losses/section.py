@@ -40,13 +40,13 @@ class Losses(Struct, frozen=True, kw_only=True):
     """By rank and step, the sum of the rank's own token losses."""
     logged_loss: Sequence[float | None] | None = None
     """By step, the loss that a training stack logs on its main process; null where the loop is ours."""
-    logged_off_by: float | None = None
+    logged_max_difference: float | None = None
     """The largest difference of a logged loss from `loss`, which is computed the same for every trainer."""
-    held_against: str | None = None
+    compared_with: str | None = None
     """The cell of the same work whose losses and gradient norms these were compared with."""
-    held_steps: int = 0
+    compared_steps: int = 0
     """How many steps, from the first, both cells ran."""
-    held_within: dict[str, float] = {}
+    compared_within: dict[str, float] = {}
     """How far the `loss` and the `grad_norm` of the first step were allowed to be apart, relative."""
 
 
@@ -64,7 +64,7 @@ class LossesFacts(PassFacts[Losses, Losses]):
             parts[0],
             **together(parts, "loss_sums"),
             grad_norm=[worst(norms) for norms in zip(*by_rank(parts, "grad_norm"), strict=True)],
-            logged_off_by=_off_by(parts[0]),
+            logged_max_difference=_off_by(parts[0]),
         )
 
     def gate(self, cell: RunConfig, section: Losses) -> str | None:  # noqa: ARG002
@@ -92,16 +92,16 @@ def _off_by(part: Losses) -> float | None:
 
 def _held(check: Check, losses: Losses) -> Check:
     """The last check of COMPARED with the steps that another cell ran too."""
-    other, held, steps = losses.held_against, losses.held_steps, len(losses.loss)
+    other, held, steps = losses.compared_with, losses.compared_steps, len(losses.loss)
     if other is None:
-        return replace(check, steps=0, holds_steps=True, reason=NO_REFERENCE)
+        return replace(check, steps=0, compares_training=True, reason=NO_REFERENCE)
     fewer = f"the first {held} steps are compared" if held < steps else None
-    limit = losses.held_within.get("grad_norm", 0.0)
+    limit = losses.compared_within.get("grad_norm", 0.0)
     hidden = None
     if limit >= DIVIDED:
         hidden = f"a division by sp_degree takes {DIVIDED:.0%} of the gradient norm; rounding may {limit:.0%}"
     return replace(
-        check, against=f"cell {other}", steps=held, holds_steps=True, reason=fewer, below_noise=hidden
+        check, against=f"cell {other}", steps=held, compares_training=True, reason=fewer, below_noise=hidden
     )
 
 

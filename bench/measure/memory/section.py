@@ -45,11 +45,11 @@ class Memory(Struct, frozen=True, kw_only=True):
     base_resident_bytes: SizesPerRank | None = None
     """What a rank holds before it builds anything."""
     peak_phase: list[str] | None = None
-    forward_taken_bytes: SizesPerRank | None = None
+    forward_peak_bytes: SizesPerRank | None = None
     """The peak of a forward less what was there when it began; of `workload=attention` what a call takes."""
-    forward_kept_bytes: SizesPerRank | None = None
+    forward_saved_bytes: SizesPerRank | None = None
     """What was there when it ended, less the same: what backward needs, and the result."""
-    backward_taken_bytes: SizesPerRank | None = None
+    backward_peak_bytes: SizesPerRank | None = None
     """The peak of a backward less what was there when it began."""
     whole_life_allocated_bytes: SizesPerRank | None = None
     whole_life_reserved_bytes: SizesPerRank | None = None

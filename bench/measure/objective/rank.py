@@ -60,7 +60,7 @@ class ObjectivePass(RankPass):
             self.found = _compared(outcome, checked, coverage, device)
             if not coverage.is_whole:
                 self.found = structs.replace(
-                    self.found, noise={}, compared=str(coverage), left_out_because=because
+                    self.found, noise={}, compared_parameters=str(coverage), left_out_reason=because
                 )
 
     def part(self) -> Objective | None:
@@ -71,7 +71,7 @@ def _compared(outcome: Objective, trainer: Trainer, coverage: Coverage, device: 
     """Take the step and compare it on rank 0; every rank must call it."""
     step = _step(trainer, outcome.tokens, coverage)
     if not math.isfinite(step.own_losses):
-        outcome = structs.replace(outcome, lost_on=[dist.get_rank()])
+        outcome = structs.replace(outcome, not_finite_ranks=[dist.get_rank()])
     if dist.get_rank() == 0:
         with without_memory_limit():
             errors = StepErrors.of(step, trainer, outcome.tokens, device, coverage)

@@ -40,13 +40,13 @@ class Objective(Struct, frozen=True, kw_only=True):
     """By how much known mistakes would move the gradient in which they show most, relative."""
     mistake_limits: Mapping[str, float | None] = {}
     """The limit of that gradient: a mistake that is no larger would not be found."""
-    compared: str | None = None
+    compared_parameters: str | None = None
     """Parameters whose gradients were compared, in words; null where all were."""
-    left_out_because: str | None = None
+    left_out_reason: str | None = None
     """Reason for not comparing the other gradients; null where all were compared."""
     cause: str | None = None
     """What alone would explain gradients beyond their limits; null where nothing known does."""
-    lost_on: list[int] = []
+    not_finite_ranks: list[int] = []
     """Ranks whose own losses in that step are not finite."""
     reason: str | None = None
     """Why nothing was compared."""
@@ -67,24 +67,25 @@ class ObjectiveFacts(ErrorFacts[Objective]):
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Objective:  # noqa: ARG002
         """Return the section of rank 0, which has the whole gradients."""
         parts = self.parts(reports)
-        return replace(parts[0], lost_on=[rank for part in parts for rank in part.lost_on])
+        return replace(parts[0], not_finite_ranks=[rank for part in parts for rank in part.not_finite_ranks])
 
     def gate(self, cell: RunConfig, section: Objective) -> str | None:
         """Return a message about losses that are not finite, or an error beyond its limit and its cause."""
-        if section.lost_on:
-            lost = f"the losses of {section.tokens:,} tokens are not finite on rank"
-            return f"objective on engine={cell.engine.name}: {lost} {', '.join(map(str, section.lost_on))}"
+        if section.not_finite_ranks:
+            ranks = ", ".join(map(str, section.not_finite_ranks))
+            lost = f"the losses of {section.tokens:,} tokens are not finite on rank {ranks}"
+            return f"objective on engine={cell.engine.name}: {lost}"
         wrong = super().gate(cell, section)
         return wrong if wrong is None or section.cause is None else f"{wrong}; {section.cause}"
 
     def made(self, cell: RunConfig, section: Objective) -> list[Check]:  # noqa: ARG002
         """Return the checks of the loss and the gradients of one step."""
         found = Check(what=OF_ENGINE, against="float64", tokens=section.tokens, below_noise=_hidden(section))
-        if section.compared is None:
+        if section.compared_parameters is None:
             return [found]
         return [
-            replace(found, what=f"gradients on the cell's engine of {section.compared}"),
-            Check(what=OF_ENGINE, against="float64", reason=section.left_out_because),
+            replace(found, what=f"gradients on the cell's engine of {section.compared_parameters}"),
+            Check(what=OF_ENGINE, against="float64", reason=section.left_out_reason),
         ]
 
 

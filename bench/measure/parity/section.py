@@ -55,7 +55,7 @@ class Parity(Struct, frozen=True, kw_only=True):
     A cell beyond a limit has no timing. A rank that compares nothing itself has no errors and no limits.
     """
 
-    checked_in: str = ""
+    checked_cell: str = ""
     """The cell that was checked: one of the same sweep may stand for others that differ in nothing the check
     depends on."""
     tokens: int
@@ -84,12 +84,12 @@ class ParityFacts(ErrorFacts[Parity]):
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Parity:
         """Return the largest errors; none where any rank compared nothing."""
         reason = next(filter(None, by_rank(self.parts(reports), "reason")), None)
-        found = replace(super().merge(reports, cell), checked_in=cell.cell_id, reason=reason)
+        found = replace(super().merge(reports, cell), checked_cell=cell.cell_id, reason=reason)
         return found if reason is None else replace(found, errors={}, limits={})
 
     def made(self, cell: RunConfig, section: Parity) -> list[Check]:
         """Return the check of attention; `bench.observe` compares one step of the user's loop."""
-        elsewhere = "" if section.checked_in == cell.cell_id else f", in cell {section.checked_in}"
+        elsewhere = "" if section.checked_cell == cell.cell_id else f", in cell {section.checked_cell}"
         own_step = 1 if cell.trainer == OWN else None
         return [Check(what="attention", against=f"float64{elsewhere}", tokens=section.tokens, steps=own_step)]
 

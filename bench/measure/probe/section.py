@@ -24,14 +24,14 @@ class Moved(Struct, frozen=True, kw_only=True):
     """In other documents: an output of theirs."""
     other_gradients: int
     """In other documents: the gradient of an input of theirs."""
-    of_other: int
+    other_positions: int
     """How many positions of other documents were looked at."""
     earlier_outputs: int
     """In the same document, before the token: an output."""
-    of_earlier: int
+    earlier_positions: int
     own_outputs: int
     """In the same document, at the token and after it: an output, as it should be."""
-    of_own: int
+    own_positions: int
 
 
 class Probe(Struct, frozen=True, kw_only=True):
@@ -97,9 +97,9 @@ def why_wrong(section: Probe) -> str | None:
 def crossings(moved: Moved) -> list[str]:
     """What crossed, each with its count; empty where nothing did."""
     counts = {
-        "outputs of other documents moved": (moved.other_outputs, moved.of_other),
-        "input gradients of other documents moved": (moved.other_gradients, moved.of_other),
-        "outputs of earlier tokens moved": (moved.earlier_outputs, moved.of_earlier),
+        "outputs of other documents moved": (moved.other_outputs, moved.other_positions),
+        "input gradients of other documents moved": (moved.other_gradients, moved.other_positions),
+        "outputs of earlier tokens moved": (moved.earlier_outputs, moved.earlier_positions),
     }
     return [f"{count:,} of {of:,} {what}" for what, (count, of) in counts.items() if count]
 

@@ -69,7 +69,7 @@ class NvmlDevice:
         except self.nvml.NVMLError:
             return None
 
-    def foreign_processes(self) -> int | None:
+    def other_processes(self) -> int | None:
         """Processes on the device that are no rank of the cell."""
         try:
             pids = [each.pid for each in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)]
@@ -126,10 +126,10 @@ class Telemetry:
             utilisation=of_one(known.get("utilisation")),
             device_used_bytes=of_one(known.get("device_used_bytes")),
             clock_events=None if events is None else [seen],
-            foreign_processes=of_one(self.device.foreign_processes() if self.device else None),
+            other_processes=of_one(self.device.other_processes() if self.device else None),
             throttled=throttled(known.get("sm_clock_mhz"), events, clock),
             load_average=self._load_average,
-            involuntary_switches=[self._switches],
+            involuntary_context_switches=[self._switches],
             cpus=of_one(own_cpus()),
         )
 

@@ -26,12 +26,12 @@ class Telemetry(Struct, frozen=True, kw_only=True):
     utilisation: list[list[float]] | None
     clock_events: list[list[str]] | None
     """Every clock-event reason that NVML gave, by name."""
-    foreign_processes: list[int] | None
+    other_processes: list[int] | None
     """Processes that used a rank's device and are no ranks of the cell; null where NVML counts processes in
     another namespace."""
     load_average: float
     """The machine's at the window's start."""
-    involuntary_switches: list[int]
+    involuntary_context_switches: list[int]
     """How often a rank lost its core in the window."""
     cpus: list[str] | None
     """CPUs of each rank, as `0-15,32-47`; null where the ranks do not know them."""

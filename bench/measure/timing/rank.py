@@ -33,7 +33,7 @@ class TimingPass(RankPass):
         return Timing(step_times_ms=[timed.step_times_ms], window_ms=[timed.window_ms], warmup=timed.warmup)
 
     def timed_steps(self) -> Generator[Ask, Any, TimedSteps]:
-        """Time as many steps as `measure.steps` and `measure.budget_s` allow, at least `measure.least_steps`.
+        """Time steps within `measure.steps` and `measure.budget_s`, at least `measure.min_timed_steps`.
 
         A short step has paid for lazy initialisation by now. Where the budget leaves no room for full-length
         warm-up steps and no least number is asked for, the first full-length step is the timed one and the

@@ -65,7 +65,7 @@ class TimingFacts(PassFacts[Timing, Timing]):
 def affordable_steps(measure: MeasureConfig, step_s: float) -> int:
     """Timed steps that fit the budget after the warm-up; 0 where the first step has to do."""
     fits = int(measure.budget_s / step_s) if _has_room(measure, step_s) else 0
-    return min(max(fits, measure.least_steps), measure.steps)
+    return min(max(fits, measure.min_timed_steps), measure.steps)
 
 
 def warm_up_steps(measure: MeasureConfig, step_s: float, done_s: Sequence[float]) -> int:

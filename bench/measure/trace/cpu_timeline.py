@@ -62,17 +62,17 @@ def cpu_timeline(
     spans = operators.spans[rows]
     compute = by_part(spans, spans[:, 0], operators.named(MOVEMENTS.__contains__)[rows], regions)
     calling = operators.spans[operators.named(lambda name: name.startswith(CALLS))]
-    transfers, unjoined = _transfers(annotations, regions), None
+    transfers, purposes_unknown = _transfers(annotations, regions), None
     try:
         flights = _joined_flights(transfers, paired(issued, calls))
     except JoinError as error:
-        flights, unjoined = _unjoined_flights(transfers), str(error)
+        flights, purposes_unknown = _unjoined_flights(transfers), str(error)
     return Timeline(
         step=regions.step_us,
         compute={part: subtract(found, calling) for part, found in compute.items()},
         flights=flights,
-        unmatched=unjoined,
-        unjoined=unjoined,
+        unmatched=purposes_unknown,
+        purposes_unknown=purposes_unknown,
     )
 
 

@@ -56,7 +56,7 @@ class TracedStep(Struct, frozen=True, kw_only=True):
     """By purpose and rank, in flight without compute on that rank."""
     purpose_exposed_waiting_ms: dict[str, PerRank] | None
     """The part of it in which the last rank had not arrived yet; null where that is not known."""
-    other_calls: list[str | None]
+    call_differences: list[str | None]
     """What a rank called more or less often than in the inspected step; null where it made the same calls."""
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Trace(Struct, frozen=True, kw_only=True):
     causal_area: list[int] | None = None
     """By rank the (query, key, head) triples that the mask leaves it, of one sequence and layer, the mean one
     where documents are packed; null where it is not known how a strategy shares them."""
-    unjoined: list[str | None] = []
+    purposes_unknown: list[str | None] = []
     """By rank why purposes are unknown."""
     steps: list[TracedStep] = []
     """Every traced step, in the order in which they ran."""
@@ -138,7 +138,7 @@ class Trace(Struct, frozen=True, kw_only=True):
             self.total_ms,
             self.exposed_ms,
             self.idle_ms,
-            self.unjoined or None,
+            self.purposes_unknown or None,
             *named,
         )
 
@@ -177,7 +177,7 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
             purpose_waiting_ms=None if isinstance(found, str) else found.waiting_ms,
             purpose_exposed_waiting_ms=kept[median].purpose_exposed_waiting_ms,
             causal_area=_areas(cell, reports),
-            unjoined=by_rank(traces, "unjoined"),
+            purposes_unknown=by_rank(traces, "purposes_unknown"),
             steps=kept,
             median_step=median,
             is_inspected=ranks[0].is_inspected,
@@ -194,7 +194,7 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
         if cell.trainer == OWN:
             return None
         for number, step in enumerate(section.steps):
-            for rank, difference in enumerate(step.other_calls):
+            for rank, difference in enumerate(step.call_differences):
                 if difference is not None:
                     return f"rank {rank}, traced step {number}: {difference}; {ONLY_WHILE_INSPECTED}"
         return None
@@ -207,9 +207,11 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
         check = Check(what="collective calls of traced steps", against="the inspected step")
         if section is None:
             return [replace(check, reason=NOT_RUN if cell.measure.trace else "measure.trace=false")]
-        differences = [next(filter(None, step.other_calls), None) for step in section.steps]
-        unjoined = INSPECTED if section.is_inspected else next(filter(None, section.unjoined), None)
-        unknown = section.failure or unjoined
+        differences = [next(filter(None, step.call_differences), None) for step in section.steps]
+        purposes_unknown = (
+            INSPECTED if section.is_inspected else next(filter(None, section.purposes_unknown), None)
+        )
+        unknown = section.failure or purposes_unknown
         equal = 0 if unknown else differences.count(None)
         reason = unknown or next(filter(None, differences), None)
         traced = len(section.steps)
@@ -232,7 +234,7 @@ def _traced_step(traces: Sequence[RankTrace]) -> TracedStep:
             [{purpose: length(spans) for purpose, spans in each.items()} for each in exposed]
         ),
         purpose_exposed_waiting_ms=None if isinstance(found, str) else found.exposed_ms,
-        other_calls=by_rank(traces, "other_calls"),
+        call_differences=by_rank(traces, "call_differences"),
     )
 
 

@@ -82,7 +82,7 @@ class Timeline:
     """By part of COPY_PARTS what a GPU copied or filled without a kernel; a CPU does nothing of the kind."""
     unmatched: str | None = None
     """Why the flights cannot be put beside those of other ranks; None where they can."""
-    unjoined: str | None = None
+    purposes_unknown: str | None = None
     """Why their purposes are not known either; None where they are."""
 
 
@@ -161,7 +161,7 @@ def paired(issued: Mapping[str, Sequence[Issued]], calls: Sequence[Call]) -> lis
     return [pair for kind, found in issued.items() for pair in zip(found, tapped[kind], strict=True)]
 
 
-def other_calls(issued: Mapping[str, Sequence[Issued]], calls: Sequence[Call]) -> str | None:
+def call_differences(issued: Mapping[str, Sequence[Issued]], calls: Sequence[Call]) -> str | None:
     """The first kind of call of which a traced step made more or fewer than the inspected one's `calls`.
 
     As in `it made 0 calls of all_to_all, the inspected step 8 (attention)`; None where there is none.

@@ -33,9 +33,9 @@ from bench.measure.trace.timeline import (
     Issued,
     Regions,
     Timeline,
+    call_differences,
     issued_calls,
     on_hosts_clock,
-    other_calls,
 )
 from bench.measure.trace.waiting import RankTrace
 
@@ -162,9 +162,9 @@ def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> Ra
         start_us=timeline.step[0],
         flights=[*timeline.flights],
         clock=_clock(),
-        unjoined=timeline.unjoined,
+        purposes_unknown=timeline.purposes_unknown,
         unmatched=timeline.unmatched,
-        other_calls=other_calls(issued, calls),
+        call_differences=call_differences(issued, calls),
         torch_attention=[name for name in sorted(tracks["operators"].names) if TORCH_ATTENTION.match(name)],
     )
 

@@ -34,11 +34,11 @@ class RankTrace:
     flights: list[Flight]
     clock: str
     """Ranks with the same one read one monotonic clock."""
-    unjoined: str | None
+    purposes_unknown: str | None
     """Why the calls could not be told apart by purpose; null where they could."""
     unmatched: str | None
     """Why they cannot be put beside those of other ranks; null where they can."""
-    other_calls: str | None
+    call_differences: str | None
     """What the step called more or less often than the inspected one; null where it made the same calls."""
     torch_attention: list[str] = field(default_factory=list)
     """The operators that torch's own `scaled_dot_product_attention` chose, by name."""

@@ -38,7 +38,7 @@ class Train(Workload):
             self.activation_offload.install(model.model)
         layers = filled_layers(model.model, numbers_of(cell.model, cell.seed), rank.device)
         self.trainer = (
-            mistaken(cell.mistake)
+            mistaken(cell.inject_fault)
             .trainer(trainer_code(cell.trainer))
             .build(model, layers, data, rank.strategy, rank.wiring, rank.device, rank.phase)
         )

@@ -57,8 +57,8 @@ def roles_of(cells: Sequence[RunConfig]) -> dict[str, Role]:
     roles: dict[str, Role] = {}
     begun = set[str]()
     for cell in cells:
-        if cell.mistake != NO_MISTAKE:
-            roles[cell.cell_id] = Role.MISTAKE
+        if cell.inject_fault != NO_MISTAKE:
+            roles[cell.cell_id] = Role.INJECTED_FAULT
         elif cell.strategy != REFERENCE_STRATEGY or cell.trainer != "native":
             roles[cell.cell_id] = Role.CELL
         else:
@@ -77,7 +77,7 @@ def _references(raw: Raw, base: RunConfig, machine: Machine) -> Iterator[RunConf
     of_all = {**local, "dp_shard": ranks, "grad_accum": micro_steps, "trainer": {"name": "native"}}
     reference = resolve(of_all, machine)
     yield reference
-    yield replace(reference, data=replace(reference.data, deal="reversed"))
+    yield replace(reference, data=replace(reference.data, rank_order="reversed"))
     kernels = [name for name in OTHER_KERNELS if name != base.kernel][:2]
     for kernel in kernels:
         yield resolve({**of_all, "kernel": kernel}, machine)
@@ -113,7 +113,7 @@ def _mistakes(raw: Raw, machine: Machine) -> Iterator[RunConfig]:
     for name, facts in MISTAKES.items():
         cell = _subject(own, facts.made_in, machine)
         if facts.needs(cell) and refusal(cell) is None:
-            yield replace(cell, mistake=name)
+            yield replace(cell, inject_fault=name)
 
 
 def _subject(raw: Raw, strategy: str, machine: Machine) -> RunConfig:

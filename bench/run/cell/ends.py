@@ -116,7 +116,7 @@ def _failure(end: RankEnd, status: Status, ranks: Ranks) -> Failure:
         message=_message(end, written, status),
         log_tail=end.log_tail,
         step_phase=written.get("step_phase"),
-        found_after_s=end.found_after_s,
+        detected_after_s=end.detected_after_s,
         out_of_memory=_out_of_memory(written.get("out_of_memory"), ranks.memory(end)),
         node=end.node,
     )
@@ -137,7 +137,9 @@ def _out_of_memory(written: Mapping[str, Any] | None, memory: str | None) -> Out
     if memory is None:
         return None
     if written is None:
-        return OutOfMemory(memory=memory, requested_bytes=None, limit_bytes=None, held_bytes=None, largest=[])
+        return OutOfMemory(
+            memory=memory, requested_bytes=None, limit_bytes=None, allocated_bytes=None, largest=[]
+        )
     return msgspec.convert(written, OutOfMemory)
 
 

@@ -190,7 +190,7 @@ def analytic(cell: RunConfig, sections: Sections | None = None, need: MemoryNeed
     flops: dict[str, Any] = ANALYTIC_FLOPS[cell.workload.name](cell, (sections or {}).get("documents"))
     return Analytic(
         tokens_per_step=cell.tokens_per_step,
-        exchange_bytes=None if facts is None else facts.exchange_bytes(cell),
+        attention_bytes=None if facts is None else facts.exchange_bytes(cell),
         payload_bytes=None if sent is None else {**sent},
         needed_bytes=None if need is None else need.total,
         **flops,
@@ -239,12 +239,12 @@ def shortage(found: OutOfMemory, said: str) -> str:
         what = said.strip().partition("\n")[0]
     else:
         what = f"no room for {size_label(found.requested_bytes)} more of {found.memory} memory"
-    if found.held_bytes is None:
+    if found.allocated_bytes is None:
         return what
     of_limit = "" if found.limit_bytes is None else f" of a limit of {size_label(found.limit_bytes)}"
-    had_room = found.held_bytes + (found.requested_bytes or 0) <= (found.limit_bytes or 0)
+    had_room = found.allocated_bytes + (found.requested_bytes or 0) <= (found.limit_bytes or 0)
     since = " once the failed operation had let go of its own" if had_room else ""
-    return f"{what}, with {size_label(found.held_bytes)} held{of_limit}{since}"
+    return f"{what}, with {size_label(found.allocated_bytes)} held{of_limit}{since}"
 
 
 def outcome(record: Record) -> str:

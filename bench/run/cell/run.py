@@ -18,7 +18,7 @@ from bench.run.cell.outcome import on_nodes, record_of, record_with, refused
 from bench.run.cell.rank_watch import SILENT, Listener
 from bench.run.node.job import RankEntry
 
-LEFT_OUT: Mapping[Role, frozenset[str]] = {Role.MISTAKE: frozenset({"parity"})}
+LEFT_OUT: Mapping[Role, frozenset[str]] = {Role.INJECTED_FAULT: frozenset({"parity"})}
 """Passes that cells of a role do without: parity would end a mistake before the first of its steps."""
 
 

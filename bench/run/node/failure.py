@@ -42,7 +42,7 @@ def _out_of_memory(
         "memory": memory,
         "requested_bytes": requested_bytes(str(cause)),
         "limit_bytes": None if limit_gib is None else round(limit_gib * GIB),
-        "held_bytes": held,
+        "allocated_bytes": held,
         "largest": to_builtins(largest_classes(cluster.device)),
     }
 

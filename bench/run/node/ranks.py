@@ -46,7 +46,7 @@ class RankEnd:
     failure: dict[str, Any] | None
     """There only when an error ended the rank, and it could still write it."""
     log_tail: str
-    found_after_s: float | None = None
+    detected_after_s: float | None = None
     """Seconds from its failure, or else its own end, to the end of all ranks."""
     place: Place | None = None
     """Where it was last, as it noted itself; None where it never did."""

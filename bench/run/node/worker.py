@@ -99,7 +99,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
             make_first_collective(device)
         groups = make_groups(cell)
     with log.during("strategy"):  # of which a package may be imported here
-        code = mistaken(cell.mistake).strategy(runnable(cell.strategy))
+        code = mistaken(cell.inject_fault).strategy(runnable(cell.strategy))
         strategy = code(cell, groups, STRATEGIES[cell.strategy])
     if cell.cluster.memory_limit_gib is not None:
         with log.during("limit"):

@@ -18,7 +18,7 @@ from tests.support.sections import rows_by_heading
 
 FALLING = [5.0, 4.8, 4.5, 4.2]
 NORMS = [1.0, 1.1, 1.2, 1.1]
-SETTINGS = {"optimizer": "sgd", "data.deal": "in_order", "mistake": "none", "dtype": "fp32"}
+SETTINGS = {"optimizer": "sgd", "data.rank_order": "in_order", "inject_fault": "none", "dtype": "fp32"}
 
 
 def training(role, *, strategy="local", loss=0.0, norm=0.0, logged=None, **settings):
@@ -31,12 +31,12 @@ def training(role, *, strategy="local", loss=0.0, norm=0.0, logged=None, **setti
 
 REFERENCE = training("reference")
 CONTROLS = [
-    training("control", loss=1e-4, norm=2e-4, **{"data.deal": "reversed"}),
+    training("control", loss=1e-4, norm=2e-4, **{"data.rank_order": "reversed"}),
     training("control", loss=-1e-4, kernel="math"),
     training("control", kernel="flash_blocks"),
 ]
 SOUND = training("cell", strategy="ulysses", loss=3e-4, norm=1e-4)
-MISTAKE = training("mistake", strategy="ulysses", loss=1e-1, mistake="mask_off_by_one")
+MISTAKE = training("injected_fault", strategy="ulysses", loss=1e-1, inject_fault="mask_off_by_one")
 
 WRONG = {"status": "wrong_result", "reason": "a gate found it"}
 
@@ -49,7 +49,8 @@ def compared(tmp_path):
 
 def test_the_floor_is_between_controls_and_rows_are_multiples_of_it(compared):
     (found,) = compared(REFERENCE, *CONTROLS, SOUND, MISTAKE)
-    assert [row.training.role for row in found.rows] == ["cell", "control", "control", "control", "mistake"]
+    roles = ["cell", "control", "control", "control", "injected_fault"]
+    assert [row.training.role for row in found.rows] == roles
     sound, first, *_ = found.rows
     assert sound.max_loss == pytest.approx(3e-4)
     assert sound.mean_loss == pytest.approx(3e-4 / 4)
@@ -73,7 +74,10 @@ def test_trainings_of_other_work_are_not_compared(compared):
     [
         ((SOUND, MISTAKE), "ulysses contiguous trained what data parallelism trains: over 4 steps"),
         ((training("cell", strategy="ring", loss=1e-2),), "ring contiguous trains something else: step 3:"),
-        ((training("mistake", mistake="mask_off_by_one"),), "would pass for noise here: mask_off_by_one"),
+        (
+            (training("injected_fault", inject_fault="mask_off_by_one"),),
+            "would pass for noise here: mask_off_by_one",
+        ),
         ((make_failure("crashed", "why", config={**SETTINGS, "strategy": "ring"})
           | {"experiment": "loss_equivalence"},), "Without steps: ring (crashed)"),
     ],

@@ -39,12 +39,12 @@ def test_what_only_some_sweeps_measured_is_missing_of_the_others(tmp_path):
 def held_of(folders):
     """Per record, by its strategy, how many of its steps are held."""
     frame = read_archive(folders, {}).frame
-    return [*zip(frame["strategy"], frame["steps_held"], strict=True)]
+    return [*zip(frame["strategy"], frame["steps_compared"], strict=True)]
 
 
 def with_steps(strategy, steps, held, against=None):
     check = STEPS_HELD | {"steps": held, "of_steps": steps}
-    losses = {"loss": [5.0] * steps, "held_against": against}
+    losses = {"loss": [5.0] * steps, "compared_with": against}
     return make_record(config={"strategy": strategy}, checks=[check], losses=losses)
 
 

@@ -55,8 +55,8 @@ SECOND_LINES = {
         "values of equally many ranks at `trace`",
     ),
     "calls of one device that do not match": (
-        json.dumps(of_attention(make_record(), single_forward_ms=[4.0, 4.0])),
-        "equally many single_forward_ms and single_backward_ms at `attention`",
+        json.dumps(of_attention(make_record(), one_device_forward_ms=[4.0, 4.0])),
+        "equally many one_device_forward_ms and one_device_backward_ms at `attention`",
     ),
     "cores in words": (
         section(environment={"cores": "4"}),

@@ -25,7 +25,10 @@ def test_peak_memory_is_the_worst_rank_s_and_missing_is_none_not_zero():
 def test_a_trace_over_1_2_times_the_timed_step_has_neither_shares_nor_parts_and_says_so():
     metrics = metrics_of(make_record(trace=make_trace(2, step_ms=[121.0, 100.0])))
     assert (
-        metrics.communication_share is metrics.attention_exchange_share is metrics.part_attention_ms is None
+        metrics.communication_in_flight_share
+        is metrics.attention_in_flight_share
+        is metrics.part_attention_ms
+        is None
     )
     assert metrics.straggler_gap_ms is None
     assert "1.21 times" in metrics.note
@@ -64,8 +67,8 @@ def attention_record(**calls):
 
 
 def test_without_a_single_device_there_is_no_ratio(summary_of):
-    record = attention_record(single_forward_ms=None, single_backward_ms=None)
-    assert summary_of([record]).iloc[0][["attention_of_single"]].isna().all()
+    record = attention_record(one_device_forward_ms=None, one_device_backward_ms=None)
+    assert summary_of([record]).iloc[0][["attention_of_one_device"]].isna().all()
 
 
 def test_only_cells_about_attention_alone_are_in_its_table_and_figures(tmp_path):
@@ -74,7 +77,7 @@ def test_only_cells_about_attention_alone_are_in_its_table_and_figures(tmp_path)
     assert attention(trained) is None
     assert [len(row) for row in attention(alone).table.rows] == [len(ATTENTION_COLUMNS)]
     assert {*figures_for(alone.cells)} - {*figures_for(trained.cells)} == {
-        "attention_of_single",
+        "attention_of_one_device",
         "error_growth",
     }
 

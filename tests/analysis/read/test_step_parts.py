@@ -43,14 +43,14 @@ def test_a_cpu_names_no_device_copies(summary_of):
 def test_local_exchanges_nothing():
     local = make_trace(1, purpose_total_ms={}, purpose_exposed_ms={})
     metrics = metrics_of(make_record(trace=local))
-    assert (metrics.attention_exchange_share, metrics.exposed_attention_exchange_share) == (0, 0)
+    assert (metrics.attention_in_flight_share, metrics.attention_exposed_share) == (0, 0)
 
 
 def test_purposes_that_are_not_known_have_no_share():
-    trace = make_trace(2, unjoined=[None, "the tap saw 1, not 2"])
+    trace = make_trace(2, purposes_unknown=[None, "the tap saw 1, not 2"])
     metrics = metrics_of(make_record(trace=trace))
-    assert metrics.attention_exchange_share is None
-    assert metrics.communication_share == pytest.approx(0.2)
+    assert metrics.attention_in_flight_share is None
+    assert metrics.communication_in_flight_share == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(

@@ -56,17 +56,20 @@ def test_the_note_says_how_many_traced_steps_are_left_out_and_why(steps_ms, said
 
 def test_other_calls_are_said_also_where_every_traced_step_is_void():
     far = make_step([200.0] * 2)
-    assert UNJOINED in metrics_of(with_steps(far, unjoined=["the tap saw 1", None], step_ms=[200.0] * 2)).note
-    one = make_step([200.0] * 2, other_calls=[None, "it made 0 calls of send"])
+    assert (
+        UNJOINED
+        in metrics_of(with_steps(far, purposes_unknown=["the tap saw 1", None], step_ms=[200.0] * 2)).note
+    )
+    one = make_step([200.0] * 2, call_differences=[None, "it made 0 calls of send"])
     assert OTHER_CALLS in metrics_of(with_steps(far, one, step_ms=[200.0] * 2)).note
 
 
 def test_repeats_add_their_steps_and_keep_the_ends_of_all(summary_of):
-    of_one, of_other = (
+    of_one, other_positions = (
         [make_step([100.0] * 2, exposed_ms=[ms] * 2, waiting_ms=[0.0] * 2) for ms in each]
         for each in ((2.0, 3.0, 6.0), (1.0, 7.0))
     )
-    steps = [of_one, [*of_other, make_step([130.0] * 2)], [make_step([130.0] * 2)]]
+    steps = [of_one, [*other_positions, make_step([130.0] * 2)], [make_step([130.0] * 2)]]
     records = [with_steps(*each) | {"repeat": number} for number, each in enumerate(steps)]
     cell = summary_of(records).iloc[0]
     assert cell["attention_transfer_share"] == pytest.approx((0.03 + 0.04) / 2)

@@ -11,8 +11,8 @@ from analysis.show.section import Column, Section, Table
 from tests.support.records import make_predicted, make_record, write_sweep
 
 MOVED = {
-    "other_outputs": 1, "other_gradients": 2, "of_other": 1200, "earlier_outputs": 0, "of_earlier": 300,
-    "own_outputs": 290, "of_own": 310,
+    "other_outputs": 1, "other_gradients": 2, "other_positions": 1200, "earlier_outputs": 0,
+    "earlier_positions": 300, "own_outputs": 290, "own_positions": 310,
 }  # fmt: skip
 PROBE = {
     "tokens": 64, "documents": 4, "changes": 10, "moved": {"model": MOVED}, "noise": 0.0,

@@ -31,15 +31,15 @@ CALL = {
 }  # fmt: skip
 FLIGHT = {"call": CALL, "arrival": 0.0, "start": 0.0, "end": 1.0}
 STEP = {
-    "split": SPLIT, "start_us": 0.0, "flights": [FLIGHT], "clock": "one", "unjoined": None, "unmatched": None,
-    "other_calls": None,
+    "split": SPLIT, "start_us": 0.0, "flights": [FLIGHT], "clock": "one",
+    "purposes_unknown": None, "unmatched": None, "call_differences": None,
 }  # fmt: skip
 TELEMETRY = {
     "cpus": ["0"],
     "reason": None, "sample_ms": [[0.5]], "power_w": [[300.0]], "sm_clock_mhz": [[1500.0]],
     "reference_clock_mhz": [1980.0], "utilisation": [[0.9]], "device_used_bytes": [[1e9]],
-    "clock_events": [[]], "foreign_processes": [0], "throttled": False, "load_average": 1.0,
-    "involuntary_switches": [3],
+    "clock_events": [[]], "other_processes": [0], "throttled": False, "load_average": 1.0,
+    "involuntary_context_switches": [3],
 }  # fmt: skip
 LOSSES = {
     "loss_sums": [[10.0, 9.0]], "loss": [5.0, 4.5], "grad_norm": [1.0, 1.5], "valid_tokens": [4, 4],

@@ -44,7 +44,7 @@ def traced(*differences, **told):
             step_ms=[1.0, 1.0],
             purpose_exposed_ms={},
             purpose_exposed_waiting_ms=None,
-            other_calls=[None, difference],
+            call_differences=[None, difference],
         )
         for difference in differences
     ]
@@ -108,17 +108,21 @@ def test_no_check_is_missed_that_has_no_meaning_for_the_workload_and_no_two_have
     ("told", "held", "against", "reason"),
     [
         ({}, 0, "another cell", NO_REFERENCE),
-        ({"held_against": "abc", "held_steps": 14}, 14, "cell abc", None),
-        ({"held_against": "abc", "held_steps": 12}, 12, "cell abc", "the first 12 steps are compared"),
+        ({"compared_with": "abc", "compared_steps": 14}, 14, "cell abc", None),
+        ({"compared_with": "abc", "compared_steps": 12}, 12, "cell abc", "the first 12 steps are compared"),
     ],
 )
 def test_steps_that_no_reference_held_are_told_from_those_that_one_did(told, held, against, reason):
     found = made("losses", replace(LOSSES, **told))
     assert to_builtins(found["training signal"]) == {
         "what": "training signal", "against": against, "tokens": 4096, "rows": None, "steps": held,
-        "of_steps": 14, "holds_steps": True, "reason": reason, "below_noise": None,
+        "of_steps": 14, "compares_training": True, "reason": reason, "below_noise": None,
     }  # fmt: skip
-    assert (found["tokens"].steps, found["tokens"].of_steps, found["tokens"].holds_steps) == (14, 14, False)
+    assert (found["tokens"].steps, found["tokens"].of_steps, found["tokens"].compares_training) == (
+        14,
+        14,
+        False,
+    )
 
 
 def test_attention_at_full_length_says_how_many_rows_and_keys_or_why_none():
@@ -139,10 +143,10 @@ def test_a_section_without_errors_is_no_check_that_was_made():
 
 
 def test_parity_of_another_cell_says_whose_it_is():
-    section = Parity(checked_in="abc", tokens=512, errors={"out": 0.0}, limits={"out": 1.0})
+    section = Parity(checked_cell="abc", tokens=512, errors={"out": 0.0}, limits={"out": 1.0})
     found = made("parity", section)
     assert found["attention"] == Check(what="attention", against="float64, in cell abc", tokens=512)
-    own = made("parity", replace(section, checked_in=CELL.cell_id))
+    own = made("parity", replace(section, checked_cell=CELL.cell_id))
     assert [(each.against, each.reason) for each in own.values()] == [("float64", None)]
 
 
@@ -152,7 +156,7 @@ def test_parity_of_another_cell_says_whose_it_is():
         (traced(None, None, None), 3, None),
         (traced(None, "it made 2 calls", None), 2, "it made 2 calls"),
         (traced(None, is_inspected=True), 0, INSPECTED),
-        (traced(None, None, unjoined=[None, "no marks"]), 0, "no marks"),
+        (traced(None, None, purposes_unknown=[None, "no marks"]), 0, "no marks"),
     ],
 )
 def test_a_traced_step_counts_where_its_calls_were_compared_with_those_of_another(section, steps, reason):

@@ -78,14 +78,14 @@ class Noted(Workload):
 
 
 STEPS_S = (5.0, 4.0, 1.0)
-ON_A_GPU = replace(CELL.measure, warmup_s=12.5, least_steps=3, budget_s=0.5)
+ON_A_GPU = replace(CELL.measure, warmup_s=12.5, min_timed_steps=3, budget_s=0.5)
 """As on a GPU whose steps take longer than the budget."""
 
 
 def time_and_tell(job, log):
     """The order in which a rank tells, runs steps and gives memory back, by what it is to measure."""
     device, found = join(job), {}
-    no_least = replace(ON_A_GPU, least_steps=0)
+    no_least = replace(ON_A_GPU, min_timed_steps=0)
     for name, measure in (("cpu", job.cell.measure), ("gpu", ON_A_GPU), ("no least", no_least)):
         events = found.setdefault(name, [])
         log.tell = lambda stage, events=events: events.append(stage.part or (stage.steps and "timed"))

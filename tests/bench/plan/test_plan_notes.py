@@ -96,7 +96,7 @@ def test_the_base_of_the_readmes_sweep_is_sharded_where_one_gpu_may_not_hold_the
         note for note in found.notes if note.startswith("local runs with dp_shard=8, one sequence a rank")
     ]
     bases = [each.cell for each in found.cells if each.cell.strategy == "local"]
-    assert {(cell.dp_shard, cell.measure.trace, cell.measure.least_steps) for cell in bases} == {
+    assert {(cell.dp_shard, cell.measure.trace, cell.measure.min_timed_steps) for cell in bases} == {
         (8, False, 1)
     }
     for values in ({"model": read_option("model", "qwen3_0_6b")}, {"dp_shard": 1}, {"engine__name": "ddp"}):
@@ -110,8 +110,8 @@ def test_the_base_is_sharded_among_the_ranks_of_its_own_cells():
     found = plan(raws, gpus(8), single=False, default_strategies=True)
     bases = [each.cell for each in found.cells if each.cell.strategy == "local"]
     assert sorted((cell.cluster.world_size, cell.dp_shard) for cell in bases) == [(4, 4), (8, 4), (8, 8)]
-    own = planned(gpus(8), lengths=["64k"], measure__least_steps=6)
-    assert {each.cell.measure.least_steps for each in own.cells} == {6}
+    own = planned(gpus(8), lengths=["64k"], measure__min_timed_steps=6)
+    assert {each.cell.measure.min_timed_steps for each in own.cells} == {6}
     assert "dp_shard" not in " ".join(planned(gpus(1)).notes)
     assert "dp_shard" not in " ".join(planned(TWO_CORES, kernel="flash_attn_3").notes)
 

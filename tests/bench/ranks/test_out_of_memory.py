@@ -52,7 +52,7 @@ def test_the_requested_size_is_read_from_the_text(text, expected):
 def test_a_shortage_says_what_was_asked_for_and_what_was_held_as_far_as_known(found, expected):
     requested, held, limit = found
     told = OutOfMemory(
-        memory="host", requested_bytes=requested, held_bytes=held, limit_bytes=limit, largest=[]
+        memory="host", requested_bytes=requested, allocated_bytes=held, limit_bytes=limit, largest=[]
     )
     assert shortage(told, "no primitive\nstack") == expected
 

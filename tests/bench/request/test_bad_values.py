@@ -33,7 +33,7 @@ FROM_ZERO = (
     "seed",
     "optimizer.warmup_steps",
     "measure.warmup_steps",
-    "measure.least_steps",
+    "measure.min_timed_steps",
     "data.prompt_tokens",
 )
 SECONDS = ("measure.timeout_s", "measure.budget_s")
@@ -107,9 +107,10 @@ BAD_VALUES = {
     "strategy=ulysses_chunked strategy.chunks=0": "strategy.chunks=0: must be a whole number from 1",
     "strategy=ulysses_chunked strategy.overlap=2": "strategy.overlap=2: must be true or false",
     "+foo=1": "foo: no such key",
-    "+mistake=mask_off_by_one": "mistake: no such key",
-    "+data.deal=reversed": "data.deal: no such key",
+    "+inject_fault=mask_off_by_one": "inject_fault: no such key",
+    "+data.rank_order=reversed": "data.rank_order: no such key",
     "+measure.stepz=1": "did you mean measure.steps?",
+    "+measure.least_steps=3": "did you mean measure.min_timed_steps?",
     "++env.PATH=/": "set others before the command",
     "env=3": "write env.NAME=value",
     "offload=true": "offload=true: must be values by name; write offload.activations=",

@@ -31,7 +31,7 @@ def test_every_key_has_a_line_and_the_common_ones_are_at_most_40(page):
     assert {*KEY.findall(page)} == {*KEYS}
     assert {*KEY.findall(help_text())} == {*COMMON}
     assert len(COMMON) <= 40
-    assert not {"mistake", "data.deal", "cluster.backend"} & {*KEYS}
+    assert not {"inject_fault", "data.rank_order", "cluster.backend"} & {*KEYS}
 
 
 @pytest.mark.parametrize("group", groups())

@@ -107,12 +107,12 @@ def test_the_allocator_s_settings_are_taken_where_a_rank_can_change_them():
 
 def test_a_gpu_is_warmed_up_and_timed_longer_than_a_cpu_unless_something_else_is_asked_for():
     cpu, gpu = make_cell().measure, make_cell(machine=FOUR_H100).measure
-    assert (cpu.budget_s, cpu.warmup_s, cpu.least_steps) == (20, 0, 0)
-    assert (gpu.budget_s, gpu.warmup_s, gpu.least_steps) == (30, 10, 3)
-    words = ("measure.budget_s=5", "measure.warmup_s=0", "measure.least_steps=2")
+    assert (cpu.budget_s, cpu.warmup_s, cpu.min_timed_steps) == (20, 0, 0)
+    assert (gpu.budget_s, gpu.warmup_s, gpu.min_timed_steps) == (30, 10, 3)
+    words = ("measure.budget_s=5", "measure.warmup_s=0", "measure.min_timed_steps=2")
     for machine in (TWO_CORES, FOUR_H100):
         own = make_cell(*words, machine=machine).measure
-        assert (own.budget_s, own.warmup_s, own.least_steps) == (5, 0, 2)
+        assert (own.budget_s, own.warmup_s, own.min_timed_steps) == (5, 0, 2)
 
 
 NANO = {

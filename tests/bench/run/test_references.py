@@ -44,15 +44,15 @@ def test_a_sweep_without_local_is_held_against_one_that_is_no_result(swept, tmp_
     assert code == 0
     assert [record["config"]["strategy"] for record in records] == ["ulysses"]
     losses = records[0]["losses"]
-    assert losses["held_against"] == reference_of(cell).cell_id
-    assert losses["held_steps"] == len(losses["loss"])
+    assert losses["compared_with"] == reference_of(cell).cell_id
+    assert losses["compared_steps"] == len(losses["loss"])
     assert said.count("256: local runs first, for at most 60 s") == 1
     assert len([*(tmp_path / FOLDER).iterdir()]) == 1
 
 
 def test_a_reference_that_takes_too_long_is_given_up_and_the_cell_is_ok(swept, short_grace):
     code, said, (record,), _ = swept("measure.reference_budget_s=0.01")
-    assert (code, record["status"], record["losses"]["held_against"]) == (0, "ok", None)
+    assert (code, record["status"], record["losses"]["compared_with"]) == (0, "ok", None)
     assert "256: no reference, timed_out: " in said
 
 
@@ -109,7 +109,7 @@ def test_the_reference_does_the_same_work_on_one_rank_a_sequence_for_the_steps_t
     assert (reference.measure.steps, reference.measure.budget_s) == (MAX_COMPARED_STEPS, 30)
     assert (reference.measure.trace, reference.measure.timeout_s) == (False, 60)
     on_a_gpu = reference_of(make_cell("strategy=ulysses", "model=qwen3_4b", machine=FOUR_H100)).measure
-    assert (on_a_gpu.steps, on_a_gpu.budget_s, on_a_gpu.warmup_s, on_a_gpu.least_steps) == (20, 90, 0, 0)
+    assert (on_a_gpu.steps, on_a_gpu.budget_s, on_a_gpu.warmup_s, on_a_gpu.min_timed_steps) == (20, 90, 0, 0)
     assert on_a_gpu.timeout_s == 180
     # The first step of other strategies is as long as their layouts divide.
     assert (

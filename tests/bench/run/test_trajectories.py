@@ -29,9 +29,9 @@ def test_a_sound_strategy_is_held_in_every_step_and_says_against_what(launcher, 
     record = trajectories.compare(cell, run_cell(launcher, cell, tmp_path)[0])
     losses = record.losses
     assert record.status == "ok", record.reason
-    assert (losses.held_against, losses.held_steps) == (local[0].cell_id, len(losses.loss))
+    assert (losses.compared_with, losses.compared_steps) == (local[0].cell_id, len(losses.loss))
     assert len(losses.loss) == 1 + 4 + 1  # warm-up, timed, inspected
-    (held,) = (check for check in record.checks if check.holds_steps)
+    (held,) = (check for check in record.checks if check.compares_training)
     assert (held.against, held.steps, held.of_steps) == (f"cell {local[0].cell_id}", 6, 6)
 
 
@@ -62,7 +62,7 @@ def test_steps_in_which_sound_trainings_may_part_are_not_compared(local):
         trajectories = Trajectories()
         trajectories.compare(cell, with_losses([1.0] * 30))
         found = trajectories.compare(cell_of("ring"), with_losses([1.0] * step + [2.0] * (30 - step)))
-        assert (found.status, found.losses.held_steps) == (status, MAX_COMPARED_STEPS)
+        assert (found.status, found.losses.compared_steps) == (status, MAX_COMPARED_STEPS)
 
 
 def test_local_takes_the_place_of_another_reference_and_no_other_does(local):
@@ -70,7 +70,7 @@ def test_local_takes_the_place_of_another_reference_and_no_other_does(local):
     trajectories = Trajectories()
     for strategy in ("ulysses", "local", "ring"):
         held = trajectories.compare(dataclasses.replace(cell, strategy=strategy), record)
-    assert held.losses.held_against == cell.cell_id
+    assert held.losses.compared_with == cell.cell_id
 
 
 def test_local_is_not_blamed_for_leaving_what_came_before_it(local):
@@ -86,7 +86,7 @@ def test_a_resumed_sweep_holds_new_cells_against_finished_ones(local):
     cell, record = local
     trajectories = Trajectories()
     trajectories.keep_finished([cell], [record])
-    assert trajectories.compare(cell_of("ulysses"), record).losses.held_against == cell.cell_id
+    assert trajectories.compare(cell_of("ulysses"), record).losses.compared_with == cell.cell_id
 
 
 def test_the_same_work_is_the_same_tokens_from_the_same_parameters():

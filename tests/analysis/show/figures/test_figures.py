@@ -306,8 +306,8 @@ UNKNOWN = {"purpose_exposed_ms": {"other": [11.0] * 2}, "purpose_exposed_waiting
     [
         ("attention_exchange", {"step_ms": [400.0] * 2}, EXCLUDED),
         ("step_parts", {"step_ms": [400.0] * 2}, EXCLUDED),
-        ("attention_exchange", {"unjoined": ["no tap"] * 2, **UNKNOWN}, NOT_KNOWN),
-        ("communication_share", {"unjoined": ["no tap"] * 2, **UNKNOWN}, NOT_KNOWN),
+        ("attention_exchange", {"purposes_unknown": ["no tap"] * 2, **UNKNOWN}, NOT_KNOWN),
+        ("communication_share", {"purposes_unknown": ["no tap"] * 2, **UNKNOWN}, NOT_KNOWN),
     ],
 )
 def test_a_traced_cell_without_a_value_is_marked_as_excluded(cells_of, name, without, said):

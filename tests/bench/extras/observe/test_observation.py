@@ -103,7 +103,7 @@ def test_a_loop_that_is_right_leaves_the_sections_of_a_cell_and_what_it_did_is_s
     assert seen.items() <= record["config"].items()
     assert record["engagement"]["attention_shapes"] == [[[256, 4, 2]]] * 2
     assert {*record["parity"]["errors"]} == {"out", "dq", "dk", "dv"}
-    assert record["trace"]["unjoined"] == [None, None]
+    assert record["trace"]["purposes_unknown"] == [None, None]
     assert all(record["trace"]["compute_ms"]["optimizer"][rank] > 0 for rank in (0, 1))
     # Per layer: K and V to the other rank forward; backward half of both whole gradients.
     shard_bytes = 2 * 256 * 8 * 4
@@ -188,7 +188,7 @@ def test_a_loss_that_is_gathered_from_all_ranks_is_traced_like_any_other(records
     (record,) = records["loss_of_all_ranks"]
     assert record["status"] == "ok", record["reason"]
     assert record["engagement"]["calls"]["other scatter"] > 0
-    assert record["trace"]["unjoined"] == [None, None]
+    assert record["trace"]["purposes_unknown"] == [None, None]
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def test_a_loop_of_deepspeeds_under_torchrun_is_reported(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     record = json.loads((tmp_path / "records.jsonl").read_text())
     assert (record["status"], record["config"]["engine"]) == ("ok", "zero3")
-    exchanged = record["analytic"]["exchange_bytes"]
+    exchanged = record["analytic"]["attention_bytes"]
     assert record["engagement"]["sent_bytes"]["attention"] == [exchanged, exchanged]
     assert "deepspeed_ulysses" in (tmp_path / "report.html").read_text()
     assert "tokens/s" in done.stdout

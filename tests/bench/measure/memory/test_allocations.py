@@ -132,7 +132,7 @@ def test_the_whole_life_is_never_less_than_the_steady_state(launcher, tmp_path):
     assert telemetry.reason == memory.device_used_reason == "no NVML figures: the ranks run on the CPU"
     assert (telemetry.power_w, telemetry.throttled) == (None, None)
     assert telemetry.load_average >= 0
-    assert len(telemetry.involuntary_switches) == len(telemetry.cpus) == len(memory.peak_phase)
+    assert len(telemetry.involuntary_context_switches) == len(telemetry.cpus) == len(memory.peak_phase)
 
 
 def test_the_text_that_a_cell_reads_takes_none_of_its_memory(launcher, tmp_path):

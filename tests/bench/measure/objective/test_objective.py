@@ -214,11 +214,11 @@ def test_where_three_layers_have_room_their_gradients_of_the_real_engine_are_com
     record, _ = run_cell(launcher, cell, tmp_path, acts.have_room_for_three_layers)
     assert record.status == "ok", record.reason
     section, checks = record.objective, {each.what: each for each in record.checks}
-    assert (section.parameters, section.compared) == (3 * 11, "layers 0, 3 and 5 of 6")
+    assert (section.parameters, section.compared_parameters) == (3 * 11, "layers 0, 3 and 5 of 6")
     assert section.noise == {}
     assert "scale of the compared gradients" in section.errors
     assert checks["gradients on the cell's engine of layers 0, 3 and 5 of 6"].tokens == section.tokens
-    assert checks["every gradient on the cell's engine"].reason == section.left_out_because
+    assert checks["every gradient on the cell's engine"].reason == section.left_out_reason
 
 
 MIDDLE = r"the gradient of model.model.layers.3.mlp.\w+.weight is off"

@@ -146,7 +146,11 @@ def test_nothing_crosses_documents_in_the_strategies_that_claim_packing(found):
         assert why_wrong(section) is None, name
         assert (section.noise, set(section.moved)) == (0, {"model", "full_attention"})
         for moved in section.moved.values():
-            assert min(moved.of_other, moved.of_earlier) > moved.own_outputs > 0.9 * moved.of_own
+            assert (
+                min(moved.other_positions, moved.earlier_positions)
+                > moved.own_outputs
+                > 0.9 * moved.own_positions
+            )
         off = structs.replace(section, loss_error=2 * section.loss_limit)
         assert why_wrong(off).startswith(f"probe: the loss of position {section.loss_position} is off")
 
@@ -207,4 +211,4 @@ def test_a_layer_whose_state_crosses_documents_is_told_from_attention_that_does_
         assert min(moved[part].other_outputs, moved[part].other_gradients) > 0
     plain = moved["full_attention"]
     assert (plain.other_outputs, plain.other_gradients, plain.earlier_outputs) == (0, 0, 0)
-    assert plain.own_outputs == plain.of_own
+    assert plain.own_outputs == plain.own_positions

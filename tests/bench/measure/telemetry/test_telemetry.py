@@ -49,7 +49,7 @@ def test_every_figure_is_asked_for_in_words_that_pynvml_has():
         ask(device.nvml, device.handle)
     device.nvml.nvmlDeviceGetMaxClockInfo.return_value = 1_980
     device.nvml.nvmlDeviceGetComputeRunningProcesses.return_value = [SimpleNamespace(pid=os.getpid())]
-    assert (device.reference_clock_mhz(), device.foreign_processes()) == (1_980, 0)
+    assert (device.reference_clock_mhz(), device.other_processes()) == (1_980, 0)
 
 
 def test_a_device_lost_in_the_middle_leaves_null_figures_and_the_reason():
@@ -90,7 +90,7 @@ def test_processes_beside_the_ranks_are_counted_where_pids_are_ours_to_compare(
     driver = Driver(pids=pids)
     driver.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
     device = open_nvml(torch.device("cuda", 0), driver, ranks_beside=beside)
-    assert (device.handle, device.foreign_processes()) == ("GPU-1234", strangers)
+    assert (device.handle, device.other_processes()) == ("GPU-1234", strangers)
 
 
 IDLE, CAP, HEAT, BRAKE = (

@@ -60,7 +60,7 @@ def test_nccls_kernels_are_split_by_the_place_they_were_launched_from(calls):
     found = split(timeline)
     small = {"data_and_loss": approx(2)} if calls is TAPPED else {}
     gradients = 0 if small else 2
-    assert (timeline.unmatched is None, timeline.unjoined) == (bool(small), None)
+    assert (timeline.unmatched is None, timeline.purposes_unknown) == (bool(small), None)
     assert found.purpose_total_ms == {
         "parameters": approx(20), "attention": approx(12), "gradients": approx(20 + gradients), **small,
     }  # fmt: skip

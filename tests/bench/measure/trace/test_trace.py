@@ -11,7 +11,7 @@ from bench.measure.facts import RankReport
 from bench.measure.trace.cpu_timeline import GLOO_EVENTS, cpu_timeline
 from bench.measure.trace.section import RankSteps, traced_steps
 from bench.measure.trace.split import split
-from bench.measure.trace.timeline import issued_calls, other_calls
+from bench.measure.trace.timeline import call_differences, issued_calls
 from tests.support.cells import make_cell
 from tests.support.traces import (
     MAIN,
@@ -125,7 +125,7 @@ def test_calls_that_the_tap_did_not_see_are_not_guessed_at(calls, said):
     events = [event("c10d::allreduce_", 0, 1), annotation("gloo:all_reduce", 0, 5)]
     events += [annotation("gloo:all_reduce", 6, 7)]
     timeline = of_cpu(events, calls, step=(0, 10))
-    assert timeline.unmatched == timeline.unjoined == said
+    assert timeline.unmatched == timeline.purposes_unknown == said
     assert split(timeline).purpose_total_ms == {"other": approx(6)}
 
 
@@ -214,13 +214,13 @@ INSPECTED = [call("all_reduce", "gradients"), call("all_to_all", "attention"), c
 )
 def test_the_first_kind_of_call_that_a_traced_step_made_more_or_less_often_is_named(events, calls, said):
     tracks, known = read(events, step=(0, 100))
-    assert other_calls(issued_calls(tracks["operators"], known), calls) == said
+    assert call_differences(issued_calls(tracks["operators"], known), calls) == said
 
 
 def test_ranks_that_call_otherwise_when_nobody_inspects_them_are_a_wrong_result():
     """Somebody's own loop may do other things every few steps."""
     first, second = ranks(10, 40)
-    steps = [ranks(10, 40), [first, replace(second, other_calls="it made 0 calls of send")]]
+    steps = [ranks(10, 40), [first, replace(second, call_differences="it made 0 calls of send")]]
     trace = merge_steps(steps, CELL)
     said = PASSES["trace"].gate(CELL, trace)
     assert said.startswith("rank 1, traced step 1: it made 0 calls of send; ")

@@ -138,9 +138,11 @@ def test_every_transfer_of_a_cell_is_joined_to_its_call_and_every_instant_booked
     record, _ = run_cell(launcher, cell, tmp_path, without=CHECKS)
     assert record.status == "ok", record.reason
     trace = record.trace
-    assert trace.unjoined == [None] * cell.cluster.world_size
+    assert trace.purposes_unknown == [None] * cell.cluster.world_size
     assert trace.waiting_unknown is None
-    assert [step.other_calls for step in trace.steps] == [trace.unjoined] * TRACED_OF_CELL.get(case, TRACED)
+    assert [step.call_differences for step in trace.steps] == [trace.purposes_unknown] * TRACED_OF_CELL.get(
+        case, TRACED
+    )
     assert trace.is_inspected == (case == LONG)
     assert trace.steps[trace.median_step].step_ms == trace.step_ms
     assert trace.steps[trace.median_step].purpose_exposed_ms == trace.purpose_exposed_ms

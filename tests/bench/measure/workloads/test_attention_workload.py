@@ -55,7 +55,7 @@ def test_every_strategy_is_timed_forward_and_backward_and_errs_no_more_than_its_
             found.timing.step_times_ms[rank],
         )
         assert all(forward + backward <= step for forward, backward, step in zip(*times, strict=True))
-    assert calls.single_forward_ms
+    assert calls.one_device_forward_ms
     assert 0 < calls.error_ulps["out"] <= 2 * calls.control_error_ulps["out"] + 1
     factor = 3 if strategy in KEEPS_ROUNDED else 2
     assert 0 < calls.error_ulps["dq"] <= factor * calls.control_error_ulps["dq"] + 1

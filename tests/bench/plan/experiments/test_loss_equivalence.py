@@ -42,7 +42,7 @@ def test_all_cells_do_the_same_work_in_equivalent_ways():
     for cell in cells[Role.CELL]:
         assert (cell.dp_shard, cell.sp_degree, cell.grad_accum, refusal(cell)) == (1, 4, 4, None)
     controls = cells[Role.CONTROL]
-    assert {(cell.dp_shard, cell.grad_accum, cell.kernel, cell.data.deal) for cell in controls} == {
+    assert {(cell.dp_shard, cell.grad_accum, cell.kernel, cell.data.rank_order) for cell in controls} == {
         (4, 1, "torch_flash", "reversed"),
         (4, 1, "math", "in_order"),
         (4, 1, "flash_blocks", "in_order"),
@@ -51,8 +51,8 @@ def test_all_cells_do_the_same_work_in_equivalent_ways():
         (1, 4, "torch_flash", "in_order"),
         (1, 4, "flash_blocks", "in_order"),
     }
-    assert [cell.mistake for cell in cells[Role.MISTAKE]] == [*MISTAKES]
-    assert all(refusal(cell) is None for cell in cells[Role.MISTAKE])
+    assert [cell.inject_fault for cell in cells[Role.INJECTED_FAULT]] == [*MISTAKES]
+    assert all(refusal(cell) is None for cell in cells[Role.INJECTED_FAULT])
 
 
 def test_what_is_left_open_takes_every_dtype_and_optimizer_that_it_lists():
@@ -88,8 +88,8 @@ def test_an_experiment_has_its_own_workload(name):
 
 
 def test_of_packed_documents_only_mistakes_are_made_that_there_can_be():
-    mistakes = planned(*WORDS, "strategy=ring", "data.packing=documents")[Role.MISTAKE]
-    assert {*MISTAKES} - {cell.mistake for cell in mistakes} == {"own_block_in_ring_backward"}
+    mistakes = planned(*WORDS, "strategy=ring", "data.packing=documents")[Role.INJECTED_FAULT]
+    assert {*MISTAKES} - {cell.inject_fault for cell in mistakes} == {"own_block_in_ring_backward"}
 
 
 def test_every_mistake_that_has_a_name_can_be_made():
@@ -119,5 +119,6 @@ def test_the_experiment_vouches_for_a_sound_strategy_and_finds_every_mistake(lau
     assert code == 0
     assert "ring zigzag trained what data parallelism trains" in (tmp_path / "report.html").read_text()
     config = json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])["config"]
-    assert (config["optimizer"], config["optimizer.learning_rate"], config["mistake"]) == ("sgd", 0.1, "none")
+    used = config["optimizer"], config["optimizer.learning_rate"], config["inject_fault"]
+    assert used == ("sgd", 0.1, "none")
     assert experiment_of(raws).roles is roles_of

@@ -158,7 +158,7 @@ def cell_of(words):
     """Return the cell of these words; `mistake=` stands for what `experiment=loss_equivalence` sets."""
     made = {word.partition("=")[2] for word in words if word.startswith("mistake=")}
     cell = make_cell(*WORDS, *(word for word in words if not word.startswith("mistake=")))
-    return replace(cell, mistake=made.pop()) if made else cell
+    return replace(cell, inject_fault=made.pop()) if made else cell
 
 
 def cases(fast, slow):

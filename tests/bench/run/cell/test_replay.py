@@ -87,7 +87,7 @@ def test_attention_alone_has_times_and_no_errors(launcher, tmp_path):
     assert record.status == "ok", record.reason
     calls = record.attention
     assert calls.error_ulps == {}
-    assert calls.single_forward_ms  # by the rank that ran
+    assert calls.one_device_forward_ms  # by the rank that ran
 
 
 def test_the_rank_that_runs_tells_where_it_is(launcher, tmp_path):

@@ -48,4 +48,4 @@ def test_a_sweep_checks_equal_cells_once_and_says_where(launcher, tmp_path):
     assert run_plan(planned, launcher, quiet, write_report=lambda _: True) == 0
     with Store(tmp_path) as store:
         records = store.read()
-    assert {record.parity.checked_in for record in records} == {planned.cells[0].cell.cell_id}
+    assert {record.parity.checked_cell for record in records} == {planned.cells[0].cell.cell_id}

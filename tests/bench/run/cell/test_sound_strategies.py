@@ -42,4 +42,4 @@ def test_a_sound_strategy_is_ok(launcher, tmp_path, held, case):
     record = held(cell, run_cell(launcher, cell, tmp_path)[0])
     assert (record.status, record.reason) == ("ok", None)
     if cell.workload.trains:
-        assert record.losses.held_steps == len(record.losses.loss)
+        assert record.losses.compared_steps == len(record.losses.loss)
