@@ -7,26 +7,38 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from msgspec import to_builtins
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis.answers.change import CELL, Change, Key, changes, environment_differences, only_in
 from analysis.cells.cells import SHARED_GPU_CAVEAT, shares_gpus
+from analysis.cells.difference import Difference, Processes, difference, processes_of
 from analysis.cells.series import cell_names, keys_and_number
-from analysis.labels import count_label, more_label, number_label
+from analysis.labels import count_label, more_label, number_label, status_label
 from analysis.read.archive import Archive, read_archive
 from analysis.read.hardware import peak_flops_per_s
 from bench.common.command import outlive_readers, tool_words
+from bench.common.environment import Environment
 from bench.common.labels import duration_label, length_label
 from bench.common.statistics import MIN_PROCESSES
 from bench.config import ExitCode
 from bench.record.record import Provenance
 from bench.record.store import StoreError
 
+CELL = ("cell_id", "provenance")
+"""What has to be equal for two records to be of one cell. The machine may differ, and is named then."""
+NOT_COMPARED = frozenset({"argv", "packages", "inherited_env"})
+
+Key = tuple[str, str]
+
+NOT_RECORDED = "not recorded"
+ON_SPEED = ("unstable", "very unstable", "the machine was busy", "throttled", "warmed up with shorter steps")
+"""How the notes begin that bear on a ratio of speeds."""
 MAX_LISTED = 50
 CAVEATS = (
     "Speed: tokens/s after over before, the median ratio of all pairs of processes, with its 95 % interval.",
@@ -37,6 +49,112 @@ IN_TURNS = (
     "To decide, let both sweeps take turns: run each with measure.repeats=1, then each again with"
     f" measure.repeats=2 resume=true sweep_dir=..., and so on up to {MIN_PROCESSES} (about {{duration}})."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One cell in one of the sweeps."""
+
+    status: str
+    processes: Processes
+    load: float | None
+    """The machine's load average when timing began, the highest of all processes; None where not recorded."""
+    notes: tuple[str, ...]
+    """What a reader must know of its steps and its machine, such as `unstable`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One cell in both sweeps."""
+
+    key: Key
+    before: Side
+    after: Side
+    difference: Difference | None
+    """Of speeds, after over before; None where a side has no speed. Without an interval of predictions."""
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether it is arithmetic, which has no processes: then any other figure is another prediction."""
+        return self.key[1] == Provenance.PREDICTED
+
+    @property
+    def outcome(self) -> str:
+        before, after = (status_label(side.status) for side in (self.before, self.after))
+        if before != after:
+            return f"was {before}, is {after}"
+        if self.difference is None:
+            return f"{before} in both"
+        if self.difference.undecided is not None:
+            return f"undecided: {self.difference.undecided}"
+        if self.is_predicted:
+            return "predicted the same" if self.difference.ratio == 1 else "predicted otherwise"
+        if self.difference.is_faster:
+            return "faster"
+        return "slower" if self.difference.is_slower else "no clear difference"
+
+
+def changes(before: Archive, after: Archive) -> list[Change]:
+    """Every cell that is in both archives, in the order of the first."""
+    rows_before, rows_after = _rows(before), _rows(after)
+    return [
+        _change(key, _side(before, rows), _side(after, rows_after[key]))
+        for key, rows in rows_before.items()
+        if key in rows_after
+    ]
+
+
+def environment_differences(before: Archive, after: Archive) -> list[tuple[str, str, str]]:
+    """Name and both values of whatever differs between what the two ran in: code, software, machine."""
+    values = [_environment_values(archive.environments) for archive in (before, after)]
+    names = dict.fromkeys(name for each in values for name in each)
+    pairs = [(name, *(each.get(name, NOT_RECORDED) for each in values)) for name in names]
+    return [(name, one, other) for name, one, other in pairs if one != other]
+
+
+def _rows(archive: Archive) -> dict[Key, pd.Index[int]]:
+    """By cell the rows of its records, without synthetic ones, which are evidence for nothing."""
+    frame = archive.frame[archive.frame["provenance"].ne(Provenance.SYNTHETIC)]
+    return {(str(cell), str(how)): rows.index for (cell, how), rows in frame.groupby([*CELL], sort=False)}
+
+
+def _change(key: Key, before: Side, after: Side) -> Change:
+    if not before.processes or not after.processes:
+        return Change(key, before, after, None)
+    if key[1] == Provenance.PREDICTED:  # arithmetic has no processes
+        ratio = after.processes.tokens_per_s[0] / before.processes.tokens_per_s[0]
+        return Change(key, before, after, Difference(None, ratio))
+    return Change(key, before, after, difference(after.processes, before.processes))
+
+
+def _side(archive: Archive, rows: pd.Index[int]) -> Side:
+    """One cell in one archive; its status is that of a failed repeat where there is one."""
+    records = archive.frame.loc[rows]
+    timed = records[(records["status"] == "ok") & records["tokens_per_s"].notna()]
+    telemetries = (archive.record(row).telemetry for row in rows)
+    loads = [each.load_average for each in telemetries if each is not None]
+    return Side(
+        status=next((status for status in records["status"] if status != "ok"), "ok"),
+        processes=processes_of(timed),
+        load=max(loads, default=None),
+        notes=tuple(dict.fromkeys(_flags(timed["note"]))),
+    )
+
+
+def _flags(notes: pd.Series[str]) -> list[str]:
+    """`unstable`, `the machine was busy`: what the notes on speeds begin with."""
+    parts = [part.partition(":")[0] for note in notes.dropna() for part in note.split("; ")]
+    return [part for part in parts if part.startswith(ON_SPEED)]
+
+
+def _environment_values(environments: Sequence[Environment]) -> dict[str, str]:
+    met: dict[str, dict[str, None]] = {}
+    for environment in environments:
+        flat = {name: value for name, value in to_builtins(environment).items() if name not in NOT_COMPARED}
+        for name, value in {**flat, **environment.packages, **environment.inherited_env}.items():
+            if value is not None:
+                met.setdefault(name, {})[str(value)] = None
+    return {name: " and ".join(values) for name, values in met.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,11 +193,13 @@ def _print_comparison(before: Archive, after: Archive, console: Console) -> None
             caveats = (*caveats, "Replayed cells are compared by the steps of one rank, without the link.")
         for caveat in (*caveats, SHARED_GPU_CAVEAT) if shared else caveats:
             console.print(Text(caveat, style="dim"))
-        if any(change.is_undecided for change in found):
+        if any(change.difference and change.difference.undecided for change in found):
             console.print(Text(_way_to_decide(before, after)))
     else:
         console.print("no cell is in both sweeps")
-    for where, missing in (("before", only_in(before, after)), ("after", only_in(after, before))):
+    keys = {"before": _rows(before).keys(), "after": _rows(after).keys()}
+    for where, other in (("before", "after"), ("after", "before")):
+        missing = [key for key in keys[where] if key not in keys[other]]
         for line in _listed(missing, names, where):
             console.print(Text(line))
 

@@ -20,11 +20,10 @@ from analysis.cells.summary import csv_text
 from analysis.read.archive import MADE_WITH, Archive, read_archive
 from analysis.read.hardware import peak_flops_per_s
 from analysis.read.views import View
-from analysis.show.figures.figure_file import FigureFile
 from analysis.show.findings import Findings
 from analysis.show.markdown import markdown_cell, markdown_section, markdown_table
 from analysis.show.page.page import render
-from analysis.show.section import Table
+from analysis.show.section import FigureFile, Table
 from analysis.show.sections import sections_of
 from analysis.show.terminal import terminal_text
 from bench.common.command import outlive_readers, tool_words
@@ -65,8 +64,8 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     findings = replace(findings, figures=figures)
     all_cells = Cells.of_records(findings.archive.frame) if findings.comparisons else findings.cells
     sections, page = sections_of(findings), output / "report.html"
-    subtitle = markdown_cell(findings.cells.subtitle)
-    summary = "\n\n".join(["# Summary", subtitle, *map(markdown_section, sections)])
+    heading = markdown_cell(findings.cells.heading)
+    summary = "\n\n".join(["# Summary", heading, *map(markdown_section, sections)])
     write_whole(output / "summary.csv", csv_text(all_cells.frame))
     write_whole(output / "summary.md", f"{summary}\n")
     write_whole(page, render(findings, sections))

@@ -399,8 +399,8 @@ def test_a_kernel_calls_its_operators_as_on_a_gpu(name, cudnn_on_cpu):
 
 
 def test_what_ran_on_the_fake_is_evidence_for_nothing(fake_gpus, launcher, tmp_path):
-    from analysis.answers.change import changes  # not where ranks import this file for what they run
     from analysis.cells.cells import SYNTHETIC_CAVEAT
+    from analysis.compare import changes  # not where ranks import this file for what they run
     from analysis.read.archive import read_archive
     from analysis.report import write_report
 

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from analysis.answers.verdict import Verdict
-from analysis.cells.equivalence import LEAST_CONTROLS, LEAST_FALL, Compared, Comparison
+from analysis.cells.equivalence import Compared, Comparison
 from analysis.labels import count_label
 from bench.record.noise import FALSE_ALARMS, LEAST_FACTOR
 from bench.record.record import Role, Status
 
+LEAST_CONTROLS = 3
+"""Fewer controls show too little of the noise."""
+LEAST_FALL = 0.5
+"""In nats: a loss that hardly falls hardly shows what was learnt."""
 CROSSED = f"equivalent ones cross it in {FALSE_ALARMS * 100:g} % of comparisons"
 FLOOR_READING = (
     "Floor: how far plain data parallelism and its controls, which do the same work in another way, are from"
@@ -86,7 +90,7 @@ def _shortcomings(comparison: Comparison) -> list[str]:
         said.append("Nothing is compared: no sequence parallelism ran.")
     if Role.INJECTED_FAULT not in roles:
         said.append("No known mistake was made, so nothing shows that one would be found.")
-    controls = comparison.least_controls
+    controls = min(comparison.control_counts)
     if controls < LEAST_CONTROLS:
         few = count_label(controls, "control")
         said.append(f"Only {few} ended well, under {LEAST_CONTROLS}: that shows little of the noise.")
@@ -103,7 +107,7 @@ def _within(rows: Sequence[Compared], comparison: Comparison) -> str:
     names = ", ".join(dict.fromkeys(row.training.label for row in rows))
     mean, norm = max(row.mean_loss for row in rows), max(row.max_grad_norm for row in rows)
     largest = max(max(row.noise.loss, row.noise.grad_norm) for row in rows)
-    controls = count_label(comparison.controls, "control")
+    controls = count_label(sum(comparison.control_counts), "control")
     return (
         f"{names} trained what data parallelism trains: over {comparison.steps} steps, in which the loss fell"
         f" by {comparison.fall:.2f} nats, losses are {mean:.1e} nats apart on average and gradient norms"
@@ -125,6 +129,6 @@ def _mistakes(rows: Sequence[Compared]) -> list[str]:
 def _missing(comparison: Comparison) -> list[str]:
     return [
         f"{each.setting('strategy')} ({each.record.status})"
-        for each in comparison.without_steps
-        if each.record.status is not Status.UNSUPPORTED
+        for each in comparison.others
+        if not each.loss and each.record.status is not Status.UNSUPPORTED
     ]

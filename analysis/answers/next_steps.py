@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.cells.cells import Cells
-from analysis.cells.longest import EXPERIMENT as MAX_LENGTH
 from analysis.labels import status_label
 from analysis.read.archive import Archive
 from analysis.read.hardware import hardware_facts
@@ -18,6 +17,8 @@ from bench.record.record import Status
 Config = Mapping[str, Any]
 """A record's `config`: the command line's names."""
 
+MAX_LENGTH = "max_length"
+"""The experiment in which each length runs once."""
 LOGS = "cells/<cell>-<repeat>/rank_<rank>.log"
 """Where ranks write, in a sweep's folder."""
 NEXT_STEPS: Mapping[Status, str] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -24,15 +23,14 @@ FITTED_BY = [
 ]  # fmt: skip
 """The columns that a sentence on memory reads: all columns of many cells take long to copy."""
 UNKNOWN = "no reason recorded"
-_UNITS = {"": 1, "B": 1, "k": 2**10, "m": 2**20, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_FIGURE = re.compile(r"(?<![\w.])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(k|m| [KMGT]iB| B)?(?!\w)")
+_FIGURE = re.compile(r"(?<![\w.])\d[\d,.]*(k|m| [KMGT]iB| B)?(?!\w)")
 """A figure that is no part of a word: `512`, `1,024`, `64k`, `56.2 MiB`."""
 _RANK = re.compile(r"rank \d+, [^:]*: ")
 """Which rank ran out of memory first, and where in a step, is chance; its shortage is not."""
 
 
 def failure_counts(cells: Cells) -> list[str]:
-    """Return the number of failed cells and a sentence per status with names and lengths, memory first."""
+    """Return a sentence per status other than ok, with names and lengths, memory first."""
     summary, predicted, replayed = cells.frame, cells.are_predicted, cells.are_replayed
     ran_out = summary["status"] == "out_of_memory"
     undecided = predicted & summary["predicted_fit"].eq(Fit.UNDECIDED) & summary["status"].eq("ok")
@@ -44,18 +42,13 @@ def failure_counts(cells: Cells) -> list[str]:
     }
     others = summary["status"][~ran_out & summary["status"].ne("ok")].unique()
     kinds |= {status_label(status).capitalize(): summary["status"].eq(status) for status in sorted(others)}
-    lines = [f"{said}: {names_at_lengths(cells, rows)}." for said, rows in kinds.items() if rows.any()]
-    if len(lines) == 1 or predicted.any() or replayed.any():
-        return lines
-    failed = int(summary["status"].ne("ok").sum())
-    return [f"{failed} of {count_label(len(cells), 'cell')} have no result.", *lines] if lines else []
+    return [f"{said}: {names_at_lengths(cells, rows)}." for said, rows in kinds.items() if rows.any()]
 
 
 def longest_that_fit(cells: Cells) -> list[str]:
     """Return sentences on the longest length that fits in memory, naming at most MAX_SERIES_NAMED series.
 
     Measured, replayed and predicted cells each have one where any of them ran out or may run out of memory.
-    Another says so where all predicted cells fit.
     """
     predicted, replayed = cells.are_predicted, cells.are_replayed
     kinds = {
@@ -66,9 +59,7 @@ def longest_that_fit(cells: Cells) -> list[str]:
     found = {
         said: _longest_of(cells.frame.loc[rows, FITTED_BY], cells.names[rows]) for said, rows in kinds.items()
     }
-    fitting = cells.frame.loc[predicted, "predicted_fit"].eq(Fit.FITS)
-    all_fit = ["Every predicted cell fits in memory."] if len(fitting) and fitting.all() else []
-    return [*(f"{said}: {longest}." for said, longest in found.items() if longest), *all_fit]
+    return [f"{said}: {longest}." for said, longest in found.items() if longest]
 
 
 def _longest_of(summary: pd.DataFrame, names: pd.Series[str]) -> str:
@@ -103,41 +94,25 @@ def _longest(name: str, fits: int | None, runs_out: int | None, undecided: int |
 def failure_reasons(cells: Cells) -> list[str]:
     """`OOM (2), ring at 64k and 96k: no room for ...` for every distinct reason, in the order of cells.
 
-    Reasons that differ in figures alone are one, with the range of each. Of too many the most frequent.
+    Reasons that differ in figures alone are one, told by the first. Of too many the most frequent are listed.
     """
     failed = cells.frame.loc[cells.frame["status"] != "ok", [*FITTED_BY, "reason"]]
     if failed.empty:
         return []
-    whole = failed["reason"].fillna(UNKNOWN)
-    ran_out = failed["status"].eq(Status.OUT_OF_MEMORY)
-    reason = whole.mask(ran_out, whole.str.replace(_RANK, "", n=1, regex=True))
-    reasons = pd.DataFrame({"status": shown_statuses(failed), "reason": reason})
-    pattern = reason.str.replace(_FIGURE, "#", regex=True)
+    reasons = pd.DataFrame({"status": shown_statuses(failed), "reason": failed["reason"].fillna(UNKNOWN)})
+    pattern = reasons["reason"].str.replace(_RANK, "", n=1, regex=True)
+    pattern = pattern.where(failed["status"].eq(Status.OUT_OF_MEMORY), reasons["reason"])
+    pattern = pattern.str.replace(_FIGURE, "#", regex=True)
     groups = [each for _, each in reasons.groupby(["status", pattern], sort=False)]
-    shown = sorted(range(len(groups)), key=lambda number: -len(groups[number]))[:MAX_REASONS]
+    shown = sorted(groups, key=len, reverse=True)[:MAX_REASONS]
     lines = []
-    for group in (groups[number] for number in sorted(shown)):
-        label, named = status_label(group["status"].iloc[0]), cells.frame.index.to_series().isin(group.index)
-        text = merged([*group["reason"].unique()])
-        lines.append(f"{label} ({len(group)}), {names_at_lengths(cells, named)}: {text}")
+    for group in sorted(shown, key=lambda group: group.index[0]):
+        label, named = status_label(group["status"].iloc[0]), cells.frame.index.isin(group.index)
+        names = names_at_lengths(cells, pd.Series(named, index=cells.frame.index))
+        example = ", for example" if len(group["reason"].unique()) > 1 else ""
+        lines.append(f"{label} ({len(group)}), {names}{example}: {group['reason'].iloc[0]}")
     rest = len(groups) - len(shown)
     if rest:
-        others = len(failed) - sum(len(groups[number]) for number in shown)
-        lines.append(f"{rest:,} more reasons, of {count_label(others, 'cell')}; {ALL_IN}")
+        others = count_label(len(failed) - sum(map(len, shown)), "cell")
+        lines.append(f"{rest:,} more reasons, of {others}; {ALL_IN}")
     return lines
-
-
-def merged(reasons: Sequence[str]) -> str:
-    """Reasons of one pattern as one: where a figure differs stand the lowest and the highest."""
-    figures = zip(*(_FIGURE.finditer(reason) for reason in reasons), strict=True)
-    ranges = iter([_range(found) for found in figures])
-    return _FIGURE.sub(lambda _: next(ranges), reasons[0])
-
-
-def _range(found: Iterable[re.Match[str]]) -> str:
-    """Return the lowest and the highest of some figures; one where all are equal."""
-    sizes = {
-        figure[0]: float(figure[1].replace(",", "") + (figure[2] or "")) * _UNITS[(figure[3] or "").strip()]
-        for figure in found
-    }
-    return " to ".join(dict.fromkeys((min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__))))

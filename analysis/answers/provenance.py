@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
+from itertools import chain
 
 import pandas as pd
 
@@ -21,6 +23,7 @@ from analysis.cells.prediction_errors import (
 from analysis.cells.statuses import NO_SPARE, SPARE_BYTES, shown_statuses
 from analysis.labels import count_label, percent_label
 from analysis.read.archive import MADE_WITH, Archive, origins
+from analysis.read.checks import BETWEEN_NAMES
 from bench.common.command import sweep_words
 from bench.common.labels import length_label, size_label
 from bench.config import NOT_USED
@@ -28,8 +31,6 @@ from bench.record.record import Status
 
 APART = "code", "torch"
 """Origins of MADE_WITH that a reader sees nowhere else; every figure names its device."""
-MAX_CHECK_SETS = 4
-"""Number of different sets of checks that are named; the table of checks on each record's page has all."""
 REPLAY_NOTE = (
     "Replayed: one rank of each cell ran. Its kernels, memory and host work are measured. The data that it"
     " received are copies of its own, and communication took no time. The link is modelled: a rate goes from"
@@ -73,12 +74,27 @@ def observed_lines(cells: Cells) -> list[str]:
     found: dict[str, list[str]] = {}
     for row, seq_len, checks in rows[["seq_len", "checks_of_loop"]].dropna().itertuples():
         found.setdefault(checks, []).append(f"{cells.names[row]} at {length_label(int(seq_len))}")
-    lines = [f"Of {', '.join(names)} {checks}." for checks, names in found.items()]
-    if len(lines) > MAX_CHECK_SETS:
-        lines = [
-            *lines[:MAX_CHECK_SETS],
-            f"{len(lines) - MAX_CHECK_SETS:,} more loops were checked otherwise.",
-        ]
+    return [f"Of {', '.join(names)} {checks}." for checks, names in found.items()]
+
+
+def unchecked_lines(summary: pd.DataFrame) -> list[str]:
+    """Return one sentence each: for steps, for checks that were not made, for records that do not say."""
+    done = summary.loc[summary["status"] == "ok", ["checks", "checks_missing", "steps", "steps_compared"]]
+    known = done[done["checks"].notna()]
+    steps, compared = int(known["steps"].sum()), int(known["steps_compared"].sum())
+    names = chain.from_iterable(text.split(BETWEEN_NAMES) for text in known["checks_missing"].dropna())
+    cells = count_label(len(known), "cell")
+    missing = [f"{what} in {count:,} of {cells}" for what, count in Counter(names).items()]
+    lines = []
+    if steps > compared:
+        lines.append(
+            f"Losses of {steps - compared:,} of {steps:,} steps are not compared with another cell's."
+        )
+    if missing:
+        lines.append(f"Not checked: {'; '.join(missing)}.")
+    if len(known) < len(done):
+        of_cells = f"{len(done) - len(known):,} of {count_label(len(done), 'cell')}"
+        lines.append(f"The records of {of_cells} do not say what was checked.")
     return lines
 
 

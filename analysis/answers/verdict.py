@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -12,27 +11,32 @@ import pandas as pd
 
 from analysis.answers.leaders import Ranking, Timed, bracketed, comparison_lines, rankings
 from analysis.answers.no_result import failure_counts, longest_that_fit
-from analysis.answers.provenance import observed_lines, replay_lines
+from analysis.answers.provenance import observed_lines, replay_lines, unchecked_lines
 from analysis.answers.wording import (
     MAX_NAMES,
     lengths_by_name,
     listed,
     listed_lengths,
     listed_places,
-    names_at_lengths,
 )
 from analysis.cells.cells import Cells
 from analysis.cells.comparison import BASE
 from analysis.cells.difference import LEVEL_SHARE, MODEL_SHARE, NO_LINK
 from analysis.labels import count_label, percent_label, signed_percent_label
-from analysis.read.checks import BETWEEN_NAMES
 from bench.common.labels import duration_label
 from bench.common.statistics import MIN_PROCESSES, SPARE
 from bench.config import AUTO
 
+FASTER, NO_CLEAR_DIFFERENCE = "Faster", "No clear difference"
 NO_DIFFERENCE = f"No difference above {LEVEL_SHARE * 100:.0f} %"
-UNSTABLE_NOTE = "unstable:"
-"""How a note on unsteady steps goes on after `very`, or begins."""
+REPLAYED_CLEAR = "Most tokens/s in a replay, however much of the link's time is exposed"
+REPLAYED_LEVEL = "Not separated by a replay, as ranges overlap"
+PREDICTED_CLEAR, PREDICTED_LEVEL = "Predicted fastest", "Predicted fastest, without a clear lead"
+OUTCOMES = (
+    *(FASTER, NO_DIFFERENCE, NO_CLEAR_DIFFERENCE, REPLAYED_CLEAR, REPLAYED_LEVEL),
+    *(PREDICTED_CLEAR, PREDICTED_LEVEL),
+)
+"""What comparisons may say, in the order of the answer."""
 SAMPLES: Mapping[str, str] = {"steps": "steps of one process", "repeats": "repeats"}
 TO_REPEAT: Mapping[bool, str] = {
     False: f"run one sweep with measure.repeats={MIN_PROCESSES}",
@@ -44,7 +48,6 @@ TO_REPEAT: Mapping[bool, str] = {
 """How cells get more processes, by whether they are observed loops."""
 MAX_OTHERS = 3
 """Strategies that one is faster than and that the answer names."""
-CHECKED_BY = ["status", "checks", "checks_missing", "steps", "steps_compared"]
 SHARES: Mapping[str, str] = {
     "all": "communication_transfer_share",
     "exchange": "attention_transfer_share",
@@ -95,7 +98,7 @@ def verdict(cells: Cells, command: Callable[[str], str] | None = None) -> Verdic
     """
     summary = cells.frame
     has_values = ~cells.are_predicted & ~cells.are_replayed
-    found, unchecked = rankings(cells), _unchecked(summary.loc[has_values, CHECKED_BY])
+    found, unchecked = rankings(cells), unchecked_lines(summary[has_values])
     has_several = len(summary["strategy"].unique()) > 1 or any(each.is_comparison for each in found)
     is_ranked = cells.caveat is None and has_several
     samples = (_sampled(cells), _banded(summary[cells.are_predicted]))
@@ -119,61 +122,37 @@ def _fastest(found: Sequence[Ranking]) -> str:
     compared = [ranking for ranking in found if ranking.is_comparison]
     if not compared:
         return "No length has two comparable results, so no strategy is ahead of another."
-    ran = [ranking for ranking in compared if not ranking.is_predicted and not ranking.is_replayed]
-    replayed = [ranking for ranking in compared if ranking.is_replayed]
-    predicted = [ranking for ranking in compared if ranking.is_predicted]
-    parts = [
-        _faster(ran),
-        _level([ranking for ranking in ran if ranking.is_level], NO_DIFFERENCE),
-        _level([ranking for ranking in ran if not ranking.is_level], "No clear difference"),
-        _left_open(ran, "Undecided"),
-        _ahead(
-            [ranking for ranking in replayed if ranking.is_clear],
-            "Most tokens/s in a replay, however much of the link's time is exposed",
-        ),
-        _level(replayed, "Not separated by a replay, as ranges overlap"),
-        _left_open(replayed, "Undecided in a replay"),
-        _ahead([ranking for ranking in predicted if ranking.is_clear], "Predicted fastest"),
-        _ahead(
-            [ranking for ranking in predicted if not ranking.is_clear],
-            "Predicted fastest, without a clear lead",
-        ),
-    ]
-    return " ".join(filter(None, parts))
+    places: dict[str, dict[str, set[int]]] = {outcome: {} for outcome in OUTCOMES}
+    for ranking in compared:
+        if ranking.undecided is None:
+            outcome, names = _outcome(ranking)
+            places[outcome].setdefault(names, set()).add(ranking.seq_len)
+    parts = [f"{outcome}: {_at_lengths(where)}." for outcome, where in places.items() if where]
+    for said, is_replayed in {"Undecided": False, "Undecided in a replay": True}.items():
+        undecided = _undecided([ranking for ranking in compared if ranking.is_replayed is is_replayed])
+        parts += [f"{said}: {undecided}."] if undecided else []
+    return " ".join(parts)
 
 
-def _ahead(found: Sequence[Ranking], said: str) -> str:
-    """Return `Predicted fastest: ulysses at 8k.`, the first of each comparison; empty without any."""
-    ahead = lengths_by_name((ranking.first.name, ranking.seq_len) for ranking in found)
-    return f"{said}: {listed_places(ahead)}." if ahead else ""
+def _outcome(ranking: Ranking) -> tuple[str, str]:
+    """One of OUTCOMES, and the names that it is said of."""
+    first, unbeaten = ranking.first.name, listed(map(bracketed, ranking.unbeaten))
+    if ranking.is_predicted:
+        return PREDICTED_CLEAR if ranking.is_clear else PREDICTED_LEVEL, first
+    if ranking.is_replayed:
+        return (REPLAYED_CLEAR, first) if ranking.is_clear else (REPLAYED_LEVEL, unbeaten)
+    if not ranking.is_clear:
+        return NO_DIFFERENCE if ranking.is_level else NO_CLEAR_DIFFERENCE, unbeaten
+    others = [bracketed(other.name) for other, _ in ranking.lead]
+    than = listed(others) if len(others) <= MAX_OTHERS else f"all {len(others)} others"
+    return FASTER, f"{bracketed(first)} than {than}"
 
 
-def _faster(found: Sequence[Ranking]) -> str:
-    """`Faster: ulysses than ring at 64k.`; empty where none is faster than all that ran often enough."""
-    ahead: dict[str, set[int]] = {}
-    for ranking in (ranking for ranking in found if ranking.is_clear):
-        others = [bracketed(other.name) for other, _ in ranking.lead]
-        than = listed(others) if len(others) <= MAX_OTHERS else f"all {len(others)} others"
-        ahead.setdefault(f"{bracketed(ranking.first.name)} than {than}", set()).add(ranking.seq_len)
-    return f"Faster: {listed_places(ahead)}." if ahead else ""
-
-
-def _level(found: Sequence[Ranking], said: str) -> str:
-    """`No clear difference: ring and ulysses at 8k.`, of those that none is clearly ahead of."""
-    lengths: dict[str, set[int]] = {}
-    for ranking in found:
-        if ranking.lead and not ranking.is_clear:
-            lengths.setdefault(listed(map(bracketed, ranking.unbeaten)), set()).add(ranking.seq_len)
-    if len(lengths) > MAX_NAMES:
-        where = listed_lengths(set().union(*lengths.values()))
-        return f"{said}: {len(lengths):,} comparisons at {where}."
-    return f"{said}: {listed_places(lengths)}." if lengths else ""
-
-
-def _left_open(found: Sequence[Ranking], said: str) -> str:
-    """`Undecided: 8k (one process each).`; empty where nothing is."""
-    undecided = _undecided(found)
-    return f"{said}: {undecided}." if undecided else ""
+def _at_lengths(places: Mapping[str, set[int]]) -> str:
+    """`ring and ulysses at 8k`; of too many names the number of comparisons."""
+    if len(places) <= MAX_NAMES:
+        return listed_places(places)
+    return f"{len(places):,} comparisons at {listed_lengths(set().union(*places.values()))}"
 
 
 def _undecided(found: Sequence[Ranking]) -> str:
@@ -253,25 +232,6 @@ def _done(cells: Cells, rows: pd.Series[bool], said: str) -> str:
     return f"{said}: {'; '.join(parts)}."
 
 
-def _unchecked(summary: pd.DataFrame) -> list[str]:
-    """One sentence each: for steps, for checks that were not made, for records that do not say."""
-    done = summary[summary["status"] == "ok"]
-    told = done[done["checks"].notna()]
-    steps, held = (int(told[column].sum()) for column in ("steps", "steps_compared"))
-    missing = Counter(
-        chain.from_iterable(text.split(BETWEEN_NAMES) for text in told["checks_missing"].dropna())
-    )
-    checks = "; ".join(f"{what} in {count:,} of {_cells(told)}" for what, count in missing.items())
-    sentences = {
-        f"Losses of {steps - held:,} of {steps:,} steps are not compared with another cell's.": steps > held,
-        f"Not checked: {checks}.": bool(missing),
-        f"The records of {len(done) - len(told):,} of {_cells(done)} do not say what was checked.": (
-            len(told) < len(done)
-        ),
-    }
-    return [sentence for sentence, holds in sentences.items() if holds]
-
-
 def _cells(cells: pd.DataFrame) -> str:
     return count_label(len(cells), "cell")
 
@@ -314,7 +274,7 @@ def _banded(predicted: pd.DataFrame) -> str:
 
 def _sampled(cells: Cells) -> str:
     summary = cells.frame
-    timed = summary.loc[summary["n"].notna(), ["n", "n_of", "tokens_per_s_low", "note"]]
+    timed = summary.loc[summary["n"].notna(), ["n", "n_of", "tokens_per_s_low"]]
     if timed.empty:
         return ""
     parts = []
@@ -326,6 +286,4 @@ def _sampled(cells: Cells) -> str:
     with_interval = int(measured["tokens_per_s_low"].notna().sum())
     of_median = "95 % interval of the median (which takes at least 6 samples)"
     interval = f"; {with_interval} of {len(measured)} have a {of_median}" if len(measured) else ""
-    unstable = summary["n"].notna() & summary["note"].str.contains(UNSTABLE_NOTE, na=False)
-    doubt = f"; unstable steps (see the notes): {names_at_lengths(cells, unstable)}" if unstable.any() else ""
-    return f"How sure: {listed(parts)}{interval}{doubt}."
+    return f"How sure: {listed(parts)}{interval}."

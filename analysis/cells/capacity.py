@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,6 @@ from bench.common.labels import GIB
 from bench.config import NOT_USED
 
 LIMIT = "cluster.memory_limit_gib"
-FAR_ABOVE = 8
-"""A capacity this many times the highest peak is far above them."""
 NAMES: Mapping[str, str] = {"device": "device_name", "hardware": "hardware"}
 """Per source other than a limit, the column that says whose memory it is."""
 
@@ -56,26 +52,7 @@ def capacity_label(cell: Mapping[Any, Any]) -> str:
     return f"{name if isinstance(name, str) else 'device'}: {bytes_label(size)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """One distinct capacity of some cells, in words."""
-
-    size_bytes: float
-    label: str
-
-
-def capacities_of(frame: pd.DataFrame) -> list[Capacity]:
-    """The distinct capacities of these cells, ascending."""
+def capacities_of(frame: pd.DataFrame) -> list[tuple[float, str]]:
+    """Return the distinct capacities of these cells, in bytes and in words, ascending."""
     known = frame[frame["capacity_bytes"].notna()].drop_duplicates(["capacity_bytes", "capacity_source"])
-    found = {Capacity(cell["capacity_bytes"], capacity_label(cell)) for cell in known.to_dict("records")}
-    return sorted(found, key=lambda each: (each.size_bytes, each.label))
-
-
-def near_capacities(frame: pd.DataFrame, most: int) -> list[Capacity]:
-    """The lowest of those near enough to the peaks to be drawn with them, or that a cell ran out of."""
-    reach_bytes = frame["peak_allocated_bytes"].max() * FAR_ABOVE
-    met = {*frame.loc[frame["status"] == "out_of_memory", "capacity_bytes"].dropna()}
-    if math.isnan(reach_bytes):
-        return []
-    near = [each for each in capacities_of(frame) if each.size_bytes <= reach_bytes or each.size_bytes in met]
-    return near[:most]
+    return sorted({(cell["capacity_bytes"], capacity_label(cell)) for cell in known.to_dict("records")})

@@ -18,20 +18,12 @@ from analysis.labels import count_label
 from bench.config import NOT_USED
 from bench.record.record import Provenance, Role
 
-CPU_BANNER = "CPU results do not rank strategies for GPUs"
-SHARED_GPU_BANNER = "Ranks share a GPU: speeds mean nothing"
-CPU_CAVEAT = "CPU results show that the loop works. They do not rank strategies for GPUs."
-SHARED_GPU_CAVEAT = "Ranks share a GPU: that shows that results are right; speeds mean nothing."
-SYNTHETIC_BANNER = "Synthetic: made on no real device; evidence for nothing"
-SYNTHETIC_CAVEAT = (
-    "Records of provenance synthetic were made on no real device: they are evidence for nothing."
-)
-REPLAYED_BANNER = "Replayed: one rank ran, the link is modelled"
-MIXED_BANNER = "Of cells marked replayed one rank ran, their link is modelled"
-SUBTITLE_KEYS = ("provenance", "hardware", "device_name", "model", "engine", "dtype", "workload")
-"""What a reader must know of all cells, in order."""
+CPU_CAVEAT = "CPU results do not rank strategies for GPUs."
+SHARED_GPU_CAVEAT = "Ranks share a GPU: results are right, speeds mean nothing."
+SYNTHETIC_CAVEAT = "Synthetic: made on no real device; evidence for nothing."
+REPLAYED_BANNER = "Replayed cells: one rank ran, the link is modelled."
 HEADING_KEYS: Mapping[str, str] = {"model": "models", "engine": "engines", "dtype": "dtypes"}
-"""What a figure says of its cells, each with its plural for where they differ in it."""
+"""Settings that a heading names, each with its plural for cells that differ in it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,11 +131,6 @@ class Cells:
         return bool(len(self) and self.are_predicted.all())
 
     @property
-    def is_all_replayed(self) -> bool:
-        """Whether one rank of each of these cells ran without the others."""
-        return bool(len(self) and self.are_replayed.all())
-
-    @property
     def caveat(self) -> str | None:
         """Why these cells do not rank strategies, as a sentence; None where they do."""
         if self.are_synthetic:
@@ -152,41 +139,29 @@ class Cells:
 
     @property
     def banner(self) -> str | None:
-        """A warning for the top of each figure, in few words; None where none is due."""
-        if self.are_synthetic:
-            return SYNTHETIC_BANNER
-        why_unranked = CPU_BANNER if self.is_cpu else SHARED_GPU_BANNER if self.shares_gpus else None
-        any_replayed = MIXED_BANNER if self.are_replayed.any() else None
-        replayed = REPLAYED_BANNER if self.is_all_replayed else any_replayed
-        return "; ".join(filter(None, (replayed, why_unranked))) or None
-
-    @cached_property
-    def subtitle(self) -> str:
-        """What a reader must know of all cells: `measured, cpu, ..., 2 ranks`."""
-        parts = []
-        for key in SUBTITLE_KEYS:
-            values = sorted(value for value in self.frame[key].dropna().unique() if value != NOT_USED)
-            parts += [" and ".join(map(str, values))] if values else []
-        return ", ".join(parts) + self._ranks
+        """A warning for the top of each figure; None where none is due."""
+        replayed = REPLAYED_BANNER if self.are_replayed.any() else None
+        return " ".join(filter(None, (replayed, self.caveat))) or None
 
     @cached_property
     def heading(self) -> str:
-        """The line under a figure's title: `measured: qwen3_nano, zero3, bf16 on NVIDIA H100, 2 ranks`."""
+        """What ran where: `measured: qwen3_nano, zero3, bf16 on NVIDIA H100, 2 ranks`."""
+        if not len(self):
+            return "no cells"
         what = ", ".join(filter(None, (self._one_of(key, nouns) for key, nouns in HEADING_KEYS.items())))
         how = " and ".join(sorted(map(str, self.frame["provenance"].dropna().unique())))
         where = self._one_of("device_name", "devices") or self._one_of("hardware", "machines")
         if self.is_all_predicted:
             where = self._one_of("hardware", "machines")
         where = re.sub(r"\((R|TM)\)|\bCPU\b", "", where)
-        return f"{how}: {what} on {' '.join(where.split())}{self._ranks}"
+        return f"{how}: {what} on {' '.join(where.split())}{self._rank_range()}"
 
     def _one_of(self, key: str, nouns: str) -> str:
         """The value that all cells have, or how many there are."""
         values = sorted(value for value in self.frame[key].dropna().unique() if value != NOT_USED)
         return str(values[0]) if len(values) == 1 else f"{len(values)} {nouns}" if values else ""
 
-    @property
-    def _ranks(self) -> str:
+    def _rank_range(self) -> str:
         """`, 2 ranks` or `, 1 to 8 ranks`; empty where it is not known."""
         ranks = self.frame["cluster.world_size"].dropna()
         if ranks.empty:

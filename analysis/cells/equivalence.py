@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from analysis.cells.comparison import FREE, FREE_GROUPS
 from analysis.labels import count_label
 from analysis.read.archive import MADE_WITH, Archive
 from bench.common.labels import length_label
-from bench.record.noise import NAMES, Draw, Limit, Noise, distance_of, first_departure, signals_of, units
+from bench.record.noise import NAMES, Draw, Limit, Noise, distance_of, first_departure, signals_of
 from bench.record.record import Record, Role, Status
 
 EXPERIMENT = "loss_equivalence"
@@ -21,14 +21,10 @@ APART = ("data.rank_order", "inject_fault")
 """What only controls and mistakes do in another way."""
 SPREAD = ("batch", "dp_replicate", "dp_shard", "grad_accum")
 """Numbers whose product is the sequences of a step."""
-LEAST_CONTROLS = 3
-"""Fewer show too little of the noise."""
 TOLD = ("seq_len", "model", "dtype", "engine", "optimizer")
 """Settings that always name a comparison; others do where comparisons differ in them."""
 NATIVE = "native"
 """The trainer whose loop is ours."""
-LEAST_FALL = 0.5
-"""In nats: a loss that hardly falls hardly shows what was learnt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +75,12 @@ class Training:
         """`ring zigzag`, `ulysses contiguous under trl`, `mistake: mask_off_by_one` or what a control is."""
         if self.role == Role.INJECTED_FAULT:
             return f"mistake: {self.setting('inject_fault')}"
-        words = [str(self.setting("strategy")), str(self.setting("layout"))]
+        words, trainer = f"{self.setting('strategy')} {self.setting('layout')}", self.setting("trainer")
         if self.role == Role.CONTROL:
-            words = ["control:", *self._differs()]
-        return " ".join(
-            words if self.setting("trainer") == NATIVE else [*words, "under", str(self.setting("trainer"))]
-        )
-
-    def _differs(self) -> list[str]:
-        """What a control does in another way than the reference."""
-        ranks = count_label(int(self.setting("cluster.world_size")), "rank")
-        parts = [f"{ranks}, {self.setting('kernel')} kernel"]
-        return [*parts, "dealt in reverse"] if self.setting("data.rank_order") == "reversed" else parts
+            ranks = count_label(int(self.setting("cluster.world_size")), "rank")
+            words = f"control: {ranks}, {self.setting('kernel')} kernel"
+            words += ", dealt in reverse" if self.setting("data.rank_order") == "reversed" else ""
+        return words if trainer == NATIVE else f"{words} under {trainer}"
 
     def setting(self, key: str) -> Any:
         """A value of the record's configuration, None where it has no such setting."""
@@ -113,16 +103,6 @@ class Seed:
     def draw(self, found: Training) -> Draw:
         """A training beside the equivalent ones, without itself."""
         return Draw(found, [each for each in self.equivalent if each is not found])
-
-    def apart(self, found: Training) -> dict[str, list[float]]:
-        """By signal, step by step: the loss's distance from the others' mean in nats, the norm's relative."""
-        centre = self.draw(found).centre
-        losses = zip(found.loss, centre.loss, strict=False)
-        norms = zip(found.grad_norm, centre.grad_norm, strict=False)
-        return {
-            "loss": [abs(own - other) for own, other in losses],
-            "grad_norm": [abs(own - other) / (abs(other) or 1.0) for own, other in norms],
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +138,7 @@ class Compared:
         """Whether a mistake was found, and anything else passed its own gates and, if compared, this one."""
         if self.training.role == Role.INJECTED_FAULT:
             return not self.is_within
-        is_one_of_the_equivalent = self.training.role == Role.CONTROL
-        return self.training.is_ok and (is_one_of_the_equivalent or self.is_within)
+        return self.training.is_ok and (self.training.role == Role.CONTROL or self.is_within)
 
 
 @dataclass(frozen=True)
@@ -183,26 +162,17 @@ class Comparison:
         return [each for seed in self.seeds for each in seed.others]
 
     @property
-    def least_controls(self) -> int:
-        """Controls that ended well, in the seed that has the fewest."""
-        return min(len(each.equivalent) - 1 for each in self.seeds)
-
-    @property
-    def controls(self) -> int:
-        """Controls that ended well, of all seeds."""
-        return sum(len(each.equivalent) - 1 for each in self.seeds)
-
-    @property
-    def compared(self) -> int:
-        """Ways whose work should be the same and that are no controls."""
-        return len({each.way for each in self.others if each.role == Role.CELL and each.loss})
+    def control_counts(self) -> list[int]:
+        """Controls that ended well, by seed."""
+        return [len(each.equivalent) - 1 for each in self.seeds]
 
     def floor(self, seeds: int | None = None) -> Limit:
         """The distance that one of what is compared crosses by chance in FALSE_ALARMS of comparisons.
 
         The distance is that of a training that ran in so many seeds; None for all of them.
         """
-        return self.noise.floor(seeds or len(self.seeds), self.compared)
+        compared = {each.way for each in self.others if each.role == Role.CELL and each.loss}
+        return self.noise.floor(seeds or len(self.seeds), len(compared))
 
     @cached_property
     def rows(self) -> list[Compared]:
@@ -215,11 +185,6 @@ class Comparison:
                     ways.setdefault(each.way, []).append((seed, each))
         rows = [self._compared(each) for each in ways.values()]
         return sorted(rows, key=lambda each: order.index(each.training.role))
-
-    @property
-    def without_steps(self) -> list[Training]:
-        """Those whose ranks did not come to the end of a step."""
-        return [each for each in self.others if not each.loss]
 
     @property
     def steps(self) -> int:
@@ -240,33 +205,6 @@ class Comparison:
         more = [f"{key}={self.reference.work[key]}" for key in self.told]
         more += [f"{len(self.seeds)} seeds"] if len(self.seeds) > 1 else []
         return ", ".join([length_label(int(seq_len)), *map(str, others), *more])
-
-    @property
-    def machine(self) -> str:
-        """`measured, cpu, AMD EPYC`."""
-        record = self.reference.record
-        parts = (record.provenance, self.reference.setting("hardware"), record.environment.device_name)
-        return ", ".join(str(part) for part in parts if part)
-
-    def apart(self, row: Compared) -> dict[str, list[float]]:
-        """By signal, step by step, as `Seed.apart`; of several seeds the root mean square."""
-        seeds = {seed.reference.seed: seed for seed in self.seeds}
-        return _by_step([seeds[each.seed].apart(each) for each in row.trainings])
-
-    def floor_by_step(self) -> dict[str, list[float]]:
-        """As `apart`, of a training that is at the floor in every step."""
-        floor = self.floor()
-        of_seeds = []
-        for seed in self.seeds:
-            unit, norms = units(seed.reference), seed.reference.grad_norm
-            of_norm = (each / (abs(norm) or 1.0) for each, norm in zip(unit["grad_norm"], norms, strict=True))
-            of_seeds.append(
-                {
-                    "loss": [floor.loss * each for each in unit["loss"]],
-                    "grad_norm": [floor.grad_norm * each for each in of_norm],
-                }
-            )
-        return _by_step(of_seeds)
 
     def _compared(self, found: Sequence[tuple[Seed, Training]]) -> Compared:
         losses = [
@@ -304,57 +242,31 @@ class Comparison:
 
 
 def _logged(found: Sequence[tuple[Seed, Training]]) -> tuple[float, float] | None:
-    apart = [each for seed, training in found for each in _logged_apart(seed, training)]
+    """Mean and largest difference of what a stack logs from what it logs of data parallelism, over seeds."""
+    apart = []
+    for seed, training in found:
+        plain = seed.reference.setting("strategy"), training.setting("trainer")
+        alike = (each for each in seed.others if (each.setting("strategy"), each.setting("trainer")) == plain)
+        bases = (each.logged_loss for each in alike if each is not training and each.logged_loss)
+        pairs = zip(training.logged_loss or (), next(bases, ()), strict=False)
+        apart += [abs(own - other) for own, other in pairs if own is not None and other is not None]
     return (sum(apart) / len(apart), max(apart)) if apart else None
 
 
-def _logged_apart(seed: Seed, found: Training) -> list[float]:
-    """Of every step, what a stack logs against what it logs of data parallelism."""
-    bases = (
-        each.logged_loss
-        for each in seed.others
-        if each.setting("strategy") == seed.reference.setting("strategy")
-        and each.setting("trainer") == found.setting("trainer")
-        and each is not found
-    )
-    base = next((each for each in bases if each), None)
-    if base is None or not found.logged_loss:
-        return []
-    pairs = zip(found.logged_loss, base, strict=False)
-    return [abs(own - other) for own, other in pairs if own is not None and other is not None]
-
-
-def _by_step(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
-    """By signal and step the root mean square over seeds."""
-    return {
-        name: [
-            math.sqrt(sum(x * x for x in each) / len(each))
-            for each in zip(*(seed[name] for seed in seeds), strict=False)
-        ]
-        for name in NAMES
-    }
-
-
 def comparisons(archive: Archive) -> list[Comparison]:
-    """Those of the records of EXPERIMENT.
+    """Those of the records of EXPERIMENT, by work.
 
     Where the reference did not end well a control takes its place; without either a work is left out.
     """
     rows = archive.frame[archive.frame["experiment"] == EXPERIMENT]
     columns = [rows[name].astype("object").where(rows[name].notna(), None) for name in MADE_WITH.values()]
-    origins = [dict(zip(MADE_WITH, each, strict=True)) for each in zip(*columns, strict=True)]
-    return [*_comparisons(map(_training, map(archive.record, rows.index), origins))]
-
-
-def _comparisons(trainings: Iterable[Training]) -> Iterator[Comparison]:
     alike: dict[str, list[Training]] = {}
-    for training in trainings:
+    for row, *origin in zip(rows.index, *columns, strict=True):
+        training = _training(archive.record(row), dict(zip(MADE_WITH, origin, strict=True)))
         alike.setdefault(json.dumps(training.work, sort_keys=True), []).append(training)
     told = _telling([group[0].work for group in alike.values()])
-    for group in alike.values():
-        seeds = [*_seeds(group)]
-        if seeds:
-            yield Comparison(seeds, told)
+    by_seed = ([*_seeds(group)] for group in alike.values())
+    return [Comparison(seeds, told) for seeds in by_seed if seeds]
 
 
 def _seeds(group: Sequence[Training]) -> Iterator[Seed]:

@@ -129,21 +129,17 @@ def cell_names(summary: pd.DataFrame, keys: Sequence[str], number: pd.Series[int
 def styles_of(strategies: Iterable[str]) -> dict[str, PlotStyle]:
     """Return each strategy's style: the one in its facts, else one that follows from its name.
 
-    A plug-in that states the colour and marker of one of ours counts as one that states none, and so does a
-    strategy that is not installed. Where two would look alike, the later in the alphabet takes the next style
-    that is free.
+    A plug-in that states the colour and marker of one of ours counts as one that states none.
     """
     ours = {name: facts.style for name, facts in STRATEGIES.ours.items() if facts.style is not None}
-    styles = {name: ours[name] for name in sorted({*strategies}) if name in ours}
     taken = {style.color_and_marker for style in ours.values()}
-    stated = {name: _plug_in_style(name) for name in sorted({*strategies} - styles.keys())}
-    for name in sorted(stated, key=lambda name: (stated[name] is None, name)):
-        own, wanted = stated[name], zlib.crc32(name.encode()) % len(OTHER_STYLES)
-        turns = [*OTHER_STYLES[wanted:], *OTHER_STYLES[:wanted]]
-        candidates = turns if own is None else [own, *turns]
-        free = (style for style in candidates if style.color_and_marker not in taken)
-        styles[name] = next(free, candidates[0])
-        taken.add(styles[name].color_and_marker)
+    styles = {}
+    for name in sorted({*strategies}):
+        stated = None if name in ours else _plug_in_style(name)
+        if stated is not None and stated.color_and_marker in taken:
+            stated = None
+        by_name = OTHER_STYLES[zlib.crc32(name.encode()) % len(OTHER_STYLES)]
+        styles[name] = ours.get(name) or stated or by_name
     return styles
 
 

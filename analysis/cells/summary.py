@@ -127,10 +127,7 @@ def _interval_ends(
     cell: pd.Series[int], step_time_ms: pd.Series[float], tokens_per_step: pd.Series[float]
 ) -> dict[int, tuple[float, ...]]:
     """By a cell's number the INTERVALS of its repeats; none of a cell that has too few."""
-    samples: dict[int, list[float]] = {}
-    for number, time_ms in zip(cell, step_time_ms, strict=True):
-        samples.setdefault(number, []).append(time_ms)
-    found = {number: median_interval(times) for number, times in samples.items()}
+    found = {number: median_interval([*times]) for number, times in step_time_ms.groupby(cell)}
     return {
         number: (
             interval.low,

@@ -11,14 +11,26 @@ import pandas as pd
 
 from analysis.cells.capacity import capacity_label
 from analysis.cells.cells import Cells
+from analysis.cells.comparison import BASE
+from analysis.cells.parts import parts_of, step_ms
 from analysis.cells.series import variants
 from analysis.cells.statuses import shown_status
-from analysis.labels import band_label, interval_label, n_label, percent_label, spread_label, status_label
+from analysis.labels import (
+    SHARED_CORES,
+    band_label,
+    count_label,
+    interval_label,
+    n_label,
+    number_label,
+    percent_label,
+    spread_label,
+    status_label,
+)
 from analysis.read.metrics import METRICS, text_of
 from analysis.read.views import View
-from analysis.show import details
 from analysis.show.section import Column
 from bench.common.labels import length_label, rate_range_label
+from bench.config import UNKNOWN_HARDWARE
 from bench.record.record import Provenance
 
 Cell = Mapping[Any, Any]
@@ -32,6 +44,7 @@ TERMINAL, FIRST_SCREEN, DETAILS = (
 WIDE, NOT_ON_PAGE = frozenset({View.SUMMARY, View.PAGE}), frozenset({View.SUMMARY, View.DETAILS})
 SPEED_UP = "speed-up"
 IN_FLIGHT = "exposed / in flight, worst rank"
+NO_PEAK = "unknown: no file of conf/hardware/ names this device"
 DISPENSABLE = ("95 % interval", "waiting", "transfer", "step ms", "n")
 """Columns that a narrow terminal does without, in this order."""
 
@@ -65,7 +78,7 @@ def metric_column(name: str, heading: str, views: frozenset[View]) -> Column:
 def _both(heading: str, metric: str, parts: tuple[str, str], views: frozenset[View]) -> Column:
     """Return a column with two metrics, `38.1 % / 61.0 %`; `metric` has {} where the parts stand."""
     names = [metric.format(part) for part in parts]
-    return Column(heading, partial(details.both_texts, names), sorted_by=names[0], views=views)
+    return Column(heading, partial(_both_texts, names), sorted_by=names[0], views=views)
 
 
 def _share_columns(part: str) -> Iterator[Column]:
@@ -171,6 +184,47 @@ def _part_of(part: Any, whole: Any) -> str:
     return "" if pd.isna(whole) else f"{int(part):,} of {int(whole):,}"
 
 
+def _both_texts(names: Sequence[str], cell: Cell) -> str:
+    """Return two metrics, `38.1 % / 61.0 %`, a dash for one that is not known; empty where none is."""
+    texts = [text_of(cell, name) for name in names]
+    return " / ".join(text or "-" for text in texts) if any(texts) else ""
+
+
+def _mfu(cell: Cell) -> str:
+    """Return MFU by causal and full FLOPs, or that the peak of the device is not known."""
+    is_unknown = cell["hardware"] == UNKNOWN_HARDWARE and bool(text_of(cell, "step_time_ms"))
+    return _both_texts(("mfu_causal", "mfu_full"), cell) or (NO_PEAK if is_unknown else "")
+
+
+def _speed_up(cell: Cell) -> str:
+    """Return the speed-up over the fastest `local` cell, and which that is."""
+    return _over_base(cell, "speed_up", BASE, "speed_up_base")
+
+
+def _scaling(cell: Cell) -> str:
+    """Return the speed-up over the fewest ranks, with what that is of the ideal."""
+    text = _over_base(cell, "scaling_speed_up", cell["scaling_base_strategy"], "scaling_base")
+    caveat = f"; {SHARED_CORES}" if cell["cluster.device"] == "cpu" else ""
+    return f"{text}, efficiency {text_of(cell, 'scaling_efficiency')}{caveat}" if text else ""
+
+
+def _over_base(cell: Cell, column: str, strategy: str, base: str) -> str:
+    """Return `1.90 times local on 1 rank (cell 0123456789ab)`."""
+    if pd.isna(cell[column]):
+        return ""
+    ranks = cell[f"{base}_ranks"]
+    where = "" if pd.isna(ranks) else f" on {count_label(int(ranks), 'rank')}"
+    return f"{text_of(cell, column)} times {strategy}{where} (cell {cell[f'{base}_cell_id']})"
+
+
+def _parts(cell: Cell) -> str:
+    """Return `ideal attention 1.20 ms + packing 0.30 ms + ... = 5.60 ms`, without what took no time."""
+    if pd.isna(cell["part_attention_ms"]):
+        return ""
+    parts = " + ".join(f"{part.label} {number_label(ms)} ms" for part, ms in parts_of(cell))
+    return f"{parts} = {number_label(step_ms(cell))} ms"
+
+
 STRATEGY = Column("strategy", lambda cell: str(cell[NAME]), sorted_by="strategy", is_words=True)
 LENGTH = Column("length", lambda cell: length_label(int(cell["seq_len"])), sorted_by="seq_len")
 RANKS = Column("ranks/sp", _ranks, sorted_by="cluster.world_size", views=WIDE | TERMINAL)
@@ -214,14 +268,13 @@ COLUMNS: Sequence[Column] = (
     metric_column("note", "note", NOT_ON_PAGE),
     metric_column("tokens_per_s_per_rank", "tokens/s per rank", DETAILS),
     metric_column("window_tokens_per_s", "tokens/s over the whole window", DETAILS),
-    Column("MFU (causal / full)", details.mfu_text, views=DETAILS),
+    Column("MFU (causal / full)", _mfu, views=DETAILS),
     _both("HFU (causal / full)", "hfu_{}", ("causal", "full"), DETAILS),
-    Column(SPEED_UP, details.speed_up_text, views=DETAILS),
-    Column("strong scaling", details.scaling_text, views=DETAILS),
+    Column(SPEED_UP, _speed_up, views=DETAILS),
+    Column("strong scaling", _scaling, views=DETAILS),
     Column("memory one rank may use", capacity_label, views=DETAILS),
-    Column("checkpointing", details.checkpointing_text, views=DETAILS),
     metric_column("peak_reserved_bytes", "peak reserved", DETAILS),
-    Column("parts of the step", details.waterfall_text, views=DETAILS),
+    Column("parts of the step", _parts, views=DETAILS),
     _both(f"attention exchange {IN_FLIGHT}", "attention_{}_share", ("exposed", "in_flight"), DETAILS),
     _both(f"communication {IN_FLIGHT}", "communication_{}_share", ("exposed", "in_flight"), DETAILS),
     metric_column("straggler_gap_ms", "straggler gap (ms)", DETAILS),

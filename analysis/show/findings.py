@@ -12,12 +12,10 @@ from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import EXPERIMENT as LOSS_EQUIVALENCE
 from analysis.cells.equivalence import Comparison, comparisons
-from analysis.cells.longest import LongestLength, longest_lengths
 from analysis.cells.selection import Selection, for_figures, for_pages
 from analysis.read.archive import Archive
 from analysis.show.columns import DISPENSABLE, columns_of, named_rows
-from analysis.show.figures.figure_file import FigureFile
-from analysis.show.section import Table
+from analysis.show.section import FigureFile, Table
 from bench.record.record import Role
 
 NO_ANSWERS = (Role.CONTROL, Role.INJECTED_FAULT)
@@ -40,8 +38,6 @@ class Findings:
     """Table of the listed cells, in every view's columns."""
     comparisons: Sequence[Comparison]
     """Trainings compared with data parallelism, by work."""
-    longest: Sequence[LongestLength]
-    """Bounds of the longest length of each series, where it was looked for."""
     verdict: Verdict
     """Answer in sentences."""
     drawn: Selection
@@ -65,7 +61,6 @@ class Findings:
             shown_rows=rows,
             cell_table=Table.of(columns_of(shown.cells), rows, DISPENSABLE),
             comparisons=compared,
-            longest=longest_lengths(cells, frame),
             verdict=with_equivalence(found, compared, alone=alone),
             drawn=for_figures(cells),
         )

@@ -80,3 +80,16 @@ class Section:
     """Whether the section answers the question of the sweep; a terminal shows it next to the prompt."""
     has_own_form: bool = False
     """Whether the page shows the section in a form of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class FigureFile:
+    """One figure as a report shows it."""
+
+    name: str
+    """Name of its files in figures/, without the ending."""
+    title: str
+    caption: str
+    """What a point is, and what a reader must know of these cells: sentences."""
+    svg: str
+    """The picture with what can be pointed at, as a part of the page."""

@@ -1,8 +1,7 @@
 import pytest
 
-from analysis.answers.change import changes
 from analysis.cells.cells import SHARED_GPU_CAVEAT
-from analysis.compare import MAX_LISTED, main
+from analysis.compare import MAX_LISTED, changes, main
 from analysis.read.archive import read_archive
 from tests.support.records import (
     SHARED_GPU,

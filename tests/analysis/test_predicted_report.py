@@ -110,9 +110,9 @@ def test_a_prediction_s_page_says_what_the_expected_step_and_memory_are_made_of(
     parts = [text for name, text in shown if name == "predicted step, ms by part"]
     assert len(parts) == len(records)
     assert all("attention " in text for text in parts)
-    needs = [text for name, text in shown if name == "predicted need of one rank, and what it may take"]
-    assert sum(text.endswith("of 79.1 GiB: fits") for text in needs) == 8
-    assert sum(text.endswith("of 79.1 GiB: out of memory") for text in needs) == 2
+    assert [text for name, text in shown if name == "memory that one rank may take"] == ["79.1 GiB"] * 10
+    verdicts = [text for name, text in shown if name == "predicted verdict on memory"]
+    assert (verdicts.count("fits"), verdicts.count("out of memory")) == (8, 2)
 
 
 def test_a_prediction_is_told_with_its_band_while_the_sweep_runs(records):

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from analysis.cells.capacity import Capacity, capacities_of, near_capacities
+from analysis.cells.capacity import capacities_of
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import Comparison
 from analysis.cells.parts import SPLIT
@@ -24,7 +24,6 @@ from analysis.labels import bytes_label, count_label
 from analysis.read.traced_shares import MAX_TRACED_TO_TIMED, MIN_TRACED_TO_TIMED
 from analysis.show.figures.drawn_series import Quantity, draw_beside, draw_series
 from analysis.show.figures.failures import failure_marks, say_empty, sheet_against
-from analysis.show.figures.figure_file import FigureFile
 from analysis.show.figures.loss_curves import write_equivalence
 from analysis.show.figures.scaling import EFFICIENCY, scaling_sheet
 from analysis.show.figures.sheet import Heading, Sheet, drawn, save
@@ -38,12 +37,12 @@ from analysis.show.figures.style import (
     linear_y,
     scale_y,
 )
-from analysis.show.figures.waterfall import waterfall_sheet
+from analysis.show.section import FigureFile
 from bench.common.labels import SIZES
 
 MANY_LENGTHS_RATIO, LOG_OF_MANY_LENGTHS = 4, 2
 """Over lengths that span more than the first, tokens/s are on a logarithmic axis from the second ratio on."""
-SELECTED = "a part of the series; all are in summary.csv"
+SELECTED = "A part of the series; all are in summary.csv."
 TRACED = "traced step"
 
 
@@ -100,6 +99,8 @@ THROUGHPUT = Quantity(
 )  # fmt: skip
 PEAK_MEMORY = Quantity("peak_allocated_bytes", band="predicted_peak_allocated{}_bytes")
 CAPACITY_LINES = ("--", ":", "-.")
+FAR_ABOVE = 8
+"""Without a cell that ran out of memory, a capacity this many times the highest peak has no line."""
 CPU_LIMIT_REMARK = "On a CPU a limit counts what tensors take, to within some MiB"
 ATTENTION_OF_SINGLE = Quantity("attention_of_one_device")
 OUT_ERROR = Quantity("out_error_ulps", unit="ulps")
@@ -122,26 +123,23 @@ def draw_throughput(cells: Cells, sheet: Sheet) -> None:
 
 
 def draw_peak_memory(cells: Cells, sheet: Sheet) -> None:
-    """Peak allocated memory of the worst rank, and dashed what a rank may use."""
-    drawn = near_capacities(cells.frame, len(CAPACITY_LINES))
+    """Peak allocated memory of the worst rank; dashed the lowest capacities that are near or ran out."""
+    frame, capacities = cells.frame, capacities_of(cells.frame)
+    reach = (
+        np.inf if frame["status"].eq("out_of_memory").any() else FAR_ABOVE * frame[PEAK_MEMORY.column].max()
+    )
+    near = [each for each in capacities if each[0] <= reach][: len(CAPACITY_LINES)]
     draw_series(sheet, cells, PEAK_MEMORY)
-    sizes = [cells.frame[PEAK_MEMORY.column], pd.Series([each.size_bytes for each in drawn], dtype="float64")]
-    scale_y(sheet.axes, pd.concat(sizes))
-    for each, line in zip(drawn, CAPACITY_LINES, strict=False):
-        sheet.axes.axhline(each.size_bytes, label=f"may use: {each.label}", linestyle=line, **REFERENCE)
+    sizes = pd.Series([size for size, _ in near], dtype="float64")
+    scale_y(sheet.axes, pd.concat([frame[PEAK_MEMORY.column], sizes]))
+    for (size, label), line in zip(near, CAPACITY_LINES, strict=False):
+        sheet.axes.axhline(size, label=f"may use: {label}", linestyle=line, **REFERENCE)
     _label_sizes(sheet.axes)
-    sheet.remarks.extend(_capacity_remarks(cells, drawn))
-
-
-def _capacity_remarks(cells: Cells, drawn: Sequence[Capacity]) -> list[str]:
-    """Which capacities have no line, and what a limit counts."""
-    others = [each.label for each in capacities_of(cells.frame) if each not in drawn]
-    many = f"{count_label(len(others), 'other capacity', 'other capacities')} in summary.csv"
-    above = f"Not drawn, far above the axis: {''.join(others)}"
-    is_above = len(others) == 1 and len(drawn) < len(CAPACITY_LINES)
-    told = [above if is_above else many] if others else []
-    is_limited = cells.is_cpu and any(each.label.startswith("limit") for each in drawn)
-    return [*told, CPU_LIMIT_REMARK] if is_limited else told
+    others = len(capacities) - len(near)
+    if others:
+        sheet.remarks.append(f"{count_label(others, 'other capacity', 'other capacities')} in summary.csv")
+    if cells.is_cpu and near:
+        sheet.remarks.append(CPU_LIMIT_REMARK)
 
 
 def _label_sizes(axes: Axes) -> None:
@@ -236,15 +234,10 @@ FIGURES: Mapping[str, FigureKind] = {
     "step_parts": FigureKind(
         "Where the step went", "",
         "The traced step of the rank that attention kept busiest, every instant counted once: compute, else"
-        " exposed communication, else idle",
+        " exposed communication, else idle. Ideal attention: local's attention time for the same work, shared"
+        " evenly by the cell's cores or GPUs; it is not told apart where a strategy's took no longer",
         needs=SPLIT, make=step_parts_sheet,
         of_predicted="Predicted: the expected step of the rank with most to do",
-    ),
-    "waterfall": FigureKind(
-        "From ideal attention to the whole step", "",
-        "One traced step, which is not a timed one, of the rank that attention kept busiest, part by part",
-        needs=SPLIT, make=waterfall_sheet,
-        of_predicted="Predicted: the expected step of the rank with most to do, part by part from the top",
     ),
     "scaling": FigureKind(
         "Strong scaling", "tokens/s per rank, of the base's",
@@ -277,7 +270,7 @@ def build(name: str, selected: Selection) -> Sheet:
     """The figure of this name in FIGURES, complete."""
     kind, cells = FIGURES[name], selected.cells
     caveats = [cells.banner, SELECTED if selected.note else None]
-    heading = Heading(kind.title, cells.heading, "; ".join(filter(None, caveats)) or None)
+    heading = Heading(kind.title, cells.heading, " ".join(filter(None, caveats)) or None)
     return drawn(lambda: kind.sheet(cells, heading))
 
 

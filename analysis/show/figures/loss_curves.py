@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from analysis.cells.equivalence import Comparison, Training
+from analysis.cells.equivalence import Compared, Comparison, Training
 from analysis.cells.series import styles_of
-from analysis.show.figures.figure_file import FigureFile
 from analysis.show.figures.sheet import Heading, Sheet, drawn, new_sheet, save
 from analysis.show.figures.style import MUTED_COLOR, look_of
+from analysis.show.section import FigureFile
+from bench.record.noise import NAMES, units
 from bench.record.record import Role
 from bench.strategies.plot_style import PlotStyle
 
@@ -58,13 +60,13 @@ def name_of(comparison: Comparison) -> str:
 
 
 def _sheet(comparison: Comparison, banner: str | None) -> Sheet:
-    sheet = new_sheet(Heading(TITLE, f"{comparison.machine}: {comparison.name}", banner), PANEL_INCHES)
+    sheet = new_sheet(Heading(TITLE, f"{_machine(comparison)}: {comparison.name}", banner), PANEL_INCHES)
     losses, loss_apart, norm_apart = sheet.panels
     curves = [*_curves(comparison)]
     for curve in curves:
         losses.plot(curve.loss, label=curve.label, **curve.look)
     losses.set_ylabel("loss (nats)")
-    floor = comparison.floor_by_step()
+    floor = _floor_by_step(comparison)
     for axes, signal in ((loss_apart, "loss"), (norm_apart, "grad_norm")):
         _draw_apart(axes, [(each.apart[signal], each.look) for each in curves if each.apart], floor[signal])
     loss_apart.set_ylabel("apart (nats)")
@@ -88,7 +90,49 @@ def _curves(comparison: Comparison) -> Iterator[Curve]:
         number = drawn[kind]
         drawn[kind] += training.role != Role.CONTROL
         label = "controls" if training.role == Role.CONTROL else training.label
-        yield Curve(row.trainings[0].loss, label, _look(training, number, styles), comparison.apart(row))
+        yield Curve(row.trainings[0].loss, label, _look(training, number, styles), _apart(comparison, row))
+
+
+def _machine(comparison: Comparison) -> str:
+    """`measured, AMD EPYC`."""
+    record = comparison.reference.record
+    return ", ".join(filter(None, (record.provenance, record.environment.device_name)))
+
+
+def _apart(comparison: Comparison, row: Compared) -> dict[str, list[float]]:
+    """By signal, step by step: distance from the mean of equivalent trainings, the norm's relative."""
+    seeds, distances = {seed.reference.seed: seed for seed in comparison.seeds}, []
+    for training in row.trainings:
+        centre = seeds[training.seed].draw(training).centre
+        losses = zip(training.loss, centre.loss, strict=False)
+        norms = zip(training.grad_norm, centre.grad_norm, strict=False)
+        distances.append(
+            {
+                "loss": [abs(own - other) for own, other in losses],
+                "grad_norm": [abs(own - other) / (abs(other) or 1.0) for own, other in norms],
+            }
+        )
+    return _over_seeds(distances)
+
+
+def _floor_by_step(comparison: Comparison) -> dict[str, list[float]]:
+    """As `_apart`, of a training that is at the floor in every step."""
+    floor, distances = comparison.floor(), []
+    for seed in comparison.seeds:
+        unit, norms = units(seed.reference), seed.reference.grad_norm
+        of_norm = (each / (abs(norm) or 1.0) for each, norm in zip(unit["grad_norm"], norms, strict=True))
+        losses = [floor.loss * each for each in unit["loss"]]
+        distances.append({"loss": losses, "grad_norm": [floor.grad_norm * each for each in of_norm]})
+    return _over_seeds(distances)
+
+
+def _over_seeds(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    """By signal and step the root mean square over seeds."""
+    found = {}
+    for name in NAMES:
+        steps = zip(*(seed[name] for seed in seeds), strict=False)
+        found[name] = [statistics.fmean(each * each for each in step) ** 0.5 for step in steps]
+    return found
 
 
 def _look(training: Training, number: int, styles: Mapping[str, PlotStyle]) -> dict[str, Any]:

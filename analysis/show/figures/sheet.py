@@ -22,8 +22,8 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.textpath import TextPath
 
-from analysis.show.figures.figure_file import FigureFile
 from analysis.show.figures.style import BANNER_COLOR, MUTED_COLOR, RC
+from analysis.show.section import FigureFile
 from bench.record.store import write_whole
 
 WIDTH_INCHES = 4.4

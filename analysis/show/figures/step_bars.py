@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from analysis.cells.cells import Cells
-from analysis.cells.parts import SPLIT, WHOLE_STEP, part_text, parts_of, step_ms
+from analysis.cells.parts import SPLIT, part_text, parts_of, step_ms
 from analysis.cells.statuses import excluded_statuses
 from analysis.show.figures.failures import failure_marks, sheet_against
 from analysis.show.figures.sheet import Heading, Sheet, Spot
@@ -54,7 +54,7 @@ def step_parts_sheet(cells: Cells, heading: Heading) -> Sheet:
 
 def _draw_bar(sheet: Sheet, label: str, cell: Mapping[Any, Any], ends: tuple[float, float]) -> None:
     whole_ms, bottom = step_ms(cell), 0.0
-    for part, ms in parts_of(cell, WHOLE_STEP):
+    for part, ms in parts_of(cell):
         share = ms / whole_ms
         sheet.axes.bar(
             ends[0], share, ends[1] - ends[0], bottom, align="edge", color=part.color, label=part.label,

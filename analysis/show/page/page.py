@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment as Templates
+from jinja2 import PackageLoader, StrictUndefined
+from msgspec import to_builtins
 
 from analysis.cells.summary import CELL
 from analysis.labels import count_label, more_label
@@ -15,10 +18,14 @@ from analysis.read.hardware import node_links
 from analysis.read.views import View
 from analysis.show.columns import LENGTH, STATUS
 from analysis.show.findings import Findings
-from analysis.show.page.environment import environment_facts
-from analysis.show.page.record import BLOCK_HEADINGS, CHECK_HEADINGS, Attempt, Pairs, as_text, attempt
+from analysis.show.page.record import Attempt, Pairs, attempt
 from analysis.show.section import Column, Section, Table
+from bench.common.environment import Environment
 
+MAX_VALUES = 4
+"""More different values than this are counted, not listed."""
+ONE_BY_ONE = frozenset({"packages", "inherited_env"})
+"""Mappings of an environment whose entries are shown by themselves."""
 MAX_NUMBERS = 24
 """Rows of the first screen's table, where strategies are not ranked."""
 
@@ -50,10 +57,10 @@ def render(findings: Findings, sections: Sequence[Section]) -> str:
     table = findings.cell_table
     generic = [section for section in sections if not section.has_own_form]
     loader = PackageLoader("analysis.show.page", ".")
-    environment = Environment(
+    templates = Templates(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template("report.html.jinja").render(
+    return templates.get_template("report.html.jinja").render(
         count=f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
         cells=cells,
         verdict=verdict,
@@ -67,8 +74,6 @@ def render(findings: Findings, sections: Sequence[Section]) -> str:
         answers=[section for section in generic if section.answers],
         others=[section for section in generic if not section.answers],
         view=View.PAGE,
-        block_headings=BLOCK_HEADINGS,
-        check_headings=CHECK_HEADINGS,
         shared=[(key, as_text(value)) for key, value in archive.shared.items()],
         environment=environment_facts(archive.environments),
     )
@@ -134,3 +139,48 @@ def _identities(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     """Return what each row is of: the request, its provenance, machine and software."""
     columns = (frame[key].fillna("").tolist() for key in CELL)
     return zip(*columns, strict=True)
+
+
+def environment_facts(environments: Iterable[Environment]) -> Pairs:
+    """Per key the different values met, as text; counted where they are many."""
+    values: dict[str, dict[str, None]] = {}
+    for mapping in map(_one_by_one, environments):
+        for key, value in mapping.items():
+            values.setdefault(key, {})[as_text(value)] = None
+    return [
+        (key, "; ".join(met) if len(met) <= MAX_VALUES else f"{len(met)} different values")
+        for key, met in values.items()
+    ]
+
+
+def _one_by_one(environment: Environment) -> dict[str, Any]:
+    """Return the environment with its packages and variables one by one, and equal pairs of GPUs as one."""
+    rest = {key: value for key, value in to_builtins(environment).items() if key not in ONE_BY_ONE}
+    pairs = {"gpu_topology": environment.gpu_topology, "gpu_p2p": environment.gpu_p2p}
+    return {
+        **rest,
+        **{key: _of_pairs(value) for key, value in pairs.items() if value},
+        **{f"package {name}": version for name, version in environment.packages.items()},
+        **{f"variable {name}": value for name, value in environment.inherited_env.items()},
+    }
+
+
+def _of_pairs(values: Mapping[str, str]) -> str:
+    """`NVLink (all 28 pairs)`, or the pairs of each word: `PIX (0-1, 2-3), SYS (0-2, 0-3, 1-2, 1-3)`."""
+    alike: dict[str, list[str]] = {}
+    for pair, word in values.items():
+        alike.setdefault(word, []).append(pair)
+    if len(alike) == 1 and len(values) > 1:
+        return f"{min(alike)} (all {len(values)} pairs)"
+    return ", ".join(f"{word} ({', '.join(pairs)})" for word, pairs in alike.items())
+
+
+def as_text(value: Any) -> str:
+    """A value as a reader would write it: lists with commas, mappings as `name value; name value`."""
+    if value is None:
+        return "none"
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name} {as_text(each)}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(as_text, value))
+    return value if isinstance(value, str) else json.dumps(value)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from analysis.labels import band_label, bytes_label, number_label, percent_label, status_label
 from analysis.read.hardware import NodeLink
-from analysis.read.traced_shares import transfer_ms
+from analysis.show.section import Column, Table
 from bench.cost.band import Band
 from bench.measure.check import Check
 from bench.measure.documents.section import PackedDocuments
@@ -21,9 +19,8 @@ from bench.record.analytic import PredictedStep
 from bench.record.record import Provenance, Record, Status
 
 CHECK_HEADINGS = ("checked", "against", "tokens", "rows", "steps", "outcome")
+NUMBERS = frozenset({"tokens", "rows", "steps", "blocks", "together"})
 BLOCK_HEADINGS = ("role", "dtype", "shape", "blocks", "together")
-NO_LINKS: Mapping[str, NodeLink] = {}
-THROTTLED: Mapping[bool | None, str] = {True: "yes", False: "no"}
 ATTENTION = "attention"
 NVLINK = "NVLink"
 """The start of such a link's name, and what a record calls pairs of GPUs that reach one another by it."""
@@ -35,40 +32,25 @@ Facts = Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class ShownCheck:
-    """One check of a record in a reader's words."""
-
-    texts: tuple[str, ...]
-    """In the order of CHECK_HEADINGS."""
-    is_whole: bool
-    """Whether it was made, and in all steps that it is about."""
-
-
-@dataclass(frozen=True, slots=True)
 class Attempt:
     """One record behind a cell, in a reader's words."""
 
     title: str
     facts: Pairs
-    blocks: list[tuple[str, ...]]
-    """The largest classes of live blocks behind a failed allocation, in the order of BLOCK_HEADINGS."""
+    blocks: Table
+    """The largest classes of live blocks behind a failed allocation."""
     log_tail: str | None
-    checks: list[ShownCheck]
-    """Empty where the record does not say."""
+    checks: Table
+    """Checks with their outcomes; without rows where the record has none."""
 
 
-def known_facts(facts: Facts) -> Pairs:
-    """Return names and texts of what is known."""
-    return [(name, text) for name, text in facts.items() if text]
-
-
-def attempt(record: Record, links: Mapping[str, NodeLink] = NO_LINKS) -> Attempt:
+def attempt(record: Record, links: Mapping[str, NodeLink] | None = None) -> Attempt:
     """Return what the page says of one record; `links` are those within a node, by hardware name."""
     failure, has_run = record.failure, record.provenance is not Provenance.PREDICTED
     out_of_memory = None if failure is None else failure.out_of_memory
     facts = {
         **_end(record),
-        **_engagement(record, links),
+        **_engagement(record, links or {}),
         **(_replayed(record) if record.provenance is Provenance.REPLAYED else {}),
         **(_predicted(record.analytic.prediction) if record.analytic.prediction else {}),
         **(_traced(record.trace) if has_run and record.trace else {}),
@@ -77,11 +59,15 @@ def attempt(record: Record, links: Mapping[str, NodeLink] = NO_LINKS) -> Attempt
     }
     return Attempt(
         f"repeat {record.repeat}",
-        known_facts(facts),
-        [] if out_of_memory is None else [*map(_block, out_of_memory.largest)],
+        [(name, text) for name, text in facts.items() if text],
+        _table(BLOCK_HEADINGS, [] if out_of_memory is None else [*map(_block, out_of_memory.largest)]),
         None if failure is None else failure.log_tail or None,
-        [_shown(check, record.status) for check in record.checks or ()],
+        _table(CHECK_HEADINGS, [_check(check, record.status) for check in record.checks or ()]),
     )
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    return Table([Column(heading, str, is_words=heading not in NUMBERS) for heading in headings], rows)
 
 
 def _end(record: Record) -> Facts:
@@ -121,9 +107,8 @@ def _engagement(record: Record, links: Mapping[str, NodeLink]) -> Facts:
 
 
 def _losses(record: Record) -> str:
-    if record.losses is None or not record.losses.loss:
-        return ""
-    return f"{_number(record.losses.loss[0], '.4f')} to {_number(record.losses.loss[-1], '.4f')}"
+    losses = [] if record.losses is None else record.losses.loss
+    return " to ".join(_number(loss, ".4f") for loss in (losses[0], losses[-1])) if losses else ""
 
 
 def _replayed(record: Record) -> Facts:
@@ -139,8 +124,8 @@ def _replayed(record: Record) -> Facts:
     }
 
 
-def _shown(check: Check, status: Status) -> ShownCheck:
-    """Of a wrong result the reason above says what was found; what was compared may be right or not."""
+def _check(check: Check, status: Status) -> tuple[str, ...]:
+    """Return a check by CHECK_HEADINGS; of a wrong result, what was compared may be right or not."""
     made = "passed" if status is Status.OK else "compared"
     if check.below_noise is not None:
         made = f"below noise: {check.below_noise}"
@@ -148,8 +133,7 @@ def _shown(check: Check, status: Status) -> ShownCheck:
     outcome = "; ".join(filter(None, (made if was_made else "not checked", check.reason)))
     steps = _count(check.steps) + ("" if check.of_steps is None else f" of {check.of_steps:,}")
     rows = "all" if check.rows is None and check.tokens is not None else _count(check.rows)
-    texts = (check.what, check.against, _count(check.tokens), rows, steps, outcome)
-    return ShownCheck(texts, check.reason is None)
+    return check.what, check.against, _count(check.tokens), rows, steps, outcome
 
 
 def _count(number: int | None) -> str:
@@ -192,15 +176,14 @@ def _joins_all_ranks(record: Record, link: NodeLink) -> bool:
 
 
 def _documents(section: PackedDocuments | None) -> str:
-    """`15 to 19 a step; in the median step the busiest rank attends to 1.08 times the mean rank's pairs`."""
+    """`15 to 19 a step; the busiest rank attends to 1.08 times the mean rank's pairs`, in the median step."""
     if section is None:
         return ""
     fewest, most = min(section.documents), max(section.documents)
     counts = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
     if section.imbalance is None:
         return f"{counts} a step"
-    busiest = f"the busiest rank attends to {section.imbalance:.2f} times the mean rank's pairs"
-    return f"{counts} a step; in the median step {busiest}"
+    return f"{counts} a step; the busiest rank attends to {section.imbalance:.2f} times the mean rank's pairs"
 
 
 def _parity(parity: Parity | None) -> str:
@@ -233,15 +216,14 @@ def _number(value: float | None, form: str) -> str:
 
 def _predicted(found: PredictedStep) -> Facts:
     """Return the record's prediction: its band, and what the expected step is made of."""
-    need, usable = _band(found.needed_bytes, bytes_label), found.usable_bytes
-    fit = f" of {bytes_label(usable)}: {str(found.fit).replace('_', ' ')}"
     return {
         "predicted step time, ms": _band(found.step_time_ms, number_label),
         "predicted step, ms by part": _terms(found.parts, number_label),
         "predicted peak allocated": _band(found.peak_allocated_bytes, bytes_label),
         "predicted memory by term": _terms(found.memory, bytes_label),
-        "predicted need of one rank, and what it may take": need
-        + ("; unknown what it may take" if usable is None else fit),
+        "predicted need of one rank": _band(found.needed_bytes, bytes_label),
+        "memory that one rank may take": bytes_label(found.usable_bytes),
+        "predicted verdict on memory": str(found.fit or "").replace("_", " "),
     }
 
 
@@ -257,13 +239,9 @@ def _terms(terms: Mapping[str, float], label: Callable[[float], str]) -> str:
 
 def _traced(trace: Trace) -> Facts:
     """Return what a traced step spent on communication, and how evenly work was spread."""
-    by_step = (transfer_ms(step, ATTENTION) for step in trace.steps)
     return {
         "not traced": trace.failure,
         "exposed communication, ms by purpose and rank": _by_rank(trace.purpose_exposed_ms),
-        "attention's transfer, ms by rank, traced step by traced step": "; ".join(
-            "-" if by_rank is None else ", ".join(map(number_label, by_rank)) for by_rank in by_step
-        ),
         "waiting for other ranks, ms by purpose and rank": _by_rank(trace.purpose_waiting_ms),
         "waiting unknown": trace.waiting_unknown,
         "compute, ms by part and rank": _by_rank(trace.compute_ms),
@@ -288,7 +266,7 @@ def _machine(record: Record) -> Facts:
         facts |= _memory(record.memory)
     if telemetry is not None:
         facts |= {
-            "throttled": THROTTLED.get(telemetry.throttled),
+            "throttled": None if telemetry.throttled is None else "yes" if telemetry.throttled else "no",
             "telemetry": telemetry.reason,
             "load average when timing began": f"{telemetry.load_average:.2f}",
             "involuntary context switches while timed, by rank": ", ".join(
@@ -320,14 +298,3 @@ def _block(block: BlockClass) -> tuple[str, ...]:
     """Return a class of live blocks: role, dtype, shape, how many, bytes together."""
     shape = " x ".join(map(str, block.shape)) or "scalar"
     return block.role, block.dtype, shape, f"{block.count:,}", bytes_label(block.total_bytes)
-
-
-def as_text(value: Any) -> str:
-    """A value as a reader would write it: lists with commas, mappings as `name value; name value`."""
-    if value is None:
-        return "none"
-    if isinstance(value, Mapping):
-        return "; ".join(f"{name} {as_text(each)}" for name, each in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(as_text, value))
-    return value if isinstance(value, str) else json.dumps(value)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from math import isinf
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isinf
+from typing import Any
 
-from analysis.answers.published_post import (
-    PEAKS_GB,
-    POST,
-    REVISIONS,
-    Published,
-    Row,
-    differences,
-    known_numbers,
-    peaks_gib,
-    rates,
-)
+import pandas as pd
+
+from analysis.cells.statuses import NO_SPARE, shown_status
+from analysis.labels import number_label, status_label
+from analysis.read.hardware import device_names
 from analysis.read.metrics import text_of
 from analysis.show.columns import (
     LENGTH,
@@ -32,13 +28,179 @@ from analysis.show.columns import (
 from analysis.show.findings import Findings
 from analysis.show.section import Column, Section, Table
 from bench.common.labels import GIB, LENGTH_UNITS
+from bench.config import NO_MISTAKE
+from bench.record.record import Provenance, Status
 
+Row = Mapping[Any, Any]
+"""A record's row of the frame."""
+POST = "huggingface/blog, ulysses-sp.md"
+OUT = inf
+"""Stands for a published run that ended out of memory."""
+SETTINGS: Mapping[str, str | int | bool] = {
+    "workload": "train",
+    "model": "qwen3_4b",
+    "hardware": "h100_80gb",
+    "batch": 1,
+    "grad_accum": 8,
+    "dtype": "bf16",
+    "engine": "zero3",
+    "checkpointing": True,
+    "loss": "untiled",
+    "tiled_mlp": False,
+    "offload.activations": False,
+}
+"""Settings that all of the post's runs share, read from its text and from the slope of its memory. The
+trainer, the kernel and the place of the optimizer may differ: a row names them."""
+USUAL: Mapping[str, str | int] = {
+    "inject_fault": NO_MISTAKE,
+    "cluster.ranks_per_gpu": 1,
+    "cluster.memory_limit_gib": 0,
+    "engine.leaf": "none",
+}
+"""Settings with which a record says something of its hardware."""
+SAME_METHOD = ("deepspeed_ulysses", "ulysses")
+AS_PUBLISHED, UNDECIDED, NOT_COMPARABLE = "as published", "undecided", "not comparable"
 SPAN = 32 * LENGTH_UNITS["k"]
 """Tokens that slopes are given for."""
 SAME_AS_BASE = ("provenance", "trainer", "kernel", "offload.optimizer")
 """Settings that a cell and its base on one GPU have in common."""
 DISPENSABLE = ("device", "ranks/sp", "status", "to the base")
 """Columns that a narrow terminal does without, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Numbers of one quantity in the post, and the rule by which a record is compared with them."""
+
+    name: str
+    numbers: Mapping[tuple[int, int], float]
+    """Value by GPUs and thousands of tokens (1,024 each)."""
+    tolerance: float
+    """Share by which a result may be off and still be as published; beyond twice as much it is not."""
+    beyond: tuple[str, str]
+    """Verdicts on results far below and far above the published number."""
+    ends: Callable[[Row], list[float]]
+    """Function that returns the ends between which a row's own number lies; empty where it has none."""
+    more: Callable[[Row, float, float], float]
+    """Function that returns how much more the published run took of `unit`, by row, published, own number."""
+    unit: str
+    is_bracket: bool
+    """Whether the ends count as one result; else a verdict has to hold at both."""
+
+    def number(self, row: Row) -> float | None:
+        """Return the published number of the row's cell; None where nothing is published."""
+        return self.numbers.get((row["cluster.world_size"], row["seq_len"] / LENGTH_UNITS["k"]))
+
+    def comparison(self, row: Row) -> str:
+        """Return the published number of the row's cell, the verdict on it and its distance from ours."""
+        number, ends, others = self.number(row), self.ends(row), differences(row, self)
+        if others:
+            return f"{NOT_COMPARABLE}: {', '.join(others)}"
+        if number is None:
+            return "nothing published"
+        text = f"{'OOM' if isinf(number) else number_label(number)}: {self._verdict(row, number, ends)}"
+        return text if isinf(number) or not ends else f"{text}; {self._distance(row, number, ends)}"
+
+    def _distance(self, row: Row, number: float, ends: Sequence[float]) -> str:
+        low, high = sorted(self.more(row, number, each) for each in (ends[0], ends[-1]))
+        if low < 0 < high:
+            return f"{number_label(-low)} {self.unit} less to {number_label(high)} more than ours"
+        both = " to ".join(dict.fromkeys(map(number_label, sorted((abs(low), abs(high))))))
+        return f"{both} {self.unit} {'less' if low < 0 else 'more'} than ours"
+
+    def _verdict(self, row: Row, number: float, ends: Sequence[float]) -> str:
+        status = shown_status(row)
+        if row["provenance"] == Provenance.PREDICTED:
+            return "predicted"
+        if isinf(number) and status in (NO_SPARE, Status.OK):
+            return UNDECIDED if status == NO_SPARE else "ran where the source ran out of memory"
+        if status == Status.OUT_OF_MEMORY:
+            return "out of memory as published" if isinf(number) else "out of memory where the source ran"
+        if isinf(number) or not ends:
+            return status_label(status)
+        results = [ends] if self.is_bracket else [[end] for end in ends]
+        verdicts = {self._closeness(number, result) for result in results}
+        return verdicts.pop() if len(verdicts) == 1 else UNDECIDED
+
+    def _closeness(self, number: float, ends: Sequence[float]) -> str:
+        """Return the verdict on a result between the least and the most of `ends`."""
+        low, high = min(ends), max(ends)
+        off = max(1.0, number / high, low / number)
+        if off <= 1 + self.tolerance:
+            return AS_PUBLISHED
+        return UNDECIDED if off <= 1 + 2 * self.tolerance else self.beyond[low > number]
+
+
+def peaks_gib(row: Row) -> list[float]:
+    """Return tensors of the worst rank and all that a device held, or both ends of predicted tensors."""
+    columns = ["peak_allocated_bytes", "device_used_bytes"]
+    if row["provenance"] == Provenance.PREDICTED:
+        columns = ["predicted_peak_allocated_low_bytes", "predicted_peak_allocated_high_bytes"]
+    return [size / GIB for size in known_numbers(row, columns)]
+
+
+def rates(row: Row) -> list[float]:
+    """Return tokens/s of the job: one number, or both ends of a replay or a prediction."""
+    columns = {
+        Provenance.PREDICTED: ["predicted_tokens_per_s_low", "predicted_tokens_per_s_high"],
+        Provenance.REPLAYED: ["tokens_per_s_with_link", "tokens_per_s"],
+    }.get(row["provenance"], ["tokens_per_s"])
+    return known_numbers(row, columns)
+
+
+def known_numbers(row: Row, columns: Sequence[str]) -> list[float]:
+    """Return the row's numbers of these columns that are there."""
+    return [*pd.Series([row[column] for column in columns], dtype=float).dropna()]
+
+
+def _more_s(row: Row, published: float, rate: float) -> float:
+    tokens = row["tokens_per_step"]
+    return float((tokens / published - tokens / rate) / row["grad_accum"])
+
+
+def differences(row: Row, published: Published) -> list[str]:
+    """Return the settings, as `key=value`, in which a row is not one of the post's runs.
+
+    The device counts as a setting unless the row is predicted.
+    """
+    expected: dict[str, Any] = {}
+    if published.number(row) is not None:
+        ranks, strategy = row["cluster.world_size"], row["strategy"]
+        methods = SAME_METHOD if ranks > 1 else ("local",)
+        expected = {"sp_degree": ranks, "strategy": strategy if strategy in methods else methods[0]}
+    usual = {key: value for key, value in USUAL.items() if not pd.isna(row.get(key))}
+    expected = {**expected, **SETTINGS, **usual}
+    others = {key: row[key] for key, value in expected.items() if row[key] != value}
+    found = [f"{key}={str(each).lower() if isinstance(each, bool) else each}" for key, each in others.items()]
+    names = device_names().get(row["hardware"], ())
+    if not found and row["provenance"] != Provenance.PREDICTED and row["device_name"] not in names:
+        return [f"device={row['device_name']}"]
+    return found
+
+
+PEAKS_GB = Published(
+    "published, GB",
+    {(1, 8): 76.4, (4, 8): 23.4, (4, 32): 35.0, (4, 64): 50.5, (4, 96): 66.0, (4, 128): OUT},
+    0.05,
+    ("less memory than published", "more memory than published"),
+    peaks_gib,
+    lambda _, published, peak: published - peak,
+    "GiB",
+    is_bracket=True,
+)
+
+
+def _revision(name: str, numbers: Mapping[tuple[int, int], float]) -> Published:
+    beyond = ("slower than published", "faster than published")
+    return Published(name, numbers, 0.10, beyond, rates, _more_s, "s a micro-step", is_bracket=False)
+
+
+REVISIONS = (
+    _revision("A (01d33d5c)", {(1, 8): 2436, (4, 8): 2315, (4, 32): 7872, (4, 64): 13396}),
+    _revision("B (5feb9948)", {(1, 8): 3633, (4, 8): 3933, (4, 32): 7733, (4, 64): 13396}),
+)
+"""Tokens/s of all GPUs in two stored revisions of the post, named by the first digits of their commits."""
+
 READING = (
     "A result within {near} % of a published number is as published: people who repeat a run have other"
     " drivers, clocks and data. Beyond {far} % it is {beyond}, and between the two undecided. The distance"

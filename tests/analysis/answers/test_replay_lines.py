@@ -5,6 +5,7 @@ import pytest
 
 from analysis.answers.provenance import NO_LINK_RATES, REPLAY_NOTE, replay_lines
 from analysis.answers.verdict import verdict
+from analysis.cells.cells import REPLAYED_BANNER
 from analysis.cells.selection import for_figures
 from analysis.cells.statuses import NO_SPARE, shown_statuses
 from analysis.read.views import View
@@ -132,7 +133,7 @@ def test_figures_draw_the_bracket_and_say_in_each_that_it_is_a_replay(cells_of):
     assert "with all and none of the link's time exposed 78,019 to 81,920" in texts
     fills = {line.get_fillstyle() for line in sheet.axes.get_lines() if line.get_marker() == "^"}
     assert fills == {"none", "full"}
-    assert cells.banner == "Of cells marked replayed one rank ran, their link is modelled"
+    assert cells.banner == REPLAYED_BANNER
     reading = FIGURES["throughput"].reading_of(cells)
     assert "95 % interval" in reading
     assert "exposed, which is modelled" in reading

@@ -1,6 +1,6 @@
 import pytest
 
-from analysis.cells.capacity import FAR_ABOVE, capacity_label
+from analysis.cells.capacity import capacity_label
 from analysis.read.hardware import HARDWARE_FOLDER, hardware_facts
 from analysis.show.figures.figures import CPU_LIMIT_REMARK
 from tests.support.drawing import sheet_of
@@ -75,16 +75,17 @@ def test_the_memory_figure_has_a_line_with_its_name_at_each_capacity(cells_of):
     assert memory_of(cells_of, peak(2, **LIMIT | CPU)).remarks == [CPU_LIMIT_REMARK]
 
 
-def test_a_capacity_far_above_all_peaks_is_told_in_words(cells_of):
-    near = memory_of(cells_of, peak(4.1 / FAR_ABOVE, **LIMIT), make_record(config=LIMIT))
-    assert capacities(near) == {"limit 4 GiB": 4 * GIB}
-    far = memory_of(cells_of, peak(3.9 / FAR_ABOVE, **LIMIT))
-    assert capacities(far) == {}
-    assert far.remarks == ["Not drawn, far above the axis: limit 4 GiB"]
-
-
-def test_a_capacity_that_a_cell_ran_out_of_is_a_line_however_far_above_the_peaks(cells_of):
+def test_a_capacity_far_above_all_peaks_is_a_line_only_where_a_cell_ran_out_of_memory(cells_of):
+    far = memory_of(cells_of, peak(0.01, **LIMIT))
+    assert (capacities(far), far.remarks) == ({}, ["1 other capacity in summary.csv"])
     oom = make_failure("out_of_memory", "no", config=LIMIT | {"seq_len": 65536})
     sheet = memory_of(cells_of, peak(0.01, **LIMIT), oom)
     assert capacities(sheet) == {"limit 4 GiB": 4 * GIB}
     assert [line.get_marker() for line in sheet.panels[0].lines] == ["x"]
+
+
+def test_of_many_capacities_the_lowest_are_lines_and_the_others_counted(cells_of):
+    limits = [{"cluster.memory_limit_gib": 4.0 + number} for number in range(5)]
+    sheet = memory_of(cells_of, *(peak(2, **limit) for limit in limits))
+    assert [*capacities(sheet)] == ["limit 4 GiB", "limit 5 GiB", "limit 6 GiB"]
+    assert sheet.remarks == ["2 other capacities in summary.csv"]

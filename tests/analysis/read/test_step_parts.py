@@ -1,9 +1,9 @@
-"""The parts of a waterfall: each by its formula, together the traced step."""
+"""The parts of a step: each by its formula, together the traced step."""
 
 import pytest
 from msgspec import convert
 
-from analysis.cells.parts import step_ms, waterfall_of
+from analysis.cells.parts import parts_of, step_ms
 from analysis.read.step_parts import EFFICIENCY, IDEAL, step_parts
 from bench.measure.trace.section import Trace
 from tests.support.records import make_failure, make_record, make_trace, metrics_of
@@ -34,7 +34,7 @@ def test_without_known_waiting_the_exchange_is_transfer():
 def test_a_cpu_names_no_device_copies(summary_of):
     copies = {"packing": [1.0] * 2, "optimizer": [2.0] * 2, "other": [3.0] * 2}
     named = [
-        [part.label for part, _ in waterfall_of(summary_of([make_record(trace=each)]).iloc[0])]
+        [part.label for part, _ in parts_of(summary_of([make_record(trace=each)]).iloc[0])]
         for each in (make_trace(2, copies_ms=copies), make_trace(2))
     ]
     assert ["device copies" in labels for labels in named] == [True, False]

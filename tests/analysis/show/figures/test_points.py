@@ -7,7 +7,7 @@ import pytest
 from analysis.cells.selection import for_figures
 from analysis.show.figures.figures import write_figure
 from tests.support.drawing import sheet_of
-from tests.support.records import grid, make_failure, make_predicted, make_record, make_timing
+from tests.support.records import grid, make_failure, make_predicted, make_record, make_timing, make_trace
 
 
 def said(name, cells):
@@ -37,9 +37,17 @@ def test_a_cell_without_a_value_cannot_be_pointed_at(cells_of, name):
     assert said(name, cells_of([make_record(), failed])) == said(name, cells_of([make_record()])) != []
 
 
-@pytest.mark.parametrize("name", ["step_parts", "waterfall"])
-def test_a_part_of_a_step_says_its_time_and_its_share(cells_of, name):
-    assert "ulysses, 8k: optimizer 10.0 ms, 9.1 %" in said(name, cells_of([make_record()]))
+def test_a_part_of_a_step_says_its_time_and_its_share(cells_of):
+    assert "ulysses, 8k: optimizer 10.0 ms, 9.1 %" in said("step_parts", cells_of([make_record()]))
+
+
+def test_a_bar_tells_ideal_attention_from_what_is_beyond_it_where_a_cell_took_longer(cells_of):
+    local = make_record(config={"strategy": "local"}, trace=make_trace(1, 20.0))
+    texts = said("step_parts", cells_of([local, make_record(trace=make_trace(2, 20.0))]))
+    parts = {text.partition(", 8k: ")[::2] for text in texts}
+    assert any(name == "local" and part.startswith("attention compute 20.0 ms") for name, part in parts)
+    assert any(name == "ulysses" and part.startswith("ideal attention 10.0 ms") for name, part in parts)
+    assert any(name == "ulysses" and part.startswith("attention beyond ideal") for name, part in parts)
 
 
 def test_what_is_pointed_at_stands_where_it_is_drawn(cells_of, tmp_path):

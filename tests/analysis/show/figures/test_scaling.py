@@ -2,7 +2,7 @@ import pytest
 
 from analysis.labels import SHARED_CORES
 from analysis.show.figures.figures import figures_for
-from analysis.show.figures.scaling import EFFICIENCY, MAX_LINES, scaling_cells
+from analysis.show.figures.scaling import BASES, EFFICIENCY, MAX_LINES, scaling_cells
 from bench.strategies import STRATEGIES
 from tests.support.drawing import axes_of, sheet_of, texts
 from tests.support.records import CPU, make_failure, make_record, make_timing, on_ranks
@@ -78,8 +78,8 @@ def test_the_figure_shows_the_fastest_cell_of_each_number_of_ranks_and_the_ideal
     drawn = lines(sheet.axes)
     assert list(drawn["ulysses, 8k"].get_ydata()) == pytest.approx([0.8, 0.8])
     assert set(drawn["ideal: 100 %"].get_ydata()) == {1}
-    assert sheet.remarks == ["100 %: local on 1 rank"]
-    assert sheet_of("scaling", cells_of(own)).remarks == ["100 %: the strategy's own on 2 ranks"]
+    assert sheet.remarks == [BASES]
+    assert sheet.spots[0].text == "ulysses, 8k, 2 ranks: 80.0 % per rank of local on 1"
     assert SHARED_CORES in sheet_of("scaling", cells_of(ulysses({2: 9.0, 4: 9.0}, **CPU))).remarks
 
 
@@ -93,9 +93,9 @@ def test_a_cell_that_failed_is_no_base_and_stands_at_its_number_of_ranks(cells_o
     assert "ulysses, 8k: out of memory" in texts(sheet.figure)
 
 
-def test_of_too_many_lines_some_lengths_are_drawn_and_the_rest_counted(cells_of):
+def test_of_too_many_lines_the_longest_lengths_are_drawn_and_the_rest_counted(cells_of):
     cells = cells_of(on_ranks([*STRATEGIES.ours][1:5], LENGTHS, [2, 4]))
     shown, remarks = scaling_cells(cells)
-    assert sorted(shown.frame["seq_len"].unique()) == [LENGTHS[0], LENGTHS[3], LENGTHS[-1]]
-    assert remarks == ["3 other lengths in summary.csv"]
+    assert sorted(shown.frame["seq_len"].unique()) == LENGTHS[3:]
+    assert remarks == [BASES, "3 other lengths in summary.csv"]
     assert len(lines(axes_of("scaling", cells))) == MAX_LINES + 1

@@ -51,13 +51,12 @@ def by_name(section, view=View.SUMMARY):
 def test_each_series_has_its_longest_with_what_a_longer_one_ran_into(section):
     rows = by_name(section)
     ring, none = rows["ring"], rows["deepspeed_ulysses"]
-    headings = ["longest that trained", "shortest out of memory", "begun at", "tokens/s at the longest"]
-    assert [ring[heading] for heading in headings[:3]] == ["10k", "11k", "12k"]
+    headings = ["longest that trained", "shortest out of memory", "tokens/s at the longest"]
+    assert [ring[heading] for heading in headings[:2]] == ["10k", "11k"]
     assert (ring["peak at the longest"], ring["of"]) == ("2.0 GiB", "limit 4 GiB, 50.0 %")
     assert ring["what ended the search"] == f"11k: OOM: {NO_ROOM}"
-    assert [none[heading] for heading in headings] == ["none", "1k", "1k", ""]
-    short = by_name(section, View.TERMINAL)["ring"]
-    assert (short["ran out in"], "of" in short) == ("rank 1, timing backward", False)
+    assert [none[heading] for heading in headings] == ["none", "1k", ""]
+    assert "of" not in by_name(section, View.TERMINAL)["ring"]
 
 
 def test_another_end_is_never_counted_as_running_out_of_memory(section):
@@ -69,7 +68,6 @@ def test_another_end_is_never_counted_as_running_out_of_memory(section):
 
 def test_a_shorter_length_that_ran_out_is_said(section):
     said = "usp: 4k ran out of memory and 5k trained"
-    assert said in by_name(section)["usp"]["what ended the search"]
     assert [line for line in section.lines if "trained" in line] == [
         f"{said}: the longest length depends on more than the length."
     ]

@@ -3,10 +3,9 @@
 import pytest
 from msgspec import to_builtins
 
-from analysis.answers.published_post import PEAKS_GB, REVISIONS
 from analysis.report import write_report
 from analysis.show.markdown import markdown_section
-from analysis.show.sections.published import published_memory, published_throughput
+from analysis.show.sections.published import PEAKS_GB, REVISIONS, published_memory, published_throughput
 from bench.common.environment import REPOSITORY
 from bench.common.labels import GIB
 from bench.cost.memory import memory_need
