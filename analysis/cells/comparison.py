@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.cells.capacity import with_capacity
 from analysis.cells.prediction_errors import with_prediction_errors
 from analysis.read.frame import config_columns
-from analysis.read.step_parts import EFFICIENCY, IDEAL
+from analysis.read.step_parts import BEYOND_IDEAL, IDEAL
 from bench.record.record import Provenance
 
 BASE = "local"
@@ -136,15 +136,15 @@ def _first_of_each(cells: pd.DataFrame, number: pd.Series[int]) -> pd.DataFrame:
 
 
 def with_ideal_attention(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
-    """Adds IDEAL, EFFICIENCY and `ideal_attention_share`; missing without a `local` cell of the `work`."""
+    """Adds IDEAL, BEYOND_IDEAL and `ideal_attention_share`; missing without a `local` cell of the `work`."""
     attention_ms = summary["part_attention_ms"]
     spent_ms = attention_ms * _capacity(summary)
     key = summary.groupby([work, "kernel"], dropna=False).ngroup()
     bases = summary["strategy"].eq(BASE) & attention_ms.notna()
     best_ms = spent_ms[bases].groupby(key[bases]).min()
     ideal_ms = (key.map(best_ms).astype("float64") / _capacity(summary)).where(attention_ms.notna())
-    efficiency = {IDEAL: ideal_ms, EFFICIENCY: attention_ms - ideal_ms}
-    return summary.assign(**efficiency, ideal_attention_share=ideal_ms / attention_ms)
+    columns = {IDEAL: ideal_ms, BEYOND_IDEAL: attention_ms - ideal_ms}
+    return summary.assign(**columns, ideal_attention_share=ideal_ms / attention_ms)
 
 
 def _capacity(summary: pd.DataFrame) -> pd.Series[float]:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.labels import number_label, percent_label
-from analysis.read.step_parts import EFFICIENCY, IDEAL, PART_COLUMNS
+from analysis.read.step_parts import BEYOND_IDEAL, IDEAL, PART_COLUMNS
 
 SPLIT = "part_attention_ms"
 """The column that has a value wherever a step is split."""
@@ -36,7 +36,7 @@ ATTENTION = Part("attention compute", "#2171B5", (SPLIT,))
 IMBALANCE = Part("load imbalance", "#BDD7E7", ("part_imbalance_ms",))
 WITH_IDEAL = (
     Part("ideal attention", "#08519C", (IDEAL,)),
-    Part("attention beyond ideal", "#6BAED6", (EFFICIENCY,)),
+    Part("attention beyond ideal", "#6BAED6", (BEYOND_IDEAL,)),
 )
 LATER_PARTS = (
     Part("packing", "#C2A5CF", ("part_packing_ms",), "|||"),
@@ -56,7 +56,7 @@ def parts_of(cell: Cell) -> list[tuple[Part, float]]:
 
     Attention compute is one part where the ideal is not known, or attention took no longer than that.
     """
-    first = WITH_IDEAL if cell[EFFICIENCY] > 0 else (ATTENTION,)
+    first = WITH_IDEAL if cell[BEYOND_IDEAL] > 0 else (ATTENTION,)
     return [(part, ms) for part in (*first, IMBALANCE, *LATER_PARTS) if (ms := part.ms(cell))]
 
 

@@ -50,6 +50,8 @@ class Reduction(Enum):
 MEDIAN, RATE, LOWEST, HIGHEST, TOTAL, FIRST, FIRST_OF_ALL = Reduction
 
 
+LISTED = frozenset({View.SUMMARY, View.DETAILS})
+"""Views with room for every metric."""
 LABELS: Mapping[str, Callable[[Any], str]] = {"bytes": bytes_label, "share": percent_label}
 """Labels by the end of a column's name; other columns are plain numbers."""
 
@@ -204,8 +206,14 @@ METRIC_LIST: Sequence[Metric] = (
     Metric("link_low_ms", q.REPLAY, lambda r: r.link and r.link.low, FIRST),
     Metric("link_high_ms", q.REPLAY, lambda r: r.link and r.link.high, FIRST),
     Metric("tokens_per_s_with_link", q.REPLAY, lambda r: r.tokens_per_s_with_link, RATE),
-    Metric("gpu_hours_per_billion_tokens", q.GPU_HOURS, lambda r: r.gpu_hours(1e9)),
-    Metric("tokens_per_joule", q.ENERGY, lambda r: over(r.window_tokens, r.window_joules), RATE),
+    Metric(
+        "gpu_hours_per_billion_tokens", q.GPU_HOURS, lambda r: r.gpu_hours(1e9),
+        heading="GPU-hours per billion tokens", shown_in=LISTED,
+    ),
+    Metric(
+        "tokens_per_joule", q.ENERGY, lambda r: over(r.window_tokens, r.window_joules), RATE,
+        heading="tokens/J", shown_in=LISTED,
+    ),
     Metric("peak_allocated_bytes", q.ALLOCATED, _worst_rank(lambda m: m.peak_allocated_bytes)),
     Metric("peak_reserved_bytes", q.OTHER_MEMORY, _worst_rank(lambda m: m.peak_reserved_bytes)),
     Metric("peak_resident_bytes", q.OTHER_MEMORY, _worst_rank(lambda m: m.peak_resident_bytes)),
@@ -281,7 +289,10 @@ METRIC_LIST: Sequence[Metric] = (
     Metric("speed_up", q.SPEED_UP, format=ratio_label),
     Metric("speed_up_base_cell_id", q.SPEED_UP, format=text_label),
     Metric("speed_up_base_ranks", q.SPEED_UP),
-    Metric("over_data_parallel", q.OVER_DATA_PARALLEL, format=ratio_label),
+    Metric(
+        "over_data_parallel", q.OVER_DATA_PARALLEL, format=ratio_label,
+        heading="over data parallelism", shown_in=LISTED,
+    ),
     Metric("over_data_parallel_base_cell_id", q.OVER_DATA_PARALLEL, format=text_label),
     Metric("scaling_base_cell_id", q.SCALING, format=text_label),
     Metric("scaling_base_strategy", q.SCALING, format=text_label),
@@ -293,9 +304,9 @@ METRIC_LIST: Sequence[Metric] = (
     Metric("peak_allocated_error_share", q.PREDICTION_ERROR, format=signed_percent_label),
     Metric("predicted_fit_outcome", q.PREDICTION_ERROR, format=text_label),
     Metric("part_ideal_attention_ms", q.IDEAL_ATTENTION),
-    Metric("part_block_efficiency_ms", q.IDEAL_ATTENTION),
-    Metric("ideal_attention_share", q.IDEAL_ATTENTION),
-)
+    Metric("part_attention_beyond_ideal_ms", q.IDEAL_ATTENTION),
+    Metric("ideal_attention_share", q.IDEAL_ATTENTION, heading="ideal / measured attention", shown_in=LISTED),
+)  # fmt: skip
 """In the order of the columns; those of one record stand first."""
 
 METRICS: Mapping[str, Metric] = {each.name: each for each in METRIC_LIST}

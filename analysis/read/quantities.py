@@ -78,7 +78,7 @@ STEP_PARTS = Quantity(
     "The traced step of the rank that attention kept busiest, every instant counted once.",
 )  # fmt: skip
 IDEAL_ATTENTION = Quantity(
-    "ideal_attention", "Ideal attention and the waterfall", "ms",
+    "ideal_attention", "Ideal attention", "ms",
     "What local's attention would take on the cores or GPUs of the cell, if they shared its work evenly.",
 )  # fmt: skip
 STRAGGLER_GAP = Quantity(

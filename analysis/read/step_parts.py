@@ -1,17 +1,18 @@
-"""A traced step as a waterfall: from attention at its best to the step as it was, part by part.
+"""A traced step part by part, from attention at its best to the step as it was.
 
 All parts are of one rank, the one that attention kept busiest, and add up to its traced step. With A(r)
 the attention compute of rank r:
 
 ideal_attention   what `local`'s attention would take on the cell's cores or GPUs, sharing its work evenly:
                   A(local) x capacity(local) / capacity(cell)
-block_efficiency  mean A(r) - ideal: the kernel at the block shapes, heads and merges of the strategy
+beyond_ideal      mean A(r) - ideal: the kernel at the block shapes, heads and merges of the strategy
 imbalance         A(busiest) - mean A(r)
 packing           copies and conversions in attention, by kernels and by a GPU's copy engines
 transfer          exposed attention exchange less its waiting
 waiting           exposed attention exchange before the last of the ranks that had to meet arrived
 model_state       exposed parameters and gradients
-other_communication    exposed counts, losses, norms, barriers and what has no known purpose
+other_communication
+                  exposed counts, losses, norms, barriers and what has no known purpose
 optimizer         clipping and the update
 other_compute     compute outside attention and the optimizer
 copies            what a GPU copied or filled without a kernel outside attention; 0 on a CPU
@@ -19,7 +20,7 @@ idle              no operator and nothing on its way; on a CPU Python between op
                   too, that are ready and have no core
 
 Without a `local` cell of the same work on the same machine there is no ideal: `attention`, mean A(r), then
-stands for it and the kernel's efficiency together.
+stands for both together.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from bench.measure.trace.section import Trace
 
 
 class StepParts(Struct, frozen=True, kw_only=True):
-    """Milliseconds of one rank's traced step, in the order in which a waterfall stacks them.
+    """Milliseconds of one rank's traced step, in the order in which a figure stacks them.
 
     `waiting` is 0 with all of the exchange in `transfer` where waiting is not known.
     """
@@ -57,7 +58,7 @@ class StepParts(Struct, frozen=True, kw_only=True):
 
 PREFIX = "part_"
 IDEAL = "part_ideal_attention_ms"
-EFFICIENCY = "part_block_efficiency_ms"
+BEYOND_IDEAL = "part_attention_beyond_ideal_ms"
 PART_COLUMNS = tuple(f"{PREFIX}{name}_ms" for name in StepParts.__struct_fields__)
 MODEL_STATE = ("parameters", "gradients")
 OTHER_PURPOSES = ("data_and_loss", "other")

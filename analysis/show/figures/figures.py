@@ -235,7 +235,7 @@ FIGURES: Mapping[str, FigureKind] = {
         "Where the step went", "",
         "The traced step of the rank that attention kept busiest, every instant counted once: compute, else"
         " exposed communication, else idle. Ideal attention: local's attention time for the same work, shared"
-        " evenly by the cell's cores or GPUs; it is not told apart where a strategy's took no longer",
+        " evenly by the cell's cores or GPUs; attention that took no longer than that is one part",
         needs=SPLIT, make=step_parts_sheet,
         of_predicted="Predicted: the expected step of the rank with most to do",
     ),

@@ -4,7 +4,7 @@ import pytest
 from msgspec import convert
 
 from analysis.cells.parts import parts_of, step_ms
-from analysis.read.step_parts import EFFICIENCY, IDEAL, step_parts
+from analysis.read.step_parts import BEYOND_IDEAL, IDEAL, step_parts
 from bench.measure.trace.section import Trace
 from tests.support.records import make_failure, make_record, make_trace, metrics_of
 
@@ -69,14 +69,14 @@ def test_ideal_attention_is_locals_over_the_cores_or_gpus(summary_of, cluster, c
             make_record(config=cluster),
         ]
     ).set_index("strategy")
-    assert summary.loc["local", [IDEAL, EFFICIENCY]].tolist() == [40, 0]
-    assert summary.loc["ulysses", [IDEAL, EFFICIENCY]].tolist() == [40 / capacity, 60 - 40 / capacity]
+    assert summary.loc["local", [IDEAL, BEYOND_IDEAL]].tolist() == [40, 0]
+    assert summary.loc["ulysses", [IDEAL, BEYOND_IDEAL]].tolist() == [40 / capacity, 60 - 40 / capacity]
 
 
 @pytest.mark.parametrize("other", [{"seq_len": 4096}, {"kernel": "math"}, {"engine": "ddp"}])
 def test_there_is_no_ideal_without_a_local_cell_of_the_same_work(summary_of, other):
     summary = summary_of([make_record(config={"strategy": "local"} | other), make_record()])
-    assert summary.set_index("strategy").loc["ulysses", [IDEAL, EFFICIENCY]].isna().all()
+    assert summary.set_index("strategy").loc["ulysses", [IDEAL, BEYOND_IDEAL]].isna().all()
 
 
 def test_repeats_show_one_step_whose_parts_add_up(summary_of):

@@ -110,7 +110,7 @@ BAD_VALUES = {
     "+inject_fault=mask_off_by_one": "inject_fault: no such key",
     "+data.rank_order=reversed": "data.rank_order: no such key",
     "+measure.stepz=1": "did you mean measure.steps?",
-    "+measure.min_timed_steps=3": "did you mean measure.min_timed_steps?",
+    "+measure.least_steps=3": "did you mean measure.min_timed_steps?",
     "++env.PATH=/": "set others before the command",
     "env=3": "write env.NAME=value",
     "offload=true": "offload=true: must be values by name; write offload.activations=",
