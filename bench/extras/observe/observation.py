@@ -17,6 +17,7 @@ from typing import ClassVar, Self, TextIO
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from bench.common.labels import checks_label
@@ -235,8 +236,8 @@ class Observation:
             # A peer is gone; if it can still say why, its record is the one that counts.
             time.sleep(LOST_PEER_WAIT_S)
         else:
-            first, *rest = failure["message"].split("\n", 1)
-            failure["message"] = "\n".join([first + whose, *rest])
+            first, *rest = failure.message.split("\n", 1)
+            failure = replace(failure, message="\n".join([first + whose, *rest]))
         end = RankEnd(dist.get_rank(), ExitCode.FAILED, None, failure, log_tail="")
         wall_s = time.monotonic() - self._start
         with Store(self.request.folder, STORE_WAIT_S) as store:

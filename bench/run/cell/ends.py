@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
-
-import msgspec
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from bench.ranks.log import JOIN, RefusedError, WrongResultError
 from bench.ranks.out_of_memory import KINDS, memory_of_text
 from bench.record.record import Failure, OutOfMemory, Status
-from bench.run.node.ranks import LOST_PEER_TEXTS, RankEnd, lost_a_peer
+from bench.run.node.ranks import LOST_PEER_TEXTS, RankEnd, RankFailure, lost_a_peer
 
 NODE_LOST = "NODE_LOST"
 """The kind of failure of a node that is out of reach."""
@@ -50,9 +47,9 @@ class Ranks:
             if end.report:
                 return None
             return self._of_a_signal(end) or memory_of_text(end.log_tail, limited=self.limited)
-        if failure.get("out_of_memory") is not None:
-            return str(failure["out_of_memory"]["memory"])
-        return KINDS.get(failure["kind"]) or memory_of_text(failure["message"], limited=self.limited)
+        if failure.out_of_memory is not None:
+            return failure.out_of_memory.memory
+        return KINDS.get(failure.kind) or memory_of_text(failure.message, limited=self.limited)
 
     def _of_a_signal(self, end: RankEnd) -> str | None:
         """`host` where a limit held and the rank died as one does that uses memory which it was refused."""
@@ -81,7 +78,7 @@ def _ended_by_watchdog(end: RankEnd) -> bool:
 
 
 def _raised(end: RankEnd, kind: type[Exception]) -> bool:
-    return end.failure is not None and end.failure["kind"] == kind.__name__
+    return end.failure is not None and end.failure.kind == kind.__name__
 
 
 def _left_without_result(end: RankEnd, _: Ranks) -> bool:
@@ -108,39 +105,35 @@ CAUSES: Sequence[tuple[Status, Callable[[RankEnd, Ranks], bool]]] = (
 def _failure(end: RankEnd, status: Status, ranks: Ranks) -> Failure:
     # A rank that was ended for keeping others waiting may have lost the others first, whose end is no cause.
     hung = status is Status.TIMED_OUT and end.hang is not None
-    written = _place(end) if hung else end.failure or _place(end)
+    written = None if hung else end.failure
+    where = written or end.place
     return Failure(
         rank=end.rank,
-        phase=written.get("phase"),
-        kind=written.get("kind") or _exit_kind(end, status),
+        phase=None if where is None else where.phase,
+        kind=_exit_kind(end, status) if written is None else written.kind,
         message=_message(end, written, status),
         log_tail=end.log_tail,
-        step_phase=written.get("step_phase"),
+        step_phase=None if where is None else where.step_phase,
         detected_after_s=end.detected_after_s,
-        out_of_memory=_out_of_memory(written.get("out_of_memory"), ranks.memory(end)),
+        out_of_memory=_out_of_memory(written, ranks.memory(end)),
         node=end.node,
     )
 
 
-def _message(end: RankEnd, written: Mapping[str, Any], status: Status) -> str:
+def _message(end: RankEnd, written: RankFailure | None, status: Status) -> str:
     if end.node_lost is not None:
         return f"its node is lost: {end.node_lost}"
-    return written.get("message") or end.hang or _exit_message(end, status)
+    return (written and written.message) or end.hang or _exit_message(end, status)
 
 
-def _place(end: RankEnd) -> Mapping[str, Any]:
-    return {} if end.place is None else asdict(end.place)
-
-
-def _out_of_memory(written: Mapping[str, Any] | None, memory: str | None) -> OutOfMemory | None:
+def _out_of_memory(written: RankFailure | None, memory: str | None) -> OutOfMemory | None:
     """The failed allocation as the rank wrote it, or with nothing known but that there was one."""
     if memory is None:
         return None
-    if written is None:
-        return OutOfMemory(
-            memory=memory, requested_bytes=None, limit_bytes=None, allocated_bytes=None, largest=[]
-        )
-    return msgspec.convert(written, OutOfMemory)
+    if written is not None and written.out_of_memory is not None:
+        return written.out_of_memory
+    nothing = {"requested_bytes": None, "limit_bytes": None, "allocated_bytes": None}
+    return OutOfMemory(memory=memory, largest=[], **nothing)
 
 
 def _exit_kind(end: RankEnd, status: Status) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 import traceback
-from typing import Any
 
 import torch
-from msgspec import to_builtins
 
 from bench.common.labels import GIB
 from bench.config import ClusterConfig
@@ -15,36 +13,38 @@ from bench.measure.memory.live_blocks import largest_classes
 from bench.ranks.log import RankLog
 from bench.ranks.memory_limit import held_bytes, lift_memory_limit
 from bench.ranks.out_of_memory import requested_bytes, root_cause
+from bench.record.record import OutOfMemory
+from bench.run.node.ranks import RankFailure
 
 
-def describe_failure(error: BaseException, log: RankLog, cluster: ClusterConfig) -> dict[str, Any]:
-    """The content of a rank's failure file, as plain JSON values; lifts the cell's memory limit first."""
+def describe_failure(error: BaseException, log: RankLog, cluster: ClusterConfig) -> RankFailure:
+    """Return the content of a rank's failure file; lifts the cell's memory limit first."""
     held = _held_bytes(cluster)
     if log.limit_base_bytes is not None and cluster.device == "cpu":
         lift_memory_limit()
     cause, memory = root_cause(error, limited=log.limit_base_bytes is not None)
-    return {
-        "phase": log.phase,
-        "step_phase": log.step.name,
-        "kind": type(cause).__name__,
-        "message": str(cause),
-        "traceback": "".join(traceback.format_exception(error)),
-        "failed_at_s": time.monotonic(),
-        "out_of_memory": None if memory is None else _out_of_memory(cause, memory, held, cluster),
-    }
+    return RankFailure(
+        phase=log.phase,
+        step_phase=log.step.name,
+        kind=type(cause).__name__,
+        message=str(cause),
+        traceback="".join(traceback.format_exception(error)),
+        failed_at_s=time.monotonic(),
+        out_of_memory=None if memory is None else _out_of_memory(cause, memory, held, cluster),
+    )
 
 
 def _out_of_memory(
     cause: BaseException, memory: str, held: int | None, cluster: ClusterConfig
-) -> dict[str, Any]:
+) -> OutOfMemory:
     limit_gib = cluster.memory_limit_gib
-    return {
-        "memory": memory,
-        "requested_bytes": requested_bytes(str(cause)),
-        "limit_bytes": None if limit_gib is None else round(limit_gib * GIB),
-        "allocated_bytes": held,
-        "largest": to_builtins(largest_classes(cluster.device)),
-    }
+    return OutOfMemory(
+        memory=memory,
+        requested_bytes=requested_bytes(str(cause)),
+        limit_bytes=None if limit_gib is None else round(limit_gib * GIB),
+        allocated_bytes=held,
+        largest=largest_classes(cluster.device),
+    )
 
 
 def _held_bytes(cluster: ClusterConfig) -> int | None:

@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
+from msgspec import convert
 
 from bench.common.nvml import idle_gpus
 from bench.ranks.log import Place, place_path, read_place
@@ -28,7 +29,7 @@ from bench.run.node.job import (
     tail_of,
     take_file,
 )
-from bench.run.node.ranks import Failing, Left, News, RankEnd, lost_a_peer
+from bench.run.node.ranks import Failing, Left, News, RankEnd, RankFailure, lost_a_peer
 from bench.run.node.server import ForkServer, enter_rank
 from bench.run.node.stacks import Doing, ask_for_stacks
 
@@ -128,7 +129,7 @@ class LocalRanks:
                 process.join()
                 self._left_s[rank] = time.monotonic()
                 if not report_path(self._folder, rank).exists():
-                    failure = read_file(failure_path(self._folder, rank))
+                    failure = self._failure(rank)
                     found.append(Failing(rank, failure is not None and lost_a_peer(failure)))
                 found.append(Left(rank))
         return found
@@ -205,11 +206,17 @@ class LocalRanks:
                 self._receiver = None
         return found
 
+    def _failure(self, rank: int) -> RankFailure | None:
+        """Return the failure that a rank wrote; None where it wrote none."""
+        content = read_file(failure_path(self._folder, rank))
+        return None if content is None else convert(content, RankFailure)
+
     def _end(self, rank: int) -> RankEnd:
         left_s = self._left_s.get(rank)
         report = take_file(report_path(self._folder, rank))
-        failure = take_file(failure_path(self._folder, rank))
-        failed_at_s = left_s if failure is None else failure.pop("failed_at_s")
+        failure = self._failure(rank)
+        failure_path(self._folder, rank).unlink(missing_ok=True)
+        failed_at_s = left_s if failure is None else failure.failed_at_s
         return RankEnd(
             rank,
             None if left_s is None else self._processes[rank].exitcode,

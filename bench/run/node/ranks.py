@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from bench.ranks.log import Place, Stage
+from bench.record.record import OutOfMemory
 from bench.run.node.job import NodeJob, RankEntry
 from bench.run.node.stacks import Doing
 
@@ -34,6 +35,19 @@ class Failing(msgspec.Struct, frozen=True, tag=True):
     """Whether only because another rank was gone."""
 
 
+class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """Error that ended a rank, as the rank wrote it."""
+
+    phase: str | None
+    step_phase: str | None = None
+    kind: str
+    message: str
+    traceback: str
+    failed_at_s: float
+    """Time of the error on the host's monotonic clock."""
+    out_of_memory: OutOfMemory | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RankEnd:
     """How one rank ended, and what it left."""
@@ -43,7 +57,7 @@ class RankEnd:
     """Negative for a signal; None for a rank that had to be stopped."""
     report: dict[str, Any] | None
     """There only when every pass was done."""
-    failure: dict[str, Any] | None
+    failure: RankFailure | None
     """There only when an error ended the rank, and it could still write it."""
     log_tail: str
     detected_after_s: float | None = None
@@ -66,14 +80,14 @@ class RankEnd:
     @property
     def why(self) -> str:
         """Why there is no report, in one line, for commands that keep no record."""
-        text = self.failure["message"] if self.failure is not None else self.log_tail
+        text = self.failure.message if self.failure is not None else self.log_tail
         last = (text.strip().splitlines() or [f"exit code {self.exit_code}"])[-1]
         return f"rank {self.rank}: {last}; try one such cell in a sweep, whose record says more"
 
 
-def lost_a_peer(failure: Mapping[str, Any]) -> bool:
+def lost_a_peer(failure: RankFailure) -> bool:
     """Whether a rank failed only because another rank was gone."""
-    return any(text in failure["message"] for text in LOST_PEER_TEXTS)
+    return any(text in failure.message for text in LOST_PEER_TEXTS)
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):

@@ -22,11 +22,13 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any, NoReturn
 
+from msgspec import to_builtins
+
 from bench.common.environment import REPOSITORY
 from bench.ranks.log import Stage
 from bench.run.node.job import RankEntry, RankJob, failure_path, log_path
 from bench.run.node.lifeline import die_with_launcher
-from bench.run.node.ranks import Failing
+from bench.run.node.ranks import Failing, RankFailure
 
 PRELOAD = "bench.run.node.preload"
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -139,13 +141,13 @@ def enter_rank(job: RankJob, sender: Connection, entry: RankEntry | None) -> Non
 
 def _cannot_start(job: RankJob, error: BaseException) -> NoReturn:
     """End a rank that cannot even import its own code, with a failure as `live` would write it."""
-    failure: dict[str, Any] = {
-        "phase": "import",
-        "kind": type(error).__name__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
-        "failed_at_s": time.monotonic(),
-    }
-    log_path(job.folder, job.rank).write_text(failure["traceback"])
-    failure_path(job.folder, job.rank).write_text(json.dumps(failure))
+    failure = RankFailure(
+        phase="import",
+        kind=type(error).__name__,
+        message=str(error),
+        traceback="".join(traceback.format_exception(error)),
+        failed_at_s=time.monotonic(),
+    )
+    log_path(job.folder, job.rank).write_text(failure.traceback)
+    failure_path(job.folder, job.rank).write_text(json.dumps(to_builtins(failure)))
     os._exit(1)

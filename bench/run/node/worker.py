@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import to_builtins
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from bench.common.cpu_arithmetic import cpu_arithmetic
@@ -133,7 +134,7 @@ def _fail(job: RankJob, log: RankLog, tell: Callable[[Stage | Failing], None], e
     path = failure_path(job.folder, job.rank)
     if not path.exists():
         failure = describe_failure(error, log, job.cell.cluster)
-        _write(path, failure)
+        _write(path, to_builtins(failure))
         tell(Failing(job.rank, lost_a_peer(failure)))
 
 

@@ -25,8 +25,9 @@ from bench.extras.nodes.link import (
     encoded,
 )
 from bench.ranks.log import Place, Stage
+from bench.record.record import OutOfMemory
 from bench.run.node.job import NodeJob, StoreAddress
-from bench.run.node.ranks import Failing, Left, RankEnd
+from bench.run.node.ranks import Failing, Left, RankEnd, RankFailure
 from bench.run.node.stacks import Doing
 from tests.support.cells import tiny_cell
 from tests.support.fuzzing import as_line, changed_bytes, changed_json, few_and_many, fuzz
@@ -34,10 +35,20 @@ from tests.support.fuzzing import as_line, changed_bytes, changed_json, few_and_
 KEY = b"a test's"
 JOB = NodeJob(tiny_cell(), (2, 3), StoreAddress("198.18.0.1", 4000, "a run"), frozenset({"parity"}))
 END = RankEnd(2, -9, {"loss": float("inf")}, None, "log", 1.5, Place("timing", "forward"), "host1")
+FULL = OutOfMemory(memory="gpu", requested_bytes=8, limit_bytes=None, allocated_bytes=4, largest=[])
+ERROR = RankFailure(
+    phase="timing",
+    kind="OutOfMemoryError",
+    message="no room",
+    traceback="",
+    failed_at_s=1.5,
+    out_of_memory=FULL,
+)
+FAILED = RankEnd(3, 1, None, ERROR, "log")
 NEWS = [Stage("timing", steps=3), Failing(2, lost_a_peer=True), Left(2)]
 TOLD = [
     (Start(job=JOB), ToAgent),
-    (Ended(ends=[END]), ToLauncher),
+    (Ended(ends=[END, FAILED]), ToLauncher),
     (Kept(name="rank_2.log", content=bytes(range(256))), ToLauncher),
     (Told(news=NEWS, progress=17), ToLauncher),
     (Answered(doing={2: Doing("matmul (own.py:7)", "all_reduce"), 3: Doing(is_stopped=True)}), ToLauncher),

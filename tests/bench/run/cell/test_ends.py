@@ -4,17 +4,18 @@ import pytest
 
 from bench.ranks.log import Place
 from bench.run.cell.ends import classify
-from bench.run.node.ranks import RankEnd
+from bench.run.node.ranks import RankEnd, RankFailure
 
-PEER_GONE = {
-    "phase": "timing",
-    "kind": "RuntimeError",
-    "message": "[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer",
-}
+
+def written(message, kind="RuntimeError"):
+    return RankFailure(phase="timing", kind=kind, message=message, traceback="", failed_at_s=0.0)
+
+
+PEER_GONE = written("[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer")
 
 
 def failed(rank, message, kind="RuntimeError", exit_code=1):
-    return RankEnd(rank, exit_code, None, {"phase": "timing", "kind": kind, "message": message}, "")
+    return RankEnd(rank, exit_code, None, written(message, kind), "")
 
 
 def victim(rank):

@@ -62,7 +62,7 @@ from bench.config import RunConfig
 if __name__ == "__main__":
     cell = RunConfig.from_flat(json.loads(sys.argv[1]))
     for end in Launcher().run(cell, Path(sys.argv[2])):
-        print(end.rank, end.failure["phase"], end.failure["kind"], end.failure["message"])
+        print(end.rank, end.failure.phase, end.failure.kind, end.failure.message)
 """
 
 
