@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -119,6 +118,4 @@ TABLE_FORMS: Mapping[str, Callable[[Table], str]] = {"latex": _latex, "markdown"
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)  # values of a large report are not freed one by one
+    sys.exit(main())
