@@ -10,7 +10,7 @@ from analysis.answers.wording import names_at_lengths
 from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
 from analysis.cells.statuses import NO_SPARE, UNDECIDED, shown_statuses
-from analysis.labels import count_label, more_label, status_label
+from analysis.labels import count_label, more_label, percent_label, status_label
 from bench.common.labels import length_label
 from bench.cost.band import Fit
 from bench.record.record import Status
@@ -49,6 +49,7 @@ def longest_that_fit(cells: Cells) -> list[str]:
     """Return sentences on the longest length that fits in memory, naming at most MAX_SERIES_NAMED series.
 
     Measured, replayed and predicted cells each have one where any of them ran out or may run out of memory.
+    Where no measured cell ran out, a sentence says so.
     """
     predicted, replayed = cells.are_predicted, cells.are_replayed
     kinds = {
@@ -59,7 +60,21 @@ def longest_that_fit(cells: Cells) -> list[str]:
     found = {
         said: _longest_of(cells.frame.loc[rows, FITTED_BY], cells.names[rows]) for said, rows in kinds.items()
     }
-    return [f"{said}: {longest}." for said, longest in found.items() if longest]
+    lines = [f"{said}: {longest}." for said, longest in found.items() if longest]
+    measured = cells.frame[~predicted & ~replayed]
+    if measured["status"].eq("ok").any() and measured["status"].ne("out_of_memory").all():
+        lines.append(f"No cell ran out of memory{_fullest(measured, cells)}.")
+    return lines
+
+
+def _fullest(measured: pd.DataFrame, cells: Cells) -> str:
+    """`; the highest peak was 91.3 % of capacity (ring at 32k)`; empty where no capacity is known."""
+    share = measured["capacity_share"].astype("float64").dropna()
+    if share.empty:
+        return ""
+    row = share.index[share.argmax()]
+    where = f"{cells.names[row]} at {length_label(int(measured.loc[row, 'seq_len']))}"
+    return f"; the highest peak allocated was {percent_label(share[row])} of capacity ({where})"
 
 
 def _longest_of(summary: pd.DataFrame, names: pd.Series[str]) -> str:

@@ -154,8 +154,9 @@ def environment_facts(environments: Iterable[Environment]) -> Pairs:
 
 
 def _one_by_one(environment: Environment) -> dict[str, Any]:
-    """Return the environment with its packages and variables one by one, and equal pairs of GPUs as one."""
-    rest = {key: value for key, value in to_builtins(environment).items() if key not in ONE_BY_ONE}
+    """Return what is known, with packages and variables one by one, and equal pairs of GPUs as one."""
+    known = {key: value for key, value in to_builtins(environment).items() if value not in (None, [], {})}
+    rest = {key: value for key, value in known.items() if key not in ONE_BY_ONE}
     pairs = {"gpu_topology": environment.gpu_topology, "gpu_p2p": environment.gpu_p2p}
     return {
         **rest,
