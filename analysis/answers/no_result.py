@@ -72,7 +72,7 @@ def _fullest(measured: pd.DataFrame, cells: Cells) -> str:
     share = measured["capacity_share"].astype("float64").dropna()
     if share.empty:
         return ""
-    row = share.index[share.argmax()]
+    row = share.index[int(share.argmax())]
     where = f"{cells.names[row]} at {length_label(int(measured.loc[row, 'seq_len']))}"
     return f"; the highest peak allocated was {percent_label(share[row])} of capacity ({where})"
 
