@@ -19,6 +19,7 @@ from analysis.cells.summary import csv_text
 from analysis.read.archive import MADE_WITH, Archive, read_archive
 from analysis.read.hardware import peak_flops_per_s
 from analysis.read.views import View
+from analysis.show.columns import columns_of, named_rows
 from analysis.show.findings import Findings
 from analysis.show.markdown import markdown_cell, markdown_section, markdown_table
 from analysis.show.page.page import render
@@ -94,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         archive, mix = _some_records(chosen.folders), dict.fromkeys(chosen.mix)
         if chosen.table:
-            table = Findings.of(archive.mixed(mix)).cell_table
+            cells = Findings.of(archive.mixed(mix)).cells
+            table = Table.of(columns_of(cells), named_rows(cells))
             print(TABLE_FORMS[chosen.table](table.in_view(View.PAGE)))
         else:
             _write(archive, chosen.output or chosen.folders[0], mix)

@@ -18,6 +18,7 @@ from analysis.answers.wording import (
     listed,
     listed_lengths,
     listed_places,
+    names_at_lengths,
 )
 from analysis.cells.cells import Cells
 from analysis.cells.comparison import BASE
@@ -32,6 +33,8 @@ NO_DIFFERENCE = f"No difference above {LEVEL_SHARE * 100:.0f} %"
 REPLAYED_CLEAR = "Most tokens/s in a replay, however much of the link's time is exposed"
 REPLAYED_LEVEL = "Not separated by a replay, as ranges overlap"
 PREDICTED_CLEAR, PREDICTED_LEVEL = "Predicted fastest", "Predicted fastest, without a clear lead"
+UNSTABLE_NOTE = "unstable:"
+"""How a note on unsteady steps goes on after `very`, or begins."""
 OUTCOMES = (
     *(FASTER, NO_DIFFERENCE, NO_CLEAR_DIFFERENCE, REPLAYED_CLEAR, REPLAYED_LEVEL),
     *(PREDICTED_CLEAR, PREDICTED_LEVEL),
@@ -286,4 +289,6 @@ def _sampled(cells: Cells) -> str:
     with_interval = int(measured["tokens_per_s_low"].notna().sum())
     of_median = "95 % interval of the median (which takes at least 6 samples)"
     interval = f"; {with_interval} of {len(measured)} have a {of_median}" if len(measured) else ""
-    return f"How sure: {listed(parts)}{interval}."
+    unstable = summary["n"].notna() & summary["note"].str.contains(UNSTABLE_NOTE, na=False)
+    doubt = f"; unstable steps (see the notes): {names_at_lengths(cells, unstable)}" if unstable.any() else ""
+    return f"How sure: {listed(parts)}{interval}{doubt}."

@@ -129,7 +129,8 @@ def cell_names(summary: pd.DataFrame, keys: Sequence[str], number: pd.Series[int
 def styles_of(strategies: Iterable[str]) -> dict[str, PlotStyle]:
     """Return each strategy's style: the one in its facts, else one that follows from its name.
 
-    A plug-in that states the colour and marker of one of ours counts as one that states none.
+    A plug-in that states the colour and marker of another strategy counts as one that states none. Where two
+    would look alike, the later in the alphabet takes the next style that is free.
     """
     ours = {name: facts.style for name, facts in STRATEGIES.ours.items() if facts.style is not None}
     taken = {style.color_and_marker for style in ours.values()}
@@ -138,8 +139,11 @@ def styles_of(strategies: Iterable[str]) -> dict[str, PlotStyle]:
         stated = None if name in ours else _plug_in_style(name)
         if stated is not None and stated.color_and_marker in taken:
             stated = None
-        by_name = OTHER_STYLES[zlib.crc32(name.encode()) % len(OTHER_STYLES)]
-        styles[name] = ours.get(name) or stated or by_name
+        wanted = zlib.crc32(name.encode()) % len(OTHER_STYLES)
+        turns = (*OTHER_STYLES[wanted:], *OTHER_STYLES[:wanted])
+        free = (style for style in turns if style.color_and_marker not in taken)
+        styles[name] = ours.get(name) or stated or next(free, turns[0])
+        taken.add(styles[name].color_and_marker)
     return styles
 
 

@@ -109,6 +109,11 @@ def test_provenances_are_never_compared(outcomes):
     assert outcomes([timed(100)], [timed(50, provenance="replayed")]) == []
 
 
+def test_synthetic_records_are_compared_with_nothing(outcomes):
+    made = {"provenance": "synthetic"}
+    assert outcomes([timed(100, **made)], [timed(50, **made)]) == []
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

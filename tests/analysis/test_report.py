@@ -217,6 +217,13 @@ def test_of_too_many_cells_the_page_shows_those_started_last_and_the_csv_all(tmp
     assert len((tmp_path / "summary.csv").read_text().splitlines()) == count + 1
 
 
+def test_a_printed_table_has_all_cells_however_many(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("analysis.cells.selection.MAX_SHOWN_CELLS", 2)
+    sweep = write_sweep(tmp_path, grid(["ring", "ulysses"], [8192, 16384]))
+    assert main([str(sweep), "--table", "markdown"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4 + 2
+
+
 def test_many_reasons_and_many_settings_are_counted_not_listed(cells_of):
     summary = cells_of(
         [make_failure("error", f"reason{i}", config={"seed": i}) for i in range(MAX_REASONS + 5)]

@@ -47,6 +47,12 @@ def probe(findings: Findings) -> Section | None:
     return Section("Leak probe", (), table, READING, prints_table=True, answers=True)
 
 
+def _loss(part: ProbedPart, value: float | None) -> str:
+    if part.kind != MODEL:
+        return ""
+    return "not finite" if value is None else f"{value:.1e}"
+
+
 def _counts(moved: int, of: int) -> str:
     return f"{moved:,} of {of:,}"
 
@@ -63,6 +69,6 @@ COLUMNS = (
     Column("other gradients", lambda part: _counts(part.moved.other_gradients, part.moved.other_positions)),
     Column("earlier outputs", lambda part: _counts(part.moved.earlier_outputs, part.moved.earlier_positions)),
     Column("own outputs", lambda part: _counts(part.moved.own_outputs, part.moved.own_positions)),
-    Column("loss off by", lambda part: f"{part.probe.loss_error:.1e}" if part.kind == MODEL else ""),
-    Column("limit", lambda part: f"{part.probe.loss_limit:.1e}" if part.kind == MODEL else ""),
+    Column("loss off by", lambda part: _loss(part, part.probe.loss_error)),
+    Column("limit", lambda part: _loss(part, part.probe.loss_limit)),
 )

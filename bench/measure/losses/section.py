@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from bench.common.finite import worst
@@ -27,7 +28,7 @@ NO_REFERENCE = "no cell of the same work had run before; later ones are compared
 class Losses(Struct, frozen=True, kw_only=True):
     """The training signal of every full-length step, equal on all ranks; inspected and traced ones last."""
 
-    loss: Sequence[float | None]
+    loss: Annotated[list[float | None], Meta(min_length=1)]
     """By step, the mean loss per valid token; null where it is no finite number, as in all of these."""
     grad_norm: Sequence[float | None]
     valid_tokens: list[int]

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from bench.common.finite import worst
-from bench.common.rules import Amount, SizesPerRank
+from bench.common.rules import Amount, SizesPerRank, check_lengths
 from bench.config import RunConfig
 from bench.measure.facts import PassFacts, RankReport, together
 from bench.measure.telemetry import section as telemetry
@@ -69,6 +69,12 @@ class Memory(Struct, frozen=True, kw_only=True):
     offloaded_optimizer_bytes: SizesPerRank | None = None
     """Gradients that one step has to copy to the optimizer in host memory, and weights back, together; a CPU
     rank copies them within its memory. Null without `offload.optimizer`."""
+
+    def __post_init__(self) -> None:
+        steady = (self.peak_allocated_bytes, self.peak_phase)
+        for sizes, phases in (steady, (self.whole_life_allocated_bytes, self.whole_life_phase)):
+            if phases is not None:
+                check_lengths("Expected a size for each phase", sizes or [], phases)
 
 
 OF_ALL_RANKS = ("device_used_bytes", "device_used_reason", "allocator_settings")

@@ -65,6 +65,10 @@ class Parity(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     """Why there are no errors."""
 
+    def __post_init__(self) -> None:
+        if self.errors.keys() - self.limits.keys():
+            raise ValueError("Expected a limit for each of errors")
+
 
 class ParityFacts(ErrorFacts[Parity]):
     name = "parity"

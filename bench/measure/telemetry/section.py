@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from bench.config import RunConfig
 from bench.measure.facts import PassFacts, RankReport, together
@@ -20,7 +21,7 @@ class Telemetry(Struct, frozen=True, kw_only=True):
     `reference_clock_mhz` while it was neither idle nor at its power cap."""
     sample_ms: list[list[float]] | None
     """When samples were taken, from the window's start."""
-    power_w: list[list[float]] | None
+    power_w: Annotated[list[list[float]], Meta(min_length=1)] | None
     sm_clock_mhz: list[list[float]] | None
     reference_clock_mhz: list[float] | None
     utilisation: list[list[float]] | None

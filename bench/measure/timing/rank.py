@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from bench.measure.rank_pass import Ask, RankPass, Steps, TimedSteps
 from bench.measure.timing.clock import StepClock, synchronise
-from bench.measure.timing.section import FIRST_STEP, WARM_UP, Timing, affordable_steps, warm_up_steps
+from bench.measure.timing.section import FIRST_STEP, WARM_UP, RankTiming, affordable_steps, warm_up_steps
 from bench.ranks.device import release_unused
 from bench.ranks.log import Stage
 
@@ -28,9 +28,11 @@ class TimingPass(RankPass):
                 release_unused(self.measurement.subject.device)
             self.measurement.timed = yield from self.timed_steps()
 
-    def part(self) -> Timing:
+    def part(self) -> RankTiming:
         timed = self.measurement.timed
-        return Timing(step_times_ms=[timed.step_times_ms], window_ms=[timed.window_ms], warmup=timed.warmup)
+        return RankTiming(
+            step_times_ms=[timed.step_times_ms], window_ms=[timed.window_ms], warmup=timed.warmup
+        )
 
     def timed_steps(self) -> Generator[Ask, Any, TimedSteps]:
         """Time steps within `measure.steps` and `measure.budget_s`, at least `measure.min_timed_steps`.

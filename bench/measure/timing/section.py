@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
-from bench.common.rules import Name, Times, check_lengths
+from bench.common.rules import Count, Name, Times, check_lengths
 from bench.config import MeasureConfig, RunConfig
 from bench.measure.facts import PassFacts, RankReport, together
 from bench.ranks.log import Stage
@@ -23,8 +22,8 @@ MAX_WARM_UP_STEPS = 100
 """How many full-length steps `measure.warmup_s` may lead to: each trains, and is compared with others."""
 
 
-class Timing(Struct, frozen=True, kw_only=True):
-    """Steps back to back after one barrier."""
+class RankTiming(Struct, frozen=True, kw_only=True):
+    """Steps of one rank, back to back after one barrier; its lists by rank have one entry."""
 
     step_times_ms: Annotated[list[Times], Meta(min_length=1)]
     """By rank and step."""
@@ -33,16 +32,21 @@ class Timing(Struct, frozen=True, kw_only=True):
     warmup: Name
     """`full` when full-length steps ran before the clock, `short` when the budget left room for shorter ones
     only, as it may on a CPU."""
-    tokens_per_step: int = 0
-    """Of all ranks; a rank's part leaves it out."""
 
     def __post_init__(self) -> None:
         check_lengths("Expected equally many step_times_ms for each rank", *self.step_times_ms)
 
 
-class TimingFacts(PassFacts[Timing, Timing]):
+class Timing(RankTiming, frozen=True, kw_only=True):
+    """Steps of all ranks."""
+
+    tokens_per_step: Count
+    """Tokens of all ranks together."""
+
+
+class TimingFacts(PassFacts[RankTiming, Timing]):
     name = "timing"
-    part = Timing
+    part = RankTiming
 
     def stages(self, measure: MeasureConfig, step_s: float) -> list[Stage]:
         if measure.budget_s == 0:
@@ -59,7 +63,7 @@ class TimingFacts(PassFacts[Timing, Timing]):
     def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Timing:
         parts = self.parts(reports)
         of_all = together(parts, "step_times_ms", "window_ms")
-        return replace(parts[0], **of_all, tokens_per_step=cell.tokens_per_step)
+        return Timing(**of_all, warmup=parts[0].warmup, tokens_per_step=cell.tokens_per_step)
 
 
 def affordable_steps(measure: MeasureConfig, step_s: float) -> int:

@@ -19,6 +19,7 @@ from bench.measure.engagement.section import will_share_traced_step
 from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, by_rank
 from bench.measure.trace.intervals import length
 from bench.measure.trace.split import Split
+from bench.measure.trace.timeline import COMPUTE_PARTS
 from bench.measure.trace.waiting import RankTrace, clock_bound_us, waiting
 from bench.ranks.log import Stage
 from bench.strategies import STRATEGIES
@@ -127,6 +128,8 @@ class Trace(Struct, frozen=True, kw_only=True):
             return
         if not (self.step_ms and self.total_ms and self.exposed_ms):
             raise ValueError("a trace without a failure needs times of every rank")
+        if self.compute_ms is not None and not self.compute_ms.keys() >= {*COMPUTE_PARTS}:
+            raise ValueError(f"Expected compute_ms with {', '.join(COMPUTE_PARTS)}")
         by_name = (
             self.purpose_total_ms, self.purpose_exposed_ms, self.purpose_exposed_waiting_ms, self.compute_ms,
             self.copies_ms,

@@ -96,6 +96,11 @@ def test_neither_different_work_nor_provenances_are_compared(cells_of):
         assert "no strategy is ahead" in answer
 
 
+def test_cells_with_unstable_steps_are_named_where_the_answer_says_how_sure_it_is(cells_of):
+    found = verdict(cells_of([timed("ring", [100.0, 130.0, 160.0, 190.0, 220.0, 250.0])]))
+    assert found.certainty.endswith("; unstable steps (see the notes): ring at 8k.")
+
+
 def test_where_memory_ran_out_it_is_told_first_and_the_longest_length_that_fits_per_strategy(cells_of):
     records = [
         *(timed("ulysses", [100.0] * 8, seq_len=length) for length in (8192, 16384)),

@@ -84,7 +84,11 @@ def test_only_cells_about_attention_alone_are_in_its_table_and_figures(tmp_path)
 
 def powered(samples, **overrides):
     telemetry = {"power_w": [[500.0] * samples, [300.0] * samples]}
-    return make_record(timing=make_timing([[1000.0] * 8] * 2, 8000), telemetry=telemetry, **overrides)
+    return make_record(
+        timing=make_timing([[1000.0] * 8] * 2, 8000) | {"window_ms": [7900.0, 8000.0]},
+        telemetry=telemetry,
+        **overrides,
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,3 +112,4 @@ def test_gpu_hours_count_a_gpu_that_ranks_share_once_and_no_cores():
         for config in ({}, {"cluster.ranks_per_gpu": 2}, {"cluster.device": "cpu"})
     ]
     assert hours == [pytest.approx(2e9 / 8000 / 3600), pytest.approx(1e9 / 8000 / 3600), None]
+    assert metrics_of(powered(6, provenance="replayed")).gpu_hours_per_billion_tokens is None

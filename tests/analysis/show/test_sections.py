@@ -55,6 +55,13 @@ def test_a_probed_cell_has_its_row_in_every_view(views_of):
 
 
 @pytest.mark.usefixtures("without_figures")
+def test_a_loss_error_of_a_probe_that_is_no_number_is_shown_as_such(views_of):
+    probe = PROBE | {"loss_error": None}
+    views = views_of([make_record(config={"experiment": "probe"}, experiment="probe", probe=probe)])
+    assert "not finite" in views["summary"]
+
+
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize(
     ("record", "order"),
     [(make_record(), ["strategy ", "How sure"]), (make_predicted(), ["How sure", "strategy "])],

@@ -22,7 +22,8 @@ from tests.support.cells import make_cell, run_cell, tiny_cell
 CELL = make_cell("strategy=ulysses", "seq_len=512", "engine=ddp")
 SPLIT = {
     "step_ms": 2.0, "total_ms": 1.0, "exposed_ms": 0.5, "communication_ms": {"all_to_all": 1.0}, "calls": {},
-    "purpose_total_ms": {"attention": 1.0}, "compute_ms": {"attention": 0.5}, "idle_ms": 0.5,
+    "purpose_total_ms": {"attention": 1.0},
+    "compute_ms": {"attention": 0.5, "packing": 0.0, "optimizer": 0.0, "other": 0.0}, "idle_ms": 0.5,
     "exposed_spans_ms": {"attention": [[0.0, 0.5]]}, "copies_ms": {"other": 0.1},
 }  # fmt: skip
 CALL = {

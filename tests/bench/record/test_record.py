@@ -9,7 +9,7 @@ from bench.common.environment import REPOSITORY
 from bench.measure import PASSES
 from bench.record.record import SECTION_NAMES, Record
 from bench.record.store import read_records
-from tests.support.records import make_record, whole
+from tests.support.records import make_record, make_trace, whole
 
 HINTS = typing.get_type_hints(Record)
 REFERENCE = sorted((REPOSITORY / "results" / "reference").rglob("records.jsonl"))
@@ -32,7 +32,16 @@ def test_reference_records_are_of_this_schema(path):
     [
         ({"config": {"seq_len": 0, "strategy": "ring"}}, r"Expected `int` >= 1 - at `\$.config.seq_len`"),
         ({"timing": {"step_times_ms": [[-1.0]], "window_ms": [1.0], "warmup": "full"}}, "> 0.0"),
+        ({"timing": {"step_times_ms": [[1.0]], "window_ms": [1.0], "warmup": "full"}}, "`tokens_per_step`"),
         ({"memory": {"peak_allocated_bytes": [-1]}}, ">= 0"),
+        ({"memory": {"peak_allocated_bytes": None, "peak_phase": ["forward"]}}, "a size for each phase"),
+        ({"losses": {"loss": []}}, "length >= 1"),
+        ({"telemetry": {"power_w": []}}, "length >= 1"),
+        (
+            {"trace": make_trace(1) | {"compute_ms": {"attention": [1.0]}}},
+            "compute_ms with attention, packing",
+        ),
+        ({"parity": {"tokens": 8, "errors": {"out": 0.1}, "limits": {}}}, "a limit for each"),
     ],
 )
 def test_a_number_that_breaks_the_rules_of_its_field_is_no_record(changes, said):

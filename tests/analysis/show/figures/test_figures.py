@@ -9,7 +9,7 @@ from matplotlib.text import Text
 
 from analysis.cells.cells import CPU_CAVEAT, SHARED_GPU_CAVEAT
 from analysis.cells.selection import Selection, for_figures
-from analysis.cells.series import OTHER_MARKERS, styles_of
+from analysis.cells.series import OTHER_MARKERS, OTHER_STYLES, styles_of
 from analysis.cells.statuses import EXCLUDED, NOT_KNOWN
 from analysis.show.figures.failures import MAX_ROWS, failure_marks
 from analysis.show.figures.figures import FIGURES, build, figures_for, write_figure
@@ -179,6 +179,11 @@ def test_every_strategy_of_ours_has_a_style_and_a_marker_that_no_other_has():
 def test_a_strategy_without_a_style_looks_the_same_whatever_is_drawn_with_it():
     alone = styles_of(["something_new"])["something_new"]
     assert styles_of([*STRATEGIES.ours, "something_new"])["something_new"] == alone
+
+
+def test_two_strategies_without_a_style_never_look_alike():
+    styles = styles_of(f"my_ring_{number}" for number in range(len(OTHER_STYLES))).values()
+    assert len({style.color_and_marker for style in styles}) == len(OTHER_STYLES)
 
 
 OWN = PlotStyle("#4B0082", (5, 1, 36), ":")

@@ -171,7 +171,7 @@ def test_layers_that_are_not_plain_causal_are_named_where_ranks_share_a_sequence
 
 def test_a_step_that_raises_leaves_one_record_of_it_and_the_error_goes_on(launcher, tmp_path):
     ends, records = observe_on_ranks(launcher, tmp_path, raise_in_a_step)
-    assert {end.failure["message"] for end in ends if end.failure} == {"a step that raises"}
+    assert {end.failure.message for end in ends if end.failure} == {"a step that raises"}
     (record,) = records
     assert record["status"] == "error"
     assert record["reason"].endswith("a step that raises")
