@@ -243,14 +243,15 @@ def _traced_step(traces: Sequence[RankTrace]) -> TracedStep:
 
 def _areas(cell: RunConfig, reports: Sequence[RankReport]) -> list[int] | None:
     if cell.data.packs:
-        return [_mean_area(cell, report.parts.get("documents")) for report in reports]
+        # The documents of all ranks are missing where those of one broke the rules of their section.
+        packed = filter(None, (report.parts.get("documents") for report in reports))
+        return [_mean_area(cell, each) for each in packed] or None
     known = cell.strategy in STRATEGIES and cell.layout in LAYOUTS
     return [causal_area(cell, rank % cell.sp_degree) for rank in range(len(reports))] if known else None
 
 
-def _mean_area(cell: RunConfig, packed: PackedDocuments | None) -> int:
-    """Of the sequences that the rank has a part of, over all full-length steps."""
-    assert packed is not None  # the pass runs wherever sequences hold documents
+def _mean_area(cell: RunConfig, packed: PackedDocuments) -> int:
+    """Return the mean of the sequences that the rank has a part of, over all full-length steps."""
     (area,) = packed.area
     return sum(area) // (len(area) * cell.batch * cell.grad_accum)
 
