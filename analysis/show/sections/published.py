@@ -50,7 +50,7 @@ SETTINGS: Mapping[str, str | int | bool] = {
     "offload.activations": False,
 }
 """Settings that all of the post's runs share, read from its text and from the slope of its memory. The
-trainer, the kernel and the place of the optimizer may differ: a row names them."""
+trainer, the kernel and the place of the optimizer may differ: a row names those that do."""
 USUAL: Mapping[str, str | int] = {
     "inject_fault": NO_MISTAKE,
     "cluster.ranks_per_gpu": 1,
