@@ -31,14 +31,14 @@ from bench.record.record import Provenance
 from bench.record.store import StoreError
 
 CELL = ("cell_id", "provenance")
-"""What has to be equal for two records to be of one cell. The machine may differ, and is named then."""
+"""Columns that two records of one cell agree in. The machine may differ, and is named then."""
 NOT_COMPARED = frozenset({"argv", "packages", "inherited_env"})
 
 Key = tuple[str, str]
 
 NOT_RECORDED = "not recorded"
 ON_SPEED = ("unstable", "very unstable", "the machine was busy", "throttled", "warmed up with shorter steps")
-"""How the notes begin that bear on a ratio of speeds."""
+"""First words of the notes that matter for a ratio of speeds."""
 MAX_LISTED = 50
 CAVEATS = (
     "Speed: tokens/s after over before, the median ratio of all pairs of processes, with its 95 % interval.",
@@ -60,7 +60,7 @@ class Side:
     load: float | None
     """The machine's load average when timing began, the highest of all processes; None where not recorded."""
     notes: tuple[str, ...]
-    """What a reader must know of its steps and its machine, such as `unstable`."""
+    """Warnings on its steps and its machine, such as `unstable`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Change:
     before: Side
     after: Side
     difference: Difference | None
-    """Of speeds, after over before; None where a side has no speed. Without an interval of predictions."""
+    """Ratio of speeds, after over before; None where a side has no speed. Predictions have no interval."""
 
     @property
     def is_predicted(self) -> bool:
@@ -113,7 +113,7 @@ def environment_differences(before: Archive, after: Archive) -> list[tuple[str, 
 
 
 def _rows(archive: Archive) -> dict[Key, pd.Index[int]]:
-    """By cell the rows of its records, without synthetic ones, which are evidence for nothing."""
+    """Return the rows of each cell's records, without synthetic ones, which are evidence for nothing."""
     frame = archive.frame[archive.frame["provenance"].ne(Provenance.SYNTHETIC)]
     return {(str(cell), str(how)): rows.index for (cell, how), rows in frame.groupby([*CELL], sort=False)}
 

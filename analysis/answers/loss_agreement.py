@@ -14,7 +14,7 @@ from bench.record.record import Role, Status
 LEAST_CONTROLS = 3
 """Fewer controls show too little of the noise."""
 LEAST_FALL = 0.5
-"""In nats: a loss that hardly falls hardly shows what was learnt."""
+"""Least fall of the loss, in nats: a loss that hardly falls hardly shows what was learnt."""
 CROSSED = f"equivalent ones cross it in {FALSE_ALARMS * 100:g} % of comparisons"
 FLOOR_READING = (
     "Floor: how far plain data parallelism and its controls, which do the same work in another way, are from"

@@ -109,7 +109,8 @@ def _longest(name: str, fits: int | None, runs_out: int | None, undecided: int |
 def failure_reasons(cells: Cells) -> list[str]:
     """`OOM (2), ring at 64k and 96k: no room for ...` for every distinct reason, in the order of cells.
 
-    Reasons that differ in figures alone are one, told by the first. Of too many the most frequent are listed.
+    Reasons that differ only in figures count as one, and the first is shown. Of too many, the most frequent
+    are listed.
     """
     failed = cells.frame.loc[cells.frame["status"] != "ok", [*FITTED_BY, "reason"]]
     if failed.empty:

@@ -34,12 +34,12 @@ REPLAYED_CLEAR = "Most tokens/s in a replay, however much of the link's time is 
 REPLAYED_LEVEL = "Not separated by a replay, as ranges overlap"
 PREDICTED_CLEAR, PREDICTED_LEVEL = "Predicted fastest", "Predicted fastest, without a clear lead"
 UNSTABLE_NOTE = "unstable:"
-"""How a note on unsteady steps goes on after `very`, or begins."""
+"""Words that every note on unsteady steps has, also after `very`."""
 OUTCOMES = (
     *(FASTER, NO_DIFFERENCE, NO_CLEAR_DIFFERENCE, REPLAYED_CLEAR, REPLAYED_LEVEL),
     *(PREDICTED_CLEAR, PREDICTED_LEVEL),
 )
-"""What comparisons may say, in the order of the answer."""
+"""Outcomes of comparisons, in the order of the answer."""
 SAMPLES: Mapping[str, str] = {"steps": "steps of one process", "repeats": "repeats"}
 TO_REPEAT: Mapping[bool, str] = {
     False: f"run one sweep with measure.repeats={MIN_PROCESSES}",

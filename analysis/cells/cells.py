@@ -145,7 +145,7 @@ class Cells:
 
     @cached_property
     def heading(self) -> str:
-        """What ran where: `measured: qwen3_nano, zero3, bf16 on NVIDIA H100, 2 ranks`."""
+        """Line on what ran where: `measured: qwen3_nano, zero3, bf16 on NVIDIA H100, 2 ranks`."""
         if not len(self):
             return "no cells"
         what = ", ".join(filter(None, (self._one_of(key, nouns) for key, nouns in HEADING_KEYS.items())))

@@ -81,7 +81,7 @@ def with_over_data_parallel(summary: pd.DataFrame, work: pd.Series[int]) -> pd.D
     that share no sequence, and where there is no base.
     """
     key, shares = summary.groupby([work, RANKS], dropna=False).ngroup(), summary["sp_degree"].gt(1)
-    bases = summary[~shares & summary[RANKS].gt(1) & _has_a_rate(summary)]
+    bases = summary[~shares & _has_a_rate(summary)]
     fastest = bases.loc[bases["tokens_per_s"].groupby(key[bases.index]).idxmax()]
     fastest = fastest.set_index(key[fastest.index])
     return summary.assign(

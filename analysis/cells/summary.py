@@ -95,7 +95,7 @@ def _shown_rows(frame: pd.DataFrame, cell: pd.Series[int], failed: pd.Series[boo
 
 
 def _last_starts(started_at: pd.Series[str], cell: pd.Series[int]) -> pd.Series[str]:
-    """By a cell's number when the last of its records was started."""
+    """Return, by a cell's number, when the last of its records was started."""
     in_time = started_at.sort_values(kind="stable")
     last = in_time[~cell[in_time.index].duplicated(keep="last")]
     return last.set_axis(cell[last.index])

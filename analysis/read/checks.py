@@ -10,7 +10,7 @@ from bench.measure.check import Check
 BETWEEN_NAMES = "; "
 
 
-def told(checks: Sequence[Check]) -> str:
+def checks_sentence(checks: Sequence[Check]) -> str:
     """Return one sentence on the checks that were made, and why the others were not."""
     return checks_label({check.what: check.reason if check.is_missing else None for check in checks})
 

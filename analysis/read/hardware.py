@@ -31,11 +31,11 @@ def _hardware(folder: Path) -> Sequence[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class NodeLink:
-    """What joins devices of one node."""
+    """Link between devices of one node."""
 
     name: str
     bytes_per_s: float
-    """Of one device in one direction."""
+    """Bandwidth of one device in one direction."""
 
 
 def node_links(folder: Path = HARDWARE_FOLDER) -> dict[str, NodeLink]:

@@ -33,7 +33,7 @@ FromRecord = Callable[[Results], Any]
 
 
 class Reduction(Enum):
-    """How the repeats of a cell become one value; all but the last are over those that worked."""
+    """Reduction of a cell's repeats to one value; all but the last take only repeats that worked."""
 
     MEDIAN = "median"
     RATE = "rate"
@@ -307,7 +307,7 @@ METRIC_LIST: Sequence[Metric] = (
     Metric("part_attention_beyond_ideal_ms", q.IDEAL_ATTENTION),
     Metric("ideal_attention_share", q.IDEAL_ATTENTION, heading="ideal / measured attention", shown_in=LISTED),
 )  # fmt: skip
-"""In the order of the columns; those of one record stand first."""
+"""Metrics in the order of the columns; those computed from one record come first."""
 
 METRICS: Mapping[str, Metric] = {each.name: each for each in METRIC_LIST}
 OF_RECORD = tuple(each for each in METRIC_LIST if each.from_record is not None)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from analysis.read.checks import told
+from analysis.read.checks import checks_sentence
 from analysis.read.notes import note_of
 from analysis.read.step_parts import StepParts, step_parts
 from analysis.read.traced_shares import PurposeShares, TracedShares, expected_shares, is_void, traced_shares
@@ -265,7 +265,7 @@ class Results:
     @property
     def checks_of_loop(self) -> str | None:
         """Sentence on the checks of an observed loop; None for cells, whose checks are all the same."""
-        return told(self.checks) if self.checks and self.record.role is Role.OBSERVED else None
+        return checks_sentence(self.checks) if self.checks and self.record.role is Role.OBSERVED else None
 
     @property
     def note(self) -> str | None:

@@ -69,7 +69,7 @@ class Section:
     """Sentences above the table."""
     table: Table | None = None
     reading: str = ""
-    """How to read the table, below it."""
+    """Explanation of the table, shown below it."""
     parts: Sequence[Section] = ()
     """Sections within this one."""
     prints_lines: bool = False
@@ -90,6 +90,6 @@ class FigureFile:
     """Name of its files in figures/, without the ending."""
     title: str
     caption: str
-    """What a point is, and what a reader must know of these cells: sentences."""
+    """Sentences on what a point is and what a reader must know of these cells."""
     svg: str
     """The picture with what can be pointed at, as a part of the page."""

@@ -11,24 +11,24 @@ class Check(Struct, frozen=True, kw_only=True):
     """One comparison that a cell's result had to pass, and how far it reaches; or why it was not made."""
 
     what: Name
-    """What was compared, by a name that no other check of the cell has."""
+    """Name of the compared quantity; no other check of the cell has it."""
     against: str
-    """What it was compared with."""
+    """Source that it was compared with."""
     tokens: Whole | None = None
-    """In a sequence of so many tokens; null where nothing was compared along a sequence."""
+    """Tokens of the compared sequence; null where nothing was compared along a sequence."""
     rows: Whole | None = None
-    """For so many sampled tokens of it; null where for all."""
+    """Sampled tokens of that sequence; null where all were compared."""
     steps: Whole | None = None
-    """In so many of the cell's full-length steps; null where in none of them, but in a step of its own."""
+    """Full-length steps of the cell that were compared; null where the check runs in a step of its own."""
     of_steps: Whole | None = None
-    """Of so many that ran; null where the check is about a part of them by its nature."""
+    """Full-length steps that ran; null where the check is about a part of them by its nature."""
     compares_training: bool = False
     """Whether it compares loss and gradients of its steps with those of another computation. A step that no
     such check covers is compared with nothing."""
     reason: str | None = None
     """Why the check was not made, or not in all steps that it is about; null where it was."""
     below_noise: str | None = None
-    """Which known mistake rounding would hide from it here, and both sizes; null where it would find all."""
+    """Known mistake that rounding would hide from it here, and both sizes; null where it would find all."""
 
     @property
     def is_missing(self) -> bool:

@@ -100,7 +100,7 @@ def _machine(comparison: Comparison) -> str:
 
 
 def _apart(comparison: Comparison, row: Compared) -> dict[str, list[float]]:
-    """By signal, step by step: distance from the mean of equivalent trainings, the norm's relative."""
+    """Return each signal's distance from the mean of equivalent trainings by step; the norm's is relative."""
     seeds, distances = {seed.reference.seed: seed for seed in comparison.seeds}, []
     for training in row.trainings:
         centre = seeds[training.seed].draw(training).centre
@@ -116,7 +116,7 @@ def _apart(comparison: Comparison, row: Compared) -> dict[str, list[float]]:
 
 
 def _floor_by_step(comparison: Comparison) -> dict[str, list[float]]:
-    """As `_apart`, of a training that is at the floor in every step."""
+    """Return the distances that `_apart` would of a training at the floor in every step."""
     floor, distances = comparison.floor(), []
     for seed in comparison.seeds:
         unit, norms = units(seed.reference), seed.reference.grad_norm
@@ -127,7 +127,7 @@ def _floor_by_step(comparison: Comparison) -> dict[str, list[float]]:
 
 
 def _over_seeds(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
-    """By signal and step the root mean square over seeds."""
+    """Return the root mean square over seeds, by signal and step."""
     found = {}
     for name in NAMES:
         steps = zip(*(seed[name] for seed in seeds), strict=False)

@@ -14,13 +14,13 @@ from bench.request.choices import options, read_option
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What joins one device to the others."""
+    """Link between one device and the others."""
 
     name: str
     bytes_per_s: float
-    """Of one device in one direction."""
+    """Bandwidth of one device in one direction."""
     latency_s: float
-    """Of one message, or of the first step of a collective."""
+    """Latency of one message, or of the first step of a collective."""
     hop_latency_s: float = 0.0
     """Of each further step of a collective."""
 

@@ -29,7 +29,7 @@ class Losses(Struct, frozen=True, kw_only=True):
     """The training signal of every full-length step, equal on all ranks; inspected and traced ones last."""
 
     loss: Annotated[list[float | None], Meta(min_length=1)]
-    """By step, the mean loss per valid token; null where it is no finite number, as in all of these."""
+    """Mean loss per valid token of each step; null where it is not a finite number, as in all lists here."""
     grad_norm: Sequence[float | None]
     valid_tokens: list[int]
     tokens_digest: list[str]

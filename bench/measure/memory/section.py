@@ -19,12 +19,12 @@ class BlockClass(Struct, frozen=True, kw_only=True):
     """Blocks of memory of one kind."""
 
     role: str
-    """What they are for."""
+    """Purpose of the storages."""
     dtype: str
-    """Of the largest tensor in such a block, as is `shape`."""
+    """Dtype of the largest tensor in such a block; `shape` is of the same one."""
     shape: list[int]
     count: int
-    """How many storages there are."""
+    """Number of storages."""
     total_bytes: int
     """All of them together."""
 
