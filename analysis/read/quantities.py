@@ -138,7 +138,7 @@ TRAINING_SIGNAL = Quantity(
     "The mean loss per valid token of all ranks, the gradient's norm, and proof of the tokens they saw.",
 )  # fmt: skip
 CHECKS = Quantity(
-    "checks", "Checks made and steps held", "count",
+    "checks", "Checks made and steps compared", "count",
     "Which comparisons a cell's result had to pass, which were not made, and how many steps they hold.",
 )  # fmt: skip
 SPEED_UP = Quantity(

@@ -175,7 +175,7 @@ def _traced_steps(cell: Cell) -> str:
 
 
 def _checks(cell: Cell) -> str:
-    """Return `9 of 10; 12 of 14`: checks made, and steps held where a cell trains; empty if not recorded."""
+    """Return `9 of 10; 12 of 14`: checks made, and of a training steps compared; empty if not recorded."""
     parts = (("checks_made", "checks"), ("steps_compared", "steps"))
     return "; ".join(filter(None, (_part_of(cell[part], cell[whole]) for part, whole in parts)))
 
@@ -264,7 +264,7 @@ COLUMNS: Sequence[Column] = (
     metric_column("traced_to_timed", "traced / timed", NOT_ON_PAGE),
     metric_column("speed_up", SPEED_UP, WIDE),
     *SHOWN_METRICS,
-    Column("checks made; steps held", _checks, sorted_by="checks_missing", views=NOT_ON_PAGE),
+    Column("checks made; steps compared", _checks, sorted_by="checks_missing", views=NOT_ON_PAGE),
     metric_column("note", "note", NOT_ON_PAGE),
     metric_column("tokens_per_s_per_rank", "tokens/s per rank", DETAILS),
     metric_column("window_tokens_per_s", "tokens/s over the whole window", DETAILS),

@@ -76,7 +76,7 @@ def test_several_traced_steps_show_their_range_and_how_many_are_void(cells_of):
 )
 def test_a_row_counts_checks_and_held_steps_and_no_check_twice(cells_of, checks, shown):
     (row,) = rows_of(cells_of([make_record(checks=checks)]), View.SUMMARY)
-    assert row.get("checks made; steps held", "") == shown
+    assert row.get("checks made; steps compared", "") == shown
 
 
 def printed(width, table):
