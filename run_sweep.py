@@ -24,7 +24,7 @@ from bench.common.command import again_command, outlive_readers
 from bench.common.environment import this_machine
 from bench.config import ConfigError, ExitCode
 from bench.extras.nodes.machines import launcher_of
-from bench.extras.predict import modes
+from bench.extras.predict import time_modes
 from bench.extras.predict.prediction import modelled, timed_here
 from bench.plan.estimate import Estimate
 from bench.plan.forecast import Forecast
@@ -137,7 +137,7 @@ def main() -> None:
     """Compose, plan, run. SIGTERM and SIGHUP are interruptions, as Ctrl-C is: what is done is kept."""
     outlive_readers()
     Interrupts().install()
-    modes.register()
+    time_modes.register()
     folder = f"results/sweeps/{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
     OmegaConf.register_new_resolver("new_sweep_dir", lambda: folder, replace=True)
     refuse_secret_variables()

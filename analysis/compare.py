@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.cells.cells import SHARED_GPU_CAVEAT, shares_gpus
-from analysis.cells.difference import Difference, Processes, difference, processes_of
+from analysis.cells.difference import Processes, SpeedDifference, difference, processes_of
 from analysis.cells.series import cell_names, keys_and_number
 from analysis.labels import count_label, more_label, number_label, status_label
 from analysis.read.archive import Archive, read_archive
@@ -64,13 +64,13 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class CellChange:
     """One cell in both sweeps."""
 
     key: Key
     before: Side
     after: Side
-    difference: Difference | None
+    difference: SpeedDifference | None
     """Ratio of speeds, after over before; None where a side has no speed. Predictions have no interval."""
 
     @property
@@ -94,7 +94,7 @@ class Change:
         return "slower" if self.difference.is_slower else "no clear difference"
 
 
-def changes(before: Archive, after: Archive) -> list[Change]:
+def changes(before: Archive, after: Archive) -> list[CellChange]:
     """Every cell that is in both archives, in the order of the first."""
     rows_before, rows_after = _rows(before), _rows(after)
     return [
@@ -118,13 +118,13 @@ def _rows(archive: Archive) -> dict[Key, pd.Index[int]]:
     return {(str(cell), str(how)): rows.index for (cell, how), rows in frame.groupby([*CELL], sort=False)}
 
 
-def _change(key: Key, before: Side, after: Side) -> Change:
+def _change(key: Key, before: Side, after: Side) -> CellChange:
     if not before.processes or not after.processes:
-        return Change(key, before, after, None)
+        return CellChange(key, before, after, None)
     if key[1] == Provenance.PREDICTED:  # arithmetic has no processes
         ratio = after.processes.tokens_per_s[0] / before.processes.tokens_per_s[0]
-        return Change(key, before, after, Difference(None, ratio))
-    return Change(key, before, after, difference(after.processes, before.processes))
+        return CellChange(key, before, after, SpeedDifference(None, ratio))
+    return CellChange(key, before, after, difference(after.processes, before.processes))
 
 
 def _side(archive: Archive, rows: pd.Index[int]) -> Side:
@@ -226,7 +226,7 @@ def _way_to_decide(*sweeps: Archive) -> str:
     return IN_TURNS.format(duration=duration_label(float(sum(whole_s))))
 
 
-def _table(found: Sequence[Change], names: Mapping[Key, str]) -> Table:
+def _table(found: Sequence[CellChange], names: Mapping[Key, str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("cell", overflow="fold", min_width=12)
     for heading in ("tokens/s", "speed"):
@@ -239,7 +239,7 @@ def _table(found: Sequence[Change], names: Mapping[Key, str]) -> Table:
     return table
 
 
-def _numbers(change: Change) -> tuple[str, str, str, str]:
+def _numbers(change: CellChange) -> tuple[str, str, str, str]:
     """Both rates, ratio, interval and numbers of processes; empty where there is none."""
     found, sides = change.difference, (change.before, change.after)
     if found is None:
@@ -252,13 +252,13 @@ def _numbers(change: Change) -> tuple[str, str, str, str]:
     return rates, f"{found.ratio:.3f}", interval, counts
 
 
-def _loads(change: Change) -> str:
+def _loads(change: CellChange) -> str:
     """`0.9, 4.1`: of both sides the highest load average when timing began."""
     loads = (change.before.load, change.after.load)
     return "" if loads == (None, None) else ", ".join(number_label(load) or "?" for load in loads)
 
 
-def _notes(change: Change) -> str:
+def _notes(change: CellChange) -> str:
     """`before: unstable; after: the machine was busy`."""
     sides = (("before", change.before), ("after", change.after))
     return "; ".join(f"{name}: {', '.join(side.notes)}" for name, side in sides if side.notes)

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from bench.attention.layouts import LAYOUTS as LAYOUTS
     from bench.attention.layouts import Tile as Tile
     from bench.attention.merge import Partial as Partial
+    from bench.config import Cell as Cell
     from bench.config import ConfigError as ConfigError
-    from bench.config import RunConfig as RunConfig
     from bench.extras.observe import ObserveCallback as ObserveCallback
     from bench.extras.observe import observe as observe
     from bench.extras.observe import probe as probe
     from bench.record.store import read_records as read_records
     from bench.strategies.facts import CallMemory as CallMemory
-    from bench.strategies.facts import Facts as Facts
     from bench.strategies.facts import ScheduledFacts as ScheduledFacts
+    from bench.strategies.facts import StrategyFacts as StrategyFacts
     from bench.strategies.facts import activation_bytes as activation_bytes
     from bench.strategies.facts import backwards_per_step as backwards_per_step
     from bench.strategies.facts import forwards_per_step as forwards_per_step
@@ -48,11 +48,11 @@ HOMES: Mapping[str, str] = {
         "bench.attention.kernels": ("Kernel", "kernel_backward", "kernel_forward"),
         "bench.attention.layouts": ("EVERYTHING", "LAYOUTS", "Tile"),
         "bench.attention.merge": ("Partial",),
-        "bench.config": ("ConfigError", "RunConfig"),
+        "bench.config": ("ConfigError", "Cell"),
         "bench.extras.observe": ("ObserveCallback", "observe", "probe"),
         "bench.record.store": ("read_records",),
         "bench.strategies.facts": (
-            *("CallMemory", "Facts", "ScheduledFacts"),
+            *("CallMemory", "StrategyFacts", "ScheduledFacts"),
             *("activation_bytes", "backwards_per_step", "forwards_per_step"),
         ),
         "bench.strategies.options": ("Flag", "WholeNumber"),

@@ -301,7 +301,7 @@ class MeasureConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
+class Cell:
     """One cell: every choice made, every number known."""
 
     seq_len: Count
@@ -470,7 +470,7 @@ class RunConfig:
         return flat
 
     @classmethod
-    def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
+    def from_flat(cls, flat: Mapping[str, Any]) -> Cell:
         """The cell that has this `config` in its record; raises ConfigError for one that no cell can have."""
         pairs = {group: name for name, group in _PAIRS.items()}
         groups = {key.partition(".")[0] for key in flat if "." in key} - {*pairs}

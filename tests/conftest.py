@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.extras.predict.modes import register
+from bench.extras.predict.time_modes import register
 from bench.run.cell.launcher import Launcher
 from bench.run.node import server
 from bench.run.node.lease import VARIABLE

@@ -18,7 +18,7 @@ from bench.measure.attention import rank as row_errors
 from bench.measure.attention import section as attention_section
 from bench.measure.full_length import section as full_length
 from bench.measure.memory import live_blocks
-from bench.measure.objective import noise as objective_noise
+from bench.measure.objective import gradient_noise as objective_noise
 from bench.measure.objective import rank as objective
 from bench.measure.objective import section as objective_section
 from bench.measure.objective import step_errors
@@ -27,7 +27,7 @@ from bench.measure.probe import rank as probe
 from bench.measure.telemetry import rank as telemetry
 from bench.measure.timing import section as timing_section
 from bench.measure.trace.section import TRACED_PART, TRACED_STEPS
-from bench.record.noise import LIMITS, MOVED, NOISE_FACTOR, UNMEASURED
+from bench.record.trajectory_noise import LIMITS, MOVED, NOISE_FACTOR, UNMEASURED
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, backwards_per_step, forwards_per_step

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from bench.common.environment import REPOSITORY
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.plan.planned import PlannedCell
 from bench.run.cell.run import SharedSections, measure
 from tests.support.cells import INSTALLED
@@ -37,7 +37,7 @@ def test_a_package_does_what_the_page_says(finding, launcher, tmp_path):
     if not records:
         pytest.skip("no package of this command is installed")
     for record in records:
-        cell = RunConfig.from_flat(record["config"])
+        cell = Cell.from_flat(record["config"])
         assert record["status"] == status
         assert reason in record["reason"]
         past = measure(PlannedCell(cell, repeat=0, order=0), launcher, tmp_path, shared=SharedSections())

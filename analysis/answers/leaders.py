@@ -14,8 +14,8 @@ from analysis.cells.comparison import work_number
 from analysis.cells.difference import (
     LEVEL_SHARE,
     NO_LINK,
-    Difference,
     RateBand,
+    SpeedDifference,
     band_difference,
     difference,
     predicted_difference,
@@ -64,7 +64,7 @@ class Ranking:
     """Why nothing may be said; None where something may, or where there is nothing to compare."""
     first: Timed
     """The one with the most tokens/s, which need not mean anything."""
-    lead: tuple[tuple[Timed, Difference], ...] = ()
+    lead: tuple[tuple[Timed, SpeedDifference], ...] = ()
     """The first one's speed over each of the others', the nearest first; empty where undecided."""
     not_repeated: tuple[Timed, ...] = ()
     """Cells that ran too few times to be compared with those that did often enough."""
@@ -200,7 +200,7 @@ def _ranking(seq_len: int, timed: Sequence[Timed], cells: Cells) -> Ranking:
     return Ranking(seq_len, by_name, undecided, first, () if undecided else lead)
 
 
-def _leads_by_band(first: Timed, others: Sequence[Timed]) -> Iterator[tuple[Timed, Difference]]:
+def _leads_by_band(first: Timed, others: Sequence[Timed]) -> Iterator[tuple[Timed, SpeedDifference]]:
     for other in others:
         if first.band is not None and other.band is not None:
             compare = band_difference if first.is_replayed else predicted_difference
@@ -258,7 +258,7 @@ def bracketed(name: str) -> str:
     return f"{strategy} ({settings})" if settings else name
 
 
-def _ratio(other: Timed, found: Difference) -> str:
+def _ratio(other: Timed, found: SpeedDifference) -> str:
     level = f", no difference above {LEVEL_SHARE:.0%}".replace("%", " %")
     clear = "" if found.is_faster else level if found.is_level else ", no clear difference"
     by_ranges = "" if other.band is None else " by both ranges"

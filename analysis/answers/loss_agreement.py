@@ -8,8 +8,8 @@ from dataclasses import replace
 from analysis.answers.verdict import Verdict
 from analysis.cells.equivalence import Compared, Comparison
 from analysis.labels import count_label
-from bench.record.noise import FALSE_ALARMS, LEAST_FACTOR
 from bench.record.record import Role, Status
+from bench.record.trajectory_noise import FALSE_ALARMS, LEAST_FACTOR
 
 LEAST_CONTROLS = 3
 """Fewer controls show too little of the noise."""

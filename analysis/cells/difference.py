@@ -38,7 +38,7 @@ class Processes:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class SpeedDifference:
     """One side's speed over another's, as far as it may be told."""
 
     undecided: str | None
@@ -76,14 +76,14 @@ class RateBand:
     high: float
 
 
-def band_difference(one: RateBand, other: RateBand) -> Difference:
+def band_difference(one: RateBand, other: RateBand) -> SpeedDifference:
     """Return the replayed speed of `one` over that of `other`: apart where their ranges do not meet."""
-    return Difference(
+    return SpeedDifference(
         None, one.expected / other.expected, low=one.low / other.high, high=one.high / other.low
     )
 
 
-def predicted_difference(one: RateBand, other: RateBand) -> Difference:
+def predicted_difference(one: RateBand, other: RateBand) -> SpeedDifference:
     """Return the predicted speed of `one` over that of `other`, at equal rates of the hardware.
 
     Low ends are compared with low ends and high ones with high ones: two strategies on one machine share
@@ -92,7 +92,7 @@ def predicted_difference(one: RateBand, other: RateBand) -> Difference:
     ends = ((one.low, other.low), (one.expected, other.expected), (one.high, other.high))
     ratios = [mine / theirs for mine, theirs in ends]
     low, high = min(ratios) / (1 + MODEL_SHARE), max(ratios) * (1 + MODEL_SHARE)
-    return Difference(None, one.expected / other.expected, low, high)
+    return SpeedDifference(None, one.expected / other.expected, low, high)
 
 
 def processes_of(frame: pd.DataFrame) -> Processes:
@@ -101,7 +101,7 @@ def processes_of(frame: pd.DataFrame) -> Processes:
     return Processes(tuple(frame["tokens_per_s"]), tuple(starts))
 
 
-def difference(one: Processes, other: Processes) -> Difference:
+def difference(one: Processes, other: Processes) -> SpeedDifference:
     """The speed of `one` over that of `other`, or why it is undecided.
 
     Ratio and interval are those of Hodges and Lehmann with the exact test of Mann and Whitney. The order in
@@ -110,12 +110,12 @@ def difference(one: Processes, other: Processes) -> Difference:
     machine that slowly changes may do so too.
     """
     if min(len(one), len(other)) < MIN_PROCESSES:
-        return Difference(too_few({len(one), len(other)}))
+        return SpeedDifference(too_few({len(one), len(other)}))
     if not _took_turns(one, other):
-        return Difference(NOT_IN_TURNS)
+        return SpeedDifference(NOT_IN_TURNS)
     ratio, interval = ratio_interval(one.tokens_per_s, other.tokens_per_s)
     assert interval is not None
-    return Difference(None, ratio, interval.low, interval.high)
+    return SpeedDifference(None, ratio, interval.low, interval.high)
 
 
 def too_few(counts: Collection[int]) -> str:

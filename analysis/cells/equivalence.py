@@ -13,8 +13,16 @@ from analysis.cells.comparison import FREE, FREE_GROUPS
 from analysis.labels import count_label
 from analysis.read.archive import MADE_WITH, Archive
 from bench.common.labels import length_label
-from bench.record.noise import NAMES, Draw, Limit, Noise, distance_of, first_departure, signals_of
 from bench.record.record import Record, Role, Status
+from bench.record.trajectory_noise import (
+    NAMES,
+    Deviation,
+    Draw,
+    TrajectoryNoise,
+    distance_of,
+    first_departure,
+    signals_of,
+)
 
 EXPERIMENT = "loss_equivalence"
 APART = ("data.rank_order", "inject_fault")
@@ -116,7 +124,7 @@ class Compared:
     max_loss: float
     max_grad_norm: float
     """Largest relative difference of the gradient norm."""
-    noise: Limit
+    noise: Deviation
     """How far it is from the mean of the equivalent ones, in multiples of the noise floor."""
     logged: tuple[float, float] | None
     """Mean and largest difference of what the stack logs from what it logs of data parallelism, in nats;
@@ -154,8 +162,8 @@ class Comparison:
         return self.seeds[0].reference
 
     @cached_property
-    def noise(self) -> Noise:
-        return Noise([each.equivalent for each in self.seeds])
+    def noise(self) -> TrajectoryNoise:
+        return TrajectoryNoise([each.equivalent for each in self.seeds])
 
     @property
     def others(self) -> list[Training]:
@@ -166,7 +174,7 @@ class Comparison:
         """Controls that ended well, by seed."""
         return [len(each.equivalent) - 1 for each in self.seeds]
 
-    def floor(self, seeds: int | None = None) -> Limit:
+    def floor(self, seeds: int | None = None) -> Deviation:
         """The distance that one of what is compared crosses by chance in FALSE_ALARMS of comparisons.
 
         The distance is that of a training that ran in so many seeds; None for all of them.
@@ -230,12 +238,14 @@ class Comparison:
             departure=self._departure(found, floor, noise),
         )
 
-    def _departure(self, found: Sequence[tuple[Seed, Training]], floor: Limit, noise: Limit) -> str | None:
+    def _departure(
+        self, found: Sequence[tuple[Seed, Training]], floor: Deviation, noise: Deviation
+    ) -> str | None:
         """Where the mean over steps is beyond the floor, so is a step of a seed: the first one."""
         beyond = {name: getattr(floor, name) if getattr(noise, name) > 1 else math.inf for name in NAMES}
         for seed, each in found:
             draw = seed.draw(each)
-            departure = first_departure(each, draw.centre, Limit(**beyond).times(draw.widening))
+            departure = first_departure(each, draw.centre, Deviation(**beyond).times(draw.widening))
             if departure is not None:
                 return departure if len(self.seeds) == 1 else f"seed {each.seed}, {departure}"
         return None

@@ -25,8 +25,8 @@ from analysis.read.traced_shares import PurposeShares, Spread
 from analysis.read.views import View
 from bench.cost.band import Band
 from bench.measure.check import Check
-from bench.measure.memory.section import Memory
-from bench.measure.trace.section import Trace
+from bench.measure.memory.section import MemorySection
+from bench.measure.trace.section import TraceSection
 from bench.record.analytic import Analytic, PredictedStep
 
 FromRecord = Callable[[Results], Any]
@@ -83,12 +83,12 @@ class Metric:
         return (self.format or LABELS.get(self.name.rpartition("_")[2], number_label))(value)
 
 
-def _worst_rank(sizes: Callable[[Memory], Sequence[float] | None]) -> FromRecord:
+def _worst_rank(sizes: Callable[[MemorySection], Sequence[float] | None]) -> FromRecord:
     """Return the largest of the ranks' sizes."""
     return lambda r: None if r.memory is None else max(sizes(r.memory) or (), default=None)
 
 
-def _resident_above_base(memory: Memory) -> list[int] | None:
+def _resident_above_base(memory: MemorySection) -> list[int] | None:
     """Return each rank's resident bytes above those that it held before it built anything."""
     peaks, bases = memory.peak_resident_bytes, memory.base_resident_bytes
     return None if peaks is None or bases is None else [p - b for p, b in zip(peaks, bases, strict=True)]
@@ -102,14 +102,14 @@ def _part(ms: Callable[[StepParts], float]) -> FromRecord:
     return lambda r: None if r.parts is None else ms(r.parts)
 
 
-def _traced_share(times_ms: Callable[[Trace], Sequence[float] | None]) -> FromRecord:
+def _traced_share(times_ms: Callable[[TraceSection], Sequence[float] | None]) -> FromRecord:
     return lambda r: r.traced_share(times_ms)
 
 
 def _purpose(name: str, *, exposed: bool) -> FromRecord:
     """Return the worst rank's share of a purpose; None where calls could not be joined to purposes."""
 
-    def times_ms(trace: Trace) -> Sequence[float] | None:
+    def times_ms(trace: TraceSection) -> Sequence[float] | None:
         by_purpose = trace.purpose_exposed_ms if exposed else trace.purpose_total_ms
         return None if any(trace.purposes_unknown) else by_purpose.get(name, [0.0] * len(trace.step_ms))
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from analysis.labels import percent_label
 from analysis.read.traced_shares import TracedShares
-from bench.measure.parity.section import Parity
-from bench.measure.telemetry.section import Telemetry
-from bench.measure.trace.section import Trace
+from bench.measure.parity.section import ParitySection
+from bench.measure.telemetry.section import TelemetrySection
+from bench.measure.trace.section import TraceSection
 from bench.record.record import Record
 
 MIN_STEPS = 6
@@ -87,14 +87,14 @@ def _times(ratios: Sequence[float]) -> str:
     return " to ".join(ends)
 
 
-def _other_calls(trace: Trace) -> str | None:
+def _other_calls(trace: TraceSection) -> str | None:
     """Said whether or not the shares are void: it is about what ran, not about how long it took."""
     if any(trace.purposes_unknown):
         return UNJOINED
     return OTHER_CALLS if any(any(step.call_differences) for step in trace.steps) else None
 
 
-def _throttling(telemetry: Telemetry) -> str | None:
+def _throttling(telemetry: TelemetrySection) -> str | None:
     """What held a device back while the clock ran, if anything did."""
     if not telemetry.throttled:
         return None
@@ -102,5 +102,5 @@ def _throttling(telemetry: Telemetry) -> str | None:
     return f"throttled while timed ({', '.join(seen) or 'low clock'})"
 
 
-def _uncompared(parity: Parity) -> str | None:
+def _uncompared(parity: ParitySection) -> str | None:
     return f"attention not compared with float64: {parity.reason}" if parity.reason else None

@@ -16,12 +16,12 @@ from analysis.read.step_parts import StepParts, step_parts
 from analysis.read.traced_shares import PurposeShares, TracedShares, expected_shares, is_void, traced_shares
 from bench.common.statistics import Interval, median_interval, slowest, slowest_median
 from bench.cost.band import Band
-from bench.measure.attention.section import AttentionCalls
+from bench.measure.attention.section import AttentionSection
 from bench.measure.check import Check
-from bench.measure.losses.section import Losses
-from bench.measure.memory.section import Memory
-from bench.measure.timing.section import Timing
-from bench.measure.trace.section import Trace
+from bench.measure.losses.section import LossesSection
+from bench.measure.memory.section import MemorySection
+from bench.measure.timing.section import TimingSection
+from bench.measure.trace.section import TraceSection
 from bench.record.analytic import Analytic, PredictedStep
 from bench.record.record import Provenance, Record, Role, Status
 
@@ -41,10 +41,10 @@ class Results:
         self.is_ok = record.status is Status.OK
         self.is_predicted = record.provenance is Provenance.PREDICTED
         self.is_replayed = record.provenance is Provenance.REPLAYED
-        self.timing: Timing | None = self._of_valid(record.timing)
-        self.memory: Memory | None = self._of_valid(record.memory)
-        self.losses: Losses | None = self._of_valid(record.losses)
-        self.attention: AttentionCalls | None = self._of_valid(record.attention)
+        self.timing: TimingSection | None = self._of_valid(record.timing)
+        self.memory: MemorySection | None = self._of_valid(record.memory)
+        self.losses: LossesSection | None = self._of_valid(record.losses)
+        self.attention: AttentionSection | None = self._of_valid(record.attention)
         self.analytic: Analytic | None = self._of_valid(record.analytic)
         self.predicted: PredictedStep | None = record.analytic.prediction
         self._peak_flops_per_s = peaks.get(str(record.config.get("hardware")))
@@ -142,7 +142,7 @@ class Results:
         return utilisation(flops or 0.0, self.median_ms or 0.0, self.ranks, peak or 0.0)
 
     @cached_property
-    def traces(self) -> Trace | None:
+    def traces(self) -> TraceSection | None:
         """Traced steps; None also where tracing failed."""
         trace = self.record.trace if self.is_ok else None
         return None if trace is None or trace.failure is not None else trace
@@ -155,7 +155,7 @@ class Results:
         return max(self.traces.step_ms) / self.median_ms
 
     @cached_property
-    def trace(self) -> Trace | None:
+    def trace(self) -> TraceSection | None:
         """Traced step of median length; None where it is too unlike a timed one."""
         ratio = self.traced_to_timed
         return None if ratio is not None and is_void(ratio) else self.traces
@@ -179,7 +179,7 @@ class Results:
             return None if self.traces is None else expected_shares(self.traces)
         return None if self.shares is None else self.shares.communication
 
-    def traced_share(self, times_ms: Callable[[Trace], Sequence[float] | None]) -> float | None:
+    def traced_share(self, times_ms: Callable[[TraceSection], Sequence[float] | None]) -> float | None:
         """Return the share of its traced step that the rank with most of these times spent on them."""
         found = None if self.trace is None else times_ms(self.trace)
         if self.trace is None or not found:

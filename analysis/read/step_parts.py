@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from bench.measure.trace.section import Trace
+from bench.measure.trace.section import TraceSection
 
 
 class StepParts(Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ OTHER_PURPOSES = ("data_and_loss", "other")
 COPIES = ("optimizer", "other")
 
 
-def step_parts(trace: Trace) -> StepParts | None:
+def step_parts(trace: TraceSection) -> StepParts | None:
     """The parts of the busiest rank's step; None where the trace has none."""
     compute, exposed, idle_ms = trace.compute_ms, trace.purpose_exposed_ms, trace.idle_ms
     if compute is None or idle_ms is None:

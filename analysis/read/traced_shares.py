@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from bench.measure.trace.section import Trace, TracedStep
+from bench.measure.trace.section import TracedStep, TraceSection
 
 MIN_TRACED_TO_TIMED, MAX_TRACED_TO_TIMED = 0.8, 1.2
 """A traced step outside of these, in timed ones, does not describe them: above, the profiler or a neighbour
@@ -57,7 +57,7 @@ def is_void(ratio: float) -> bool:
     return not MIN_TRACED_TO_TIMED <= ratio <= MAX_TRACED_TO_TIMED
 
 
-def traced_shares(trace: Trace, timed_ms: float | None) -> TracedShares:
+def traced_shares(trace: TraceSection, timed_ms: float | None) -> TracedShares:
     """The shares of all traced steps; `timed_ms` is the median timed step, None where there is none."""
     steps = trace.steps
     ratios = [max(step.step_ms) / timed_ms for step in steps] if timed_ms is not None else []
@@ -73,7 +73,7 @@ def traced_shares(trace: Trace, timed_ms: float | None) -> TracedShares:
     )
 
 
-def expected_shares(trace: Trace, purpose: str | None = None) -> PurposeShares:
+def expected_shares(trace: TraceSection, purpose: str | None = None) -> PurposeShares:
     """Transfer in the one step of a prediction, for a purpose or for all; waiting is not predicted."""
     exposed_ms = trace.purpose_exposed_ms
     names = exposed_ms if purpose is None else [purpose]

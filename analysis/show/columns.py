@@ -33,7 +33,7 @@ from bench.common.labels import length_label, rate_range_label
 from bench.config import UNKNOWN_HARDWARE
 from bench.record.record import Provenance
 
-Cell = Mapping[Any, Any]
+CellRow = Mapping[Any, Any]
 """A row of the cells' frame, with the cell's name."""
 NAME = "shown_name"
 OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
@@ -49,7 +49,7 @@ DISPENSABLE = ("95 % interval", "waiting", "transfer", "step ms", "n")
 """Columns that a narrow terminal does without, in this order."""
 
 
-def named_rows(cells: Cells) -> list[Cell]:
+def named_rows(cells: Cells) -> list[CellRow]:
     """Return the rows of the cells, each with a name that sets it apart from others of its strategy."""
     keys = [key for key in cells.keys if key not in OWN_COLUMN] if len(cells) else []
     pairs = zip(cells.rows, variants(cells.frame, keys), strict=True)
@@ -89,17 +89,17 @@ def _share_columns(part: str) -> Iterator[Column]:
     yield metric_column(name, f"exchange: {part}", FIRST_SCREEN)
 
 
-def is_predicted(cell: Cell) -> bool:
+def is_predicted(cell: CellRow) -> bool:
     """Whether a cell is arithmetic: nothing ran."""
     return bool(cell["provenance"] == Provenance.PREDICTED)
 
 
-def is_replayed(cell: Cell) -> bool:
+def is_replayed(cell: CellRow) -> bool:
     """Whether one rank of a cell ran without the others."""
     return bool(cell["provenance"] == Provenance.REPLAYED)
 
 
-def speed_text(cell: Cell) -> str:
+def speed_text(cell: CellRow) -> str:
     """Return tokens/s; of a prediction with its band, of a replay with and without the link's time."""
     if not is_replayed(cell) or pd.isna(cell["tokens_per_s"]):
         return with_band(cell, "tokens_per_s{}")
@@ -107,45 +107,45 @@ def speed_text(cell: Cell) -> str:
     return rate_range_label(None if pd.isna(with_link) else with_link, cell["tokens_per_s"])
 
 
-def predicted_band(cell: Cell, column: str) -> str:
+def predicted_band(cell: CellRow, column: str) -> str:
     """Return a predicted value with its band, `189 (161 to 237)`; `column` has {} where an end is named."""
     expected, low, high = (cell[f"predicted_{column.format(end)}"] for end in ("", "_low", "_high"))
     label = METRICS[column.format("")].text
     return "" if pd.isna(expected) else band_label(expected, low, high, label)
 
 
-def with_band(cell: Cell, column: str) -> str:
+def with_band(cell: CellRow, column: str) -> str:
     """Return a value, of a prediction with its band."""
     if is_predicted(cell) and cell["status"] == "ok":
         return predicted_band(cell, column)
     return text_of(cell, column.format(""))
 
 
-def _status(cell: Cell) -> str:
+def _status(cell: CellRow) -> str:
     """Return `OOM`, or `OOM (1 of 2)` where some repeats worked."""
     label = status_label(shown_status(cell))
     repeats, failed = int(cell["repeats"]), int(cell["failed_repeats"])
     return f"{label} ({failed} of {repeats})" if 0 < failed < repeats else label
 
 
-def _ranks(cell: Cell) -> str:
+def _ranks(cell: CellRow) -> str:
     parts = [cell[key] for key in ("cluster.world_size", "sp_degree")]
     return "/".join("?" if part is None or pd.isna(part) else str(int(part)) for part in parts)
 
 
-def _spread(cell: Cell) -> str:
+def _spread(cell: CellRow) -> str:
     """Return the number of samples and the interval, of a replay the number alone."""
     if is_replayed(cell):
         return f"replayed, n={n_label(cell)}" if n_label(cell) else ""
     return "" if is_predicted(cell) else spread_label(cell)
 
 
-def _interval(cell: Cell) -> str:
+def _interval(cell: CellRow) -> str:
     is_measured = not is_replayed(cell) and not is_predicted(cell)
     return interval_label(cell).replace(" to ", "-") if is_measured else ""
 
 
-def _peak(cell: Cell) -> str:
+def _peak(cell: CellRow) -> str:
     """Return `14.5 MiB (7.1 %)`, of a prediction with its band `14.5 MiB (14.0 MiB to 15.1 MiB), 7.1 %`."""
     size, share = with_band(cell, "peak_allocated{}_bytes"), percent_label(cell["capacity_share"])
     if not size or not share:
@@ -153,20 +153,20 @@ def _peak(cell: Cell) -> str:
     return f"{size}, {share}" if size.endswith(")") else f"{size} ({share})"
 
 
-def _with_range(share: str, cell: Cell) -> str:
+def _with_range(share: str, cell: CellRow) -> str:
     """Return the median of the traced steps and, of several, their range: `0.1 % (0.0 % to 0.4 %)`."""
     median = text_of(cell, f"{share}_share")
     low, high = (text_of(cell, f"{share}_{end}_share") for end in ("low", "high"))
     return median if not low or cell["traced_steps"] == 1 else f"{median} ({low} to {high})"
 
 
-def _communication(cell: Cell) -> str:
+def _communication(cell: CellRow) -> str:
     """Return transfer and waiting, each with its range; a dash for one that is not known."""
     texts = [_with_range(f"communication_{part}", cell) for part in ("transfer", "waiting")]
     return " / ".join(text or "-" for text in texts) if any(texts) else ""
 
 
-def _traced_steps(cell: Cell) -> str:
+def _traced_steps(cell: CellRow) -> str:
     """Return how many traced steps the shares are of: `n=5`, or `n=3 of 5` where some are void."""
     if pd.isna(cell["traced_steps"]):
         return ""
@@ -174,7 +174,7 @@ def _traced_steps(cell: Cell) -> str:
     return f"n={used} of {used + void}" if void else f"n={used}"
 
 
-def _checks(cell: Cell) -> str:
+def _checks(cell: CellRow) -> str:
     """Return `9 of 10; 12 of 14`: checks made, and of a training steps compared; empty if not recorded."""
     parts = (("checks_made", "checks"), ("steps_compared", "steps"))
     return "; ".join(filter(None, (_part_of(cell[part], cell[whole]) for part, whole in parts)))
@@ -184,31 +184,31 @@ def _part_of(part: Any, whole: Any) -> str:
     return "" if pd.isna(whole) else f"{int(part):,} of {int(whole):,}"
 
 
-def _both_texts(names: Sequence[str], cell: Cell) -> str:
+def _both_texts(names: Sequence[str], cell: CellRow) -> str:
     """Return two metrics, `38.1 % / 61.0 %`, a dash for one that is not known; empty where none is."""
     texts = [text_of(cell, name) for name in names]
     return " / ".join(text or "-" for text in texts) if any(texts) else ""
 
 
-def _mfu(cell: Cell) -> str:
+def _mfu(cell: CellRow) -> str:
     """Return MFU by causal and full FLOPs, or that the peak of the device is not known."""
     is_unknown = cell["hardware"] == UNKNOWN_HARDWARE and bool(text_of(cell, "step_time_ms"))
     return _both_texts(("mfu_causal", "mfu_full"), cell) or (NO_PEAK if is_unknown else "")
 
 
-def _speed_up(cell: Cell) -> str:
+def _speed_up(cell: CellRow) -> str:
     """Return the speed-up over the fastest `local` cell, and which that is."""
     return _over_base(cell, "speed_up", BASE, "speed_up_base")
 
 
-def _scaling(cell: Cell) -> str:
+def _scaling(cell: CellRow) -> str:
     """Return the speed-up over the fewest ranks, with what that is of the ideal."""
     text = _over_base(cell, "scaling_speed_up", cell["scaling_base_strategy"], "scaling_base")
     caveat = f"; {SHARED_CORES}" if cell["cluster.device"] == "cpu" else ""
     return f"{text}, efficiency {text_of(cell, 'scaling_efficiency')}{caveat}" if text else ""
 
 
-def _over_base(cell: Cell, column: str, strategy: str, base: str) -> str:
+def _over_base(cell: CellRow, column: str, strategy: str, base: str) -> str:
     """Return `1.90 times local on 1 rank (cell 0123456789ab)`."""
     if pd.isna(cell[column]):
         return ""
@@ -217,7 +217,7 @@ def _over_base(cell: Cell, column: str, strategy: str, base: str) -> str:
     return f"{text_of(cell, column)} times {strategy}{where} (cell {cell[f'{base}_cell_id']})"
 
 
-def _parts(cell: Cell) -> str:
+def _parts(cell: CellRow) -> str:
     """Return `ideal attention 1.20 ms + packing 0.30 ms + ... = 5.60 ms`, without what took no time."""
     if pd.isna(cell["part_attention_ms"]):
         return ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.common.environment import installed
-from bench.config import RunConfig
+from bench.config import Cell
 
 ANY_DTYPE = ("bf16", "fp16", "fp32", "fp64")
 HALF = ("bf16", "fp16")
@@ -52,13 +52,13 @@ class KernelFacts:
         """Whether its package is installed, by its metadata: nothing is imported."""
         return self.package is None or installed(self.package) is not None
 
-    def takes_heads_of(self, cell: RunConfig) -> bool:
+    def takes_heads_of(self, cell: Cell) -> bool:
         """Whether its GPU code takes heads of the cell's size; on a CPU any are taken."""
         head_dim = cell.model.head_dim
         is_small = self.max_head_dim is None or head_dim <= self.max_head_dim
         return cell.cluster.device != "cuda" or (is_small and head_dim % self.head_dim_multiple == 0)
 
-    def refusals(self, cell: RunConfig) -> list[str]:
+    def refusals(self, cell: Cell) -> list[str]:
         """Why this cell cannot run on this kernel, each with a way out; empty when it can."""
         device = cell.cluster.device
         if device not in self.dtypes:
@@ -79,7 +79,7 @@ class KernelFacts:
             )
         return reasons
 
-    def package_refusals(self, cell: RunConfig) -> list[str]:
+    def package_refusals(self, cell: Cell) -> list[str]:
         """Why it cannot be imported here; empty when it can, and where the device rules it out anyway."""
         if self.is_installed or cell.cluster.device not in self.dtypes:
             return []
@@ -125,7 +125,7 @@ user until these have passed on such a GPU and show it faster:
 """
 
 
-def _instead(cell: RunConfig) -> str:
+def _instead(cell: Cell) -> str:
     """The first kernel of the table that needs no package and takes the cell's device, dtype and heads."""
     fits = (
         facts.name

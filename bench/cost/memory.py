@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bench.common.cpu_arithmetic import estimated_bf16_instructions
 from bench.common.labels import GIB
-from bench.config import DTYPE_BYTES, RunConfig
+from bench.config import DTYPE_BYTES, Cell
 from bench.cost.band import Band
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, kv_heads_held, repeats_kv
@@ -82,7 +82,7 @@ class MemoryNeed:
         return max(self.gathered + self.activations + moment, self.update)
 
 
-def memory_need(cell: RunConfig) -> MemoryNeed | None:
+def memory_need(cell: Cell) -> MemoryNeed | None:
     """The estimate for a cell that trains; None for other workloads."""
     if not cell.workload.trains:
         return None
@@ -120,7 +120,7 @@ def memory_need(cell: RunConfig) -> MemoryNeed | None:
     )
 
 
-def allocated_band(cell: RunConfig, need: MemoryNeed) -> Band:
+def allocated_band(cell: Cell, need: MemoryNeed) -> Band:
     """Bytes of tensors at the fullest moment, and how far they may be from the formula.
 
     Both ends are what a rank needs if all that is not known turns out well, or badly, at once.
@@ -131,7 +131,7 @@ def allocated_band(cell: RunConfig, need: MemoryNeed) -> Band:
     return Band(expected - spread - engine.spare, expected, expected + spread + engine.beyond)
 
 
-def needed_band(cell: RunConfig, need: MemoryNeed) -> Band:
+def needed_band(cell: Cell, need: MemoryNeed) -> Band:
     """Bytes that a rank needs: tensors, what the process takes beside them, what its allocator cannot use."""
     allocated = allocated_band(cell, need)
     if cell.cluster.device != "cuda":
@@ -141,7 +141,7 @@ def needed_band(cell: RunConfig, need: MemoryNeed) -> Band:
     return Band(allocated.low + least, need.total, high)
 
 
-def layer_bytes_per_token(cell: RunConfig) -> int:
+def layer_bytes_per_token(cell: Cell) -> int:
     """What one layer saves for backward, per token of a rank: exact where torch's hooks were asked on a CPU.
 
     Both norms (4 + e)h + 4, each head's norm the same of its size; the projections' inputs 2eh; Q, K, V and
@@ -163,24 +163,24 @@ def layer_bytes_per_token(cell: RunConfig) -> int:
     return norms + head_norms + inputs + attention + mlp
 
 
-def _mlp_bytes_per_token(cell: RunConfig) -> int:
+def _mlp_bytes_per_token(cell: Cell) -> int:
     """Both projections, the activation and their product."""
     return 4 * DTYPE_BYTES[cell.dtype] * cell.model.intermediate_size
 
 
-def _last_norm_bytes_per_token(cell: RunConfig) -> int:
+def _last_norm_bytes_per_token(cell: Cell) -> int:
     """The last norm, the head's input and its gradient; token ids, and the angles that all layers share."""
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     norm = _norm_bytes(cell, model.hidden_size) + FLOAT32_BYTES
     return norm + 2 * e * model.hidden_size + _shared_bytes_per_token(cell)
 
 
-def _shared_bytes_per_token(cell: RunConfig) -> int:
+def _shared_bytes_per_token(cell: Cell) -> int:
     """Token ids, and the angles that all layers share."""
     return 2 * DTYPE_BYTES[cell.dtype] * cell.model.head_dim + 2 * TOKEN_BYTES
 
 
-def _loss_bytes(cell: RunConfig, rows: int) -> int:
+def _loss_bytes(cell: Cell, rows: int) -> int:
     """Three wide tensors of [rows, V]: log-softmax, its gradient and the logits'; of one chunk or of all.
 
     Then the logits' wide gradient, its copy in the cell's dtype, and the head's gradient made of that. Of
@@ -196,7 +196,7 @@ def _loss_bytes(cell: RunConfig, rows: int) -> int:
     return before + max(3 * wide * logits, (wide + e) * logits + head_gradient)
 
 
-def _layer_backward_bytes(cell: RunConfig, rows: int, engine: EngineMemory) -> int:
+def _layer_backward_bytes(cell: Cell, rows: int, engine: EngineMemory) -> int:
     """What a layer's backward adds to what the layer saved; scores that are in memory at once count as well.
 
     The fullest moment is that of the MLP, 2ef + eh. Where it is tiled, that of a tile or of the norm before.
@@ -214,14 +214,14 @@ def _layer_backward_bytes(cell: RunConfig, rows: int, engine: EngineMemory) -> i
     return max(*moments, scores + engine.layer_gradients if scores else 0)
 
 
-def _tile_backward_bytes(cell: RunConfig, rows: int) -> int:
+def _tile_backward_bytes(cell: Cell, rows: int) -> int:
     """Of a tile all that an MLP saves and its gradients, 6ef + eh; of all rows both ends' gradients, 2eh."""
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     tile = min(rows, model.hidden_size)  # a tile has as many rows: `training.activation_memory`
     return e * (2 * rows * model.hidden_size + tile * (6 * model.intermediate_size + model.hidden_size))
 
 
-def _attention_backward_bytes(cell: RunConfig, rows: int) -> int:
+def _attention_backward_bytes(cell: Cell, rows: int) -> int:
     """Gradients of the layer's output and of Q, K, V and attention's output, e(h + 2q + 2k).
 
     The MLP, its norm and its input are gone by then. A CPU's flash kernel repeats grouped K and V and has
@@ -237,7 +237,7 @@ def _attention_backward_bytes(cell: RunConfig, rows: int) -> int:
     return rows * (gradients + repeated - gone + _shared_bytes_per_token(cell))
 
 
-def wide_copies_bytes(cell: RunConfig) -> int:
+def wide_copies_bytes(cell: Cell) -> int:
     """Float32 copies in a kernel's backward, of the heads that it computes at once, 32 bytes a number.
 
     A CPU without 16-bit instructions has them: dout, Q, K, V, the output and three gradients, of a head for
@@ -251,7 +251,7 @@ def wide_copies_bytes(cell: RunConfig) -> int:
     return 8 * FLOAT32_BYTES * heads * tokens * cell.model.head_dim
 
 
-def communication_bytes(cell: RunConfig) -> int:
+def communication_bytes(cell: Cell) -> int:
     """Buffers of one backward of attention at its fullest stage on the rank that needs most.
 
     What is gathered at once stays until the end; where it is gathered in parts, one is there with the next.
@@ -288,6 +288,6 @@ def _stage_bytes(stage: Stage) -> int:
     return stage.merged_bytes + stage.packed_bytes + arrives + leaves
 
 
-def _norm_bytes(cell: RunConfig, size: int) -> int:
+def _norm_bytes(cell: Cell, size: int) -> int:
     """What a norm saves of one token: its input in float32 and its output before the weight."""
     return (FLOAT32_BYTES + stream_bytes(cell)) * size

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from bench.config import NOT_USED, RunConfig
+from bench.config import NOT_USED, Cell
 from bench.strategies import STRATEGIES
 from bench.training.engines import ENGINE_FACTS
 from bench.training.messages import ATTENTION, DATA_AND_LOSS, GRADIENTS, PARAMETERS, Messages, all_reduce
@@ -20,7 +20,7 @@ from bench.training.trainer_facts import NATIVE
 COUNT_BYTES = 8
 
 
-def payload(cell: RunConfig) -> dict[str, int] | None:
+def payload(cell: Cell) -> dict[str, int] | None:
     """Return the bytes that one rank sends in one step, by purpose; None where no formula is known."""
     facts, engine = STRATEGIES.get(cell.strategy), cell.engine.name
     has_formula = engine == NOT_USED or (engine in ENGINE_FACTS and cell.trainer == NATIVE)
@@ -32,7 +32,7 @@ def payload(cell: RunConfig) -> dict[str, int] | None:
     return {purpose: sent[purpose] for purpose in (ATTENTION, PARAMETERS, GRADIENTS, DATA_AND_LOSS)}
 
 
-def messages(cell: RunConfig) -> tuple[Messages, ...]:
+def messages(cell: Cell) -> tuple[Messages, ...]:
     """Return the messages of a step without those of attention; empty for an engine outside the table."""
     engine = ENGINE_FACTS.get(cell.engine.name)
     if engine is None:

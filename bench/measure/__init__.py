@@ -14,10 +14,10 @@ import msgspec
 from msgspec.structs import replace
 
 from bench.common.finite import not_finite
-from bench.config import MeasureConfig, RunConfig
+from bench.config import Cell, MeasureConfig
 from bench.measure.check import Check
 from bench.measure.facts import NO_OTHER_RANKS, PassFacts, RankReport
-from bench.ranks.log import Stage
+from bench.ranks.log import RankStage
 
 if TYPE_CHECKING:
     from bench.measure.rank_pass import RankPass
@@ -89,7 +89,7 @@ def _flaw(report: Mapping[str, Any]) -> str | None:
 
 
 def merge(
-    reports: Sequence[RankReport], cell: RunConfig, known: Mapping[str, Any] | None = None
+    reports: Sequence[RankReport], cell: Cell, known: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The record's sections; those that are `known` from an equal cell stand for what was not run again."""
     merged = {
@@ -100,7 +100,7 @@ def merge(
     return merged | {name: section for name, section in (known or {}).items() if name in merged}
 
 
-def first_failure(cell: RunConfig, sections: Sections) -> str | None:
+def first_failure(cell: Cell, sections: Sections) -> str | None:
     """Why the cell's result is wrong, in one line, or None when every gate is passed."""
     made = {name: section for name, section in sections.items() if section is not None}
     in_time = sorted(made, key=lambda name: PASSES[name].judges)
@@ -108,7 +108,7 @@ def first_failure(cell: RunConfig, sections: Sections) -> str | None:
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def checks(cell: RunConfig, sections: Sections) -> list[Check]:
+def checks(cell: Cell, sections: Sections) -> list[Check]:
     """What all passes compared and what they could not, in the order of the table."""
     return [
         check if cell.replay.rank is None else _of_one_rank(check, facts, cell)
@@ -118,7 +118,7 @@ def checks(cell: RunConfig, sections: Sections) -> list[Check]:
     ]
 
 
-def _of_one_rank(check: Check, facts: PassFacts[Any, Any], cell: RunConfig) -> Check:
+def _of_one_rank(check: Check, facts: PassFacts[Any, Any], cell: Cell) -> Check:
     """The check as a replay makes it: of the tokens of one rank, or not at all."""
     tokens = None if check.tokens is None else min(check.tokens, cell.shard_len)
     return replace(check, tokens=tokens, reason=NO_OTHER_RANKS if facts.needs_all_ranks else check.reason)
@@ -129,7 +129,7 @@ def evidence(sections: Sections) -> dict[str, Any]:
     return {name: section for name, section in sections.items() if PASSES[name].is_evidence}
 
 
-def planned_stages(measure: MeasureConfig, step_s: float) -> list[Stage]:
+def planned_stages(measure: MeasureConfig, step_s: float) -> list[RankStage]:
     """The stages with full-length steps, in order, where a step takes `step_s` seconds."""
     asked = (facts for facts in PASSES.values() if facts.is_asked(measure))
     return [stage for facts in asked for stage in facts.stages(measure, step_s)]

@@ -51,7 +51,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CollectiveCall:
     """One call of this rank.
 
     `group` is the group's name, the same on all its ranks and of no other group. `members` are the global

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 from msgspec.structs import replace
 
 from bench.common.finite import worst
-from bench.config import MeasureConfig, RunConfig
+from bench.config import Cell, MeasureConfig
 from bench.measure.check import Check
-from bench.ranks.log import Stage
+from bench.ranks.log import RankStage
 
 Part = TypeVar("Part")
 """What one rank reports of a pass: mostly the section itself, with this rank alone in lists by rank."""
@@ -84,19 +84,19 @@ class PassFacts(ABC, Generic[Part, Whole]):
         """Return whether a cell that is measured like this asks for the pass; a rank makes no other."""
         return True
 
-    def stages(self, measure: MeasureConfig, step_s: float) -> Sequence[Stage]:  # noqa: ARG002
+    def stages(self, measure: MeasureConfig, step_s: float) -> Sequence[RankStage]:  # noqa: ARG002
         """The full-length steps that it will run, where one takes `step_s` seconds."""
         return ()
 
     @abstractmethod
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Whole:
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> Whole:
         """The ranks' parts as the record's section: lists by rank, or what all ranks agree on."""
 
-    def gate(self, cell: RunConfig, section: Whole) -> str | None:  # noqa: ARG002
+    def gate(self, cell: Cell, section: Whole) -> str | None:  # noqa: ARG002
         """Why the cell's result is wrong, in one line; None where this pass finds nothing."""
         return None
 
-    def checks(self, cell: RunConfig, section: Whole | None) -> Sequence[Check]:  # noqa: ARG002
+    def checks(self, cell: Cell, section: Whole | None) -> Sequence[Check]:  # noqa: ARG002
         """What this pass compared, or could not compare; None where the cell has no section of it.
 
         A check that has no meaning for a cell is left out; one that would have, but was not made, says why.
@@ -125,14 +125,14 @@ class ErrorFacts(PassFacts[Whole, Whole]):
     labels: ClassVar[Mapping[str, str]] = {}
     """Labels of errors in these messages; a name that has none is its own."""
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Whole:  # noqa: ARG002
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> Whole:  # noqa: ARG002
         """Return the first rank's section with the largest errors and limits of any rank."""
         parts: list[Any] = self.parts(reports)
         errors, limits = (worst_by_name(by_rank(parts, name)) for name in ("errors", "limits"))
         merged: Whole = replace(parts[0], errors=errors, limits=limits)
         return merged
 
-    def gate(self, cell: RunConfig, section: Any) -> str | None:
+    def gate(self, cell: Cell, section: Any) -> str | None:
         """Return a message about the first error that is not within its limit."""
         name = first_beyond(section.errors, section.limits)
         if name is None:
@@ -142,7 +142,7 @@ class ErrorFacts(PassFacts[Whole, Whole]):
         where = {"tokens": section.tokens, "engine": cell.engine.name}
         return message.format(name=name, label=label, error=error, limit=section.limits[name], **where)
 
-    def checks(self, cell: RunConfig, section: Any) -> Sequence[Check]:
+    def checks(self, cell: Cell, section: Any) -> Sequence[Check]:
         """Return the comparisons that were made, or each with the reason why it was not."""
         if section is not None and section.reason is None and section.errors:
             return self.made(cell, section)
@@ -150,7 +150,7 @@ class ErrorFacts(PassFacts[Whole, Whole]):
         return [Check(what=what, against="float64", reason=reason) for what in self.compares]
 
     @abstractmethod
-    def made(self, cell: RunConfig, section: Whole) -> Sequence[Check]:
+    def made(self, cell: Cell, section: Whole) -> Sequence[Check]:
         """Return the checks of a section whose errors were compared."""
 
 

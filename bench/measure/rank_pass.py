@@ -26,7 +26,7 @@ from bench.measure.tap import CommunicationTap
 from bench.ranks.log import RankLog
 
 
-class Ask(Enum):
+class StepRequest(Enum):
     """What a pass asks for."""
 
     BETWEEN = auto()
@@ -37,7 +37,7 @@ class Ask(Enum):
     """One step at full length; what it returns is sent back."""
 
 
-Steps = Generator[Ask, Any, None]
+Steps = Generator[StepRequest, Any, None]
 Around = Callable[[], AbstractContextManager[Any]]
 
 
@@ -162,15 +162,15 @@ class Measurement:
 
     def first_step(self) -> Steps:
         """The step that pays for all that happens only once."""
-        yield Ask.BETWEEN
+        yield StepRequest.BETWEEN
         with self.subject.seen(), self._all(lambda each: each.around_first_step()):
-            yield Ask.FIRST
+            yield StepRequest.FIRST
 
     def step(self, around: Around) -> Steps:
         """One step at full length, inside of this context."""
-        yield Ask.BETWEEN
+        yield StepRequest.BETWEEN
         with around():
-            outcome = yield Ask.STEP
+            outcome = yield StepRequest.STEP
         self.later.append(outcome)
 
     @contextmanager

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.attention.watch import AttentionWatch
 from bench.common.kept_errors import KeptErrors
-from bench.measure.calls import SHARE_OF_KIND, Call, Collective, collective_of, purpose_of
+from bench.measure.calls import SHARE_OF_KIND, Collective, CollectiveCall, collective_of, purpose_of
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName  # a name that torch had not always
@@ -36,7 +36,7 @@ class CommunicationTap(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.watch = watch
         self.errors = KeptErrors()
-        self.calls: list[Call] = []
+        self.calls: list[CollectiveCall] = []
         self._counts: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
 
     @classmethod
@@ -74,7 +74,7 @@ class CommunicationTap(TorchDispatchMode):
         """How many calls were made: `attention all_to_all` and so on."""
         return dict(Counter(f"{call.purpose} {call.kind}" for call in self.calls))
 
-    def _call(self, collective: Collective, args: Sequence[Any]) -> Call:
+    def _call(self, collective: Collective, args: Sequence[Any]) -> CollectiveCall:
         arrival_ns = time.monotonic_ns()
         group = _group(args)
         ranks = tuple(dist.get_process_group_ranks(group))
@@ -86,7 +86,7 @@ class CommunicationTap(TorchDispatchMode):
         ordinal = self._counts[counted]
         self._counts[counted] += 1
         handed_bytes = _bytes(args[collective.sent])
-        return Call(
+        return CollectiveCall(
             kind=collective.kind,
             purpose=purpose_of(collective.kind, handed_bytes, in_attention=self.watch.is_inside),
             group=group.group_name,

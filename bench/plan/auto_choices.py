@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from bench.common.environment import Machine
-from bench.config import AUTO, UNKNOWN_HARDWARE, RunConfig
+from bench.config import AUTO, UNKNOWN_HARDWARE, Cell
 from bench.cost.newer_kernels import newer_kernel_lines
 from bench.plan.planned import PlannedCell
 from bench.request.choices import Raw
@@ -28,7 +28,7 @@ CHOICES = (
     "measure.repeats", "replay.rank", "engine.name",
 )  # fmt: skip
 """The keys that `auto` may stand for."""
-IS_IN: Mapping[str, Callable[[RunConfig], bool]] = {
+IS_IN: Mapping[str, Callable[[Cell], bool]] = {
     "cluster.threads_per_rank": lambda cell: cell.cluster.device == "cpu",
     "ulysses_degree": lambda cell: cell.strategy == "usp",
     "replay.rank": lambda cell: cell.replay.rank is not None,
@@ -39,7 +39,7 @@ IS_IN: Mapping[str, Callable[[RunConfig], bool]] = {
 """Whether a cell has such a choice, where not all have."""
 
 
-def choice(key: str, cell: RunConfig) -> Any:
+def choice(key: str, cell: Cell) -> Any:
     """What one of CHOICES became in a cell; None where the cell has no such choice."""
     if key in IS_IN and not IS_IN[key](cell):
         return None
@@ -76,7 +76,7 @@ def choice_lines(raws: Sequence[Raw], planned: Sequence[PlannedCell], machine: M
     return [*lines, *newer_kernel_lines(kernels)]
 
 
-def _replay_line(cells: Sequence[RunConfig]) -> str:
+def _replay_line(cells: Sequence[Cell]) -> str:
     """Return which ranks a replay of these legal cells runs, and what it does not say."""
     ranks = dict.fromkeys(
         f"{cell.strategy} rank {cell.replay.rank} of {cell.cluster.world_size}" for cell in cells
@@ -87,7 +87,7 @@ def _replay_line(cells: Sequence[RunConfig]) -> str:
     )
 
 
-def _balance_lines(rings: Sequence[RunConfig]) -> list[str]:
+def _balance_lines(rings: Sequence[Cell]) -> list[str]:
     """Return a line where some rings share causal work evenly and contiguous ones do not; none elsewhere."""
     even = [cell for cell in rings if cell.layout != "contiguous" or STRATEGIES[cell.strategy].balances(cell)]
     uneven = [cell for cell in rings if cell not in even]
@@ -99,7 +99,7 @@ def _balance_lines(rings: Sequence[RunConfig]) -> list[str]:
     ]
 
 
-def _balance_name(cell: RunConfig) -> str:
+def _balance_name(cell: Cell) -> str:
     """Return the cell's strategy, with its options and layout where they are not the default."""
     facts = STRATEGIES[cell.strategy]
     options = [
@@ -109,7 +109,7 @@ def _balance_name(cell: RunConfig) -> str:
     return " ".join([cell.strategy, *options, *layout])
 
 
-def _idle_lines(raws: Sequence[Raw], cells: Sequence[RunConfig], machine: Machine) -> list[str]:
+def _idle_lines(raws: Sequence[Raw], cells: Sequence[Cell], machine: Machine) -> list[str]:
     """How many GPUs are taken, where their number was left open and some stay idle, and how to take all."""
     there = len(machine.gpus)
     taken = {

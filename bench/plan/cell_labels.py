@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from bench.common.labels import length_label
-from bench.config import RunConfig
+from bench.config import Cell
 
 SELF_EXPLAINING = frozenset(
     {"data", "dtype", "engine", "hardware", "kernel", "layout", "loss", "model", "trainer", "workload"}
@@ -19,19 +19,19 @@ SELF_EXPLAINING = frozenset(
 class CellLabels:
     """The labels of a sweep's cells: `ulysses 64k sp 2`, or `ulysses 64k sp 2 fsdp2` beside one of `ddp`."""
 
-    def __init__(self, cells: Iterable[RunConfig] = ()) -> None:
-        self._alike: dict[str, dict[int, RunConfig]] = {}
+    def __init__(self, cells: Iterable[Cell] = ()) -> None:
+        self._alike: dict[str, dict[int, Cell]] = {}
         self._keys: dict[str, Sequence[str]] = {}
         self.add(cells)
 
-    def add(self, cells: Iterable[RunConfig]) -> None:
+    def add(self, cells: Iterable[Cell]) -> None:
         """Tell these apart too, from one another and from those before."""
         for cell in cells:  # the repeats of a cell are one object
             short = short_label(cell)
             self._alike.setdefault(short, {})[id(cell)] = cell
             self._keys.pop(short, None)
 
-    def of(self, cell: RunConfig) -> str:
+    def of(self, cell: Cell) -> str:
         """This cell's label."""
         short = short_label(cell)
         if short not in self._keys:
@@ -54,7 +54,7 @@ def telling_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return keys
 
 
-def short_label(cell: RunConfig) -> str:
+def short_label(cell: Cell) -> str:
     """Return a cell's strategy, length and degree: `ulysses 64k sp 2`."""
     degree = f" sp {cell.sp_degree}" if cell.sp_degree > 1 else ""
     return f"{cell.strategy} {length_label(cell.seq_len)}{degree}"

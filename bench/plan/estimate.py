@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.cost.flops import hardware_flops
 from bench.measure import planned_stages
 from bench.plan.planned import PlannedCell
-from bench.ranks.log import Stage
+from bench.ranks.log import RankStage
 from bench.request.modes import starts_ranks
 
 FIXED_S: Mapping[str, float] = {"cpu": 2.0, "cuda": 25.0}
@@ -44,21 +44,21 @@ class Estimate:
     at other rates than short ones, so the ratios are kept by doublings of a step's FLOPs.
     """
 
-    def __init__(self, expected: Callable[[RunConfig], Expected | None] = lambda _: None) -> None:
+    def __init__(self, expected: Callable[[Cell], Expected | None] = lambda _: None) -> None:
         self._expected = cache(expected)
         self._ratios: dict[tuple[bool, str], dict[int, float]] = {}
 
-    def learn(self, cell: RunConfig, step_s: float) -> None:
+    def learn(self, cell: Cell, step_s: float) -> None:
         """Take what a full-length step took as the rate of its strategy."""
         kind = (self._expected(cell) is not None, cell.strategy)
         self._ratios.setdefault(kind, {})[_doublings(cell)] = step_s / self._work(cell)
 
-    def step_s(self, cell: RunConfig) -> float | None:
+    def step_s(self, cell: Cell) -> float | None:
         """Seconds of one step by the nearest that is known; if need be by the slowest of other strategies."""
         expected = self.step(cell)
         return None if expected is None else expected.seconds
 
-    def step(self, cell: RunConfig) -> Expected | None:
+    def step(self, cell: Cell) -> Expected | None:
         """Seconds of one step and where they come from; before any step is known, what was expected."""
         expected = self._expected(cell)
         kind = (expected is not None, cell.strategy)
@@ -79,21 +79,21 @@ class Estimate:
             return 0.0
         return self.measured_s(planned.cell)
 
-    def measured_s(self, cell: RunConfig) -> float | None:
+    def measured_s(self, cell: Cell) -> float | None:
         """Seconds if its ranks ran: start, checks, warm-up, timed and traced steps."""
         step_s = self.step_s(cell)
         return None if step_s is None else _whole_s(cell, step_s)
 
-    def _work(self, cell: RunConfig) -> float:
+    def _work(self, cell: Cell) -> float:
         expected = self._expected(cell)
         return hardware_flops(cell, causal=True) if expected is None else expected.seconds
 
 
-def _doublings(cell: RunConfig) -> int:
+def _doublings(cell: Cell) -> int:
     return hardware_flops(cell, causal=True).bit_length()
 
 
-def _whole_s(cell: RunConfig, step_s: float) -> float:
+def _whole_s(cell: Cell, step_s: float) -> float:
     """Seconds of a cell whose steps take so long."""
     steps = sum(each.steps for each in planned_stages(cell.measure, step_s))
     fixed_s = FIXED_S if cell.replay.rank is None else REPLAYED_FIXED_S
@@ -107,7 +107,7 @@ class CellProgress:
     """
 
     def __init__(
-        self, cell: RunConfig, step_s: float | None, now_s: Callable[[], float], *, imports: bool = False
+        self, cell: Cell, step_s: float | None, now_s: Callable[[], float], *, imports: bool = False
     ) -> None:
         """`imports` for the sweep's first ranks, which wait until packages are imported."""
         self._cell = cell
@@ -115,9 +115,9 @@ class CellProgress:
         self._now_s = now_s
         self._imports_s = START_S if imports else 0.0
         self._begun_s = self._entered_s = now_s()
-        self._stage = Stage("starting", IMPORTING if imports else None)
+        self._stage = RankStage("starting", IMPORTING if imports else None)
 
-    def enter(self, stage: Stage) -> None:
+    def enter(self, stage: RankStage) -> None:
         """Take note of what has just begun."""
         self._stage, self._entered_s = stage, self._now_s()
         self._step_s = stage.step_s or self._step_s

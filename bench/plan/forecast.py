@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from bench.common.labels import duration_label
 from bench.common.statistics import interval_rank
-from bench.config import AUTO, RunConfig
+from bench.config import AUTO, Cell
 from bench.cost.band import Fit
 from bench.measure.timing.section import affordable_steps
 from bench.plan.estimate import FIXED_S, START_S, Estimate, Expected
@@ -35,7 +35,7 @@ class CellForecast:
     timed_steps: int | None
 
     @property
-    def cell(self) -> RunConfig:
+    def cell(self) -> Cell:
         return self.planned.cell
 
     @property
@@ -98,7 +98,7 @@ class Forecast:
             cell_s = FIXED_S[cell.cluster.device]
         return CellForecast(planned, step, cell_s, timed)
 
-    def _repeats(self, left_open: Sequence[RunConfig]) -> list[Repeats]:
+    def _repeats(self, left_open: Sequence[Cell]) -> list[Repeats]:
         """Return the repeats of a sweep that begins; those of a resumed one depend on its records."""
         first = {each.cell.cell_id for each in self.plan.cells}
         if first != {each.cell.cell_id for each in self.cells if not each.planned.repeat}:
@@ -138,7 +138,7 @@ class Forecast:
     def _timed(self) -> list[CellForecast]:
         return [each for each in self.cells if each.runs or (each.reason is None and self.is_predicted)]
 
-    def reference_s(self, cell: RunConfig) -> float:
+    def reference_s(self, cell: Cell) -> float:
         """Seconds of a reference at the most: one that takes too long is ended."""
         took_s = self._estimate.measured_s(cell)
         return cell.measure.timeout_s if took_s is None else min(took_s, cell.measure.timeout_s)

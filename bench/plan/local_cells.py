@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from bench.common.environment import Machine
 from bench.common.labels import length_label, size_label
-from bench.config import AUTO, RunConfig
+from bench.config import AUTO, Cell
 from bench.cost.band import Fit
 from bench.plan.planned import PlannedCell, planned_cell
 from bench.plan.work import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, is_base, work_of
@@ -99,7 +99,7 @@ def why_not_tried(reference: PlannedCell) -> str | None:
     )
 
 
-def reference_of(cell: RunConfig) -> RunConfig | None:
+def reference_of(cell: Cell) -> Cell | None:
     """The native loop's cell of `local` that does the same work on one rank a sequence; None where none does.
 
     It may be refused. Its time is not reported, so its budget alone limits its steps.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.environment import Machine
-from bench.config import AUTO, LEASES, ConfigError, Resume, RunConfig, WhenTaken
+from bench.config import AUTO, LEASES, Cell, ConfigError, Resume, WhenTaken
 from bench.plan.auto_choices import choice_lines
 from bench.plan.experiments import EXPERIMENTS, Experiment, experiment_of
 from bench.plan.experiments.max_length import Grow
@@ -43,7 +43,7 @@ class Plan:
     """The question that its cells answer."""
     lease: WhenTaken = WhenTaken.WAIT
     """What to do while another sweep runs on the same devices."""
-    open_cells: tuple[RunConfig, ...] = ()
+    open_cells: tuple[Cell, ...] = ()
     """Those that may be repeated, once each has run."""
     grow: Grow | None = None
     """What gives of the records so far all cells up to the next ones, where those depend on them."""
@@ -163,7 +163,7 @@ def _in_order(
     return found
 
 
-def _refuse_failing_facts(cell: RunConfig) -> None:
+def _refuse_failing_facts(cell: Cell) -> None:
     """Raises ConfigError where a plugin's facts fail: later, while cells run, that would end the sweep."""
     facts = STRATEGIES[cell.strategy]
     with STRATEGIES.plugin_errors_named(cell.strategy):

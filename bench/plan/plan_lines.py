@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.common.labels import duration_label, shown, size_label
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.cost.band import Fit
 from bench.plan.auto_choices import choice, choices_left_open
 from bench.plan.cell_labels import CellLabels, setting
@@ -78,7 +78,7 @@ def whole_plan(
     ]
 
 
-def _done(forecast: Forecast) -> list[tuple[RunConfig, int]]:
+def _done(forecast: Forecast) -> list[tuple[Cell, int]]:
     """The planned cells that have a final record already, with their repeats."""
     pending = {(each.cell.cell_id, each.planned.repeat) for each in forecast.cells}
     planned = ((each.cell, each.repeat) for each in forecast.plan.cells)
@@ -123,11 +123,11 @@ def _table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
     return [line.rstrip() for line in drawn.get().splitlines()]
 
 
-def _name(labels: CellLabels, cell: RunConfig, repeat: int) -> str:
+def _name(labels: CellLabels, cell: Cell, repeat: int) -> str:
     return f"{labels.of(cell)} repeat {repeat + 1}" if repeat else labels.of(cell)
 
 
-def _by_difference(raws: Sequence[Raw], cells: Sequence[RunConfig]) -> tuple[list[str], list[str]]:
+def _by_difference(raws: Sequence[Raw], cells: Sequence[Cell]) -> tuple[list[str], list[str]]:
     """The choices left open that are the same in all cells, and the others.
 
     Without sp_degree: a cell's label tells it.
@@ -137,7 +137,7 @@ def _by_difference(raws: Sequence[Raw], cells: Sequence[RunConfig]) -> tuple[lis
     return [key for key in keys if key not in differing], differing
 
 
-def _chosen(keys: Sequence[str], cell: RunConfig) -> str:
+def _chosen(keys: Sequence[str], cell: Cell) -> str:
     values = {SHORT.get(key, key.removesuffix(".name")): choice(key, cell) for key in keys}
     return " ".join(setting(key, value) for key, value in values.items() if value is not None)
 
@@ -195,7 +195,7 @@ def _common(forecast: Forecast, raws: Sequence[Raw]) -> Iterator[str]:
         yield "ranks share GPUs: such cells show correctness only"
 
 
-def _values(cells: Sequence[RunConfig], key: str) -> list[str]:
+def _values(cells: Sequence[Cell], key: str) -> list[str]:
     """Return the values that a choice has in any of the cells."""
     return [*dict.fromkeys(str(cell.flat()[key]) for cell in cells)]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from bench.common.environment import Machine
 from bench.common.labels import size_label
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.cost.band import Band, Fit, fit_of
 from bench.cost.memory import MemoryNeed, memory_need, needed_band
 from bench.record.record import Role
@@ -19,7 +19,7 @@ from bench.strategies import STRATEGIES
 class Room:
     """Memory that one rank of a cell needs, and memory that it may use."""
 
-    cell: RunConfig
+    cell: Cell
     need: MemoryNeed
     usable: int
     is_share: bool = False
@@ -51,7 +51,7 @@ class Room:
 class PlannedCell:
     """A cell of a sweep, when it runs, and what a plan knows of it before."""
 
-    cell: RunConfig
+    cell: Cell
     repeat: int
     """From 0, of `measure.repeats`."""
     order: int
@@ -69,7 +69,7 @@ class PlannedCell:
         return f"{self.cell.cell_id}-{self.repeat}"
 
 
-def planned_cell(cell: RunConfig, machine: Machine, role: Role = Role.CELL) -> PlannedCell:
+def planned_cell(cell: Cell, machine: Machine, role: Role = Role.CELL) -> PlannedCell:
     """Return the first process of a cell, with its refusal and its memory: both are asked here alone."""
     reason = refusal(cell)
     with STRATEGIES.plugin_errors_named(cell.strategy):
@@ -78,7 +78,7 @@ def planned_cell(cell: RunConfig, machine: Machine, role: Role = Role.CELL) -> P
     return PlannedCell(cell, repeat=0, order=0, role=role, reason=reason, need=need, room=room)
 
 
-def room_of(cell: RunConfig, need: MemoryNeed, machine: Machine) -> Room | None:
+def room_of(cell: Cell, need: MemoryNeed, machine: Machine) -> Room | None:
     """Return the needed and usable memory of one rank of a legal cell; None where the usable is not known.
 
     CPU ranks without a limit share what memory the host has.

@@ -10,13 +10,13 @@ from statistics import fmean
 
 from bench.common.labels import duration_label, length_label
 from bench.common.statistics import MIN_PROCESSES, SPARE, enough_processes, pooled_spread, slowest_median
-from bench.config import AUTO, RunConfig
+from bench.config import AUTO, Cell
 from bench.plan.cell_labels import CellLabels
 from bench.plan.work import REFERENCE_STRATEGY
 from bench.record.record import Record, Status
 from bench.strategies import STRATEGIES
 
-Turn = tuple[RunConfig, int]
+Turn = tuple[Cell, int]
 """A cell and its repeat, from 0."""
 NOT_COMPARED = frozenset(
     {
@@ -46,7 +46,7 @@ Processes = Mapping[str, Sequence[Process]]
 class Repeats:
     """Further processes of the two fastest cells of one kind of work."""
 
-    cells: tuple[RunConfig, RunConfig]
+    cells: tuple[Cell, Cell]
     has: int
     """Processes that each of them has."""
     lacks: int
@@ -68,7 +68,7 @@ class Repeats:
         return in_turns(self.cells, range(self.has, self.has + self.gets))
 
 
-def in_turns(cells: Sequence[RunConfig], repeats: Iterable[int]) -> list[Turn]:
+def in_turns(cells: Sequence[Cell], repeats: Iterable[int]) -> list[Turn]:
     """Return each of these repeats of every cell before any cell's next one.
 
     A sweep that is interrupted thus has equally many of all. The first repeats go from short to long, at each
@@ -84,7 +84,7 @@ def in_turns(cells: Sequence[RunConfig], repeats: Iterable[int]) -> list[Turn]:
     ]
 
 
-def least_repeats(cell: RunConfig) -> int:
+def least_repeats(cell: Cell) -> int:
     """Return how often a cell runs whatever it takes."""
     return 1 if cell.measure.repeats == AUTO else cell.measure.repeats
 
@@ -100,7 +100,7 @@ def processes_of(records: Iterable[Record]) -> Processes:
     return found
 
 
-def choose(cells: Iterable[RunConfig], ran: Processes, left_s: float) -> list[Repeats]:
+def choose(cells: Iterable[Cell], ran: Processes, left_s: float) -> list[Repeats]:
     """Return the repeats of each kind of work that lacks some, the longest sequences first.
 
     Each kind takes what it lacks of `left_s` seconds before the next one does. The processes up to
@@ -123,19 +123,19 @@ def choose(cells: Iterable[RunConfig], ran: Processes, left_s: float) -> list[Re
     return found
 
 
-def _fastest_pairs(cells: Iterable[RunConfig], ran: Processes) -> list[tuple[RunConfig, RunConfig]]:
+def _fastest_pairs(cells: Iterable[Cell], ran: Processes) -> list[tuple[Cell, Cell]]:
     """Return of each kind of work the two strategies whose first process was fastest, each by its best cell.
 
     Of one strategy alone its two fastest cells. Strategies that split the sequence come before `local`, which
     is the base.
     """
-    kinds: dict[tuple[str, int], list[RunConfig]] = {}
+    kinds: dict[tuple[str, int], list[Cell]] = {}
     for cell in cells:
         if cell.cell_id in ran and ran[cell.cell_id][0].tokens_per_s is not None:
             kind = cell.identity_without(NOT_COMPARED, None), cell.sequences_per_step
             kinds.setdefault(kind, []).append(cell)
 
-    def order(cell: RunConfig) -> tuple[bool, float]:
+    def order(cell: Cell) -> tuple[bool, float]:
         return STRATEGIES[cell.strategy].shares_sequences, ran[cell.cell_id][0].tokens_per_s or 0.0
 
     pairs = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from bench.config import ConfigError, Resume, RunConfig
+from bench.config import Cell, ConfigError, Resume
 from bench.record.record import Record
 from bench.record.store import RECORDS, read_records
 from bench.request import values
@@ -41,7 +41,7 @@ def whole_request(arguments: Sequence[str]) -> list[str]:
 
 
 def read_plan(folder: Path) -> tuple[list[str], list[Mapping[str, Any]]]:
-    """A sweep's words as they were typed, without the program, and its cells as `RunConfig.flat` gives them.
+    """A sweep's words as they were typed, without the program, and its cells as `Cell.flat` gives them.
 
     Raises ConfigError where the folder holds no plan.
     """
@@ -67,7 +67,7 @@ def read_plan(folder: Path) -> tuple[list[str], list[Mapping[str, Any]]]:
 class StoredSweep:
     """The sweep that a folder holds already; empty in a new folder."""
 
-    cells: Sequence[RunConfig] = ()
+    cells: Sequence[Cell] = ()
     records: Sequence[Record] = ()
     size_bytes: int = 0
     """Size of the file of records when it was read."""
@@ -91,16 +91,16 @@ def stored_sweep(folder: Path, resume: Resume) -> StoredSweep:
     return StoredSweep(size_bytes=size_bytes)
 
 
-def _stored_cells(folder: Path, records: Sequence[Record]) -> list[RunConfig]:
+def _stored_cells(folder: Path, records: Sequence[Record]) -> list[Cell]:
     """Return the cells of a folder's sweep, by its plan or else its records."""
     if records and not (folder / CONFIG).exists():
         cells: Sequence[Mapping[str, Any]] = [record.config for record in records]
     else:
         _, cells = read_plan(folder)
-    found, why = list[RunConfig](), ""
+    found, why = list[Cell](), ""
     for cell in cells:
         try:
-            found.append(RunConfig.from_flat(cell))
+            found.append(Cell.from_flat(cell))
         except (ConfigError, KeyError, AttributeError) as error:  # of another version
             why = str(error)
     if cells and not found:

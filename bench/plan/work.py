@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.objective.section import objective_tokens
 from bench.measure.timing.section import first_step_tokens
 from bench.strategies import STRATEGIES
@@ -20,12 +20,12 @@ DECIDES = ("seq_len", "model", "data", "seed", "dtype", "engine", "optimizer", "
 """Of a cell's fields those that decide what it trains on and from what."""
 
 
-def is_base(cell: RunConfig) -> bool:
+def is_base(cell: Cell) -> bool:
     """Whether it is what all others are compared with: one device, and the loop is ours."""
     return cell.strategy == REFERENCE_STRATEGY and not is_stack(cell.trainer)
 
 
-def work_of(cell: RunConfig) -> str:
+def work_of(cell: Cell) -> str:
     """Equal for two cells exactly when their steps train on the same tokens from the same parameters."""
     fields = cell.identity()
     multiple = STRATEGIES[cell.strategy].length_multiple(cell)

@@ -13,12 +13,12 @@ from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
 from deepspeed.runtime.zero import utils
 
-from bench.config import RunConfig
+from bench.config import Cell
 
 ACCELERATORS: Mapping[str, Callable[[], object]] = {"cpu": CPU_Accelerator, "cuda": CUDA_Accelerator}
 
 
-def join_deepspeed(cell: RunConfig) -> None:
+def join_deepspeed(cell: Cell) -> None:
     """Give DeepSpeed the device and the default process group; it does not work without."""
     if get_accelerator().device_name() != cell.cluster.device:
         # It was imported in the fork server, where DS_ACCELERATOR says cpu.

@@ -11,18 +11,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from bench.config import RunConfig
+from bench.config import Cell
 
 DEADLINE_MARGIN_S = 60
 """Collectives outwait the launcher, so that a hang is the launcher's to report."""
 
 
-def deadline(cell: RunConfig) -> timedelta:
+def deadline(cell: Cell) -> timedelta:
     """How long a collective of the cell may take; a group that is not told has torch's 10 minutes on NCCL."""
     return timedelta(seconds=cell.measure.timeout_s + DEADLINE_MARGIN_S)
 
 
-def outwait_the_launcher(cell: RunConfig) -> None:
+def outwait_the_launcher(cell: Cell) -> None:
     """Give all groups that exist the cell's deadline, also those that an engine or a package has made.
 
     NCCL's watchdog would end a rank after 10 minutes, of a step that may take as long, and say less.
@@ -50,7 +50,7 @@ class RankGroups:
     """What a sharding engine spreads parameters over: to it, sequence ranks are plain data-parallel ranks."""
 
 
-def make_groups(cell: RunConfig) -> RankGroups:
+def make_groups(cell: Cell) -> RankGroups:
     """The groups of this rank; the default process group must exist."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     ranks_DP = torch.arange(world_size).view(cell.dp_degree, cell.sp_degree)
@@ -88,7 +88,7 @@ def _group(rows: Tensor, made: dict[str, dist.ProcessGroup], timeout: timedelta)
     return made[key]
 
 
-def _shard_mesh(cell: RunConfig) -> DeviceMesh:
+def _shard_mesh(cell: Cell) -> DeviceMesh:
     shard_ranks = cell.dp_shard * cell.sp_degree
     if cell.dp_replicate == 1:
         return init_device_mesh(cell.cluster.device, (shard_ranks,), mesh_dim_names=("shard",))

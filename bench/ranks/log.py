@@ -28,7 +28,7 @@ class RefusedError(RuntimeError):
     """Raised on every rank that cannot do what the cell asks for, before any step; its text says why."""
 
 
-class Stage(msgspec.Struct, frozen=True, tag=True):
+class RankStage(msgspec.Struct, frozen=True, tag=True):
     """What a rank has begun."""
 
     pass_name: str
@@ -68,7 +68,7 @@ class StepPhase:
 class RankLog:
     """What a rank does, how many seconds each phase of its life took, and who is told."""
 
-    tell: Callable[[Stage], None]
+    tell: Callable[[RankStage], None]
     """Called with what the rank begins."""
     phase: str = "start"
     """The pass that runs now, or join, strategy, limit, build or finish."""
@@ -90,7 +90,7 @@ class RankLog:
     def begin(self, part: str) -> None:
         """Tell of something within the phase that may take long and runs no steps."""
         self.step.enter(self.step.name)
-        self.tell(Stage(self.phase, part))
+        self.tell(RankStage(self.phase, part))
 
     @contextmanager
     def during(self, phase: str, steps: int = 0, step_s: float | None = None) -> Iterator[None]:
@@ -100,7 +100,7 @@ class RankLog:
         """
         self.phase = phase
         self.step.enter(None)
-        self.tell(Stage(phase, steps=steps, step_s=step_s))
+        self.tell(RankStage(phase, steps=steps, step_s=step_s))
         start = time.monotonic()
         try:
             yield
@@ -114,7 +114,7 @@ PLACE_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankState:
     """The phase of a rank's life and of its step."""
 
     phase: str
@@ -123,7 +123,7 @@ class Place:
     """How many places it has noted, this one among them."""
 
 
-class PlaceFile:
+class RankStateFile:
     """A rank's own note of its place: memory that it shares with a file, so that noting is no system call."""
 
     def __init__(self, path: Path) -> None:
@@ -141,13 +141,13 @@ class PlaceFile:
         self._map[:] = place.encode()[:PLACE_BYTES].ljust(PLACE_BYTES)
 
 
-def read_place(path: Path) -> Place | None:
+def read_place(path: Path) -> RankState | None:
     """The place that a rank noted last; None where it never did."""
     try:
         count, *words = path.read_bytes().decode(errors="replace").split()
     except (OSError, ValueError):
         return None
-    return Place(words[0], words[1] if len(words) > 1 else None, int(count))
+    return RankState(words[0], words[1] if len(words) > 1 else None, int(count))
 
 
 def place_path(folder: Path, rank: int) -> Path:

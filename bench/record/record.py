@@ -14,21 +14,21 @@ from msgspec import Struct, ValidationError, convert, field
 from bench.common.environment import Environment
 from bench.common.rules import Amount, Count, Name, Whole
 from bench.measure import PASSES
-from bench.measure.attention.section import AttentionCalls
+from bench.measure.attention.section import AttentionSection
 from bench.measure.check import Check
-from bench.measure.documents.section import PackedDocuments
-from bench.measure.engagement.section import Engagement
-from bench.measure.full_length.section import FullLength
-from bench.measure.losses.section import Losses
-from bench.measure.memory.section import BlockClass, Memory
-from bench.measure.objective.section import Objective
-from bench.measure.parity.section import Parity
-from bench.measure.positions.section import Positions
-from bench.measure.probe.section import Probe
-from bench.measure.telemetry.section import Telemetry
-from bench.measure.timing.section import Timing
-from bench.measure.trace.section import Trace
-from bench.measure.updates.section import Updates
+from bench.measure.documents.section import DocumentsSection
+from bench.measure.engagement.section import EngagementSection
+from bench.measure.full_length.section import FullLengthSection
+from bench.measure.losses.section import LossesSection
+from bench.measure.memory.section import BlockClass, MemorySection
+from bench.measure.objective.section import ObjectiveSection
+from bench.measure.parity.section import ParitySection
+from bench.measure.positions.section import PositionsSection
+from bench.measure.probe.section import ProbeSection
+from bench.measure.telemetry.section import TelemetrySection
+from bench.measure.timing.section import TimingSection
+from bench.measure.trace.section import TraceSection
+from bench.measure.updates.section import UpdatesSection
 from bench.record.analytic import Analytic
 
 SCHEMA_VERSION = 5
@@ -164,20 +164,20 @@ class Record(Struct, frozen=True, kw_only=True):
     failure: Failure | None = None
     checks: list[Check] | None = None
     """Comparisons that were made, and those that were not; null where the cell did not run to its end."""
-    updates: Updates | None = None
-    probe: Probe | None = None
-    objective: Objective | None = None
-    timing: Timing | None = None
-    parity: Parity | None = None
-    losses: Losses | None = None
-    documents: PackedDocuments | None = None
-    attention: AttentionCalls | None = None
-    memory: Memory | None = None
-    telemetry: Telemetry | None = None
-    engagement: Engagement | None = None
-    positions: Positions | None = None
-    trace: Trace | None = None
-    full_length: FullLength | None = None
+    updates: UpdatesSection | None = None
+    probe: ProbeSection | None = None
+    objective: ObjectiveSection | None = None
+    timing: TimingSection | None = None
+    parity: ParitySection | None = None
+    losses: LossesSection | None = None
+    documents: DocumentsSection | None = None
+    attention: AttentionSection | None = None
+    memory: MemorySection | None = None
+    telemetry: TelemetrySection | None = None
+    engagement: EngagementSection | None = None
+    positions: PositionsSection | None = None
+    trace: TraceSection | None = None
+    full_length: FullLengthSection | None = None
 
     @property
     def sections(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from bench.config import ConfigError
 from bench.request import values
 from bench.request.layer_types import MODELS_WITH_EXPERTS, experts_refused
 from bench.strategies import STRATEGIES
-from bench.strategies.facts import Facts
+from bench.strategies.facts import StrategyFacts
 from bench.strategies.options import in_yaml
 
 CONF = REPOSITORY / "conf"
@@ -80,6 +80,6 @@ def register_plugins_with_hydra() -> None:
         ConfigStore.instance().store(group="strategy", name=name, node=usable.get(name, {"name": name}))
 
 
-def option_of(facts: Facts) -> dict[str, Any]:
+def option_of(facts: StrategyFacts) -> dict[str, Any]:
     """What a strategy's file would hold: its name, and the default of each of its own choices."""
     return {"name": facts.name, **{key: in_yaml(own) for key, own in facts.options.items()}}

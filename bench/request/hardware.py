@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.common.environment import Machine
 from bench.common.labels import GIB, shown
-from bench.config import UNKNOWN_HARDWARE, ConfigError, RunConfig
+from bench.config import UNKNOWN_HARDWARE, Cell, ConfigError
 from bench.request.choices import Raw, options, read_option
 
 
@@ -44,7 +44,7 @@ def this_hardware(machine: Machine, device: str) -> str:
     return next(fits, UNKNOWN_HARDWARE)
 
 
-def capability_of(cell: RunConfig, machine: Machine) -> float | None:
+def capability_of(cell: Cell, machine: Machine) -> float | None:
     """The compute capability of a cell's GPUs, by its hardware's file, or as seen where it runs."""
     if cell.cluster.device != "cuda":
         return None
@@ -54,7 +54,7 @@ def capability_of(cell: RunConfig, machine: Machine) -> float | None:
     return None if seen is None else float(seen)
 
 
-def usable_bytes(cell: RunConfig, machine: Machine) -> int | None:
+def usable_bytes(cell: Cell, machine: Machine) -> int | None:
     """What one rank's process may take of its device, the limit of the cell included; None where unknown.
 
     A GPU that no file describes has at most what NVML counts. CPU ranks share the host's memory: only a

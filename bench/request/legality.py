@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.attention.kernel_facts import KERNEL_FACTS
-from bench.config import NOT_USED, RunConfig
+from bench.config import NOT_USED, Cell
 from bench.request.layer_types import shortest_window, unplain_layers
 from bench.request.model_numbers import read_config
 from bench.request.modes import mode_of
@@ -15,7 +15,7 @@ from bench.training.engines import ENGINE_FACTS, is_autocast
 from bench.training.trainer_facts import TRAINER_FACTS
 
 
-def refusal(cell: RunConfig) -> str | None:
+def refusal(cell: Cell) -> str | None:
     """Every reason why the cell is `unsupported`, each with a way out, in one line; None when it is legal."""
     if cell.sp_degree * cell.dp_degree != cell.cluster.world_size:
         return (
@@ -36,7 +36,7 @@ def refusal(cell: RunConfig) -> str | None:
     return "; ".join(reasons) or None
 
 
-def _window_refusals(cell: RunConfig) -> list[str]:
+def _window_refusals(cell: Cell) -> list[str]:
     """Layers of a checkpoint that do not see the whole sequence."""
     if cell.model.path is None:
         return []
@@ -48,7 +48,7 @@ def _window_refusals(cell: RunConfig) -> list[str]:
     ]
 
 
-def _engine_refusals(cell: RunConfig) -> list[str]:
+def _engine_refusals(cell: Cell) -> list[str]:
     facts = ENGINE_FACTS.get(cell.engine.name)
     if facts is None:
         return []  # a workload that trains nothing
@@ -59,17 +59,17 @@ def _engine_refusals(cell: RunConfig) -> list[str]:
     return reasons
 
 
-def _deepspeeds_own(setting: str, cell: RunConfig, engines: Sequence[str]) -> str:
+def _deepspeeds_own(setting: str, cell: Cell, engines: Sequence[str]) -> str:
     way_out = f"take engine={' or '.join(engines)}"
     return f"{setting} is DeepSpeed's own, and engine={cell.engine.name} has none; {way_out}"
 
 
-def _trainer_refusals(cell: RunConfig) -> list[str]:
+def _trainer_refusals(cell: Cell) -> list[str]:
     facts = TRAINER_FACTS.get(cell.trainer)
     return [] if facts is None else facts.refusals(cell)  # a workload that trains nothing has none
 
 
-def _offload_refusals(cell: RunConfig) -> list[str]:
+def _offload_refusals(cell: Cell) -> list[str]:
     reasons = []
     if cell.offload.activations and not cell.checkpointing:
         reasons.append(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.common.environment import Machine
-from bench.config import AUTO, ConfigError, ReplayConfig, RunConfig
+from bench.config import AUTO, Cell, ConfigError, ReplayConfig
 from bench.record.record import Provenance, Record
 from bench.request import values
 from bench.request.choices import Raw, options
@@ -29,29 +29,29 @@ class Mode:
 
     provenance: Provenance
     """Provenance of its records."""
-    refusals: Callable[[RunConfig], list[str]]
+    refusals: Callable[[Cell], list[str]]
     """Reasons, each with a way out, why a cell cannot have this mode that may have another."""
     starts_ranks: bool = True
-    complete: Callable[[RunConfig, Record], Record] = lambda _, record: record
+    complete: Callable[[Cell, Record], Record] = lambda _, record: record
     """Adds to the record of a cell what only this mode knows. Without ranks the record comes with status ok
     and without sections."""
 
 
 MODES: dict[str, Mode] = {MEASURE: Mode(provenance=Provenance.MEASURED, refusals=package_refusals)}
-"""The modes by their names. `bench.extras.predict.modes.register` adds `replay` and `predict`."""
+"""The modes by their names. `bench.extras.predict.time_modes.register` adds `replay` and `predict`."""
 
 
-def mode_of(cell: RunConfig) -> Mode:
+def mode_of(cell: Cell) -> Mode:
     """Return the mode of a cell; raises ConfigError for one that is not in the table."""
     if cell.mode not in MODES:
         raise ConfigError(
             f"mode={cell.mode}: run_sweep.py adds this mode; elsewhere call"
-            " bench.extras.predict.modes.register()"
+            " bench.extras.predict.time_modes.register()"
         )
     return MODES[cell.mode]
 
 
-def starts_ranks(cell: RunConfig) -> bool:
+def starts_ranks(cell: Cell) -> bool:
     """Return whether ranks of the cell run; otherwise its record is computed."""
     return mode_of(cell).starts_ranks
 
@@ -95,7 +95,7 @@ def _ranks_of_node(cluster: Raw, facts: Raw) -> int:
     return math.ceil(ranks / max(1, nodes))
 
 
-def with_replayed_rank(cell: RunConfig, asked: Any) -> RunConfig:
+def with_replayed_rank(cell: Cell, asked: Any) -> Cell:
     """The cell with the rank that runs where its mode is a replay; nothing is traced, no reference runs.
 
     Raises ConfigError for a rank that the cell does not have, and for one that is named in another mode.
@@ -120,7 +120,7 @@ def with_replayed_rank(cell: RunConfig, asked: Any) -> RunConfig:
     )
 
 
-def busiest_rank(cell: RunConfig) -> int:
+def busiest_rank(cell: Cell) -> int:
     """The rank with most work in the first group of ranks that share a sequence.
 
     The last one where work is spread unevenly: its queries see the most keys. Else rank 0.
@@ -131,7 +131,7 @@ def busiest_rank(cell: RunConfig) -> int:
         return 0 if is_even and not facts.sends_unevenly else cell.sp_degree - 1
 
 
-def replay_refusals(cell: RunConfig) -> list[str]:
+def replay_refusals(cell: Cell) -> list[str]:
     """Why the cell cannot be replayed, each with a way out."""
     measure, cluster = cell.measure, cell.cluster
     stack = f"trainer={cell.trainer} reads position ids of other ranks; take trainer={NATIVE}"

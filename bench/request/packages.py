@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.common.environment import CUDA_PACKAGES, installed
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.strategies import STRATEGIES
 from bench.training.engines import ENGINE_FACTS
 from bench.training.trainer_facts import TRAINER_FACTS
 
 
-def needed_packages(cell: RunConfig) -> dict[str, str]:
+def needed_packages(cell: Cell) -> dict[str, str]:
     """Return the distributions that a cell's ranks cannot run without, by the choice that needs them."""
     engine, trainer = ENGINE_FACTS.get(cell.engine.name), TRAINER_FACTS.get(cell.trainer)
     needed = {
@@ -21,7 +21,7 @@ def needed_packages(cell: RunConfig) -> dict[str, str]:
     return {choice: package for choice, package in needed.items() if package is not None}
 
 
-def used_packages(cell: RunConfig) -> frozenset[str]:
+def used_packages(cell: Cell) -> frozenset[str]:
     """Return the distributions that may change what the cell's ranks measure, torch among them."""
     kernel = KERNEL_FACTS[cell.kernel].package
     return frozenset(
@@ -36,7 +36,7 @@ def used_packages(cell: RunConfig) -> frozenset[str]:
     )
 
 
-def package_refusals(cell: RunConfig) -> list[str]:
+def package_refusals(cell: Cell) -> list[str]:
     """Return why the cell cannot run with the packages that are installed, each with a way out."""
     facts = STRATEGIES[cell.strategy]
     missing = {

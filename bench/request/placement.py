@@ -30,7 +30,7 @@ GATHERED = ("nodes", "slurm")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Placement:
     """Where ranks run."""
 
     name: str
@@ -57,7 +57,7 @@ class Degrees:
         return self.sp_degree * self.dp_replicate * self.dp_shard
 
 
-def place(raw: Raw, machine: Machine) -> Place:
+def place(raw: Raw, machine: Machine) -> Placement:
     """Device and number of ranks, filled in from what is there.
 
     Raises ConfigError for a request that the machine cannot fulfil.
@@ -73,7 +73,7 @@ def place(raw: Raw, machine: Machine) -> Place:
     if name == "auto":
         name = "gpu" if device == "cuda" else "cpu"
     is_open = raw["world_size"] == "auto" and device == "cuda" and nodes == 1
-    where = Place(name, device, ranks_per_gpu, world_size, nodes, is_open)
+    where = Placement(name, device, ranks_per_gpu, world_size, nodes, is_open)
     if world_size > (most := _most_ranks(where, machine)):
         raise ConfigError(_too_many("cluster.world_size", world_size, most, where, machine))
     return where
@@ -105,12 +105,12 @@ def _ranks_per_gpu(raw: Raw, device: str) -> int:
     return ranks
 
 
-def _most_ranks(where: Place, machine: Machine) -> int:
+def _most_ranks(where: Placement, machine: Machine) -> int:
     gpu_ranks, cpu_ranks = len(machine.gpus) * where.ranks_per_gpu, max(MAX_CPU_RANKS, machine.cores)
     return where.nodes * (gpu_ranks if where.device == "cuda" else cpu_ranks)
 
 
-def _too_many(key: str, ranks: int, most: int, where: Place, machine: Machine) -> str:
+def _too_many(key: str, ranks: int, most: int, where: Placement, machine: Machine) -> str:
     """Return the message about more ranks than there may be at most."""
     nodes = f" on {where.nodes} nodes" if where.nodes > 1 else ""
     if where.device != "cuda":
@@ -151,7 +151,7 @@ def _refuse_unseen_gpus() -> None:
         )
 
 
-def degrees(raw: Raw, where: Place) -> Degrees:
+def degrees(raw: Raw, where: Placement) -> Degrees:
     """How many ranks share a sequence, and how many sequences run side by side.
 
     What is left at `auto` takes the ranks that are left; where nothing is, legality compares the product
@@ -166,7 +166,7 @@ def degrees(raw: Raw, where: Place) -> Degrees:
     return Degrees(sp_degree, replicate, shard or left)
 
 
-def shared_ranks(where: Place, ranks: int) -> int:
+def shared_ranks(where: Placement, ranks: int) -> int:
     """How many of these ranks share a sequence where nobody says so: where GPUs may stay idle a power of two.
 
     That divides the heads and lengths of most models.
@@ -174,7 +174,7 @@ def shared_ranks(where: Place, ranks: int) -> int:
     return 1 << (ranks.bit_length() - 1) if where.is_open else ranks
 
 
-def ranks_taken(where: Place, spread: Degrees) -> int:
+def ranks_taken(where: Placement, spread: Degrees) -> int:
     """The ranks of a cell that shares sequences: all, or those its degrees need where GPUs may stay idle."""
     return spread.product if where.is_open and spread.product <= where.world_size else where.world_size
 
@@ -191,7 +191,7 @@ def of_fewer_ranks(cluster: ClusterConfig, ranks: int) -> ClusterConfig:
     )
 
 
-def unshared_degrees(raw: Raw, where: Place, machine: Machine) -> Degrees:
+def unshared_degrees(raw: Raw, where: Placement, machine: Machine) -> Degrees:
     """Degrees of a cell that shares no sequence: one rank, unless data parallelism is requested.
 
     Neither sp_degree nor the cluster's size changes what such a cell does.

@@ -1,4 +1,4 @@
-"""From the user's words to a RunConfig: every value read once, every `auto` filled in, every rule checked."""
+"""From the user's words to a Cell: every value read once, every `auto` filled in, every rule checked."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from bench.config import (
     PACKING,
     SCHEDULES,
     UNKNOWN_HARDWARE,
+    Cell,
     ClusterConfig,
     ConfigError,
     DataConfig,
@@ -29,7 +30,6 @@ from bench.config import (
     OffloadConfig,
     OptimizerConfig,
     ReplayConfig,
-    RunConfig,
     WorkloadConfig,
 )
 from bench.measure.workloads import WORKLOADS
@@ -41,7 +41,7 @@ from bench.request.model_numbers import model_config
 from bench.request.modes import MEASURE, MODE_NAMES, PREDICT, REPLAY, target_machine, with_replayed_rank
 from bench.request.placement import (
     GATHERED,
-    Place,
+    Placement,
     degrees,
     memory_limit_gib,
     of_fewer_ranks,
@@ -74,7 +74,7 @@ def _names(section: type[Any]) -> list[str]:
 
 
 KNOWN_KEYS: Mapping[str, list[str]] = {
-    "": [*_names(RunConfig), "length_step", "pad", *OF_A_SWEEP],
+    "": [*_names(Cell), "length_step", "pad", *OF_A_SWEEP],
     "model": _names(ModelConfig),
     "engine": _names(EngineConfig),
     "optimizer": _names(OptimizerConfig),
@@ -94,7 +94,7 @@ def strategy_keys() -> list[str]:
     return ["name", *sorted({key for facts in STRATEGIES.usable() for key in facts.options})]
 
 
-def resolve(raw: Raw, machine: Machine) -> RunConfig:
+def resolve(raw: Raw, machine: Machine) -> Cell:
     """One cell from a composed configuration; raises ConfigError at the first value that is no good."""
     if raw["mode"] != MEASURE:
         machine = target_machine(raw, machine)
@@ -109,7 +109,7 @@ def resolve(raw: Raw, machine: Machine) -> RunConfig:
     return cell if cell.mode != REPLAY and rank == AUTO else with_replayed_rank(cell, rank)
 
 
-def _padded(cell: RunConfig) -> RunConfig:
+def _padded(cell: Cell) -> Cell:
     """The cell with as much padding as its layout needs, where it has legal degrees."""
     with STRATEGIES.plugin_errors_named(cell.strategy):
         facts = STRATEGIES[cell.strategy]
@@ -118,7 +118,7 @@ def _padded(cell: RunConfig) -> RunConfig:
         return replace(cell, padding=-cell.seq_len % facts.length_multiple(cell))
 
 
-def _attention_alone(cell: RunConfig) -> RunConfig:
+def _attention_alone(cell: Cell) -> Cell:
     """The cell of one layer's attention: settings that only training reads are all the same."""
     return replace(
         cell,
@@ -134,7 +134,7 @@ def _attention_alone(cell: RunConfig) -> RunConfig:
     )
 
 
-def _resolved(raw: Raw, machine: Machine) -> RunConfig:
+def _resolved(raw: Raw, machine: Machine) -> Cell:
     _refuse_unknown(raw)
     strategy = values.choice("strategy", raw["strategy"]["name"], STRATEGIES)
     trainer = values.choice("trainer", raw["trainer"]["name"], TRAINER_FACTS)
@@ -144,7 +144,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
     spread = degrees(raw, where) if shares else unshared_degrees(raw, where, machine)
     ranks = ranks_taken(where, spread) if shares else spread.product
     model = model_config(raw["model"], len(machine.gpus) if where.device == "cuda" else 0)
-    cell = RunConfig(
+    cell = Cell(
         seq_len=seq_len,
         batch=values.whole("batch", raw["batch"]),
         grad_accum=values.whole("grad_accum", raw["grad_accum"]),
@@ -182,7 +182,7 @@ def _resolved(raw: Raw, machine: Machine) -> RunConfig:
     return replace(cell, options=own_choices, layout=_layout(raw["layout"], strategy, dict(own_choices)))
 
 
-def _cluster(raw: Raw, where: Place, machine: Machine, world_size: int) -> ClusterConfig:
+def _cluster(raw: Raw, where: Placement, machine: Machine, world_size: int) -> ClusterConfig:
     binding, limit = raw["numa_binding"], raw["memory_limit_gib"]
     cluster = ClusterConfig(
         name=where.name,
@@ -208,7 +208,7 @@ def _numa_binding(raw: Any, device: str) -> str:
     return values.choice("cluster.numa_binding", raw, NUMA_BINDINGS)
 
 
-def _network(raw: Any, where: Place) -> str:
+def _network(raw: Any, where: Placement) -> str:
     """Return the user's word for it, in which a number is a word too; refused where there is one node."""
     label = values.text("cluster.network", raw)
     if where.nodes == 1:
@@ -247,7 +247,7 @@ def _ulysses_degree(raw: Raw, sp_degree: int, model: ModelConfig) -> int:
     return values.whole("ulysses_degree", raw["ulysses_degree"])
 
 
-def _options(raw: Raw, cell: RunConfig) -> tuple[tuple[str, str], ...]:
+def _options(raw: Raw, cell: Cell) -> tuple[tuple[str, str], ...]:
     known = STRATEGIES[raw["name"]].options
     for key in raw:
         if key not in ("name", *known):
@@ -258,7 +258,7 @@ def _options(raw: Raw, cell: RunConfig) -> tuple[tuple[str, str], ...]:
         return tuple((key, _option(key, raw[key], own, cell)) for key, own in known.items())
 
 
-def _option(key: str, value: Any, option: Option, cell: RunConfig) -> str:
+def _option(key: str, value: Any, option: Option, cell: Cell) -> str:
     """One of a strategy's own choices, as a cell holds it."""
     name = f"strategy.{key}"
     if value == AUTO and in_yaml(option) == AUTO:
@@ -339,7 +339,7 @@ def _data(raw: Raw, vocab_size: int) -> DataConfig:
     return DataConfig(name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt, packing=packing)
 
 
-def _hardware(raw: Raw, machine: Machine, where: Place, mode: str) -> str:
+def _hardware(raw: Raw, machine: Machine, where: Placement, mode: str) -> str:
     """Return the choice of conf/hardware/ that the ranks run on, or that a prediction is about."""
     here = this_hardware(machine, where.device)
     if mode == REPLAY and raw["name"] not in (AUTO, here):

@@ -17,11 +17,11 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from bench.common.labels import duration_label
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.plan.cell_labels import CellLabels, short_label
 from bench.plan.estimate import LATE_S, CellProgress, Estimate
 from bench.plan.planned import PlannedCell
-from bench.ranks.log import Stage
+from bench.ranks.log import RankStage
 from bench.record.record import FINDINGS, Record
 from bench.request.modes import starts_ranks
 from bench.run.cell.outcome import outcome
@@ -113,7 +113,7 @@ class Progress(Listener):
         finally:
             self._running = self._cell_progress = None
 
-    def tell(self, stage: Stage) -> None:
+    def tell(self, stage: RankStage) -> None:
         """What the running cell does from now on; the next tick shows it."""
         assert self._running is not None
         assert self._cell_progress is not None
@@ -221,7 +221,7 @@ class _Bar(bars.Progress):
         yield from super().get_renderables()
 
 
-def _placed_line(cell: RunConfig) -> str:
+def _placed_line(cell: Cell) -> str:
     """`ring: 2 x cpu over gloo, 1 thread each, qwen3_nano, zero3, bf16`; of a replay `rank 0 of 2 x cpu`."""
     cluster = cell.cluster
     rank = "" if cell.replay.rank is None else f"rank {cell.replay.rank} of "

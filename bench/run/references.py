@@ -16,14 +16,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from bench.common.labels import duration_label, length_label
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure import checks
-from bench.measure.losses.section import Losses
+from bench.measure.losses.section import LossesSection
 from bench.plan.local_cells import why_not_tried
 from bench.plan.planned import PlannedCell
 from bench.plan.work import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, is_base, work_of
-from bench.record.noise import first_departure, limit_for, moved_for, signals_of
 from bench.record.record import Record, Status
+from bench.record.trajectory_noise import first_departure, limit_for, moved_for, signals_of
 from bench.run.cell.launcher import Launcher
 from bench.run.cell.outcome import as_wrong_result
 from bench.run.cell.rank_watch import SILENT, Listener
@@ -36,9 +36,9 @@ class Trajectories:
     """The references of one sweep, by the work that they did."""
 
     def __init__(self) -> None:
-        self._references: dict[str, tuple[RunConfig, Losses]] = {}
+        self._references: dict[str, tuple[Cell, LossesSection]] = {}
 
-    def compare(self, cell: RunConfig, record: Record) -> Record:
+    def compare(self, cell: Cell, record: Record) -> Record:
         """Return the record with what it was compared with; a wrong result where it departed from that.
 
         The first sound cell of a work is compared with nothing, and is what the next are compared with. So is
@@ -69,21 +69,21 @@ class Trajectories:
         """Return whether there is a reference for this work."""
         return work in self._references
 
-    def keep_finished(self, cells: Sequence[RunConfig], records: Sequence[Record]) -> None:
+    def keep_finished(self, cells: Sequence[Cell], records: Sequence[Record]) -> None:
         """Take references from the records of a sweep that is resumed."""
         planned = {cell.cell_id: cell for cell in cells}
         for record in records:
             if record.status is Status.OK and record.losses is not None and record.cell_id in planned:
                 self._keep(planned[record.cell_id], record.losses)
 
-    def _keep(self, cell: RunConfig, losses: Losses) -> None:
+    def _keep(self, cell: Cell, losses: LossesSection) -> None:
         work = work_of(cell)
         before = self._references.get(work)
         if before is None or _replaces(cell, before[0]):
             self._references[work] = cell, losses
 
 
-def _replaces(cell: RunConfig, reference: RunConfig) -> bool:
+def _replaces(cell: Cell, reference: Cell) -> bool:
     """Whether others are better compared with this cell."""
     return is_base(cell) and not is_base(reference)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from bench.common.environment import Environment, departures, describe
-from bench.config import ConfigError, Resume, RunConfig
+from bench.config import Cell, ConfigError, Resume
 from bench.plan.cell_labels import CellLabels
 from bench.plan.plan import Plan
 from bench.plan.planned import PlannedCell
@@ -103,7 +103,7 @@ def _missing(plan: Plan, records: Sequence[Record], ran: Collection[str]) -> lis
     return [p for p in missing if p.folder_name not in ran and not (p.repeat and p.cell.cell_id in ran_out)]
 
 
-def _differences(plan: Plan) -> tuple[list[RunConfig], list[RunConfig]]:
+def _differences(plan: Plan) -> tuple[list[Cell], list[Cell]]:
     """Return the cells of the folder's sweep that are not planned, and the planned ones that it has not."""
     planned = {each.cell.cell_id: each.cell for each in plan.cells}
     stored = {cell.cell_id: cell for cell in plan.stored.cells}
@@ -111,7 +111,7 @@ def _differences(plan: Plan) -> tuple[list[RunConfig], list[RunConfig]]:
     return [cell for name, cell in stored.items() if name not in planned], added
 
 
-def _named(cells: Sequence[RunConfig], plan: Plan) -> str:
+def _named(cells: Sequence[Cell], plan: Plan) -> str:
     """Return `2 cells (ulysses 8k, ring 8k)`, with labels as if all these cells were of one sweep."""
     labels = CellLabels([*plan.stored.cells, *(each.cell for each in plan.cells)])
     count = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
@@ -120,7 +120,7 @@ def _named(cells: Sequence[RunConfig], plan: Plan) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptRecords:
     """What of a folder's records counts."""
 
     records: Sequence[Record]
@@ -129,7 +129,7 @@ class Kept:
     """How many final ones were made with something else, by what that is, and what becomes of them."""
 
 
-def kept_records(plan: Plan, records: Iterable[Record]) -> Kept:
+def kept_records(plan: Plan, records: Iterable[Record]) -> KeptRecords:
     """What counts for this plan. A line that is not kept stays in the file, as evidence.
 
     Of a cell that ran again the newest line counts, here as in every analysis. A synthetic one never does.
@@ -141,7 +141,7 @@ def kept_records(plan: Plan, records: Iterable[Record]) -> Kept:
     }
     cells = {planned.cell.cell_id: planned.cell for planned in plan.cells}
     if not newest:
-        return Kept([], ())
+        return KeptRecords([], ())
     here = cache(lambda strategy: describe(STRATEGIES.packages(strategy)))
     kept, departed = [], Counter[str]()
     for record in newest.values():
@@ -155,10 +155,10 @@ def kept_records(plan: Plan, records: Iterable[Record]) -> Kept:
         f"{count} {'record' if count == 1 else 'records'} of {words}: {BECOME[plan.resume]}"
         for words, count in departed.items()
     )
-    return Kept(kept, tuple(lines))
+    return KeptRecords(kept, tuple(lines))
 
 
-def _departures(cell: RunConfig | None, record: Record, here: Environment) -> list[str]:
+def _departures(cell: Cell | None, record: Record, here: Environment) -> list[str]:
     """In what the record's origin is not the one that the cell would have now.
 
     Of a cell that a plan has not come to yet it is not known which packages it would use.

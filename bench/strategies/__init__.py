@@ -9,51 +9,51 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from bench.strategies.deepspeed_fpdt.facts import DeepSpeedFPDT
-from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlysses
-from bench.strategies.distflash_attn.facts import DistFlashAttn
-from bench.strategies.gather_kv.facts import GatherKV
-from bench.strategies.local.facts import Local
-from bench.strategies.ring.facts import Ring
-from bench.strategies.ring_flash_attn.facts import RingFlashAttn
-from bench.strategies.ring_flash_attn_llama3.facts import RingFlashAttnLlama3
-from bench.strategies.ring_self_attention.facts import RingSelfAttention
-from bench.strategies.ringmaster_ring.facts import RingmasterRing
-from bench.strategies.ringmaster_ulysses.facts import RingmasterUlysses
-from bench.strategies.ringmaster_usp.facts import RingmasterUSP
+from bench.strategies.deepspeed_fpdt.facts import DeepSpeedFPDTFacts
+from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlyssesFacts
+from bench.strategies.distflash_attn.facts import DistFlashAttnFacts
+from bench.strategies.gather_kv.facts import GatherKVFacts
+from bench.strategies.local.facts import LocalFacts
+from bench.strategies.ring.facts import RingFacts
+from bench.strategies.ring_flash_attn.facts import RingFlashAttnFacts
+from bench.strategies.ring_flash_attn_llama3.facts import RingFlashAttnLlama3Facts
+from bench.strategies.ring_self_attention.facts import RingSelfAttentionFacts
+from bench.strategies.ringmaster_ring.facts import RingmasterRingFacts
+from bench.strategies.ringmaster_ulysses.facts import RingmasterUlyssesFacts
+from bench.strategies.ringmaster_usp.facts import RingmasterUSPFacts
 from bench.strategies.table import StrategyTable
-from bench.strategies.torch_cp.facts import TorchCP
-from bench.strategies.ulysses.facts import Ulysses
-from bench.strategies.ulysses_chunked.facts import UlyssesChunked
-from bench.strategies.usp.facts import USP
-from bench.strategies.yunchang_ring.facts import YunchangRing
-from bench.strategies.yunchang_ulysses.facts import YunchangUlysses
-from bench.strategies.yunchang_usp.facts import YunchangUSP
+from bench.strategies.torch_cp.facts import TorchCPFacts
+from bench.strategies.ulysses.facts import UlyssesFacts
+from bench.strategies.ulysses_chunked.facts import UlyssesChunkedFacts
+from bench.strategies.usp.facts import USPFacts
+from bench.strategies.yunchang_ring.facts import YunchangRingFacts
+from bench.strategies.yunchang_ulysses.facts import YunchangUlyssesFacts
+from bench.strategies.yunchang_usp.facts import YunchangUSPFacts
 
 if TYPE_CHECKING:
     from bench.strategies.strategy import Strategy
 
 STRATEGIES = StrategyTable(
     (
-        Local(),
-        Ulysses(),
-        Ring(),
-        USP(),
-        UlyssesChunked(),
-        GatherKV(),
-        RingSelfAttention(),
-        DistFlashAttn(),
-        DeepSpeedUlysses(),
-        DeepSpeedFPDT(),
-        RingFlashAttn(),
-        RingFlashAttnLlama3(),
-        TorchCP(),
-        RingmasterUlysses(),
-        RingmasterRing(),
-        RingmasterUSP(),
-        YunchangUlysses(),
-        YunchangRing(),
-        YunchangUSP(),
+        LocalFacts(),
+        UlyssesFacts(),
+        RingFacts(),
+        USPFacts(),
+        UlyssesChunkedFacts(),
+        GatherKVFacts(),
+        RingSelfAttentionFacts(),
+        DistFlashAttnFacts(),
+        DeepSpeedUlyssesFacts(),
+        DeepSpeedFPDTFacts(),
+        RingFlashAttnFacts(),
+        RingFlashAttnLlama3Facts(),
+        TorchCPFacts(),
+        RingmasterUlyssesFacts(),
+        RingmasterRingFacts(),
+        RingmasterUSPFacts(),
+        YunchangUlyssesFacts(),
+        YunchangRingFacts(),
+        YunchangUSPFacts(),
     )
 )
 

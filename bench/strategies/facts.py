@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bench.attention.layouts import LAYOUTS
-from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
+from bench.config import DTYPE_BYTES, Cell, ModelConfig
 from bench.strategies.options import Option
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import WIDE_BYTES, Schedule, wide
@@ -26,7 +26,7 @@ class CallMemory:
     """At the fullest moment of backward, beyond what is kept; the gradients of Q, K and V among it."""
 
 
-class Facts(ABC):
+class StrategyFacts(ABC):
     """One strategy's facts."""
 
     name: ClassVar[str]
@@ -90,21 +90,21 @@ class Facts(ABC):
         """Whether attention can be causal (True) and full (False) in this layout."""
         return (True, False)
 
-    def kept_bytes_per_token(self, cell: RunConfig) -> int:
+    def kept_bytes_per_token(self, cell: Cell) -> int:
         """Bytes of each of a rank's tokens that attention saves beyond Q, K, V, the output and its LSE."""
         q_copies, kv_copies = self.kept_copies
         heads = q_copies * cell.model.num_heads + kv_copies * kv_heads_held(cell)
         return heads * cell.model.head_dim * DTYPE_BYTES[cell.dtype]
 
-    def slices(self, cell: RunConfig, seq_len: int, group_rank: int) -> tuple[slice, ...]:
+    def slices(self, cell: Cell, seq_len: int, group_rank: int) -> tuple[slice, ...]:
         """The pieces of a whole sequence that a rank of the sequence group holds, in its local order."""
         return LAYOUTS[cell.layout].slices(seq_len, cell.sp_degree, group_rank)
 
-    def length_multiple(self, cell: RunConfig) -> int:
+    def length_multiple(self, cell: Cell) -> int:
         """What `seq_len` has to be a multiple of."""
         return LAYOUTS[cell.layout].length_multiple(cell.sp_degree)
 
-    def refusals(self, cell: RunConfig) -> list[str]:
+    def refusals(self, cell: Cell) -> list[str]:
         """Why this cell cannot run, each with a way out; empty when it can."""
         unlisted = [
             *_not_among("layout", cell.layout, self.layouts_with(dict(cell.options)), self.name),
@@ -122,18 +122,18 @@ class Facts(ABC):
             *self.head_refusals(cell),
         ]
 
-    def autocast_refusals(self, cell: RunConfig) -> list[str]:  # noqa: ARG002
+    def autocast_refusals(self, cell: Cell) -> list[str]:  # noqa: ARG002
         """Return why attention cannot run under autocast, which rounds its products; empty where it can."""
         return []
 
-    def mask_refusals(self, cell: RunConfig) -> list[str]:
+    def mask_refusals(self, cell: Cell) -> list[str]:
         if (cell.workload.mask == "causal") in self.causal_masks(cell.layout):
             return []
         reason = f" ({self.why_no_full_mask})" if self.why_no_full_mask else ""
         who = f"{self.name} in {cell.layout} layout{reason}"
         return [f"workload.mask=full is not for {who}; take workload.mask=causal"]
 
-    def packing_refusals(self, cell: RunConfig) -> list[str]:
+    def packing_refusals(self, cell: Cell) -> list[str]:
         if not cell.data.packs:
             return []
         if not cell.workload.trains:
@@ -144,33 +144,33 @@ class Facts(ABC):
         way_out = "take strategy=ulysses or ring, or data.packing=none"
         return [f"data.packing=documents is not for {self.name} ({self.why_it_packs_not}); {way_out}"]
 
-    def degree_refusals(self, cell: RunConfig) -> list[str]:
+    def degree_refusals(self, cell: Cell) -> list[str]:
         """Why `ulysses_degree` is not legal: only a hybrid has a choice of degrees."""
         fixed = self.ulysses_degree(cell.sp_degree, cell.model)
         if cell.ulysses_degree == fixed:
             return []
         return [f"ulysses_degree={cell.ulysses_degree} is for strategy=usp; leave ulysses_degree=auto"]
 
-    def head_refusals(self, cell: RunConfig) -> list[str]:  # noqa: ARG002  most strategies take any heads
+    def head_refusals(self, cell: Cell) -> list[str]:  # noqa: ARG002  most strategies take any heads
         return []
 
-    def balances(self, cell: RunConfig) -> bool:  # noqa: ARG002
+    def balances(self, cell: Cell) -> bool:  # noqa: ARG002
         """Whether ranks share the causal mask's work evenly although their layout does not."""
         return False
 
-    def recomputes_attention(self, cell: RunConfig) -> bool:
+    def recomputes_attention(self, cell: Cell) -> bool:
         """Whether attention runs forward once more in backward."""
         return cell.checkpointing
 
-    def checkpointed_bytes(self, cell: RunConfig) -> int:  # noqa: ARG002
+    def checkpointed_bytes(self, cell: Cell) -> int:  # noqa: ARG002
         """What a checkpointed layer keeps of attention beside its own input, in bytes."""
         return 0
 
-    def forwards_per_step(self, cell: RunConfig) -> int:
+    def forwards_per_step(self, cell: Cell) -> int:
         """How often attention runs forward in one step."""
         return (2 if self.recomputes_attention(cell) else 1) * backwards_per_step(cell)
 
-    def scores_bytes(self, cell: RunConfig) -> int:
+    def scores_bytes(self, cell: Cell) -> int:
         """Beside what it saves, scores in memory at once: of `kernel=math` a block's, three times wide."""
         if cell.kernel != "math":
             return 0
@@ -178,78 +178,78 @@ class Facts(ABC):
         scores = cell.batch * cell.model.num_heads // cell.ulysses_degree * block**2
         return 3 * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype]) * scores
 
-    def call_memory(self, cell: RunConfig) -> CallMemory | None:  # noqa: ARG002
+    def call_memory(self, cell: Cell) -> CallMemory | None:  # noqa: ARG002
         """What one call of attention takes; None where that is not known."""
         return None
 
     @abstractmethod
-    def exchange_bytes(self, cell: RunConfig) -> int:
+    def exchange_bytes(self, cell: Cell) -> int:
         """Attention-exchange payload in one optimizer step, in bytes, of the rank that sends most."""
 
-    def rank_exchange_bytes(self, cell: RunConfig, rank: int) -> int:  # noqa: ARG002
+    def rank_exchange_bytes(self, cell: Cell, rank: int) -> int:  # noqa: ARG002
         """Attention-exchange payload of one rank in one optimizer step, in bytes."""
         return self.exchange_bytes(cell)
 
-    def extreme_ranks(self, cell: RunConfig) -> Collection[int]:
+    def extreme_ranks(self, cell: Cell) -> Collection[int]:
         """Ranks that share a sequence, among them one that sends most and one that takes most memory."""
         return range(cell.sp_degree) if self.sends_unevenly else (0,)
 
-    def schedule(self, cell: RunConfig) -> Schedule | None:  # noqa: ARG002
+    def schedule(self, cell: Cell) -> Schedule | None:  # noqa: ARG002
         """What one call of attention computes and sends; None where that is not known, and no time either."""
         return None
 
-    def rank_schedule(self, cell: RunConfig, rank: int) -> Schedule | None:  # noqa: ARG002
+    def rank_schedule(self, cell: Cell, rank: int) -> Schedule | None:  # noqa: ARG002
         """What one call of attention computes and sends on this rank, where ranks send unevenly."""
         return self.schedule(cell)
 
 
-class ScheduledFacts(Facts):
+class ScheduledFacts(StrategyFacts):
     """Facts of a strategy whose bytes follow from its schedule."""
 
     @abstractmethod
-    def schedule(self, cell: RunConfig) -> Schedule:
+    def schedule(self, cell: Cell) -> Schedule:
         """What one call of attention computes and sends, on the rank that has most to do."""
 
-    def rank_schedule(self, cell: RunConfig, rank: int) -> Schedule:  # noqa: ARG002
+    def rank_schedule(self, cell: Cell, rank: int) -> Schedule:  # noqa: ARG002
         """What one call of attention computes and sends on this rank, where ranks send unevenly."""
         return self.schedule(cell)
 
-    def exchange_bytes(self, cell: RunConfig) -> int:
+    def exchange_bytes(self, cell: Cell) -> int:
         """That of all layers and micro-steps, and of forward once more where it is computed again."""
         return max(self.rank_exchange_bytes(cell, rank) for rank in self.extreme_ranks(cell))
 
-    def rank_exchange_bytes(self, cell: RunConfig, rank: int) -> int:
+    def rank_exchange_bytes(self, cell: Cell, rank: int) -> int:
         once = self.rank_schedule(cell, rank)
         forward = once.forward_bytes * self.forwards_per_step(cell)
         return forward + once.backward_bytes * backwards_per_step(cell)
 
 
-def activation_bytes(cell: RunConfig, heads: int) -> int:
+def activation_bytes(cell: Cell, heads: int) -> int:
     """Bytes of one rank's [batch, heads, shard_len, head_dim] tensor."""
     return cell.batch * heads * cell.shard_len * cell.model.head_dim * DTYPE_BYTES[cell.dtype]
 
 
-def lse_bytes(cell: RunConfig) -> int:
+def lse_bytes(cell: Cell) -> int:
     """Bytes of the LSE of one rank's tokens and all query heads; in float32 at least."""
     return wide(cell, activation_bytes(cell, cell.model.num_heads)) // cell.model.head_dim
 
 
-def repeats_kv(cell: RunConfig) -> bool:
+def repeats_kv(cell: Cell) -> bool:
     """Whether KV heads are repeated just before the kernel, to as many as query heads: a CPU's want that."""
     return cell.cluster.device == "cpu" and cell.model.num_kv_heads < cell.model.num_heads
 
 
-def forwards_per_step(cell: RunConfig) -> int:
+def forwards_per_step(cell: Cell) -> int:
     """How often attention runs forward in one step: once more per layer where it is checkpointed."""
     return (2 if cell.checkpointing else 1) * cell.model.num_layers * cell.grad_accum
 
 
-def backwards_per_step(cell: RunConfig) -> int:
+def backwards_per_step(cell: Cell) -> int:
     """How often attention runs backward in one step: once per layer and micro-step."""
     return cell.model.num_layers * cell.grad_accum
 
 
-def head_exchange_refusals(cell: RunConfig, *, repeats: bool) -> list[str]:
+def head_exchange_refusals(cell: Cell, *, repeats: bool) -> list[str]:
     """Ulysses gives each rank whole heads, so their number sets its limit.
 
     KV heads may be fewer than ranks where the strategy `repeats` them.
@@ -270,12 +270,12 @@ def head_exchange_refusals(cell: RunConfig, *, repeats: bool) -> list[str]:
     return [reason]
 
 
-def exchanged_kv_heads(cell: RunConfig) -> int:
+def exchanged_kv_heads(cell: Cell) -> int:
     """KV heads that are sent: repeated up to one per rank where there are fewer heads than ranks."""
     return max(cell.model.num_kv_heads, cell.ulysses_degree)
 
 
-def kv_heads_held(cell: RunConfig) -> int:
+def kv_heads_held(cell: Cell) -> int:
     """KV heads of a token that a rank computes with: repeated where several ranks share heads."""
     return exchanged_kv_heads(cell) if cell.ulysses_degree > 1 else cell.model.num_kv_heads
 
@@ -286,7 +286,7 @@ def _not_among(key: str, value: str, known: tuple[str, ...], strategy: str) -> l
     return [f"{key}={value} is not for {strategy}; choose {key}={' or '.join(known)}"]
 
 
-def _not_divisible(cell: RunConfig, multiple: int) -> list[str]:
+def _not_divisible(cell: Cell, multiple: int) -> list[str]:
     if cell.padded_len % multiple == 0:
         return []
     near = max(multiple, round(cell.seq_len / multiple) * multiple)

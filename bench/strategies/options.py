@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.config import AUTO, RunConfig
+from bench.config import AUTO, Cell
 
 TRUE, FALSE = "true", "false"
 """A flag as a cell holds it: a strategy's own choices are texts there."""
@@ -16,7 +16,7 @@ TRUE, FALSE = "true", "false"
 class Flag:
     """True or false."""
 
-    default: bool | Callable[[RunConfig], bool]
+    default: bool | Callable[[Cell], bool]
     """A function of the cell is `auto` in the YAML."""
 
 
@@ -24,7 +24,7 @@ class Flag:
 class WholeNumber:
     """A whole number; `auto` in the YAML."""
 
-    auto: Callable[[RunConfig], int]
+    auto: Callable[[Cell], int]
     """What `auto` is for this cell, whose own options are not known yet."""
     least: int = 1
 
@@ -45,7 +45,7 @@ def in_yaml(option: Option) -> Any:
     return AUTO if isinstance(option, WholeNumber) else option[0]
 
 
-def default_text(option: Option, cell: RunConfig) -> str:
+def default_text(option: Option, cell: Cell) -> str:
     """What a cell holds that leaves the choice to us."""
     if isinstance(option, WholeNumber):
         return str(option.auto(cell))

@@ -10,12 +10,12 @@ from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.kernels import KERNELS, Kernel
 from bench.common.environment import installed
 from bench.ranks.log import RefusedError
-from bench.strategies.facts import Facts
+from bench.strategies.facts import StrategyFacts
 from bench.strategies.table import in_one_line
 
 
 @contextmanager
-def parts_of_package(facts: Facts) -> Iterator[None]:
+def parts_of_package(facts: StrategyFacts) -> Iterator[None]:
     """A context in which a package is imported and its parts are looked up, and nothing else is done.
 
     Raises RefusedError for whatever the package raises: a broken one, or one of another version, makes its

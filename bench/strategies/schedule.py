@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.attention.layouts import EVERYTHING, LAYOUTS, Tile
-from bench.config import DTYPE_BYTES, RunConfig
+from bench.config import DTYPE_BYTES, Cell
 
 WIDE_BYTES = 4
 """Of a number of a partial result or gradient; eight in float64."""
@@ -104,20 +104,20 @@ class Schedule:
         return sum(stage.sent_bytes for stage in self.backward)
 
 
-def whole_block(cell: RunConfig, heads: int, kv_heads: int) -> Block:
+def whole_block(cell: Cell, heads: int, kv_heads: int) -> Block:
     """Attention of these heads over whole sequences."""
     is_causal = cell.workload.mask == "causal"
     return Block(cell.batch, heads, kv_heads, cell.padded_len, cell.padded_len, is_causal)
 
 
-def tile_of(cell: RunConfig, shard_len: int, rank: int, source: int) -> Tile | None:
+def tile_of(cell: Cell, shard_len: int, rank: int, source: int) -> Tile | None:
     """What the cell's mask leaves the rank's queries of the source's keys, or None."""
     if cell.workload.mask != "causal":
         return EVERYTHING
     return LAYOUTS[cell.layout].causal_tile(shard_len, rank, source)
 
 
-def ring_blocks(cell: RunConfig, heads: int, kv_heads: int) -> list[Block]:
+def ring_blocks(cell: Cell, heads: int, kv_heads: int) -> list[Block]:
     """Per ring step the kernel call of the last rank of the ring.
 
     In every layout it has as much to do in each ring step as any other, or more, and the others wait for it:
@@ -133,11 +133,11 @@ def ring_blocks(cell: RunConfig, heads: int, kv_heads: int) -> list[Block]:
     return blocks
 
 
-def tensor_bytes(cell: RunConfig, heads: int, tokens: int) -> int:
+def tensor_bytes(cell: Cell, heads: int, tokens: int) -> int:
     """Bytes of a [batch, heads, tokens, head_dim] tensor in the cell's dtype."""
     return cell.batch * heads * tokens * cell.model.head_dim * DTYPE_BYTES[cell.dtype]
 
 
-def wide(cell: RunConfig, size: int) -> int:
+def wide(cell: Cell, size: int) -> int:
     """Bytes of a tensor of `size` bytes in the precision of partial results."""
     return size // DTYPE_BYTES[cell.dtype] * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype])

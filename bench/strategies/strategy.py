@@ -17,10 +17,10 @@ from bench.attention.documents import Documents
 from bench.attention.kernels import Packing, attend
 from bench.attention.packed import attend_packed, packing_of, sent
 from bench.attention.watch import AttentionWatch
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.ranks.groups import RankGroups
 from bench.ranks.log import RefusedError
-from bench.strategies.facts import Facts
+from bench.strategies.facts import StrategyFacts
 from bench.strategies.package_errors import parts_of_package, usable_kernel
 
 CheckpointContexts = Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]
@@ -101,7 +101,7 @@ class Strategy(ABC):
     checkpoint_contexts: CheckpointContexts | None = None
     """`context_fn` of `torch.utils.checkpoint`: what a checkpointed layer runs under, first and again."""
 
-    def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
+    def __init__(self, cell: Cell, groups: RankGroups, facts: StrategyFacts) -> None:
         self.cell = cell
         self.facts = facts
         self.groups = groups

@@ -14,7 +14,7 @@ from typing import Any
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.config import DTYPE_BYTES, ConfigError
-from bench.strategies.facts import Facts
+from bench.strategies.facts import StrategyFacts
 from bench.strategies.options import Flag, WholeNumber
 from bench.strategies.plot_style import PlotStyle
 
@@ -29,18 +29,18 @@ KNOWN_NAMES: Mapping[str, Collection[str]] = {
 """Attributes of a strategy's facts that are tuples of names, and the names there are."""
 
 
-class StrategyTable(Mapping[str, Facts]):
+class StrategyTable(Mapping[str, StrategyFacts]):
     """Ours in their own order, then plugins by name.
 
     Names come from the installed packages' metadata. A package is imported when its facts are read, so a
     broken one fails nobody else: reading its facts raises ConfigError, as for a name that two packages have.
     """
 
-    def __init__(self, ours: Iterable[Facts]) -> None:
-        self.ours: Mapping[str, Facts] = {facts.name: facts for facts in ours}
-        self._loaded: dict[str, Facts] = {}
+    def __init__(self, ours: Iterable[StrategyFacts]) -> None:
+        self.ours: Mapping[str, StrategyFacts] = {facts.name: facts for facts in ours}
+        self._loaded: dict[str, StrategyFacts] = {}
 
-    def __getitem__(self, name: str) -> Facts:
+    def __getitem__(self, name: str) -> StrategyFacts:
         """Return the facts, read once; of two strategies of one name neither runs, as either may be meant."""
         if name in self._loaded:
             return self._loaded[name]
@@ -70,7 +70,7 @@ class StrategyTable(Mapping[str, Facts]):
         """The names that only packages have, broken or not."""
         return [name for name in self._plugins if name not in self.ours]
 
-    def usable(self) -> list[Facts]:
+    def usable(self) -> list[StrategyFacts]:
         """The facts of all strategies that can be loaded."""
         facts = []
         for name in self:
@@ -113,7 +113,7 @@ class Plugin:
     package: str
     version: str
 
-    def load(self) -> Facts:
+    def load(self) -> StrategyFacts:
         """The strategy's facts; raises ConfigError where they cannot be loaded or contradict themselves."""
         try:
             facts = self.entry.load()()
@@ -122,7 +122,7 @@ class Plugin:
             raise self.refusal(f"cannot be loaded: {in_one_line(error)}") from error
         if fault is not None:
             raise self.refusal(fault)
-        known: Facts = facts
+        known: StrategyFacts = facts
         return known
 
     def refusal(self, fault: str) -> ConfigError:
@@ -143,8 +143,8 @@ def in_one_line(error: BaseException) -> str:
 
 def _faults(name: str, facts: Any) -> Iterator[str]:
     """Yield the faults of a strategy's name, place and attributes; each follows `<class> of <package>`."""
-    if not isinstance(facts, Facts):
-        yield "is not a subclass of bench.Facts"
+    if not isinstance(facts, StrategyFacts):
+        yield "is not a subclass of bench.StrategyFacts"
         return
     own_name = getattr(facts, "name", None)
     if own_name != name:
@@ -158,7 +158,7 @@ def _faults(name: str, facts: Any) -> Iterator[str]:
     yield from _attribute_faults(facts)
 
 
-def _attribute_faults(facts: Facts) -> Iterator[str]:
+def _attribute_faults(facts: StrategyFacts) -> Iterator[str]:
     """Yield the faults in the values of a strategy's attributes."""
     for attribute, known in KNOWN_NAMES.items():
         names: Any = getattr(facts, attribute)

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from bench.attention.documents import Documents
 from bench.attention.packed import restarted
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import IGNORED_LABEL, Batch
 from bench.training.packing import PackedText, drawn_ends
@@ -51,7 +51,7 @@ class StepData:
     """The batches of every step of one cell."""
 
     def __init__(
-        self, cell: RunConfig, source: Source, device: torch.device, *, uncounted_tokens: int = 0
+        self, cell: Cell, source: Source, device: torch.device, *, uncounted_tokens: int = 0
     ) -> None:
         """`uncounted_tokens` labels do not count, whatever the documents: every second one from the start.
 
@@ -122,7 +122,7 @@ class StepData:
         return is_last
 
 
-def open_data(cell: RunConfig, device: torch.device, *, uncounted_tokens: int = 0) -> StepData:
+def open_data(cell: Cell, device: torch.device, *, uncounted_tokens: int = 0) -> StepData:
     """The cell's data; raises ConfigError where the text cannot be read."""
     return StepData(cell, SOURCES[cell.data.name](cell), device, uncounted_tokens=uncounted_tokens)
 
@@ -136,7 +136,7 @@ def digest(input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
     return mixed((position_ids * 1_000_003 + input_ids) * 1_000_003 + labels).sum()
 
 
-class FedTokens:
+class InputDigest:
     """The digest of all that entered a model since it was last taken."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ def mixed(x: Tensor) -> Tensor:
     return x ^ (x >> 31)
 
 
-def _text_source(cell: RunConfig) -> Source:
+def _text_source(cell: Cell) -> Source:
     """Sample i starts where sample i - 1 ends, or with the next document; the text repeats when used up."""
     with without_memory_limit():
         texts = read_documents(cell.data) if cell.data.packs else [read_text(cell.data)]
@@ -187,7 +187,7 @@ def _text_source(cell: RunConfig) -> Source:
     return Source(sample_tokens, packed.sample_ends if cell.data.packs else None)
 
 
-def _synthetic_source(cell: RunConfig) -> Source:
+def _synthetic_source(cell: Cell) -> Source:
     def sample_tokens(sample: int, length: int) -> Tensor:
         hashed = mixed(torch.tensor(cell.seed * 1_000_003 + sample) * 1_000_003 + torch.arange(length))
         return hashed.remainder(cell.model.vocab_size)
@@ -198,7 +198,7 @@ def _synthetic_source(cell: RunConfig) -> Source:
     return Source(sample_tokens, sample_ends if cell.data.packs else None)
 
 
-SOURCES: Mapping[str, Callable[[RunConfig], Source]] = {
+SOURCES: Mapping[str, Callable[[Cell], Source]] = {
     "text": _text_source,
     "synthetic": _synthetic_source,
 }

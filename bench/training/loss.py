@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import IGNORED_LABEL
-from bench.training.data import FedTokens
+from bench.training.data import InputDigest
 
 CHUNK_TOKENS = 1024
 
@@ -36,7 +36,7 @@ class ModelWithLoss(nn.Module):
 
     def __init__(self, model: Any, loss: str, phase: StepPhase) -> None:
         super().__init__()
-        self.fed = FedTokens()
+        self.fed = InputDigest()
         self.model = model
         self.loss_sum = LOSSES[loss]
         self.phase = phase

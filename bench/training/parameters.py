@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from bench.config import DTYPE_BYTES, ModelConfig, RunConfig
+from bench.config import DTYPE_BYTES, Cell, ModelConfig
 
 HEAD_NORM_FAMILIES = ("qwen3",)
 """Models that normalise each head of Q and K."""
 FLOAT32_BYTES = 4
 
 
-def wide_bytes(cell: RunConfig) -> int:
+def wide_bytes(cell: Cell) -> int:
     """Return the bytes of a number of the optimizer, or of a sum over ranks."""
     return max(FLOAT32_BYTES, DTYPE_BYTES[cell.dtype])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.config import RunConfig
+from bench.config import Cell
 
 NATIVE = "native"
 SDPA = "sdpa"
@@ -41,7 +41,7 @@ class TrainerFacts:
         """Whether it is somebody else's training stack."""
         return self.drives is not None
 
-    def refusals(self, cell: RunConfig) -> list[str]:
+    def refusals(self, cell: Cell) -> list[str]:
         """Why it cannot train this cell, each with a way out."""
         if self.drives is None:
             return []
@@ -67,7 +67,7 @@ def is_stack(trainer: str) -> bool:
     return trainer in TRAINER_FACTS and TRAINER_FACTS[trainer].is_stack
 
 
-def _pair_refusals(cell: RunConfig, drives: EnginesByStrategy) -> list[str]:
+def _pair_refusals(cell: Cell, drives: EnginesByStrategy) -> list[str]:
     trainer, engines = f"trainer={cell.trainer}", drives.get(cell.strategy)
     if engines is None:
         others = " or ".join(drives)
@@ -78,7 +78,7 @@ def _pair_refusals(cell: RunConfig, drives: EnginesByStrategy) -> list[str]:
     return []
 
 
-def _setting_refusals(cell: RunConfig) -> list[str]:
+def _setting_refusals(cell: Cell) -> list[str]:
     kernels, dtypes, native = " or ".join(STACK_KERNELS), " or ".join(STACK_DTYPES), f"trainer={NATIVE}"
     refused = (
         (
@@ -110,7 +110,7 @@ def _setting_refusals(cell: RunConfig) -> list[str]:
     return [f"trainer={cell.trainer} {reason}" for is_refused, reason in refused if is_refused]
 
 
-def _gathers_losses_of_some_ranks(cell: RunConfig) -> bool:
+def _gathers_losses_of_some_ranks(cell: Cell) -> bool:
     """Whether several groups gather losses; transformers' own loop does so for DeepSpeed's Ulysses only.
 
     torch's differentiable all_gather finds on gloo only a group that begins with rank 0.

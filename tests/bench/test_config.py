@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench.common.environment import REPOSITORY
-from bench.config import ConfigError, RunConfig
+from bench.config import Cell, ConfigError
 from bench.plan.stored import read_plan
 from tests.support.cells import FOUR_H100, make_cell
 from tests.support.records import read_lines
@@ -16,7 +16,7 @@ WORDS = ("strategy=torch_cp", "strategy.rotation=alltoall", "++env.NCCL_DEBUG=IN
 @pytest.mark.parametrize("words", [(), WORDS, ("workload=attention", "cluster.memory_limit_gib=0.5")])
 def test_a_cell_comes_back_from_json_as_it_was(words):
     cell = make_cell(*words, machine=FOUR_H100)
-    assert RunConfig.from_flat(json.loads(json.dumps(cell.flat()))) == cell
+    assert Cell.from_flat(json.loads(json.dumps(cell.flat()))) == cell
 
 
 IMPOSSIBLE = {
@@ -37,7 +37,7 @@ IMPOSSIBLE = {
 def test_a_cell_that_cannot_be_is_not_read(case):
     changes, said = IMPOSSIBLE[case]
     with pytest.raises(ConfigError) as refused:
-        RunConfig.from_flat(make_cell("seq_len=8k").flat() | changes)
+        Cell.from_flat(make_cell("seq_len=8k").flat() | changes)
     assert said in str(refused.value)
 
 
@@ -49,10 +49,10 @@ def test_a_cell_keeps_its_id():
 @pytest.mark.parametrize("folder", ["cpu", "h100/one_gpu", "h100/correctness"])
 def test_cells_of_shipped_records_keep_their_ids(folder):
     for record in read_lines(REPOSITORY / "results" / "reference" / folder / "records.jsonl"):
-        assert RunConfig.from_flat(record["config"]).cell_id == record["cell_id"]
+        assert Cell.from_flat(record["config"]).cell_id == record["cell_id"]
 
 
 def test_the_cells_of_every_shipped_plan_can_be_read():
     for path in REPOSITORY.glob("results/reference/**/config.yaml"):
         _, cells = read_plan(path.parent)
-        assert [RunConfig.from_flat(cell).flat() for cell in cells] == cells
+        assert [Cell.from_flat(cell).flat() for cell in cells] == cells

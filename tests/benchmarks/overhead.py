@@ -25,7 +25,7 @@ from bench.common.statistics import ERROR_SHARE, Interval
 from bench.config import WhenTaken
 from bench.measure.tap import CommunicationTap
 from bench.measure.timing.clock import StepClock
-from bench.measure.workloads.train import Train
+from bench.measure.workloads.train import TrainWorkload
 from bench.measure.workloads.workload import Rank
 from bench.ranks.groups import make_groups
 from bench.run.cell.launcher import Launcher
@@ -33,7 +33,7 @@ from bench.run.node.lease import lease
 from bench.run.node.worker import join
 from bench.strategies import STRATEGIES, runnable
 from bench.strategies.strategy import IGNORED_LABEL
-from bench.training.data import FedTokens
+from bench.training.data import InputDigest
 from tests.support.cells import make_cell
 
 CELL = ("seq_len=1k", "cluster.world_size=2", "engine=ddp")
@@ -49,7 +49,7 @@ correlated (lag 1: 0.4 to 0.7 on two busy cores), so a sample is a round, not a 
 """
 
 
-class UnseenTokens(FedTokens):
+class UnseenTokens(InputDigest):
     """Record of tokens that stays empty, as a bare step has none."""
 
     def add(self, input_ids, labels, position_ids):
@@ -60,7 +60,7 @@ class UnseenTokens(FedTokens):
 class Steps:
     """The two kinds of step, on one workload; each takes the step's number."""
 
-    workload: Train
+    workload: TrainWorkload
 
     def timed_ms(self, step, number):
         start = time.perf_counter()
@@ -121,7 +121,7 @@ def compare(job, log, rounds):
         device, cell = join(job), job.cell
         strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
         with strategy.install() as wiring:
-            steps = Steps(Train(Rank(strategy, wiring, device, log.step)))
+            steps = Steps(TrainWorkload(Rank(strategy, wiring, device, log.step)))
             steps.round(0)  # pays for all that happens only once
             calls = {"bare": steps.calls(steps.bare), "timed": steps.calls(steps.timed)}
             found = [steps.round(number) for number in range(rounds)]

@@ -8,14 +8,14 @@ import pytest
 
 from bench.common.environment import REPOSITORY
 
-OURS = "from ulysses_ring_bench import Facts, read_records"
+OURS = "from ulysses_ring_bench import StrategyFacts, read_records"
 LIGHT = """
 import sys, ulysses_ring_bench
 assert "bench" not in sys.modules
-from ulysses_ring_bench import Facts, RunConfig
+from ulysses_ring_bench import StrategyFacts, Cell
 assert "torch" not in sys.modules
 import bench, analysis, run_sweep
-assert (bench.Facts, bench.RunConfig) == (Facts, RunConfig)
+assert (bench.StrategyFacts, bench.Cell) == (StrategyFacts, Cell)
 assert not hasattr(ulysses_ring_bench, "Offer")
 """
 COMMAND = """

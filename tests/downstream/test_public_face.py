@@ -25,11 +25,10 @@ from tests.support.cells import TWO_CORES, make_cell
 from tests.support.records import as_line
 
 NAMES = {
-    "EVERYTHING", "LAYOUTS", "Block", "CallMemory", "ConfigError", "Exchange", "Facts", "Flag", "Kernel",
-    "ObserveCallback", "Partial", "PlotStyle", "RunConfig", "Schedule", "ScheduledFacts", "Stage", "Strategy",
-    "Tile", "WholeNumber", "activation_bytes",
-    "backwards_per_step", "forwards_per_step", "kernel_backward", "kernel_forward", "observe", "probe",
-    "read_records", "ring_blocks",
+    "EVERYTHING", "LAYOUTS", "Block", "CallMemory", "Cell", "ConfigError", "Exchange", "Flag", "Kernel",
+    "ObserveCallback", "Partial", "PlotStyle", "Schedule", "ScheduledFacts", "Stage", "Strategy",
+    "StrategyFacts", "Tile", "WholeNumber", "activation_bytes", "backwards_per_step", "forwards_per_step",
+    "kernel_backward", "kernel_forward", "observe", "probe", "read_records", "ring_blocks",
 }  # fmt: skip
 WITH_TORCH = {
     "Kernel", "ObserveCallback", "Partial", "Strategy", "kernel_backward", "kernel_forward", "observe",
@@ -72,16 +71,16 @@ SIGNATURES = {
     "Tile": "queries, keys, causal, sequence=None",
     "Partial.first": "out, lse",
     "Partial.merge": "self, rows, out, lse",
-    "RunConfig.option": "self, name",
-    "Facts.ulysses_degree": "self, sp_degree, model",
-    "Facts.causal_masks": "self, layout",
-    "Facts.slices": "self, cell, seq_len, group_rank",
-    "Facts.length_multiple": "self, cell",
-    "Facts.refusals": "self, cell",
-    "Facts.mask_refusals": "self, cell",
-    "Facts.degree_refusals": "self, cell",
-    "Facts.head_refusals": "self, cell",
-    "Facts.exchange_bytes": "self, cell",
+    "Cell.option": "self, name",
+    "StrategyFacts.ulysses_degree": "self, sp_degree, model",
+    "StrategyFacts.causal_masks": "self, layout",
+    "StrategyFacts.slices": "self, cell, seq_len, group_rank",
+    "StrategyFacts.length_multiple": "self, cell",
+    "StrategyFacts.refusals": "self, cell",
+    "StrategyFacts.mask_refusals": "self, cell",
+    "StrategyFacts.degree_refusals": "self, cell",
+    "StrategyFacts.head_refusals": "self, cell",
+    "StrategyFacts.exchange_bytes": "self, cell",
     "Strategy": "cell, groups, facts",
     "Strategy.attention": "self, q_BNSD, k_BKSD, v_BKSD, *, causal=True",
     "Strategy.log_sum_exp": "self, q_BNSD, k_BKSD, v_BKSD, *, causal=True",
@@ -101,7 +100,7 @@ def test_what_is_called_or_overridden_keeps_its_signature(name):
 
 
 def test_a_strategys_facts_start_from_these_defaults():
-    class Mine(bench.Facts):
+    class Mine(bench.StrategyFacts):
         name = "mine"
 
         def exchange_bytes(self, cell):
@@ -113,7 +112,7 @@ def test_a_strategys_facts_start_from_these_defaults():
     assert mine.style is None
     assert (mine.package, mine.kernels, mine.options, mine.shares_sequences) == (None, None, {}, True)
     assert Mine.__abstractmethods__ == frozenset()
-    assert bench.Facts.__abstractmethods__ == {"exchange_bytes"}
+    assert bench.StrategyFacts.__abstractmethods__ == {"exchange_bytes"}
 
 
 def test_a_strategy_finds_these_in_itself():

@@ -10,7 +10,7 @@ import torch
 
 from bench.common.environment import REPOSITORY, installed
 from bench.cost.memory import memory_need
-from bench.measure.telemetry.rank import Telemetry, open_nvml
+from bench.measure.telemetry.rank import TelemetrySampler, open_nvml
 from bench.training.engines import ENGINE_FACTS
 from tests.support.cells import make_cell
 from tests.support.gpus import MACHINE, NEEDS_GPU, SOON_OVER, gpu_cell, run_on_gpu
@@ -89,7 +89,7 @@ def test_nvml_gives_power_and_clock_and_counts_the_processes_beside(strangers):
     a = torch.randn(4096, 4096, device="cuda:0", dtype=torch.bfloat16)
     opened = open_nvml(torch.device("cuda", 0))
     assert not isinstance(opened, str), opened
-    telemetry = Telemetry(opened, period_s=0.05)
+    telemetry = TelemetrySampler(opened, period_s=0.05)
     until = time.monotonic() + 1
     with telemetry.window():
         while time.monotonic() < until:

@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.parity.rank import check_attention, parity_len, random_inputs
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
@@ -79,7 +79,7 @@ def check_cases(job, log):
     device = join(job)
     outcomes, waits, looked_into = [], {}, set()
     for fields, causal in json.loads((job.folder / "cases.json").read_text()):
-        cell = RunConfig.from_flat(fields)
+        cell = Cell.from_flat(fields)
         with log.during(f"{cell.strategy} {cell.layout} {cell.dtype}"):
             forget_kernel_of_ringmaster()
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])

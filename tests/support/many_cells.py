@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from bench.attention.watch import AttentionWatch
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.gradients import rank as gradients
 from bench.measure.tap import CommunicationTap
 from bench.measure.workloads import workload_code
@@ -62,7 +62,7 @@ def built(job, log):
     """The workload of each cell of the folder's list, as `run_cell` builds it, and the cell's name."""
     device = join(job)
     for name, fields in json.loads((job.folder / CELLS).read_text()).items():
-        cell = RunConfig.from_flat(fields)
+        cell = Cell.from_flat(fields)
         with log.during(f"{cell.strategy} {cell.layout} {cell.engine.name} {cell.dtype}"):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             with strategy.install() as wiring:

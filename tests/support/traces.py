@@ -1,6 +1,6 @@
 """Events as torch's profiler writes them, and what a rank knew of the step they are of."""
 
-from bench.measure.calls import Call
+from bench.measure.calls import CollectiveCall
 from bench.measure.trace.reader import read_tracks
 from bench.measure.trace.split import split
 from bench.measure.trace.timeline import CLOCK_MARK, Regions, issued_calls, on_hosts_clock
@@ -69,7 +69,7 @@ def ns(moments):
 
 
 def call(kind, purpose, members=(0, 1), ordinal=0, group="0"):
-    return Call(kind, purpose, group, members, ordinal, 0, 0)
+    return CollectiveCall(kind, purpose, group, members, ordinal, 0, 0)
 
 
 def read(events, **known):

@@ -31,7 +31,7 @@ BESIDE: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
+class DrawnColumn:
     """A column to draw, with the columns of its interval where it has one."""
 
     column: str
@@ -63,7 +63,7 @@ def placed(
         yield each, rows, rows[x_column] * dodge(number, len(drawn), places)
 
 
-def draw_series(sheet: Sheet, cells: Cells, quantity: Quantity) -> None:
+def draw_series(sheet: Sheet, cells: Cells, quantity: DrawnColumn) -> None:
     """A line with error bars for each series."""
     for each, rows, x in placed(cells.series, quantity.column):
         look = {"capsize": 3, **look_of(each.style, each.variant_number)}
@@ -74,7 +74,7 @@ def draw_series(sheet: Sheet, cells: Cells, quantity: Quantity) -> None:
         _say(sheet, cells, each, rows, x, quantity)
 
 
-def draw_beside(sheet: Sheet, cells: Cells, quantity: Quantity, label: str) -> None:
+def draw_beside(sheet: Sheet, cells: Cells, quantity: DrawnColumn, label: str) -> None:
     """Draw a second quantity at each point of the series; the legend has one entry for all."""
     drawn = [*placed(cells.series, quantity.column)]
     for each, rows, x in drawn:
@@ -86,7 +86,7 @@ def draw_beside(sheet: Sheet, cells: Cells, quantity: Quantity, label: str) -> N
 
 
 def _say(
-    sheet: Sheet, cells: Cells, each: Series, rows: pd.DataFrame, x: pd.Series[float], quantity: Quantity
+    sheet: Sheet, cells: Cells, each: Series, rows: pd.DataFrame, x: pd.Series[float], quantity: DrawnColumn
 ) -> None:
     for place, cell in zip(x, cells.rows_of(rows), strict=True):
         value = float(cell[quantity.column])
@@ -94,14 +94,14 @@ def _say(
             sheet.point(place, value, point_text(each.label, cell, quantity))
 
 
-def point_text(name: str, cell: Mapping[Any, Any], quantity: Quantity) -> str:
+def point_text(name: str, cell: Mapping[Any, Any], quantity: DrawnColumn) -> str:
     """`ulysses, 8k: 81,920 tokens/s, 95 % interval 80,100 to 83,000, n=12, ok`."""
     value = " ".join(filter(None, [text_of(cell, quantity.column), quantity.unit]))
     parts = [value, _range(cell, quantity), quantity.samples(cell), status_label(shown_status(cell))]
     return f"{name}, {length_label(int(cell['seq_len']))}: {', '.join(filter(None, parts))}"
 
 
-def _range(cell: Mapping[Any, Any], quantity: Quantity) -> str:
+def _range(cell: Mapping[Any, Any], quantity: DrawnColumn) -> str:
     noun, low, high = quantity.range_noun, quantity.low, quantity.high
     if quantity.band is not None and cell["provenance"] == Provenance.PREDICTED:
         noun, low, high = BAND, quantity.band.format("_low"), quantity.band.format("_high")
@@ -112,7 +112,7 @@ def _range(cell: Mapping[Any, Any], quantity: Quantity) -> str:
     return f"{noun} {text_of(cell, low)} to {text_of(cell, high)}"
 
 
-def _error_bars(rows: pd.DataFrame, quantity: Quantity) -> list[pd.Series[float]] | None:
+def _error_bars(rows: pd.DataFrame, quantity: DrawnColumn) -> list[pd.Series[float]] | None:
     """Distances from the value down and up; NaN where a cell has no interval, band or bracket."""
     value = rows[quantity.column]
     low, high = (rows[end] if end else value * np.nan for end in (quantity.low, quantity.high))

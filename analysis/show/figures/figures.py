@@ -22,7 +22,7 @@ from analysis.cells.selection import Selection
 from analysis.cells.statuses import excluded_statuses, undecided_statuses
 from analysis.labels import bytes_label, count_label
 from analysis.read.traced_shares import MAX_TRACED_TO_TIMED, MIN_TRACED_TO_TIMED
-from analysis.show.figures.drawn_series import Quantity, draw_beside, draw_series
+from analysis.show.figures.drawn_series import DrawnColumn, draw_beside, draw_series
 from analysis.show.figures.failures import failure_marks, say_empty, sheet_against
 from analysis.show.figures.loss_curves import write_equivalence
 from analysis.show.figures.scaling import EFFICIENCY, scaling_sheet
@@ -93,18 +93,18 @@ def _traced_steps(cell: Mapping[Any, Any]) -> str:
     return count_label(int(cell["traced_steps"]), TRACED) if cell["traced_steps"] > 0 else ""
 
 
-THROUGHPUT = Quantity(
+THROUGHPUT = DrawnColumn(
     "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "95 % interval",
     band="predicted_tokens_per_s{}", with_link="tokens_per_s_with_link", unit="tokens/s",
 )  # fmt: skip
-PEAK_MEMORY = Quantity("peak_allocated_bytes", band="predicted_peak_allocated{}_bytes")
+PEAK_MEMORY = DrawnColumn("peak_allocated_bytes", band="predicted_peak_allocated{}_bytes")
 CAPACITY_LINES = ("--", ":", "-.")
 FAR_ABOVE = 8
 """Without a cell that ran out of memory, a capacity this many times the highest peak has no line."""
 CPU_LIMIT_REMARK = "On a CPU a limit counts what tensors take, to within some MiB"
-ATTENTION_OF_SINGLE = Quantity("attention_of_one_device")
-OUT_ERROR = Quantity("out_error_ulps", unit="ulps")
-CONTROL_ERROR = Quantity("control_out_error_ulps", unit="ulps, the kernel alone")
+ATTENTION_OF_SINGLE = DrawnColumn("attention_of_one_device")
+OUT_ERROR = DrawnColumn("out_error_ulps", unit="ulps")
+CONTROL_ERROR = DrawnColumn("control_out_error_ulps", unit="ulps, the kernel alone")
 
 
 def draw_throughput(cells: Cells, sheet: Sheet) -> None:
@@ -174,8 +174,8 @@ def draw_error_growth(cells: Cells, sheet: Sheet) -> None:
 def _draw_share(purpose: str) -> Callable[[Cells, Sheet], None]:
     """Transfer of a purpose (bars over the traced steps), and waiting (flat marks) behind it."""
     ends = (f"{purpose}_transfer_low_share", f"{purpose}_transfer_high_share")
-    transfer = Quantity(f"{purpose}_transfer_share", *ends, unit="transfer", samples=_traced_steps)
-    waiting = Quantity(f"{purpose}_waiting_share", unit="waiting", samples=_traced_steps)
+    transfer = DrawnColumn(f"{purpose}_transfer_share", *ends, unit="transfer", samples=_traced_steps)
+    waiting = DrawnColumn(f"{purpose}_waiting_share", unit="waiting", samples=_traced_steps)
 
     def draw(cells: Cells, sheet: Sheet) -> None:
         draw_series(sheet, cells, transfer)

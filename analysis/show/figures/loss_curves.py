@@ -19,8 +19,8 @@ from analysis.cells.series import styles_of
 from analysis.show.figures.sheet import Heading, Sheet, drawn, new_sheet, save
 from analysis.show.figures.style import MUTED_COLOR, look_of
 from analysis.show.section import FigureFile
-from bench.record.noise import NAMES, units
 from bench.record.record import Role
+from bench.record.trajectory_noise import NAMES, units
 from bench.strategies.plot_style import PlotStyle
 
 PANEL_INCHES = (1.9, 1.7, 1.7)

@@ -10,11 +10,11 @@ from analysis.read.hardware import NodeLink
 from analysis.show.section import Column, Table
 from bench.cost.band import Band
 from bench.measure.check import Check
-from bench.measure.documents.section import PackedDocuments
-from bench.measure.full_length.section import FullLength
-from bench.measure.memory.section import BlockClass, Memory
-from bench.measure.parity.section import Parity
-from bench.measure.trace.section import Trace
+from bench.measure.documents.section import DocumentsSection
+from bench.measure.full_length.section import FullLengthSection
+from bench.measure.memory.section import BlockClass, MemorySection
+from bench.measure.parity.section import ParitySection
+from bench.measure.trace.section import TraceSection
 from bench.record.analytic import PredictedStep
 from bench.record.record import Provenance, Record, Status
 
@@ -175,7 +175,7 @@ def _joins_all_ranks(record: Record, link: NodeLink) -> bool:
     return not link.name.startswith(NVLINK) or set(pairs.values()) == {NVLINK}
 
 
-def _documents(section: PackedDocuments | None) -> str:
+def _documents(section: DocumentsSection | None) -> str:
     """`15 to 19 a step; the busiest rank attends to 1.08 times the mean rank's pairs`, in the median step."""
     if section is None:
         return ""
@@ -186,7 +186,7 @@ def _documents(section: PackedDocuments | None) -> str:
     return f"{counts} a step; the busiest rank attends to {section.imbalance:.2f} times the mean rank's pairs"
 
 
-def _parity(parity: Parity | None) -> str:
+def _parity(parity: ParitySection | None) -> str:
     """Return every tensor's error with its limit, relative to its maximum."""
     if parity is None:
         return ""
@@ -199,7 +199,7 @@ def _parity(parity: Parity | None) -> str:
     return f"at {parity.tokens} tokens: {', '.join(pairs)}"
 
 
-def _full_length(section: FullLength | None) -> str:
+def _full_length(section: FullLengthSection | None) -> str:
     if section is None:
         return ""
     if section.reason:
@@ -237,7 +237,7 @@ def _terms(terms: Mapping[str, float], label: Callable[[float], str]) -> str:
     return "; ".join(f"{name} {label(size)}" for name, size in known.items())
 
 
-def _traced(trace: Trace) -> Facts:
+def _traced(trace: TraceSection) -> Facts:
     """Return what a traced step spent on communication, and how evenly work was spread."""
     return {
         "not traced": trace.failure,
@@ -276,7 +276,7 @@ def _machine(record: Record) -> Facts:
     return facts
 
 
-def _memory(memory: Memory) -> Facts:
+def _memory(memory: MemorySection) -> Facts:
     return {
         "steady peak, by rank": _peaks(memory.peak_allocated_bytes, memory.peak_phase),
         "peak over the whole life, by rank": _peaks(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from analysis.show.findings import Findings
 from analysis.show.section import Section
-from analysis.show.sections.cells import attention, cells, predictions
+from analysis.show.sections.cell_tables import attention, cells, predictions
 from analysis.show.sections.loss_equivalence import loss_equivalence
 from analysis.show.sections.max_length import max_length
 from analysis.show.sections.probe import probe

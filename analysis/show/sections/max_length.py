@@ -25,7 +25,7 @@ READING = (
 WIDE = frozenset({View.SUMMARY, View.PAGE})
 ANSWERS = frozenset({Status.OK, Status.OUT_OF_MEMORY})
 """Statuses that say whether a length trains."""
-Cell = Mapping[Any, Any]
+CellRow = Mapping[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class LongestLength:
     """The cells of one series that bound its longest length."""
 
     name: str
-    longest: Cell | None
+    longest: CellRow | None
     """The longest cell that trained."""
-    shortest: Cell | None
+    shortest: CellRow | None
     """The shortest cell that ran out of memory."""
-    stopped: Cell | None
+    stopped: CellRow | None
     """A cell that ended in any other way, which says nothing of the length."""
 
 
@@ -53,7 +53,7 @@ def max_length(findings: Findings) -> Section | None:
 
 
 def _longest_length(series: Series) -> LongestLength:
-    rows: Sequence[Cell] = series.rows.sort_values("seq_len").to_dict("records")
+    rows: Sequence[CellRow] = series.rows.sort_values("seq_len").to_dict("records")
     return LongestLength(
         name=series.label,
         longest=next((row for row in reversed(rows) if shown_status(row) == Status.OK), None),
@@ -92,7 +92,7 @@ def _end(found: LongestLength) -> str:
     return f"{_length(cell)}: {status_label(cell['status'])}: {cell['reason']}" if cell else "nothing yet"
 
 
-def _length(cell: Cell | None) -> str:
+def _length(cell: CellRow | None) -> str:
     return "none" if cell is None else length_label(int(cell["seq_len"]))
 
 

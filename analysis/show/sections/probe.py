@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from analysis.show.findings import Findings
 from analysis.show.section import Column, Section, Table
-from bench.measure.probe.section import EXPERIMENT, MODEL, Moved, Probe
+from bench.measure.probe.section import EXPERIMENT, MODEL, Moved, ProbeSection
 from bench.record.record import Record
 
 READING = (
@@ -22,7 +22,7 @@ class ProbedPart:
     """One part of one cell that was probed to its end."""
 
     record: Record
-    probe: Probe
+    probe: ProbeSection
     kind: str
     """`model`, or a kind of layer."""
 

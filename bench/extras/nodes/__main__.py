@@ -19,7 +19,7 @@ from bench.common.nvml import visible_uuids
 from bench.config import LEASES, ConfigError, ExitCode, WhenTaken
 from bench.extras.nodes.agent import Agent, keep_store
 from bench.extras.nodes.interface import interface_of
-from bench.extras.nodes.link import Hello, Link, LinkLostError, ToAgent, key_from_environment
+from bench.extras.nodes.link import Hello, LinkLostError, MessageLink, ToAgent, key_from_environment
 from bench.extras.nodes.slurm import NODE_NAME
 from bench.run.node.lease import lease
 from bench.run.node.local import LocalNode
@@ -69,7 +69,7 @@ def serve(host: str, port: int, key: bytes) -> ExitCode:
 
     node.import_all()
     environment = to_builtins(describe({}))
-    link = Link(_connected(host, port), key, ToAgent, is_launcher=False)
+    link = MessageLink(_connected(host, port), key, ToAgent, is_launcher=False)
     node.interface = interface_of(link.address)
     store = keep_store(link.address)
     name = os.environ.get(NODE_NAME) or socket.gethostname()

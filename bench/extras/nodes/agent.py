@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.extras.nodes.interface import family_of
-from bench.extras.nodes.link import Answered, Ask, Ended, Kept, Leave, Link, Message, Start, Stop, Told
+from bench.extras.nodes.link import (
+    Answered,
+    Ended,
+    Leave,
+    Message,
+    MessageLink,
+    RankEvents,
+    RankFile,
+    Start,
+    StateRequest,
+    Stop,
+)
 from bench.run.node.local import LocalNode, LocalRanks
 
 if TYPE_CHECKING:
@@ -38,7 +49,7 @@ class Agent:
     ranks: LocalRanks | None = None
     """Those that it runs now."""
 
-    def __init__(self, link: Link, node: LocalNode) -> None:
+    def __init__(self, link: MessageLink, node: LocalNode) -> None:
         self._link = link
         self._node = node
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -62,7 +73,7 @@ class Agent:
             case Start():
                 self._folder = tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-")
                 self.ranks = self._node.start(message.job, Path(self._folder.name))
-            case Ask() if self.ranks is not None:
+            case StateRequest() if self.ranks is not None:
                 self._link.send(Answered(doing=self.ranks.ask(message.wait_s)))
             case Stop():
                 self._stop()
@@ -71,7 +82,7 @@ class Agent:
         if self.ranks is not None:
             news, progress = self.ranks.news(), self.ranks.look()
             if news or progress is not None:
-                self._link.send(Told(news=news, progress=progress))
+                self._link.send(RankEvents(news=news, progress=progress))
 
     def _stop(self) -> None:
         if self.ranks is not None and self._folder is not None:
@@ -88,7 +99,7 @@ class Agent:
         if path.suffix == ".log":
             content = content[-LOG_BYTES:]
         if len(content) <= FILE_BYTES:
-            self._link.send(Kept(name=path.name, content=content))
+            self._link.send(RankFile(name=path.name, content=content))
 
     def _end_ranks(self) -> None:
         """End them, and remove what they left."""

@@ -17,7 +17,7 @@ from bench.common.command import tool_words
 from bench.common.environment import describe
 from bench.config import ConfigError, WhenTaken
 from bench.extras.nodes.interface import family_of
-from bench.extras.nodes.link import KEY, Hello, Leave, Link, LinkLostError, ToLauncher
+from bench.extras.nodes.link import KEY, Hello, Leave, LinkLostError, MessageLink, ToLauncher
 from bench.extras.nodes.remote import RemoteNode
 
 CHECK_S = 1.0
@@ -102,7 +102,7 @@ class Gathering(AbstractContextManager["Gathering"]):
         except TimeoutError:
             return
         try:
-            link = Link(connected, self._key, ToLauncher, is_launcher=True)
+            link = MessageLink(connected, self._key, ToLauncher, is_launcher=True)
             hello: Hello = link.receive()
         except LinkLostError as error:
             say(f"{host}: {error}; not taken in")

@@ -40,7 +40,7 @@ class Start(Message, frozen=True):
     job: NodeJob
 
 
-class Ask(Message, frozen=True):
+class StateRequest(Message, frozen=True):
     """Ask the ranks what they are doing."""
 
     wait_s: float
@@ -50,7 +50,7 @@ class Stop(Message, frozen=True):
     """End the ranks, and say how each ended."""
 
 
-ToAgent = Leave | Start | Ask | Stop
+ToAgent = Leave | Start | StateRequest | Stop
 
 
 class Hello(Message, frozen=True):
@@ -65,7 +65,7 @@ class Hello(Message, frozen=True):
     """Machine and software of the agent, from `bench.common.environment.describe`."""
 
 
-class Told(Message, frozen=True):
+class RankEvents(Message, frozen=True):
     """Events of the ranks since the agent's last message."""
 
     news: Sequence[News]
@@ -79,7 +79,7 @@ class Answered(Message, frozen=True):
     doing: Mapping[int, Doing]
 
 
-class Kept(Message, frozen=True):
+class RankFile(Message, frozen=True):
     """A file that a rank left: its log, or a trace."""
 
     name: str
@@ -92,7 +92,7 @@ class Ended(Message, frozen=True):
     ends: list[RankEnd]
 
 
-ToLauncher = Hello | Told | Answered | Kept | Ended
+ToLauncher = Hello | RankEvents | Answered | RankFile | Ended
 
 
 class MessageError(ValueError):
@@ -127,7 +127,7 @@ class LinkLostError(RuntimeError):
     """The other side is gone, silent, or says what is no message."""
 
 
-class Link:
+class MessageLink:
     """Messages to and from the other side."""
 
     def __init__(self, connected: socket.socket, key: bytes, kind: Any, *, is_launcher: bool) -> None:

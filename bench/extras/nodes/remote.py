@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 from bench.extras.nodes.link import (
     SILENT_S,
     Answered,
-    Ask,
     Ended,
     Hello,
-    Kept,
-    Link,
     LinkLostError,
     Message,
+    MessageLink,
+    RankEvents,
+    RankFile,
     Start,
+    StateRequest,
     Stop,
-    Told,
 )
 from bench.run.node.job import NodeJob, RankEntry
 from bench.run.node.ranks import Lost, News, RankEnd
@@ -37,7 +37,7 @@ POLL_S = 0.05
 class RemoteNode:
     """Starts ranks on the machine of an agent."""
 
-    def __init__(self, link: Link, hello: Hello) -> None:
+    def __init__(self, link: MessageLink, hello: Hello) -> None:
         self.hello = hello
         self.store = (hello.address, hello.store_port)
         self.lost: str | None = None
@@ -115,7 +115,7 @@ class RemoteRanks:
         return progress
 
     def ask(self, wait_s: float) -> Mapping[int, Doing]:
-        self._node.tell(Ask(wait_s=wait_s))
+        self._node.tell(StateRequest(wait_s=wait_s))
         found = self._wait_for(Answered, wait_s + SILENT_S)
         return {} if found is None else found.doing
 
@@ -136,10 +136,10 @@ class RemoteRanks:
         others = []
         for message in self._node.messages():
             match message:
-                case Told():
+                case RankEvents():
                     self._news += message.news
                     self._progress = message.progress or self._progress
-                case Kept():
+                case RankFile():
                     self._keep(message)
                 case _:
                     others.append(message)
@@ -156,7 +156,7 @@ class RemoteRanks:
                 return None
             time.sleep(POLL_S)
 
-    def _keep(self, file: Kept) -> None:
+    def _keep(self, file: RankFile) -> None:
         """Put a rank's file into the cell's folder, under a plain name."""
         name = Path(file.name).name
         if name == file.name and name.startswith("rank_"):

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from bench.common.environment import this_machine
 from bench.config import (
     OWN,
+    Cell,
     ClusterConfig,
     ConfigError,
     DataConfig,
     EngineConfig,
     MeasureConfig,
     ModelConfig,
-    RunConfig,
     WorkloadConfig,
 )
 from bench.extras.observe.loop import Loop
@@ -75,7 +75,7 @@ class ObserveRequest:
 
 def observed_cell(
     loop: Loop, model: ModelConfig, request: ObserveRequest, sharers: Sequence[RankTokens]
-) -> RunConfig:
+) -> Cell:
     """The loop as a cell; `sharers` are ranks of one sequence, what nobody can know is `own`."""
     first, sp_degree, world_size = sharers[0], len(sharers[0].group), dist.get_world_size()
     facts = STRATEGIES.get(request.strategy)
@@ -88,7 +88,7 @@ def observed_cell(
         threads_per_rank=torch.get_num_threads(),
         memory_limit_gib=None,
     )
-    return RunConfig(
+    return Cell(
         seq_len=seq_len(first),
         batch=first.batch,
         grad_accum=first.micro_steps,

@@ -16,12 +16,12 @@ from bench.extras.observe.attention import captured_attention, module_of, noted_
 from bench.extras.observe.objective import RankObjective
 from bench.extras.observe.observed_model import ObservedModel
 from bench.extras.observe.parity import DTYPE_WORDS, Sharers, compare
-from bench.extras.observe.tokens import FedTokens, RankTokens, StepSize, positions_of
+from bench.extras.observe.tokens import ModelInputWatch, RankTokens, StepSize, positions_of
 from bench.extras.observe.trained_tokens import TrainedTokens
-from bench.measure.full_length.section import FullLength
+from bench.measure.full_length.section import FullLengthSection
 from bench.measure.hooks import Spans, step_spans
-from bench.measure.parity.section import Parity
-from bench.measure.rank_pass import Ask, RankPass, Steps
+from bench.measure.parity.section import ParitySection
+from bench.measure.rank_pass import RankPass, StepRequest, Steps
 from bench.measure.subject import Subject
 from bench.measure.updates.rank import digest, not_finite
 from bench.measure.updates.section import RankUpdates
@@ -42,7 +42,7 @@ class Loop(Subject):
         self.model = model
         self.sharers = sharers
         self.device = device
-        self.fed = FedTokens(model.called, sharers.ranks, phase)
+        self.fed = ModelInputWatch(model.called, sharers.ranks, phase)
         self.phase = phase
         self.attention_name = model.attention_name
         self.attention_code = module_of(model.attention_name)
@@ -108,16 +108,16 @@ class Loop(Subject):
 class LoopParity(RankPass):
     """Attention of a real step against float64: a loop of somebody else's cannot be run on inputs of ours."""
 
-    heads: Parity
-    rows: FullLength
+    heads: ParitySection
+    rows: FullLengthSection
 
     def run(self) -> Steps:
         loop = self.measurement.subject
         assert isinstance(loop, Loop)
-        yield Ask.BETWEEN
+        yield StepRequest.BETWEEN
         ranks = len(loop.sharers.ranks)
         with captured_attention(loop.attention_name, ranks) as captured, loop.seen(), loop.trained.watched():
-            yield Ask.STEP
+            yield StepRequest.STEP
         loop.note_objective()
         loop.other_layers = [
             *loop.model.other_layers(loop.tokens.length * ranks),
@@ -126,14 +126,14 @@ class LoopParity(RankPass):
         with self.measurement.log.during("parity"):
             self.heads, self.rows = compare(captured, [*positions_of(loop.tokens)], loop.sharers)
 
-    def part(self) -> Parity:
+    def part(self) -> ParitySection:
         return self.heads
 
 
 class LoopFullLength(RankPass):
     """Sampled rows of the call of attention that the parity pass has captured and compared."""
 
-    def part(self) -> FullLength:
+    def part(self) -> FullLengthSection:
         parity = self.measurement.passes["parity"]
         assert isinstance(parity, LoopParity)
         return parity.rows

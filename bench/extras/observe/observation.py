@@ -33,11 +33,18 @@ from bench.extras.observe.loop_ranks import (
     sigterm_held_back,
 )
 from bench.extras.observe.observed_model import observed_model, refuse_compiled
-from bench.extras.observe.outcome import check_records, failed_record, kept, observed_record, report, sharing
+from bench.extras.observe.observed_record import (
+    check_records,
+    failed_record,
+    kept,
+    observed_record,
+    report,
+    sharing,
+)
 from bench.extras.observe.parity import Sharers
 from bench.extras.observe.tokens import LoopReport
 from bench.measure import decoded
-from bench.measure.rank_pass import Ask, Measurement
+from bench.measure.rank_pass import Measurement, StepRequest
 from bench.ranks.device import nccl_version
 from bench.ranks.log import RankLog
 from bench.record.record import Record, Status
@@ -112,7 +119,7 @@ class Observation:
                 )
             if self._seen == 0:
                 refuse_compiled(self._loop.model.called[0])
-            while next(self._asks) is Ask.BETWEEN:
+            while next(self._asks) is StepRequest.BETWEEN:
                 pass
             Observation.inside = self
         return self

@@ -20,10 +20,10 @@ from bench.common.finite import worst
 from bench.common.labels import size_label
 from bench.extras.observe.attention import Captured, coarsest
 from bench.measure.full_length.comparison import compare as compare_rows
-from bench.measure.full_length.section import FullLength
-from bench.measure.full_length.shards import Attention, Shards
+from bench.measure.full_length.section import FullLengthSection
+from bench.measure.full_length.shards import AttentionSettings, Shards
 from bench.measure.parity.exact import CHUNK, relative_error, whole_attention, whole_attention_flops
-from bench.measure.parity.section import Parity, limit_of
+from bench.measure.parity.section import ParitySection, limit_of
 from bench.training.models import TORCH_DTYPES
 
 BUDGET_FLOPS: Mapping[str, float] = {"cpu": 1e11, "cuda": 1e14}
@@ -73,7 +73,9 @@ class Sharers:
         return gathered
 
 
-def compare(captured: Captured, positions: list[int], sharers: Sharers) -> tuple[Parity, FullLength]:
+def compare(
+    captured: Captured, positions: list[int], sharers: Sharers
+) -> tuple[ParitySection, FullLengthSection]:
     """This rank's errors: of whole heads, as many as are affordable, and of some rows of all.
 
     Of whole heads those of the group's first rank, which compares, hold. All of a group must call it.
@@ -87,14 +89,16 @@ def compare(captured: Captured, positions: list[int], sharers: Sharers) -> tuple
     if reason is None and len({len(each) for _, each, _ in told}) > 1:
         reason = "the ranks hold shards of different lengths"
     if reason is not None:
-        nothing = FullLength(tokens=0, rows=0, errors={}, limits={}, reason=reason)
-        return Parity(tokens=0, errors={}, limits={}, reason=reason), nothing
+        nothing = FullLengthSection(tokens=0, rows=0, errors={}, limits={}, reason=reason)
+        return ParitySection(tokens=0, errors={}, limits={}, reason=reason), nothing
     # A gradient that never came back is none at all: K and V that were sent as constants.
     x = {f"d{name}": torch.zeros_like(captured.tensors[name]) for name in ("q", "k", "v")} | captured.tensors
     sequences, heads, tokens, size = x["q"].shape
     for name in ("out", "dout"):  # whose last two dimensions some attention hands back as one
         x[name] = x[name].reshape(sequences, tokens, heads, size).transpose(1, 2)
-    attention = Attention(DTYPE_WORDS[coarsest(*x.values())], captured.scale or size**-0.5, causal=True)
+    attention = AttentionSettings(
+        DTYPE_WORDS[coarsest(*x.values())], captured.scale or size**-0.5, causal=True
+    )
     order = torch.tensor(held).argsort()
     shards = Shards(
         positions=torch.tensor(positions),
@@ -135,8 +139,8 @@ def _free_bytes(captured: Captured) -> float:
 
 
 def _compare_heads(
-    x: Mapping[str, Tensor], attention: Attention, shards: Shards, sharers: Sharers, free_bytes: float
-) -> Parity:
+    x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards, sharers: Sharers, free_bytes: float
+) -> ParitySection:
     """As many KV heads as the budget allows, each with the query heads that share it."""
     queries, tokens = x["q"].shape[1] // x["k"].shape[1], shards.tokens
     cost = 2 * whole_attention_flops(queries, tokens, x["q"].shape[3])
@@ -149,7 +153,7 @@ def _compare_heads(
         reason = f"takes {cost:.1e} operations, more than the {BUDGET_FLOPS[device]:.0e} spent on it here"
     if reason is not None:
         reason = f"the exact result of one KV head at {tokens:,} tokens {reason}"
-        return Parity(tokens=tokens, errors={}, limits={}, reason=reason)
+        return ParitySection(tokens=tokens, errors={}, limits={}, reason=reason)
     errors: dict[str, float] = {}
     limits: dict[str, float] = {}
     for head in range(min(x["k"].shape[1], int(BUDGET_FLOPS[device] / cost))):
@@ -158,7 +162,7 @@ def _compare_heads(
             found = _errors(whole, attention)
             errors = {name: worst((error, errors.get(name, 0.0))) for name, (error, _) in found.items()}
             limits = {name: max(limit, limits.get(name, 0.0)) for name, (_, limit) in found.items()}
-    return Parity(tokens=tokens, errors=errors, limits=limits)
+    return ParitySection(tokens=tokens, errors=errors, limits=limits)
 
 
 def _one_head(x: Mapping[str, Tensor], head: int, queries: int) -> dict[str, Tensor]:
@@ -169,7 +173,7 @@ def _one_head(x: Mapping[str, Tensor], head: int, queries: int) -> dict[str, Ten
     return {name: tensor[sequence, one if name in of_keys else several] for name, tensor in x.items()}
 
 
-def _errors(whole: Mapping[str, Tensor], attention: Attention) -> dict[str, tuple[float, float]]:
+def _errors(whole: Mapping[str, Tensor], attention: AttentionSettings) -> dict[str, tuple[float, float]]:
     """Error and limit by tensor, as the parity pass has them; gradients have a floor of their own."""
     inputs = whole["q"], whole["k"][0], whole["v"][0], whole["dout"]
     exact = whole_attention(*inputs, attention.scale, torch.float64)

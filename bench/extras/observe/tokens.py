@@ -139,7 +139,7 @@ COPIED = (_IDS, "position_ids")
 """Small ones; what is embedded no buffer holds."""
 
 
-class FedTokens:
+class ModelInputWatch:
     """Sees every outermost call of the models in a step; tells the phase where forward begins and ends.
 
     `tokens` is what this rank was fed in the last step looked at; None before the model was called.

@@ -29,7 +29,7 @@ CHUNK_NUMBERS = 2**24
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StatedLoss:
     """What the loop says of one micro-step."""
 
     step: int
@@ -68,9 +68,9 @@ class TrainedTokens:
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
-        self.stated: list[Told] = []
+        self.stated: list[StatedLoss] = []
         """All that the loop says."""
-        self.told: Sequence[Told] = ()
+        self.told: Sequence[StatedLoss] = ()
         """Of it what is of the step that was looked at."""
         self._calls: list[_Call] = []
         self._errors = KeptErrors()
@@ -79,7 +79,7 @@ class TrainedTokens:
         """The loop's own words: its loss, and the number of valid tokens. One step's are compared."""
         with self._errors:
             self.stated.append(
-                Told(step, *(x.detach().clone() if isinstance(x, Tensor) else x for x in numbers))
+                StatedLoss(step, *(x.detach().clone() if isinstance(x, Tensor) else x for x in numbers))
             )
 
     def stated_not_finite(self) -> tuple[int, str] | None:

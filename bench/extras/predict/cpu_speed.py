@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import msgspec
 
 from bench.common.environment import REPOSITORY
-from bench.config import DTYPE_BYTES, RunConfig
+from bench.config import DTYPE_BYTES, Cell
 from bench.cost.band import End
-from bench.extras.predict.hardware import Hardware
+from bench.extras.predict.hardware_file import Hardware
 from bench.extras.predict.operations import Operation
 from bench.extras.predict.speeds import Speeds
-from bench.extras.predict.time import StepParts
+from bench.extras.predict.time import PredictedParts
 from bench.strategies.schedule import Block
 
 LENGTH, ROWS = 4096, 8192
@@ -49,7 +49,7 @@ class ProbeTask:
     kernel: str
 
     @classmethod
-    def of(cls, cell: RunConfig) -> ProbeTask:
+    def of(cls, cell: Cell) -> ProbeTask:
         """That of a cell on CPU ranks."""
         model = cell.model
         return cls(
@@ -80,7 +80,7 @@ class ProbeTimes:
     """Of one linear layer."""
 
 
-def heads_of_call(cell: RunConfig) -> int:
+def heads_of_call(cell: Cell) -> int:
     """Query heads that one call of attention computes on a rank."""
     return cell.model.num_heads // cell.ulysses_degree
 
@@ -109,7 +109,7 @@ def probed(tasks: Iterable[ProbeTask]) -> dict[ProbeTask, ProbeTimes]:
     return dict(zip(asked, times, strict=True))
 
 
-def seconds_here(cell: RunConfig, parts: StepParts, other_cpu: Hardware, times: ProbeTimes) -> float:
+def seconds_here(cell: Cell, parts: PredictedParts, other_cpu: Hardware, times: ProbeTimes) -> float:
     """Return the seconds of a step here; `parts` are those of one thread of the other CPU."""
     speeds, task, e = Speeds(other_cpu, End.EXPECTED), ProbeTask.of(cell), DTYPE_BYTES[cell.dtype]
     block = Block(1, 1, 1, LENGTH, LENGTH, is_causal=True)

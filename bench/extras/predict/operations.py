@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from bench.config import DTYPE_BYTES, RunConfig
+from bench.config import DTYPE_BYTES, Cell
 from bench.cost.memory import CHUNK_ROWS
 from bench.strategies.schedule import Block
 from bench.training.engines import ENGINE_FACTS, is_autocast, stream_bytes
@@ -100,7 +100,7 @@ KINDS: Mapping[str, Kind] = {
 """Every kind but attention's blocks, which kernels compute."""
 
 
-def micro_step(cell: RunConfig) -> Iterator[Operation]:
+def micro_step(cell: Cell) -> Iterator[Operation]:
     """All but attention of one micro-step, forward and backward."""
     layers, recomputed = cell.model.num_layers, 2 if cell.checkpointing else 1
     for operation in layer_forward(cell):
@@ -110,7 +110,7 @@ def micro_step(cell: RunConfig) -> Iterator[Operation]:
     yield from _ends(cell)
 
 
-def step_end(cell: RunConfig) -> Iterator[Operation]:
+def step_end(cell: Cell) -> Iterator[Operation]:
     """The optimizer's update of a rank's share of the parameters: so many tensors of so many numbers."""
     engine, tensors = ENGINE_FACTS[cell.engine.name], len(trained_tensors(cell.model))
     count = parameters(cell.model) // engine.shards(cell)
@@ -118,7 +118,7 @@ def step_end(cell: RunConfig) -> Iterator[Operation]:
     yield _one(cell, kind, tensors, max(1, count // tensors))
 
 
-def layer_forward(cell: RunConfig) -> Iterator[Operation]:
+def layer_forward(cell: Cell) -> Iterator[Operation]:
     """One layer's forward pass; under autocast five projections cast their input."""
     rows, model = _rows(cell), cell.model
     yield from _of(cell, _projections(cell))
@@ -131,7 +131,7 @@ def layer_forward(cell: RunConfig) -> Iterator[Operation]:
     yield from _mlp_forward(cell)
 
 
-def layer_backward(cell: RunConfig) -> Iterator[Operation]:
+def layer_backward(cell: Cell) -> Iterator[Operation]:
     """One layer's backward pass: each product's two, and with a tiled MLP that once more forward.
 
     Five gradients are added where an input was used more than once: both residual sums, Q with K with V, and
@@ -151,7 +151,7 @@ def layer_backward(cell: RunConfig) -> Iterator[Operation]:
         yield from _mlp_forward(cell)
 
 
-def _ends(cell: RunConfig) -> Iterator[Operation]:
+def _ends(cell: Cell) -> Iterator[Operation]:
     """Embedding, last norm, output head and loss, forward and backward; a chunked loss computes twice."""
     rows, model = _rows(cell), cell.model
     is_chunked = cell.loss == "chunked"
@@ -170,49 +170,49 @@ def _ends(cell: RunConfig) -> Iterator[Operation]:
     yield _one(cell, "token_loss_backward", at_once, model.vocab_size, chunks)
 
 
-def _mlp_forward(cell: RunConfig) -> Iterator[Operation]:
+def _mlp_forward(cell: Cell) -> Iterator[Operation]:
     yield from _of(cell, _mlp(cell))
     yield _one(cell, "activation", _rows(cell), cell.model.intermediate_size)
 
 
-def _projections(cell: RunConfig) -> tuple[tuple[int, int], ...]:
+def _projections(cell: Cell) -> tuple[tuple[int, int], ...]:
     """Columns and inner sizes of Q, K, V and the output."""
     q, kv, h = q_size(cell.model), kv_size(cell.model), cell.model.hidden_size
     return (q, h), (kv, h), (kv, h), (h, q)
 
 
-def _mlp(cell: RunConfig) -> tuple[tuple[int, int], ...]:
+def _mlp(cell: Cell) -> tuple[tuple[int, int], ...]:
     h, f = cell.model.hidden_size, cell.model.intermediate_size
     return (f, h), (f, h), (h, f)
 
 
-def _head_norms(cell: RunConfig, kind: str) -> Iterator[Operation]:
+def _head_norms(cell: Cell, kind: str) -> Iterator[Operation]:
     """Of each head of Q and of K, in families that have them."""
     if cell.model.family in HEAD_NORM_FAMILIES:
         yield _stream(cell, kind, _rows(cell) * cell.model.num_heads, cell.model.head_dim)
         yield _stream(cell, kind, _rows(cell) * cell.model.num_kv_heads, cell.model.head_dim)
 
 
-def _of(cell: RunConfig, products: tuple[tuple[int, int], ...]) -> Iterator[Operation]:
+def _of(cell: Cell, products: tuple[tuple[int, int], ...]) -> Iterator[Operation]:
     for columns, inner in products:
         yield _product(cell, _rows(cell), columns, inner)
 
 
-def _product(cell: RunConfig, rows: int, columns: int, inner: int) -> Operation:
+def _product(cell: Cell, rows: int, columns: int, inner: int) -> Operation:
     return Operation("product", rows, columns, inner, DTYPE_BYTES[cell.dtype])
 
 
-def _product_backward(cell: RunConfig, rows: int, columns: int, inner: int) -> Iterator[Operation]:
+def _product_backward(cell: Cell, rows: int, columns: int, inner: int) -> Iterator[Operation]:
     """The gradients of a linear layer's input and weight."""
     yield _product(cell, rows, inner, columns)
     yield _product(cell, columns, inner, rows)
 
 
-def _one(cell: RunConfig, kind: str, rows: int, columns: int, count: int = 1) -> Operation:
+def _one(cell: Cell, kind: str, rows: int, columns: int, count: int = 1) -> Operation:
     return Operation(kind, rows, columns, number_bytes=DTYPE_BYTES[cell.dtype], count=count)
 
 
-def _stream(cell: RunConfig, kind: str, rows: int, columns: int, count: int = 1) -> Operation:
+def _stream(cell: Cell, kind: str, rows: int, columns: int, count: int = 1) -> Operation:
     """One between layers, where autocast leaves everything in float32."""
     return replace(_one(cell, kind, rows, columns, count), number_bytes=stream_bytes(cell))
 
@@ -221,7 +221,7 @@ def _times(operation: Operation, count: int) -> Operation:
     return replace(operation, count=operation.count * count)
 
 
-def _rows(cell: RunConfig) -> int:
+def _rows(cell: Cell) -> int:
     return cell.batch * cell.shard_len
 
 

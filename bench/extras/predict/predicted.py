@@ -6,20 +6,20 @@ from msgspec.structs import replace
 
 from bench.common.environment import this_machine
 from bench.common.labels import size_label
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.cost.band import Fit
-from bench.extras.predict.hardware import hardware_of, has_rates
+from bench.extras.predict.hardware_file import hardware_of, has_rates
 from bench.extras.predict.prediction import Prediction, predict
-from bench.extras.predict.time import StepParts
+from bench.extras.predict.time import PredictedParts
 from bench.measure import Sections
-from bench.measure.memory.section import Memory
-from bench.measure.timing.section import Timing
-from bench.measure.trace.section import Trace, TracedStep
+from bench.measure.memory.section import MemorySection
+from bench.measure.timing.section import TimingSection
+from bench.measure.trace.section import TracedStep, TraceSection
 from bench.record.record import Record, Status
 from bench.request.hardware import usable_bytes
 
 
-def predicted(cell: RunConfig, record: Record) -> Record:
+def predicted(cell: Cell, record: Record) -> Record:
     """Fill a legal cell's record: one step of its slowest rank, or that there is no room for it."""
     prediction = prediction_of(cell)
     assert prediction is not None  # a cell without one was refused
@@ -32,29 +32,29 @@ def predicted(cell: RunConfig, record: Record) -> Record:
     return replace(record, **sections_of(cell, prediction))
 
 
-def prediction_of(cell: RunConfig) -> Prediction | None:
+def prediction_of(cell: Cell) -> Prediction | None:
     """Return what is expected of a legal cell; None where no formula or no rates are known."""
     if not has_rates(cell.hardware):
         return None
     return predict(cell, hardware_of(cell.hardware), usable_bytes(cell, this_machine()))
 
 
-def sections_of(cell: RunConfig, prediction: Prediction) -> Sections:
+def sections_of(cell: Cell, prediction: Prediction) -> Sections:
     """The expected values, of one rank and one step."""
     step_ms = prediction.step_time_ms.expected
     return {
-        "timing": Timing(
+        "timing": TimingSection(
             step_times_ms=[[step_ms]],
             window_ms=[step_ms],
             warmup="full",
             tokens_per_step=cell.tokens_per_step,
         ),
-        "memory": Memory(peak_allocated_bytes=[round(prediction.peak_allocated_bytes.expected)]),
+        "memory": MemorySection(peak_allocated_bytes=[round(prediction.peak_allocated_bytes.expected)]),
         "trace": _trace(prediction.parts),
     }
 
 
-def _trace(parts: StepParts) -> Trace:
+def _trace(parts: PredictedParts) -> TraceSection:
     """The parts as a trace books them: each instant once."""
     exposed_ms = {"attention": [parts.transfer_ms], "parameters": [parts.model_state_ms]}
     waiting_ms = {"attention": [0.0], "parameters": [0.0]}
@@ -65,7 +65,7 @@ def _trace(parts: StepParts) -> Trace:
         purpose_exposed_waiting_ms=waiting_ms,
         call_differences=[None],
     )
-    return Trace(
+    return TraceSection(
         step_ms=[parts.step_ms],
         total_ms=[sum(times[0] for times in total_ms.values())],
         exposed_ms=[sum(times[0] for times in exposed_ms.values())],

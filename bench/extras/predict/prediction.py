@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.cost.band import Band, End, Fit, fit_of
 from bench.cost.memory import MemoryNeed, allocated_band, memory_need, needed_band
 from bench.extras.predict.cpu_speed import ProbeTask, ProbeTimes, probed, seconds_here
-from bench.extras.predict.hardware import Hardware, another_cpu, hardware_of, has_rates
+from bench.extras.predict.hardware_file import Hardware, another_cpu, hardware_of, has_rates
 from bench.extras.predict.speeds import Speeds
-from bench.extras.predict.time import StepParts, step_parts, step_work
+from bench.extras.predict.time import PredictedParts, step_parts, step_work
 from bench.plan.estimate import Expected
 from bench.record.analytic import PredictedStep
 from bench.request.modes import starts_ranks
@@ -26,7 +26,7 @@ class Prediction:
     """One step of a cell, on the rank with most to do."""
 
     step_time_ms: Band
-    parts: StepParts
+    parts: PredictedParts
     """Parts of the expected step."""
     peak_allocated_bytes: Band
     """Bytes of tensors at their peak."""
@@ -57,7 +57,7 @@ class Prediction:
         )
 
 
-def predict(cell: RunConfig, hardware: Hardware, usable_bytes: int | None) -> Prediction | None:
+def predict(cell: Cell, hardware: Hardware, usable_bytes: int | None) -> Prediction | None:
     """The prediction for a legal cell; None where a strategy, engine or workload has no formula, or the
     hardware no rate of its kernel.
     """
@@ -78,17 +78,17 @@ def predict(cell: RunConfig, hardware: Hardware, usable_bytes: int | None) -> Pr
     )
 
 
-def timed_here(cells: Iterable[RunConfig]) -> Callable[[RunConfig], Expected | None]:
+def timed_here(cells: Iterable[Cell]) -> Callable[[Cell], Expected | None]:
     """Return what says how long steps of these legal cells take, after timing this CPU for its cells."""
     times = probed(ProbeTask.of(cell) for cell in cells if _needs_probe(cell))
     return lambda cell: _as_probed(cell, times) or modelled(cell)
 
 
-def _needs_probe(cell: RunConfig) -> bool:
+def _needs_probe(cell: Cell) -> bool:
     return starts_ranks(cell) and cell.cluster.device == "cpu"
 
 
-def _as_probed(cell: RunConfig, times: dict[ProbeTask, ProbeTimes]) -> Expected | None:
+def _as_probed(cell: Cell, times: dict[ProbeTask, ProbeTimes]) -> Expected | None:
     its = times.get(ProbeTask.of(cell))
     prediction = None if its is None else predict(cell, another_cpu(), None)
     if its is None or prediction is None:
@@ -96,7 +96,7 @@ def _as_probed(cell: RunConfig, times: dict[ProbeTask, ProbeTimes]) -> Expected 
     return Expected(seconds_here(cell, prediction.parts, another_cpu(), its), PROBED)
 
 
-def modelled(cell: RunConfig) -> Expected | None:
+def modelled(cell: Cell) -> Expected | None:
     """Return what arithmetic expects of a step: by the file of a GPU, or on a CPU by another CPU's rates."""
     if cell.cluster.device == "cpu":
         expected = _predicted(cell, another_cpu(), OTHER_CPU, threads=cell.cluster.threads_per_rank)
@@ -106,7 +106,7 @@ def modelled(cell: RunConfig) -> Expected | None:
     return _predicted(cell, hardware_of(cell.hardware), f"the cost model on hardware={cell.hardware}")
 
 
-def _predicted(cell: RunConfig, hardware: Hardware, basis: str, threads: int = 1) -> Expected | None:
+def _predicted(cell: Cell, hardware: Hardware, basis: str, threads: int = 1) -> Expected | None:
     """Return the step's expected seconds; `hardware` is one of `threads` that share a rank's work."""
     prediction = predict(cell, hardware, None)
     return None if prediction is None else Expected(prediction.step_time_ms.expected / 1e3 / threads, basis)

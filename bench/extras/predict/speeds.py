@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.cost.band import End
-from bench.extras.predict.hardware import SLOWEST, Hardware, Link
+from bench.extras.predict.hardware_file import SLOWEST, DeviceLink, Hardware
 from bench.extras.predict.operations import (
     BACKWARD_PRODUCTS,
     FORWARD_PRODUCTS,
@@ -38,7 +38,7 @@ class Speeds:
     end: End
     """End of the times: the high end has the lowest rates."""
 
-    def knows(self, cell: RunConfig) -> bool:
+    def knows(self, cell: Cell) -> bool:
         """Return whether there are rates of the cell's kernel."""
         return cell.kernel in self.hardware.attention_forward or STRATEGIES[cell.strategy].is_unfused
 
@@ -93,7 +93,7 @@ class Speeds:
         within = (hops - between_nodes) * node.hop_latency_s
         return first + within + between_nodes * network.hop_latency_s
 
-    def host_s(self, cell: RunConfig, launches: int) -> float:
+    def host_s(self, cell: Cell, launches: int) -> float:
         """Return the host's seconds of one step: starting `launches` operations, and the engine's Python."""
         host = ENGINE_FACTS[cell.engine.name].host.get(cell.engine.leaf, NOT_MEASURED)
         layer_ms = host.checkpointed_layer_ms if cell.checkpointing else host.layer_ms
@@ -101,7 +101,7 @@ class Speeds:
         band = self.hardware.host_s_per_operation
         return (launches + engine_s / band.expected) * band.at(self.end)
 
-    def _bytes_over_s(self, link: Link, sent_bytes: float) -> float:
+    def _bytes_over_s(self, link: DeviceLink, sent_bytes: float) -> float:
         return sent_bytes / (link.bytes_per_s * self.hardware.link.at(SLOWEST[self.end]))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
-from bench.config import DTYPE_BYTES, RunConfig
+from bench.config import DTYPE_BYTES, Cell
 from bench.cost.traffic import messages
 from bench.extras.predict.operations import Operation, micro_step, step_end
 from bench.extras.predict.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE, Speeds
@@ -37,7 +37,7 @@ class StepWork:
 
 
 @lru_cache(maxsize=16)
-def step_work(cell: RunConfig) -> StepWork | None:
+def step_work(cell: Cell) -> StepWork | None:
     """The work of one optimizer step of a cell that trains; None where a strategy has no formula.
 
     Kept, as a prediction prices it once at every end of what is not known.
@@ -61,7 +61,7 @@ def counted(stages: Stages) -> Counted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepParts:
+class PredictedParts:
     """Milliseconds of one step; all but the last add up to it."""
 
     attention_ms: float
@@ -96,7 +96,7 @@ class AttentionTime:
     launches: int
 
 
-def step_parts(cell: RunConfig, work: StepWork, speeds: Speeds) -> StepParts:
+def step_parts(cell: Cell, work: StepWork, speeds: Speeds) -> PredictedParts:
     """One optimizer step of a cell that trains."""
     calls = cell.model.num_layers * cell.grad_accum
     forward = attention_time(cell, work.forward, speeds, backward=False)
@@ -116,7 +116,7 @@ def step_parts(cell: RunConfig, work: StepWork, speeds: Speeds) -> StepParts:
     device_s = other_s + kernels_s + of_attention("packing_s") + of_attention("exposed_s") + exposed_state_s
     started = sum(each.count * each.launches for each in work.micro_step)
     launches = cell.grad_accum * started + round(of_attention("launches"))
-    return StepParts(
+    return PredictedParts(
         attention_ms=1e3 * kernels_s,
         packing_ms=1e3 * of_attention("packing_s"),
         transfer_ms=1e3 * of_attention("exposed_s"),
@@ -128,7 +128,7 @@ def step_parts(cell: RunConfig, work: StepWork, speeds: Speeds) -> StepParts:
     )
 
 
-def attention_time(cell: RunConfig, stages: Counted, speeds: Speeds, *, backward: bool) -> AttentionTime:
+def attention_time(cell: Cell, stages: Counted, speeds: Speeds, *, backward: bool) -> AttentionTime:
     """One direction of one call, stage after stage."""
     times = [(count, _stage_time(cell, stage, speeds, backward=backward)) for stage, count in stages.items()]
     return AttentionTime(
@@ -136,7 +136,7 @@ def attention_time(cell: RunConfig, stages: Counted, speeds: Speeds, *, backward
     )
 
 
-def _stage_time(cell: RunConfig, stage: Stage, speeds: Speeds, *, backward: bool) -> AttentionTime:
+def _stage_time(cell: Cell, stage: Stage, speeds: Speeds, *, backward: bool) -> AttentionTime:
     """Messages that are hidden show as far as they take longer than the blocks beside them."""
     e, head_dim = DTYPE_BYTES[cell.dtype], cell.model.head_dim
     merged_rows = stage.merged_bytes // (max(WIDE_BYTES, e) * head_dim)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from bench.attention.kernels import attend
-from bench.measure.attention.section import AttentionCalls
+from bench.measure.attention.section import AttentionSection
 from bench.measure.full_length.shards import hidden_keys, rows
 from bench.measure.parity.rank import laid_out_as_by_a_model, random_input
 from bench.measure.rank_pass import RankPass, Steps
@@ -110,7 +110,7 @@ MAX_CALLS = 5
 
 
 class AttentionPass(RankPass):
-    calls: AttentionCalls | None = None
+    calls: AttentionSection | None = None
 
     def run(self) -> Steps:
         call, strategy = self.measurement.subject.attention_call(), self.measurement.subject.strategy
@@ -119,10 +119,10 @@ class AttentionPass(RankPass):
                 self.calls = self._measured(call, strategy)
         yield from ()
 
-    def part(self) -> AttentionCalls | None:
+    def part(self) -> AttentionSection | None:
         return self.calls
 
-    def _measured(self, call: AttentionCall, strategy: Strategy) -> AttentionCalls:
+    def _measured(self, call: AttentionCall, strategy: Strategy) -> AttentionSection:
         """The calls with those of the cell's kernel on whole sequences beside; every rank must call it."""
         subject, timed = self.measurement.subject, self.measurement.timed
         clocks = timed.outcomes[-len(timed.step_times_ms) :]
@@ -131,7 +131,7 @@ class AttentionPass(RankPass):
         error_ulps = errors.of_shard(call)
         if strategy.cell.replay.rank is not None:  # without other ranks' numbers, results need only be finite
             error_ulps = {name: error for name, error in error_ulps.items() if error == math.inf}
-        found = AttentionCalls(
+        found = AttentionSection(
             forward_ms=[[*forward_ms]],
             backward_ms=[[*backward_ms]],
             error_ulps=error_ulps,
@@ -148,7 +148,7 @@ class AttentionPass(RankPass):
         return found
 
 
-def _beside_single_device(found: AttentionCalls, strategy: Strategy, errors: RowErrors) -> AttentionCalls:
+def _beside_single_device(found: AttentionSection, strategy: Strategy, errors: RowErrors) -> AttentionSection:
     cell = strategy.cell
     *qkv, dout = (
         laid_out_as_by_a_model(random_input(cell, which, cell.seq_len, errors.device)) for which in range(4)

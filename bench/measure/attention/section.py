@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from bench.common.rules import Times, check_lengths
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.check import Check
 from bench.measure.facts import NO_OTHER_RANKS, NOT_RUN, PassFacts, RankReport, first_beyond, together
 from bench.measure.parity.section import FLOORS
@@ -22,7 +22,7 @@ ULPS: Mapping[str, float] = {"fp64": 2**-52, "fp32": 2**-23, "fp16": 2**-10, "bf
 """One unit in the last place of 1.0."""
 
 
-class AttentionCalls(Struct, frozen=True, kw_only=True):
+class AttentionSection(Struct, frozen=True, kw_only=True):
     """Attention alone; a step of `timing` is one call, forward and backward."""
 
     forward_ms: Annotated[list[Times], Meta(min_length=1)]
@@ -47,17 +47,17 @@ class AttentionCalls(Struct, frozen=True, kw_only=True):
         check_lengths("Expected equally many one_device_forward_ms and one_device_backward_ms", *single)
 
 
-class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):
+class AttentionFacts(PassFacts[AttentionSection, AttentionSection]):
     name = "attention"
-    part = AttentionCalls
+    part = AttentionSection
     workload = "attention"
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> AttentionCalls:  # noqa: ARG002
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> AttentionSection:  # noqa: ARG002
         """Times by rank; what rank 0 alone measured is rank 0's."""
         parts = self.parts(reports)
         return replace(parts[0], **together(parts, "forward_ms", "backward_ms"))
 
-    def gate(self, cell: RunConfig, section: AttentionCalls) -> str | None:
+    def gate(self, cell: Cell, section: AttentionSection) -> str | None:
         """The results of a timed call are numbers, and as near to float64 as those of one device."""
         where = f"of a timed call at {cell.seq_len:,} tokens is"
         lost = first_beyond(section.error_ulps, dict.fromkeys(section.error_ulps, math.inf))
@@ -74,7 +74,7 @@ class AttentionFacts(PassFacts[AttentionCalls, AttentionCalls]):
             f" {control[name]:,.0f} (limit {limits[name]:,.0f})"
         )
 
-    def checks(self, cell: RunConfig, section: AttentionCalls | None) -> list[Check]:
+    def checks(self, cell: Cell, section: AttentionSection | None) -> list[Check]:
         """The last timed call."""
         finite = Check(what="results of a timed call", against="finite numbers")
         near = Check(what="sampled rows of a timed call", against="float64, by one device's error")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bench.attention.documents import Documents
 from bench.cost.flops import packed_area
-from bench.measure.documents.section import PackedDocuments
+from bench.measure.documents.section import DocumentsSection
 from bench.measure.rank_pass import RankPass
 from bench.training.data import StepData
 from bench.training.trainers.trainer import Trainer
 
 
 class DocumentsPass(RankPass):
-    def part(self) -> PackedDocuments | None:
+    def part(self) -> DocumentsSection | None:
         measurement = self.measurement
         trainer = measurement.subject.trainer
         if trainer is None or not trainer.cell.data.packs:
@@ -20,12 +20,12 @@ class DocumentsPass(RankPass):
             return count_documents(trainer, len(measurement.timed.outcomes) + len(measurement.later))
 
 
-def count_documents(trainer: Trainer, steps: int) -> PackedDocuments:
+def count_documents(trainer: Trainer, steps: int) -> DocumentsSection:
     """Those of the first `steps` full-length steps, and this rank's share of their attention."""
     cell, data = trainer.cell, trainer.data
     own = [_of_step(data, step, cell.seq_len) for step in range(steps)]
     padded = [_of_step(data, step, cell.padded_len) for step in range(steps)]
-    return PackedDocuments(
+    return DocumentsSection(
         documents=[documents.count for documents in own],
         pairs=[_pairs(documents) for documents in own],
         computed_pairs=[_pairs(documents) for documents in padded],

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.facts import PassFacts, RankReport, together
 
 
-class PackedDocuments(Struct, frozen=True, kw_only=True):
+class DocumentsSection(Struct, frozen=True, kw_only=True):
     """The documents of every full-length step; only of cells whose sequences hold several."""
 
     documents: list[int]
@@ -28,12 +28,12 @@ class PackedDocuments(Struct, frozen=True, kw_only=True):
     Null of a replay, which has one rank."""
 
 
-class DocumentsFacts(PassFacts[PackedDocuments, PackedDocuments]):
+class DocumentsFacts(PassFacts[DocumentsSection, DocumentsSection]):
     name = "documents"
-    part = PackedDocuments
+    part = DocumentsSection
     is_own_work = False
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> PackedDocuments:
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> DocumentsSection:
         parts = self.parts(reports)
         area = together(parts, "area")
         by_step = [max(ranks) / statistics.fmean(ranks) for ranks in zip(*area["area"], strict=True)]

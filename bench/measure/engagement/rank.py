@@ -11,8 +11,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bench.measure.calls import Call
-from bench.measure.engagement.section import Engagement
+from bench.measure.calls import CollectiveCall
+from bench.measure.engagement.section import EngagementSection
 from bench.measure.rank_pass import RankPass, Steps
 from bench.measure.tap import group_named
 from bench.strategies.schedule import Exchange
@@ -49,10 +49,10 @@ class EngagementPass(RankPass):
         with self.measurement.log.during("engagement", 1, self.measurement.step_s):
             yield from self.measurement.step(self.measurement.inspected)
 
-    def part(self) -> Engagement:
+    def part(self) -> EngagementSection:
         measurement, strategy = self.measurement, self.measurement.subject.strategy
         is_replay = strategy is not None and strategy.cell.replay.rank is not None
-        return Engagement(
+        return EngagementSection(
             attention_name=measurement.subject.attention_name,
             modules=sorted(self.modules),
             attention_shapes=[sorted(map(list, measurement.watch.shapes))],
@@ -62,7 +62,7 @@ class EngagementPass(RankPass):
         )
 
 
-def messages_of(calls: Sequence[Call]) -> list[Messages]:
+def messages_of(calls: Sequence[CollectiveCall]) -> list[Messages]:
     """Count equal calls; the ranks of a send or receive are those of its whole group."""
     counts = Counter[tuple[str, Exchange]]()
     for call in calls:

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bench.config import MeasureConfig, RunConfig
+from bench.config import Cell, MeasureConfig
 from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, together
 from bench.measure.timing.section import affordable_steps
-from bench.ranks.log import Stage
+from bench.ranks.log import RankStage
 from bench.strategies import STRATEGIES
 from bench.training.messages import Messages
 
 
-class Engagement(Struct, frozen=True, kw_only=True):
+class EngagementSection(Struct, frozen=True, kw_only=True):
     """Proof that what was asked for ran, from one full-length step."""
 
     attention_name: str
@@ -36,27 +36,27 @@ class Engagement(Struct, frozen=True, kw_only=True):
     """Calls of a replayed rank, equal ones counted together; a receive's bytes are those that arrive."""
 
 
-class EngagementFacts(PassFacts[Engagement, Engagement]):
+class EngagementFacts(PassFacts[EngagementSection, EngagementSection]):
     name = "engagement"
-    part = Engagement
+    part = EngagementSection
     is_evidence = True
     judges = Moment.INSPECTED_STEP
 
-    def stages(self, measure: MeasureConfig, step_s: float) -> list[Stage]:
-        return [] if will_share_traced_step(measure, step_s) else [Stage("engagement", steps=1)]
+    def stages(self, measure: MeasureConfig, step_s: float) -> list[RankStage]:
+        return [] if will_share_traced_step(measure, step_s) else [RankStage("engagement", steps=1)]
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Engagement:  # noqa: ARG002
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> EngagementSection:  # noqa: ARG002
         parts = self.parts(reports)
         sent = [{name: own[0] for name, own in part.sent_bytes.items()} for part in parts]
         return replace(parts[0], **together(parts, "attention_shapes"), sent_bytes=by_name(sent))
 
-    def gate(self, cell: RunConfig, section: Engagement) -> str | None:
+    def gate(self, cell: Cell, section: EngagementSection) -> str | None:
         """Shapes and bytes are the strategy's; of one that is in no table no formula is known."""
         if cell.strategy not in STRATEGIES:
             return None
         return _wrong_shapes(cell, section) or _wrong_exchange(cell, section)
 
-    def checks(self, cell: RunConfig, section: Engagement | None) -> list[Check]:
+    def checks(self, cell: Cell, section: EngagementSection | None) -> list[Check]:
         """What attention was given and what it exchanged in one step."""
         unknown = None if cell.strategy in STRATEGIES else f"no formula of strategy {cell.strategy} is known"
         reason = NOT_RUN if section is None else unknown
@@ -72,7 +72,7 @@ def will_share_traced_step(measure: MeasureConfig, step_s: float) -> bool:
     return measure.trace and measure.budget_s > 0 and affordable_steps(measure, step_s) == 0
 
 
-def _wrong_shapes(cell: RunConfig, engagement: Engagement) -> str | None:
+def _wrong_shapes(cell: Cell, engagement: EngagementSection) -> str | None:
     """Attention on every rank was given a shard of the sequence and all heads."""
     expected = [[cell.shard_len, cell.model.num_heads, cell.model.num_kv_heads]]
     for rank, seen in zip(cell.running_ranks, engagement.attention_shapes, strict=True):
@@ -84,7 +84,7 @@ def _wrong_shapes(cell: RunConfig, engagement: Engagement) -> str | None:
     return None
 
 
-def _wrong_exchange(cell: RunConfig, engagement: Engagement) -> str | None:
+def _wrong_exchange(cell: Cell, engagement: EngagementSection) -> str | None:
     """Attention handed to collectives exactly the bytes that the strategy's formula says.
 
     The formula is ours, also for a package: that its bytes differ does not show that its numbers are wrong.

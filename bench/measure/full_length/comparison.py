@@ -27,15 +27,15 @@ from bench.measure.full_length.section import (
     IDENTITY_LIMITS,
     OUT_FLOORS,
     SAMPLED_ROWS,
-    FullLength,
+    FullLengthSection,
     limit_of,
     why_no_keys,
 )
-from bench.measure.full_length.shards import Attention, Shards, drawn, hidden_keys, rows
+from bench.measure.full_length.shards import AttentionSettings, Shards, drawn, hidden_keys, rows
 from bench.training.models import TORCH_DTYPES
 
 
-def compare(x: Mapping[str, Tensor], attention: Attention, shards: Shards) -> FullLength:
+def compare(x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards) -> FullLengthSection:
     """Errors and limits of one call, the same on every rank that shares the sequence.
 
     `x` are q, k, v, out and their gradients, [B, heads, S, D] of this rank's shard.
@@ -53,7 +53,7 @@ def compare(x: Mapping[str, Tensor], attention: Attention, shards: Shards) -> Fu
         keys, of_keys = (0, {}) if reason else key_errors(x, attention, shards)
     of_keys = {f"{name}_keys": each for name, each in of_keys.items()}
     errors, limits = errors_and_limits({**of_rows, **of_sums, **of_keys})
-    return FullLength(
+    return FullLengthSection(
         tokens=shards.tokens,
         rows=len(local) * shards.ranks,
         keys=keys,
@@ -64,7 +64,7 @@ def compare(x: Mapping[str, Tensor], attention: Attention, shards: Shards) -> Fu
 
 
 def _row_errors(
-    x: Mapping[str, Tensor], attention: Attention, shards: Shards, local: Tensor
+    x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards, local: Tensor
 ) -> dict[str, Compared]:
     """Relative error and limit of all ranks' sampled rows, by tensor."""
     shared = x["q"].shape[1] // x["k"].shape[1]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bench.measure.facts import Compared, nearest_to_limit
 from bench.measure.full_length.section import KEY_FLOORS, SAMPLED_KEYS, limit_of
-from bench.measure.full_length.shards import Attention, Shards, drawn, hidden_keys
+from bench.measure.full_length.shards import AttentionSettings, Shards, drawn, hidden_keys
 from bench.training.models import TORCH_DTYPES
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -39,7 +39,7 @@ def drawn_keys(held: int, count: int, seed: int) -> Tensor:
 
 
 def key_errors(
-    x: Mapping[str, Tensor], attention: Attention, shards: Shards
+    x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards
 ) -> tuple[int, dict[str, Compared]]:
     """How many keys were sampled; error and limit of dk and dv, of the KV head that is worst by its limit."""
     local, positions, own = sampled_keys(shards, x["q"].device)
@@ -55,7 +55,7 @@ def key_errors(
 
 
 def _parts(
-    x: Mapping[str, Tensor], attention: Attention, shards: Shards, positions: Tensor
+    x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards, positions: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """By KV head, what this rank's queries add: exact and as the control has it [2, B, keys, D], terms."""
     dtype = TORCH_DTYPES[attention.dtype]

@@ -13,8 +13,8 @@ from torch import Tensor
 from bench.attention.documents import Documents
 from bench.attention.watch import CapturedCall
 from bench.measure.full_length.comparison import compare
-from bench.measure.full_length.section import FullLength
-from bench.measure.full_length.shards import Attention, Shards, first_keys
+from bench.measure.full_length.section import FullLengthSection
+from bench.measure.full_length.shards import AttentionSettings, Shards, first_keys
 from bench.measure.parity.rank import whole_of
 from bench.measure.rank_pass import Measurement, RankPass, Steps
 from bench.ranks.memory_limit import without_memory_limit
@@ -22,7 +22,7 @@ from bench.strategies.strategy import Strategy
 
 
 class FullLengthPass(RankPass):
-    found: FullLength | None = None
+    found: FullLengthSection | None = None
 
     def __init__(self, measurement: Measurement) -> None:
         super().__init__(measurement)
@@ -44,19 +44,19 @@ class FullLengthPass(RankPass):
                 self.found = _compared(self.captured, subject.strategy, subject.device, causal=subject.causal)
         yield from ()
 
-    def part(self) -> FullLength | None:
+    def part(self) -> FullLengthSection | None:
         return self.found
 
 
 def _compared(
     captured: CapturedCall, strategy: Strategy, device: torch.device, *, causal: bool
-) -> FullLength:
+) -> FullLengthSection:
     """Every rank that shares the sequence must call it."""
     cell = strategy.cell
     if not captured.is_whole:
         reason = "attention was not called with gradients in the inspected step"
-        return FullLength(tokens=cell.seq_len, rows=0, errors={}, limits={}, reason=reason)
-    attention = Attention(cell.dtype, cell.model.head_dim**-0.5, causal)
+        return FullLengthSection(tokens=cell.seq_len, rows=0, errors={}, limits={}, reason=reason)
+    attention = AttentionSettings(cell.dtype, cell.model.head_dim**-0.5, causal)
     return compare(captured.on(device), attention, _shards(strategy, captured.documents))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.check import Check
 from bench.measure.facts import ErrorFacts, Moment
 
@@ -50,7 +50,7 @@ LABELS = {
 }
 
 
-class FullLength(Struct, frozen=True, kw_only=True):
+class FullLengthSection(Struct, frozen=True, kw_only=True):
     """One call of attention in the inspected step, gradients included."""
 
     tokens: int
@@ -69,16 +69,16 @@ class FullLength(Struct, frozen=True, kw_only=True):
     """Why there are no errors."""
 
 
-class FullLengthFacts(ErrorFacts[FullLength]):
+class FullLengthFacts(ErrorFacts[FullLengthSection]):
     name = "full_length"
-    part = FullLength
+    part = FullLengthSection
     judges = Moment.INSPECTED_STEP
     compares = OF_ROWS, OF_KEYS
     too_large = "attention at {tokens:,} tokens: {label} {error:.1e} (limit {limit:.1e})"
     not_finite = "attention at {tokens:,} tokens: {name} is not finite"
     labels = LABELS
 
-    def made(self, cell: RunConfig, section: FullLength) -> list[Check]:  # noqa: ARG002
+    def made(self, cell: Cell, section: FullLengthSection) -> list[Check]:  # noqa: ARG002
         """Return the checks of the sampled rows and keys of one call."""
         rows = Check(what=OF_ROWS, against="float64", tokens=section.tokens, rows=section.rows, steps=1)
         if section.keys_reason is not None:

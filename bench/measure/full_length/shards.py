@@ -34,7 +34,7 @@ class Shards:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class AttentionSettings:
     """What was computed: in which dtype, with which scale of the scores and which mask."""
 
     dtype: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.config import MeasureConfig, RunConfig
+from bench.config import Cell, MeasureConfig
 from bench.measure.facts import PassFacts, RankReport
 
 
@@ -16,7 +16,7 @@ class GradientsFacts(PassFacts[None, None]):
     def is_asked(self, measure: MeasureConfig) -> bool:
         return measure.gradients
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> None:
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> None:
         """Nothing: the gradients are in a file, and the record has no section for them."""
 
 

@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.measure.losses.section import Losses
+from bench.measure.losses.section import LossesSection
 from bench.measure.rank_pass import RankPass
 from bench.training.data import StepData, digest
 from bench.training.trainers.trainer import StepOutcome, Trainer
 
 
 class LossesPass(RankPass):
-    def part(self) -> Losses | None:
+    def part(self) -> LossesSection | None:
         measurement = self.measurement
         trainer = measurement.subject.trainer
         if trainer is None:
@@ -24,7 +24,7 @@ class LossesPass(RankPass):
             return collect_losses([*measurement.timed.outcomes, *measurement.later], trainer)
 
 
-def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> Losses:
+def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> LossesSection:
     """Losses, gradient norms and token digests; every rank must call it, every rank gets the global ones."""
     own_sums = torch.stack([outcome.loss_sum.double() for outcome in outcomes])
     loss_sums = own_sums.clone()
@@ -33,7 +33,7 @@ def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> Losses:
     if trainer.counts_own_tokens:
         dist.all_reduce(valid)
     data, seq_len = trainer.data, trainer.cell.padded_len
-    return Losses(
+    return LossesSection(
         loss_sums=[own_sums.tolist()],
         loss=(loss_sums / valid.clamp(min=1)).tolist(),
         grad_norm=[float(outcome.grad_norm) for outcome in outcomes],

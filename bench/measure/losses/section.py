@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from bench.common.finite import worst
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN, PassFacts, RankReport, by_rank, together
 
@@ -25,7 +25,7 @@ DIVIDED = 0.5
 NO_REFERENCE = "no cell of the same work had run before; later ones are compared with this one"
 
 
-class Losses(Struct, frozen=True, kw_only=True):
+class LossesSection(Struct, frozen=True, kw_only=True):
     """The training signal of every full-length step, equal on all ranks; inspected and traced ones last."""
 
     loss: Annotated[list[float | None], Meta(min_length=1)]
@@ -51,15 +51,15 @@ class Losses(Struct, frozen=True, kw_only=True):
     """How far the `loss` and the `grad_norm` of the first step were allowed to be apart, relative."""
 
 
-class LossesFacts(PassFacts[Losses, Losses]):
+class LossesFacts(PassFacts[LossesSection, LossesSection]):
     name = "losses"
-    part = Losses
+    part = LossesSection
     workload = "train"
     needs_all_ranks = True
     is_own_work = False
     is_evidence = True
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Losses:  # noqa: ARG002
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> LossesSection:  # noqa: ARG002
         parts = self.parts(reports)
         return replace(
             parts[0],
@@ -68,11 +68,11 @@ class LossesFacts(PassFacts[Losses, Losses]):
             logged_max_difference=_off_by(parts[0]),
         )
 
-    def gate(self, cell: RunConfig, section: Losses) -> str | None:  # noqa: ARG002
+    def gate(self, cell: Cell, section: LossesSection) -> str | None:  # noqa: ARG002
         """The ranks trained on the step's tokens, each once, at its position, and still train."""
         return _wrong_tokens(section) or _not_finite(section)
 
-    def checks(self, cell: RunConfig, section: Losses | None) -> list[Check]:
+    def checks(self, cell: Cell, section: LossesSection | None) -> list[Check]:
         """Tokens, numbers and training signal of every step."""
         if section is None:
             return [Check(what=what, against=against, reason=NOT_RUN) for what, against in COMPARED.items()]
@@ -84,14 +84,14 @@ class LossesFacts(PassFacts[Losses, Losses]):
         return [*each[:-1], _held(each[-1], section)]
 
 
-def _off_by(part: Losses) -> float | None:
+def _off_by(part: LossesSection) -> float | None:
     if part.logged_loss is None:
         return None
     pairs = zip(part.logged_loss, part.loss, strict=True)
     return max(abs((logged or 0.0) - (loss or 0.0)) for logged, loss in pairs)
 
 
-def _held(check: Check, losses: Losses) -> Check:
+def _held(check: Check, losses: LossesSection) -> Check:
     """The last check of COMPARED with the steps that another cell ran too."""
     other, held, steps = losses.compared_with, losses.compared_steps, len(losses.loss)
     if other is None:
@@ -106,7 +106,7 @@ def _held(check: Check, losses: Losses) -> Check:
     )
 
 
-def _wrong_tokens(losses: Losses) -> str | None:
+def _wrong_tokens(losses: LossesSection) -> str | None:
     digests = zip(losses.tokens_digest, losses.expected_digest, strict=True)
     for step, (seen, expected) in enumerate(digests):
         if seen != expected:
@@ -117,7 +117,7 @@ def _wrong_tokens(losses: Losses) -> str | None:
     return None
 
 
-def _not_finite(losses: Losses) -> str | None:
+def _not_finite(losses: LossesSection) -> str | None:
     """The first step and rank whose loss is no number; one step later it is none on any rank."""
     steps = zip(losses.grad_norm, zip(*losses.loss_sums, strict=True), strict=True)
     for step, (norm, sums) in enumerate(steps):

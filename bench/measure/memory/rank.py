@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bench.measure.facts import of_one
-from bench.measure.memory.section import Memory
+from bench.measure.memory.section import MemorySection
 from bench.measure.memory.trackers import AllocationTracker, CudaTracker
 from bench.measure.rank_pass import Measurement, RankPass
 from bench.ranks.memory_limit import process_bytes
@@ -64,12 +64,12 @@ class MemoryPass(RankPass):
     def before_steps(self) -> None:
         self.allocator_settings = _allocator_settings(self.measurement.device)
 
-    def part(self) -> Memory:
+    def part(self) -> MemorySection:
         """All peaks; the whole life's are at least those of the steady state."""
         trainer = self.measurement.subject.trainer
         longest = max(self.life, self.steady, key=lambda tracker: tracker.peak_bytes)
         taken, kept = self.steady.phases.taken, self.steady.phases.kept
-        return Memory(
+        return MemorySection(
             peak_allocated_bytes=of_one(self.steady.peak_bytes),
             peak_reserved_bytes=of_one(_reserved(self.steady)),
             peak_phase=of_one(self.steady.peak_phase),

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from bench.common.finite import worst
 from bench.common.rules import Amount, SizesPerRank, check_lengths
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.facts import PassFacts, RankReport, together
 from bench.measure.telemetry import section as telemetry
 
@@ -29,7 +29,7 @@ class BlockClass(Struct, frozen=True, kw_only=True):
     """All of them together."""
 
 
-class Memory(Struct, frozen=True, kw_only=True):
+class MemorySection(Struct, frozen=True, kw_only=True):
     """Peaks per rank, in bytes; null where not measured or not known.
 
     `allocated` counts tensors, `reserved` what the allocator holds for them. `peak_` is of the steady state:
@@ -81,15 +81,15 @@ OF_ALL_RANKS = ("device_used_bytes", "device_used_reason", "allocator_settings")
 """What is no list by rank, or is not in a rank's part: telemetry has seen it."""
 
 
-class MemoryFacts(PassFacts[Memory, Memory]):
+class MemoryFacts(PassFacts[MemorySection, MemorySection]):
     name = "memory"
-    part = Memory
+    part = MemorySection
     is_own_work = False
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Memory:  # noqa: ARG002
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> MemorySection:  # noqa: ARG002
         parts, telemetries = self.parts(reports), telemetry.FACTS.parts(reports)
         used = together(telemetries, "device_used_bytes")["device_used_bytes"]
-        per_rank = [name for name in Memory.__struct_fields__ if name not in OF_ALL_RANKS]
+        per_rank = [name for name in MemorySection.__struct_fields__ if name not in OF_ALL_RANKS]
         return replace(
             parts[0],
             **together(parts, *per_rank),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.config import RunConfig
+from bench.config import Cell
 
 if TYPE_CHECKING:
     from bench.measure.mistakes.code import Mistake
@@ -22,19 +22,19 @@ class MistakeFacts:
 
     made_in: str
     """The strategy that `experiment=loss_equivalence` makes it in."""
-    needs: Callable[[RunConfig], bool]
+    needs: Callable[[Cell], bool]
 
 
-def _shares(cell: RunConfig) -> bool:
+def _shares(cell: Cell) -> bool:
     return cell.strategy in ("ulysses", "ring", "usp") and cell.sp_degree > 1
 
 
-def _is_unpacked_ring(cell: RunConfig) -> bool:
+def _is_unpacked_ring(cell: Cell) -> bool:
     """Tiles of packed documents are of many sizes: the own block's is not that of what arrived."""
     return cell.strategy in ("ring", "usp") and cell.ring_degree > 1 and not cell.data.packs
 
 
-def _is_uneven(cell: RunConfig) -> bool:
+def _is_uneven(cell: Cell) -> bool:
     return _shares(cell) and cell.trainer == "native" and cell.data.prompt_tokens > 0
 
 

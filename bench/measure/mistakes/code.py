@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from bench.attention.kernels import Kernel
-from bench.config import NO_MISTAKE, RunConfig
+from bench.config import NO_MISTAKE, Cell
 from bench.ranks.groups import RankGroups
-from bench.strategies.facts import Facts
+from bench.strategies.facts import StrategyFacts
 from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy, Wiring
 from bench.training.data import count_valid
 from bench.training.trainers.trainer import Trainer
@@ -37,7 +37,7 @@ class Mistake:
 def _mean_of_rank_means(right: Any) -> TrainerClass:
     class MeanOfRankMeans(right):  # type: ignore[misc]
         def loss_of(self, loss_sum: Tensor, batch: Batch, valid_tokens: Tensor) -> Tensor:  # noqa: ARG002
-            cell: RunConfig = self.cell
+            cell: Cell = self.cell
             return loss_sum / (count_valid(batch.labels).clamp(min=1) * cell.grad_accum)
 
     return MeanOfRankMeans
@@ -71,7 +71,7 @@ def _with_kernel(change: Callable[[Kernel], Kernel]) -> Callable[[Any], Strategy
         class OnAnotherKernel(right):  # type: ignore[misc]
             kernel: Kernel
 
-            def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
+            def __init__(self, cell: Cell, groups: RankGroups, facts: StrategyFacts) -> None:
                 super().__init__(cell, groups, facts)
                 self.kernel = change(self.kernel)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.config import DTYPE_BYTES, LOW_PRECISION, RunConfig
+from bench.config import DTYPE_BYTES, LOW_PRECISION, Cell
 from bench.training.parameters import head_parameters, one_layer_parameters, parameters
 
 COMPUTATIONS = 5
@@ -49,7 +49,7 @@ class Coverage:
         return f"{layers} of {self.num_layers}{ends}"
 
 
-def coverages(cell: RunConfig) -> Iterator[Coverage]:
+def coverages(cell: Cell) -> Iterator[Coverage]:
     """Yield the choices from all parameters down to those of the first, the middle and the last layer."""
     count = cell.model.num_layers
     few = tuple(sorted({0, count // 2, count - 1}))
@@ -58,7 +58,7 @@ def coverages(cell: RunConfig) -> Iterator[Coverage]:
     yield Coverage(few, has_ends=False, num_layers=count)
 
 
-def needed_bytes(cell: RunConfig, tokens: int, coverage: Coverage) -> int:
+def needed_bytes(cell: Cell, tokens: int, coverage: Coverage) -> int:
     """Return about how many bytes the comparison takes on the device of rank 0, next to the cell's model.
 
     The model is computed layer by layer, so the largest of three parts counts: one layer, the loss, and the
@@ -79,7 +79,7 @@ def needed_bytes(cell: RunConfig, tokens: int, coverage: Coverage) -> int:
     return DTYPE_BYTES["fp32"] * ends + max(state_bytes + max(layer, loss), gradients)
 
 
-def gradient_bytes(cell: RunConfig, coverage: Coverage) -> int:
+def gradient_bytes(cell: Cell, coverage: Coverage) -> int:
     """Return the bytes of the engine's compared gradients, which rank 0 keeps in host memory."""
     ends = head_parameters(cell.model) * (1 if cell.model.tied_embeddings else 2)
     layers = (parameters(cell.model) - ends) * len(coverage.layers) // coverage.num_layers

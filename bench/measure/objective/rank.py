@@ -16,10 +16,10 @@ import torch.distributed as dist
 from msgspec import structs
 
 from bench.common.labels import size_label
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.losses.rank import all_fed, expected_digest
 from bench.measure.objective.coverage import Coverage, coverages, gradient_bytes, needed_bytes
-from bench.measure.objective.section import Objective, objective_tokens
+from bench.measure.objective.section import ObjectiveSection, objective_tokens
 from bench.measure.objective.step_errors import Step, StepErrors
 from bench.measure.rank_pass import RankPass
 from bench.ranks.memory_limit import without_memory_limit
@@ -34,7 +34,7 @@ UNCOUNTED_SHARE = 3
 
 
 class ObjectivePass(RankPass):
-    found: Objective | None = None
+    found: ObjectiveSection | None = None
 
     def before_steps(self) -> None:
         """Take one short step, and let rank 0 compare as many gradients as memory has room for."""
@@ -50,7 +50,7 @@ class ObjectivePass(RankPass):
             kept = size_label(gradient_bytes(cell, choices[0]))
             because = f"all gradients would take about {needed} on one rank and {kept} in its host memory"
             checked = _on_uncounted_labels(trainer, tokens, device)
-            outcome = Objective(tokens=tokens, sequences=cell.sequences_per_step)
+            outcome = ObjectiveSection(tokens=tokens, sequences=cell.sequences_per_step)
             if chosen == len(choices):
                 self.found = structs.replace(outcome, reason=because)
                 # The same step, and nothing compared: cells of one work train alike, whatever room they have.
@@ -63,11 +63,13 @@ class ObjectivePass(RankPass):
                     self.found, noise={}, compared_parameters=str(coverage), left_out_reason=because
                 )
 
-    def part(self) -> Objective | None:
+    def part(self) -> ObjectiveSection | None:
         return self.found
 
 
-def _compared(outcome: Objective, trainer: Trainer, coverage: Coverage, device: torch.device) -> Objective:
+def _compared(
+    outcome: ObjectiveSection, trainer: Trainer, coverage: Coverage, device: torch.device
+) -> ObjectiveSection:
     """Take the step and compare it on rank 0; every rank must call it."""
     step = _step(trainer, outcome.tokens, coverage)
     if not math.isfinite(step.own_losses):
@@ -88,7 +90,7 @@ def _on_uncounted_labels(trainer: Trainer, tokens: int, device: torch.device) ->
     return replace(trainer, data=open_data(cell, device, uncounted_tokens=uncounted))
 
 
-def _first_that_fits(cell: RunConfig, tokens: int, choices: Sequence[Coverage], device: torch.device) -> int:
+def _first_that_fits(cell: Cell, tokens: int, choices: Sequence[Coverage], device: torch.device) -> int:
     """Return the index of the first choice for which memory has room; their number if it has for none.
 
     On a GPU half of what is free may be taken, on it and of the host, because the steps are still to come.
@@ -146,7 +148,7 @@ def _given_norm(engine: Engine, device: torch.device) -> float:
     return float(square.sqrt()) / kind.first_share
 
 
-def _checked_cell(cell: RunConfig, tokens: int) -> RunConfig:
+def _checked_cell(cell: Cell, tokens: int) -> Cell:
     """The cell whose data are checked: its own, or documents that are shorter than the step.
 
     Of a text's own, one may be longer, and no boundary be met.

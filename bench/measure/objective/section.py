@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.check import Check
 from bench.measure.facts import ErrorFacts, Moment, RankReport
 
@@ -16,7 +16,7 @@ MAX_TOKENS = 1024
 """Of a sequence: float64 attention takes the square of their number."""
 
 
-class Objective(Struct, frozen=True, kw_only=True):
+class ObjectiveSection(Struct, frozen=True, kw_only=True):
     """One short step of the cell's own model, engine, checkpointing and accumulation, before all others.
 
     A third of the labels does not count, so that ranks hold unequal numbers of valid tokens.
@@ -52,9 +52,9 @@ class Objective(Struct, frozen=True, kw_only=True):
     """Why nothing was compared."""
 
 
-class ObjectiveFacts(ErrorFacts[Objective]):
+class ObjectiveFacts(ErrorFacts[ObjectiveSection]):
     name = "objective"
-    part = Objective
+    part = ObjectiveSection
     workload = "train"
     judges = Moment.BEFORE_STEPS
     compares = (OF_ENGINE,)
@@ -64,12 +64,12 @@ class ObjectiveFacts(ErrorFacts[Objective]):
     )
     not_finite = "objective on engine={engine}: the {name} is missing or not finite at {tokens:,} tokens"
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Objective:  # noqa: ARG002
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> ObjectiveSection:  # noqa: ARG002
         """Return the section of rank 0, which has the whole gradients."""
         parts = self.parts(reports)
         return replace(parts[0], not_finite_ranks=[rank for part in parts for rank in part.not_finite_ranks])
 
-    def gate(self, cell: RunConfig, section: Objective) -> str | None:
+    def gate(self, cell: Cell, section: ObjectiveSection) -> str | None:
         """Return a message about losses that are not finite, or an error beyond its limit and its cause."""
         if section.not_finite_ranks:
             ranks = ", ".join(map(str, section.not_finite_ranks))
@@ -78,7 +78,7 @@ class ObjectiveFacts(ErrorFacts[Objective]):
         wrong = super().gate(cell, section)
         return wrong if wrong is None or section.cause is None else f"{wrong}; {section.cause}"
 
-    def made(self, cell: RunConfig, section: Objective) -> list[Check]:  # noqa: ARG002
+    def made(self, cell: Cell, section: ObjectiveSection) -> list[Check]:  # noqa: ARG002
         """Return the checks of the loss and the gradients of one step."""
         found = Check(what=OF_ENGINE, against="float64", tokens=section.tokens, below_noise=_hidden(section))
         if section.compared_parameters is None:
@@ -89,7 +89,7 @@ class ObjectiveFacts(ErrorFacts[Objective]):
         ]
 
 
-def _hidden(section: Objective) -> str | None:
+def _hidden(section: ObjectiveSection) -> str | None:
     """The known mistake that rounding would hide, with its two figures."""
     for name, size in section.mistakes.items():
         limit = section.mistake_limits[name]

@@ -10,20 +10,20 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from bench.config import OptimizerConfig, RunConfig
+from bench.config import Cell, OptimizerConfig
 from bench.measure.facts import Compared, errors_and_limits, first_beyond, is_within, nearest_to_limit
 from bench.measure.objective.coverage import Coverage
-from bench.measure.objective.noise import (
+from bench.measure.objective.gradient_noise import (
     FACTOR,
-    Difference,
     ExactGradient,
+    GradientDifference,
     GradientError,
-    Noise,
+    GradientNoise,
     StepLoss,
     gradient_errors,
     whole_scale,
 )
-from bench.measure.objective.section import Objective
+from bench.measure.objective.section import ObjectiveSection
 from bench.measure.objective.whole_model import CONTROLS, EXACT, MISTAKEN, WholeModel
 from bench.measure.parity.exact import plain_attention_installed
 from bench.measure.parity.section import FLOORS
@@ -60,11 +60,11 @@ class Step:
 class StepErrors:
     """Errors of the engine's step, and of the computations that measure what rounding does."""
 
-    cell: RunConfig
+    cell: Cell
     step: Step
     loss: StepLoss
     """Exact loss."""
-    noise: Noise
+    noise: GradientNoise
     gradients: Mapping[str | float, Mapping[str, GradientError]]
     """Errors of the engine's gradients by the factor that divided them, and of each computation's by its
     name."""
@@ -76,7 +76,7 @@ class StepErrors:
         """Compute the step on this rank alone, exactly and rounded, and compare layer by layer."""
         cell = trainer.cell
         factors = {1.0, float(cell.sp_degree), 1 / cell.sp_degree}
-        differences: defaultdict[str | float, dict[str, Difference]] = defaultdict(dict)
+        differences: defaultdict[str | float, dict[str, GradientDifference]] = defaultdict(dict)
         with plain_attention_installed() as attention:
             model = WholeModel(trainer, tokens, device, attention)
             for computation, gradients in model.gradients(coverage):
@@ -93,9 +93,11 @@ class StepErrors:
         errors = {key: gradient_errors(each, eps) for key, each in differences.items()}
         loss = model.losses[EXACT]
         block_errors = [loss.block_error(model.losses[name]) for name in CONTROLS]
-        return cls(cell, step, loss, Noise.of(block_errors, [errors[name] for name in CONTROLS]), errors)
+        return cls(
+            cell, step, loss, GradientNoise.of(block_errors, [errors[name] for name in CONTROLS]), errors
+        )
 
-    def section(self, outcome: Objective, whole: str) -> Objective:
+    def section(self, outcome: ObjectiveSection, whole: str) -> ObjectiveSection:
         """Return the outcome with all errors and limits; `whole` names what was compared in a message."""
         found, noise, dtype = self.gradients[1.0], self.noise, self.cell.dtype
         distances = self._distances(1.0)

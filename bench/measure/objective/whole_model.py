@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from bench.config import LOW_PRECISION
 from bench.measure.objective.coverage import Coverage
-from bench.measure.objective.noise import LOSS_BLOCK, StepLoss
+from bench.measure.objective.gradient_noise import LOSS_BLOCK, StepLoss
 from bench.measure.parity.exact import PLAIN_NAME, PlainAttention
 from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy
 from bench.training.data import count_valid

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.parity.divergence import first_divergence
 from bench.measure.parity.exact import Tensors, plain_attention, relative_error
-from bench.measure.parity.section import MAX_TOKENS, Parity, limit_of
+from bench.measure.parity.section import MAX_TOKENS, ParitySection, limit_of
 from bench.measure.rank_pass import RankPass
-from bench.ranks.log import Stage, WrongResultError
+from bench.ranks.log import RankStage, WrongResultError
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import Strategy
 from bench.training.models import TORCH_DTYPES
@@ -27,7 +27,7 @@ SEED = 7
 
 def check_attention(
     strategy: Strategy, device: torch.device, *, causal: bool = True
-) -> tuple[Parity, str | None]:
+) -> tuple[ParitySection, str | None]:
     """Run the strategy's attention forward and backward and compare; every rank must call it.
 
     Returns errors with their limits, and what is wrong where one is beyond its limit.
@@ -43,7 +43,7 @@ def check_attention(
     limits = {name: limit_of(name, cell.dtype, relative_error(plain[name], exact[name])) for name in found}
     errors = {name: relative_error(found[name], exact[name]) for name in found}
     divergence = first_divergence(strategy, inputs, found, exact, limits, causal=causal, documents=documents)
-    return Parity(tokens=seq_len, errors=errors, limits=limits), divergence
+    return ParitySection(tokens=seq_len, errors=errors, limits=limits), divergence
 
 
 def parity_len(strategy: Strategy) -> int:
@@ -52,12 +52,12 @@ def parity_len(strategy: Strategy) -> int:
     return max(multiple, min(MAX_TOKENS, strategy.cell.seq_len) // multiple * multiple)
 
 
-def random_inputs(cell: RunConfig, seq_len: int, device: torch.device) -> Tensors:
+def random_inputs(cell: Cell, seq_len: int, device: torch.device) -> Tensors:
     """q, k, v and the output's gradient, [B, heads, T, D] in the cell's dtype, the same on every rank."""
     return tuple(random_input(cell, which, seq_len, device) for which in range(4))
 
 
-def random_input(cell: RunConfig, which: int, seq_len: int, device: torch.device) -> Tensor:
+def random_input(cell: Cell, which: int, seq_len: int, device: torch.device) -> Tensor:
     """One of them alone: 0 is q, 1 is k, 2 is v, 3 is the output's gradient."""
     model = cell.model
     heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads, model.num_heads)[which]
@@ -101,7 +101,7 @@ def whole_of(strategy: Strategy, shard_BS: Tensor) -> Tensor:
 
 
 class ParityPass(RankPass):
-    found: Parity | None = None
+    found: ParitySection | None = None
 
     def before_steps(self) -> None:
         """Raises WrongResultError where a tensor is beyond its limit."""
@@ -109,12 +109,12 @@ class ParityPass(RankPass):
         if subject.strategy is None:
             return
         with log.during("parity"), without_memory_limit():
-            log.tell(Stage("parity", "attention"))
+            log.tell(RankStage("parity", "attention"))
             self.found, divergence = check_attention(subject.strategy, subject.device, causal=subject.causal)
             if divergence is not None:
                 raise WrongResultError(f"attention parity: {divergence}")
 
-    def part(self) -> Parity | None:
+    def part(self) -> ParitySection | None:
         return self.found
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bench.config import OWN, RunConfig
+from bench.config import OWN, Cell
 from bench.measure.check import Check
 from bench.measure.facts import ErrorFacts, Moment, RankReport, by_rank
 
@@ -49,7 +49,7 @@ MAX_TOKENS = 512
 """Parity is checked at no more: float64 attention takes the square of their number."""
 
 
-class Parity(Struct, frozen=True, kw_only=True):
+class ParitySection(Struct, frozen=True, kw_only=True):
     """Attention against float64, by tensor: the largest error of any rank.
 
     A cell beyond a limit has no timing. A rank that compares nothing itself has no errors and no limits.
@@ -70,9 +70,9 @@ class Parity(Struct, frozen=True, kw_only=True):
             raise ValueError("Expected a limit for each of errors")
 
 
-class ParityFacts(ErrorFacts[Parity]):
+class ParityFacts(ErrorFacts[ParitySection]):
     name = "parity"
-    part = Parity
+    part = ParitySection
     judges = Moment.BEFORE_STEPS
     without_effect = frozenset(
         {"engine", "optimizer", "data", "measure", "checkpointing", "tiled_mlp", "offload", "hardware"}
@@ -85,13 +85,13 @@ class ParityFacts(ErrorFacts[Parity]):
     )
     not_finite = "attention parity: {name} of a real step at {tokens:,} tokens is not finite"
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Parity:
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> ParitySection:
         """Return the largest errors; none where any rank compared nothing."""
         reason = next(filter(None, by_rank(self.parts(reports), "reason")), None)
         found = replace(super().merge(reports, cell), checked_cell=cell.cell_id, reason=reason)
         return found if reason is None else replace(found, errors={}, limits={})
 
-    def made(self, cell: RunConfig, section: Parity) -> list[Check]:
+    def made(self, cell: Cell, section: ParitySection) -> list[Check]:
         """Return the check of attention; `bench.observe` compares one step of the user's loop."""
         elsewhere = "" if section.checked_cell == cell.cell_id else f", in cell {section.checked_cell}"
         own_step = 1 if cell.trainer == OWN else None

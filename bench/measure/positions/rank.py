@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bench.common.kept_errors import KeptErrors
 from bench.measure.hooks import Hook
-from bench.measure.positions.section import Positions
+from bench.measure.positions.section import PositionsSection
 from bench.measure.rank_pass import RankPass, Steps
 
 ULPS = 4
@@ -29,7 +29,7 @@ SEVERAL_ROWS = "positions are in several rows that differ, as those of images"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModuleCall:
     """What a module was called with and returned; tensors of one value a feature are cut to one token."""
 
     module: nn.Module
@@ -39,11 +39,11 @@ class Call:
 
 
 class PositionsPass(RankPass):
-    found: Positions | None = None
+    found: PositionsSection | None = None
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.calls: dict[str, Call] = {}
+        self.calls: dict[str, ModuleCall] = {}
         self.was_inspected = False
         self.errors = KeptErrors()
 
@@ -64,7 +64,7 @@ class PositionsPass(RankPass):
         self._compare()
         yield from ()
 
-    def part(self) -> Positions | None:
+    def part(self) -> PositionsSection | None:
         self._compare()
         return self.found
 
@@ -75,7 +75,7 @@ class PositionsPass(RankPass):
             key = " ".join([name, *kinds])
             if torch.is_grad_enabled() and key not in self.calls and _is_pair(pair):
                 cut = [_cut(value) for value in args], {key: _cut(value) for key, value in named.items()}
-                self.calls[key] = Call(module, *cut, (pair[0].detach(), pair[1].detach()))
+                self.calls[key] = ModuleCall(module, *cut, (pair[0].detach(), pair[1].detach()))
 
     def _compare(self) -> None:
         subject = self.measurement.subject
@@ -89,7 +89,7 @@ class PositionsPass(RankPass):
 
 
 @torch.no_grad()
-def compare(calls: Mapping[str, Call], positions: Tensor, ranks: int) -> Positions:
+def compare(calls: Mapping[str, ModuleCall], positions: Tensor, ranks: int) -> PositionsSection:
     """`positions` are those of this rank's tokens, one of `ranks` equal shards of a sequence."""
     tokens = int(positions.max()) + 1
     if bool((positions.diff() > 0).all()):  # else documents restart, each of a length of its own
@@ -108,12 +108,12 @@ def compare(calls: Mapping[str, Call], positions: Tensor, ranks: int) -> Positio
         rope_types.append(_rope_type(call.module))
     if not errors:
         reason = next(iter(reasons), NONE_FOUND)
-        return Positions(
+        return PositionsSection(
             compared=0, rope_type=None, module=[None], position=[None], error=[0.0], reason=reason
         )
     off = {name: ~(error <= limits[name]) for name, error in errors.items()}
     module = next((name for name in off if bool(off[name].any())), None)
-    return Positions(
+    return PositionsSection(
         compared=len(errors),
         rope_type=rope_types[[*errors].index(module) if module is not None else 0],
         module=[module],
@@ -145,7 +145,7 @@ def _cut(value: Any) -> Any:
     return value
 
 
-def _whole_pair(call: Call, shard: int, tokens: int) -> tuple[Tensor, Tensor] | str:
+def _whole_pair(call: ModuleCall, shard: int, tokens: int) -> tuple[Tensor, Tensor] | str:
     """Cos and sin of a sequence of so many tokens, or why the module cannot be asked for them."""
     given = [*call.args, *call.named.values()]
     rows = [each for each in given if _is_positions(each, shard) and each.dim() > 2]  # noqa: PLR2004  [rows, B, S]

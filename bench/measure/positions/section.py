@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_rank, together
 from bench.training.text_model import BY_LENGTH
 
 
-class Positions(Struct, frozen=True, kw_only=True):
+class PositionsSection(Struct, frozen=True, kw_only=True):
     """The rotary cos and sin of every rank, beside those of the whole sequence on one device."""
 
     compared: int
@@ -29,26 +29,26 @@ class Positions(Struct, frozen=True, kw_only=True):
     """Why something was not compared on some rank."""
 
 
-class PositionsFacts(PassFacts[Positions, Positions]):
+class PositionsFacts(PassFacts[PositionsSection, PositionsSection]):
     name = "positions"
-    part = Positions
+    part = PositionsSection
     workload = "train"
     is_own_work = False
     is_evidence = True
     judges = Moment.MODEL
     """A model has these angles from its first step on: what other gates find may follow from them."""
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Positions:  # noqa: ARG002
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> PositionsSection:  # noqa: ARG002
         parts = self.parts(reports)
         wrong = (part.rope_type for part in parts if part.module != [None])
-        return Positions(
+        return PositionsSection(
             **together(parts, "module", "position", "error"),
             compared=min(by_rank(parts, "compared")),
             rope_type=next(wrong, parts[0].rope_type),
             reason=next(filter(None, by_rank(parts, "reason")), None),
         )
 
-    def gate(self, cell: RunConfig, section: Positions) -> str | None:
+    def gate(self, cell: Cell, section: PositionsSection) -> str | None:
         """Every rank turns its tokens as one device would; a difference is the model's."""
         place = next((place for place, module in enumerate(section.module) if module is not None), None)
         if place is None:
@@ -66,7 +66,7 @@ class PositionsFacts(PassFacts[Positions, Positions]):
             f" {section.module[place]} (rope_type={kind}) {cause}"
         )
 
-    def checks(self, cell: RunConfig, section: Positions | None) -> list[Check]:
+    def checks(self, cell: Cell, section: PositionsSection | None) -> list[Check]:
         """Where ranks share a sequence; one alone holds all positions."""
         if cell.sp_degree == 1:
             return []

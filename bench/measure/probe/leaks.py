@@ -40,7 +40,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TokenChange:
     """The token to be changed; only the rank that holds it changes it."""
 
     document: int
@@ -48,7 +48,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelPart:
     """A part of the model that is run by itself, from fixed inputs and fixed gradients of its outputs.
 
     `others` is what an input is changed to, [B, S, H] as `inputs` is.
@@ -59,7 +59,7 @@ class Part:
     inputs: Tensor
     others: Tensor
 
-    def passed(self, places: Places, change: Change | None = None) -> tuple[Tensor, Tensor]:
+    def passed(self, places: Places, change: TokenChange | None = None) -> tuple[Tensor, Tensor]:
         """Outputs and gradients of the inputs, both [B, S, H], as doubles; every rank must call it."""
         leaf = self.inputs.clone()
         if change is not None:
@@ -72,7 +72,7 @@ class Part:
         return out_BSH.detach().double(), gradient.double()
 
 
-def changes_of(places: Places) -> list[Change]:
+def changes_of(places: Places) -> list[TokenChange]:
     """The middle and the last token of some documents, spread over all; `places` are whole sequences'.
 
     A state that decays, or a short convolution, crosses from a document's last tokens alone.
@@ -84,11 +84,13 @@ def changes_of(places: Places) -> list[Change]:
     changes = []
     for number in numbers[sorted({*chosen, int(sizes.argmax())})].tolist():
         own = positions[documents == number].sort().values
-        changes += [Change(number, position) for position in sorted({int(own[len(own) // 2]), int(own[-1])})]
+        changes += [
+            TokenChange(number, position) for position in sorted({int(own[len(own) // 2]), int(own[-1])})
+        ]
     return changes
 
 
-def parts_of(model: PreTrainedModel, input_ids: Tensor, named: Mapping[str, Any]) -> list[Part]:
+def parts_of(model: PreTrainedModel, input_ids: Tensor, named: Mapping[str, Any]) -> list[ModelPart]:
     """The whole model, and each of its layers with what it is given there; every rank must call it.
 
     A token is changed to another one. `named` is what else the model is called with.
@@ -105,14 +107,14 @@ def parts_of(model: PreTrainedModel, input_ids: Tensor, named: Mapping[str, Any]
         embedded, others = embed(input_ids), embed((input_ids + vocabulary // 2) % vocabulary)
         through_all(embedded)
     layers = [
-        Part(kind, _call(layer, given), hidden, hidden.roll(1, dims=-1))
+        ModelPart(kind, _call(layer, given), hidden, hidden.roll(1, dims=-1))
         for kind, layer, (hidden, given) in zip(kinds, decoder.layers, calls, strict=True)
     ]
-    return [Part(MODEL, through_all, embedded, others), *layers]
+    return [ModelPart(MODEL, through_all, embedded, others), *layers]
 
 
 def leaks(
-    parts: Iterable[Part], places: Places, changes: Sequence[Change]
+    parts: Iterable[ModelPart], places: Places, changes: Sequence[TokenChange]
 ) -> tuple[dict[str, Tensor], float]:
     """Run every part twice as it is and once for each change, and count; every rank must call it.
 
@@ -135,7 +137,7 @@ def leaks(
     return counts, noise
 
 
-def _counted(outputs_BS: Tensor, gradients_BS: Tensor, places: Places, change: Change) -> Tensor:
+def _counted(outputs_BS: Tensor, gradients_BS: Tensor, places: Places, change: TokenChange) -> Tensor:
     """The numbers of `Moved`, in its order."""
     own = places.documents == change.document
     earlier = own & (places.positions < change.position)

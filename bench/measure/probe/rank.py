@@ -14,12 +14,12 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from bench.attention.documents import Documents
-from bench.config import LOW_PRECISION, DataConfig, RunConfig
+from bench.config import LOW_PRECISION, Cell, DataConfig
 from bench.measure.parity.exact import PLAIN_NAME, plain_attention_installed
 from bench.measure.parity.rank import parity_len
 from bench.measure.parity.section import limit_of
 from bench.measure.probe.leaks import Places, changes_of, leaks, parts_of
-from bench.measure.probe.section import EXPERIMENT, Moved, Probe, why_wrong
+from bench.measure.probe.section import EXPERIMENT, Moved, ProbeSection, why_wrong
 from bench.measure.rank_pass import RankPass
 from bench.ranks.log import WrongResultError
 from bench.ranks.memory_limit import without_memory_limit
@@ -31,7 +31,7 @@ CUT_LAYERS = 2
 CUT_VOCABULARY = 512
 
 
-def cut_cell(cell: RunConfig, seq_len: int) -> RunConfig:
+def cut_cell(cell: Cell, seq_len: int) -> Cell:
     """Return the cell with a two-layer model, a small vocabulary, a narrow MLP and random weights."""
     model = replace(
         cell.model,
@@ -48,7 +48,7 @@ Ordered = TypeVar("Ordered", float, tuple[float, int])
 
 
 class ProbePass(RankPass):
-    found: Probe | None = None
+    found: ProbeSection | None = None
 
     def before_steps(self) -> None:
         trainer = self.measurement.subject.trainer
@@ -60,11 +60,11 @@ class ProbePass(RankPass):
             if wrong is not None:  # on every rank: they have added up their counts
                 raise WrongResultError(wrong)
 
-    def part(self) -> Probe | None:
+    def part(self) -> ProbeSection | None:
         return self.found
 
 
-def probe(strategy: Strategy, wiring: Wiring, device: torch.device) -> Probe:
+def probe(strategy: Strategy, wiring: Wiring, device: torch.device) -> ProbeSection:
     """What all ranks found together; every rank must call it."""
     tokens = parity_len(strategy)
     cell = cut_cell(strategy.cell, tokens)
@@ -86,7 +86,7 @@ def probe(strategy: Strategy, wiring: Wiring, device: torch.device) -> Probe:
     missed_BS = losses_BS - _dealt(strategy, wiring, exact_BT)
     error, position = _largest(_worst(missed_BS, exact_BT, own.positions))
     plain, _ = _worst(plain_BT - exact_BT, exact_BT, places.positions)
-    return Probe(
+    return ProbeSection(
         tokens=tokens,
         documents=int(places.documents.max()) + 1,
         changes=len(changes),
@@ -123,7 +123,7 @@ def position_losses(model: PreTrainedModel, batch: Batch) -> Tensor:
 
 
 def reference_losses(
-    model: PreTrainedModel, whole: Batch, cell: RunConfig, device: torch.device
+    model: PreTrainedModel, whole: Batch, cell: Cell, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """One device's losses of whole sequences, [B, T]: in float64, and in the cell's dtype."""
     with plain_attention_installed() as attention, torch.no_grad():
@@ -142,7 +142,7 @@ def _dealt(strategy: Strategy, wiring: Wiring, whole_BT: Tensor) -> Tensor:
     return torch.cat([whole_BT[:, piece] for piece in strategy.slices(whole_BT.shape[1])], dim=1)
 
 
-def _autocast(cell: RunConfig, device: torch.device) -> torch.autocast:
+def _autocast(cell: Cell, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, TORCH_DTYPES[cell.dtype], enabled=cell.dtype in LOW_PRECISION)
 
 

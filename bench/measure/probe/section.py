@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN, PassFacts, RankReport, is_within
 
@@ -34,7 +34,7 @@ class Moved(Struct, frozen=True, kw_only=True):
     own_positions: int
 
 
-class Probe(Struct, frozen=True, kw_only=True):
+class ProbeSection(Struct, frozen=True, kw_only=True):
     """One token after another was changed, in a cut of the cell's model on the cell's own attention."""
 
     tokens: int
@@ -54,17 +54,17 @@ class Probe(Struct, frozen=True, kw_only=True):
     loss_limit: float | None
 
 
-class ProbeFacts(PassFacts[Probe, Probe]):
+class ProbeFacts(PassFacts[ProbeSection, ProbeSection]):
     name = "probe"
-    part = Probe
+    part = ProbeSection
     needs_all_ranks = True
     is_evidence = True
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Probe:  # noqa: ARG002
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> ProbeSection:  # noqa: ARG002
         """The ranks have added up their counts already; where something crossed they stopped there."""
         return self.parts(reports)[0]
 
-    def checks(self, cell: RunConfig, section: Probe | None) -> list[Check]:
+    def checks(self, cell: Cell, section: ProbeSection | None) -> list[Check]:
         """In experiment=probe alone."""
         if cell.experiment != EXPERIMENT:
             return []
@@ -75,7 +75,7 @@ class ProbeFacts(PassFacts[Probe, Probe]):
         ]
 
 
-def why_wrong(section: Probe) -> str | None:
+def why_wrong(section: ProbeSection) -> str | None:
     """What should not have moved and did, of the kinds of layers first; None where all is right."""
     for kind, moved in sorted(section.moved.items(), key=lambda item: item[0] == MODEL):
         crossed = crossings(moved)

@@ -78,7 +78,7 @@ class NvmlDevice:
         return max(0, len(pids) - 1 - self.ranks_beside) if os.getpid() in pids else None
 
 
-class Telemetry:
+class TelemetrySampler:
     """Watches one rank's window; `read` gives what the last one showed."""
 
     def __init__(self, opened: NvmlDevice | str, period_s: float = PERIOD_S) -> None:
@@ -192,7 +192,7 @@ def open_nvml(device: torch.device, nvml: Any | None = None, *, ranks_beside: in
 
 
 class TelemetryPass(RankPass):
-    telemetry: Telemetry | None = None
+    telemetry: TelemetrySampler | None = None
     found: RankTelemetry | None = None
 
     def around_window(self) -> AbstractContextManager[Any]:
@@ -201,7 +201,7 @@ class TelemetryPass(RankPass):
             device = open_nvml(subject.device, ranks_beside=subject.ranks_beside)
             # All ranks of a node together ask the driver as often as one alone would.
             ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            self.telemetry = Telemetry(device, PERIOD_S * ranks)
+            self.telemetry = TelemetrySampler(device, PERIOD_S * ranks)
         return self.telemetry.window()
 
     def run(self) -> Steps:

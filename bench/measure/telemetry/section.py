@@ -7,11 +7,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.facts import PassFacts, RankReport, together
 
 
-class Telemetry(Struct, frozen=True, kw_only=True):
+class TelemetrySection(Struct, frozen=True, kw_only=True):
     """Devices and machine over the timed window, per rank; samples in order."""
 
     reason: str | None
@@ -38,7 +38,7 @@ class Telemetry(Struct, frozen=True, kw_only=True):
     """CPUs of each rank, as `0-15,32-47`; null where the ranks do not know them."""
 
 
-class RankTelemetry(Telemetry, frozen=True, kw_only=True):
+class RankTelemetry(TelemetrySection, frozen=True, kw_only=True):
     """One rank's, whose lists by rank are of one."""
 
     device_used_bytes: list[list[float]] | None
@@ -49,16 +49,16 @@ OF_ALL_RANKS = ("reason", "throttled", "load_average")
 """What is no list by rank."""
 
 
-class TelemetryFacts(PassFacts[RankTelemetry, Telemetry]):
+class TelemetryFacts(PassFacts[RankTelemetry, TelemetrySection]):
     name = "telemetry"
     part = RankTelemetry
     is_own_work = False
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Telemetry:  # noqa: ARG002
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> TelemetrySection:  # noqa: ARG002
         parts = self.parts(reports)
         held_back = [part.throttled for part in parts]
-        per_rank = [name for name in Telemetry.__struct_fields__ if name not in OF_ALL_RANKS]
-        return Telemetry(
+        per_rank = [name for name in TelemetrySection.__struct_fields__ if name not in OF_ALL_RANKS]
+        return TelemetrySection(
             **together(parts, *per_rank),
             reason=reasons(parts),
             throttled=True if True in held_back else None if None in held_back else False,

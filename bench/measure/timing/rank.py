@@ -8,11 +8,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bench.measure.rank_pass import Ask, RankPass, Steps, TimedSteps
+from bench.measure.rank_pass import RankPass, StepRequest, Steps, TimedSteps
 from bench.measure.timing.clock import StepClock, synchronise
 from bench.measure.timing.section import FIRST_STEP, WARM_UP, RankTiming, affordable_steps, warm_up_steps
 from bench.ranks.device import release_unused
-from bench.ranks.log import Stage
+from bench.ranks.log import RankStage
 
 SETTLING_STEPS = 2
 """Full-length steps after the first of which the fastest says how many steps the budget has room for."""
@@ -34,7 +34,7 @@ class TimingPass(RankPass):
             step_times_ms=[timed.step_times_ms], window_ms=[timed.window_ms], warmup=timed.warmup
         )
 
-    def timed_steps(self) -> Generator[Ask, Any, TimedSteps]:
+    def timed_steps(self) -> Generator[StepRequest, Any, TimedSteps]:
         """Time steps within `measure.steps` and `measure.budget_s`, at least `measure.min_timed_steps`.
 
         A short step has paid for lazy initialisation by now. Where the budget leaves no room for full-length
@@ -46,7 +46,7 @@ class TimingPass(RankPass):
         outcomes: list[Any] = []
         rounds, more, step_s = measure.steps, measure.warmup_steps, None
         if measure.budget_s > 0:
-            tell(Stage("timing", FIRST_STEP, 1))
+            tell(RankStage("timing", FIRST_STEP, 1))
             single = [(yield from self._window(1, outcomes, "short"))]
             if measure.warmup_s > 0:
                 yield from self._settling_steps(outcomes, single)
@@ -57,11 +57,11 @@ class TimingPass(RankPass):
                 return single[-1]
             more = self.agreed(warm_up_steps(measure, step_s, done_s))
         if more > 0:
-            tell(Stage("timing", WARM_UP, more, step_s))
+            tell(RankStage("timing", WARM_UP, more, step_s))
         for _ in range(more):
-            yield Ask.BETWEEN
-            outcomes.append((yield Ask.STEP))
-        tell(Stage("timing", None, rounds, step_s))
+            yield StepRequest.BETWEEN
+            outcomes.append((yield StepRequest.STEP))
+        tell(RankStage("timing", None, rounds, step_s))
         return (yield from self._window(rounds, outcomes, "full"))
 
     def _settling_steps(self, outcomes: list[Any], single: list[TimedSteps]) -> Steps:
@@ -74,13 +74,15 @@ class TimingPass(RankPass):
             done_s = [each.window_ms / 1e3 for each in single]
             if self.agreed(warm_up_steps(self.measurement.measure, min(done_s), done_s)) == 0:
                 return
-            self.measurement.log.tell(Stage("timing", WARM_UP, 1, min(done_s)))
+            self.measurement.log.tell(RankStage("timing", WARM_UP, 1, min(done_s)))
             single.append((yield from self._window(1, outcomes, "full")))
 
-    def _window(self, steps: int, outcomes: list[Any], warmup: str) -> Generator[Ask, Any, TimedSteps]:
+    def _window(
+        self, steps: int, outcomes: list[Any], warmup: str
+    ) -> Generator[StepRequest, Any, TimedSteps]:
         """So many steps under the clock; between two of them nothing of ours runs but its marks."""
         device, clocks = self.measurement.subject.device, []
-        yield Ask.BETWEEN
+        yield StepRequest.BETWEEN
         with self.measurement.window():
             self.measurement.meet()
             dist.barrier()
@@ -88,10 +90,10 @@ class TimingPass(RankPass):
             start = time.perf_counter()
             for step in range(steps):
                 if step > 0:
-                    yield Ask.BETWEEN
+                    yield StepRequest.BETWEEN
                 clock = StepClock(device)
                 clock.mark()
-                outcomes.append((yield Ask.STEP))
+                outcomes.append((yield StepRequest.STEP))
                 clock.mark()
                 clocks.append(clock)
             synchronise(device)

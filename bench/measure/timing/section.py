@@ -9,9 +9,9 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from bench.common.rules import Count, Name, Times, check_lengths
-from bench.config import MeasureConfig, RunConfig
+from bench.config import Cell, MeasureConfig
 from bench.measure.facts import PassFacts, RankReport, together
-from bench.ranks.log import Stage
+from bench.ranks.log import RankStage
 
 FIRST_STEP, WARM_UP = "first step", "warm-up"
 """Parts of the pass: the first full-length step, which is the timed one where the budget has room for no
@@ -37,33 +37,36 @@ class RankTiming(Struct, frozen=True, kw_only=True):
         check_lengths("Expected equally many step_times_ms for each rank", *self.step_times_ms)
 
 
-class Timing(RankTiming, frozen=True, kw_only=True):
+class TimingSection(RankTiming, frozen=True, kw_only=True):
     """Steps of all ranks."""
 
     tokens_per_step: Count
     """Tokens of all ranks together."""
 
 
-class TimingFacts(PassFacts[RankTiming, Timing]):
+class TimingFacts(PassFacts[RankTiming, TimingSection]):
     name = "timing"
     part = RankTiming
 
-    def stages(self, measure: MeasureConfig, step_s: float) -> list[Stage]:
+    def stages(self, measure: MeasureConfig, step_s: float) -> list[RankStage]:
         if measure.budget_s == 0:
-            return [Stage("timing", WARM_UP, measure.warmup_steps), Stage("timing", steps=measure.steps)]
+            return [
+                RankStage("timing", WARM_UP, measure.warmup_steps),
+                RankStage("timing", steps=measure.steps),
+            ]
         affordable = affordable_steps(measure, step_s)
         if affordable == 0:
-            return [Stage("timing", FIRST_STEP, 1)]
+            return [RankStage("timing", FIRST_STEP, 1)]
         return [
-            Stage("timing", FIRST_STEP, 1),
-            Stage("timing", WARM_UP, warm_up_steps(measure, step_s, [step_s])),
-            Stage("timing", steps=affordable),
+            RankStage("timing", FIRST_STEP, 1),
+            RankStage("timing", WARM_UP, warm_up_steps(measure, step_s, [step_s])),
+            RankStage("timing", steps=affordable),
         ]
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Timing:
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> TimingSection:
         parts = self.parts(reports)
         of_all = together(parts, "step_times_ms", "window_ms")
-        return Timing(**of_all, warmup=parts[0].warmup, tokens_per_step=cell.tokens_per_step)
+        return TimingSection(**of_all, warmup=parts[0].warmup, tokens_per_step=cell.tokens_per_step)
 
 
 def affordable_steps(measure: MeasureConfig, step_s: float) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bench.measure.calls import Call
+from bench.measure.calls import CollectiveCall
 from bench.measure.trace.intervals import Spans, subtract
 from bench.measure.trace.reader import Track
 from bench.measure.trace.timeline import (
@@ -46,7 +46,7 @@ def cpu_timeline(
     tracks: Mapping[str, Track],
     regions: Regions,
     issued: Mapping[str, Sequence[Issued]],
-    calls: Sequence[Call],
+    calls: Sequence[CollectiveCall],
 ) -> Timeline:
     """The timeline of a rank on CPU cores and gloo.
 
@@ -86,7 +86,9 @@ def _transfers(annotations: Track, regions: Regions) -> dict[str, Spans]:
     return found
 
 
-def _joined_flights(transfers: Mapping[str, Spans], pairs: Sequence[tuple[Issued, Call]]) -> list[Flight]:
+def _joined_flights(
+    transfers: Mapping[str, Spans], pairs: Sequence[tuple[Issued, CollectiveCall]]
+) -> list[Flight]:
     """The tap's k-th call of a kind, the k-th `c10d::` event of it and the k-th of gloo's, joined.
 
     The `c10d::` event says when this rank arrived, gloo's how long the transfer took.

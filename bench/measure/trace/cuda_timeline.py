@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.measure.calls import PURPOSE_OF_KIND, Call
+from bench.measure.calls import PURPOSE_OF_KIND, CollectiveCall
 from bench.measure.trace.intervals import Spans, covers, spans_of, union
 from bench.measure.trace.reader import TraceError, Track
 from bench.measure.trace.timeline import (
@@ -50,7 +50,7 @@ def cuda_timeline(
     tracks: Mapping[str, Track],
     regions: Regions,
     issued: Mapping[str, Sequence[Issued]],
-    calls: Sequence[Call],
+    calls: Sequence[CollectiveCall],
 ) -> Timeline:
     """The timeline of a rank on a GPU: kernels and copies, booked where they were launched from.
 
@@ -107,7 +107,10 @@ def _launched(device: Track, launches: Track) -> _Launched:
 
 
 def _joined_flights(
-    launches: Track, pairs: Sequence[tuple[Issued, Call]], nccl: NDArray[np.int64], kernels: _Launched
+    launches: Track,
+    pairs: Sequence[tuple[Issued, CollectiveCall]],
+    nccl: NDArray[np.int64],
+    kernels: _Launched,
 ) -> list[Flight]:
     """The tap's calls in flight, each from the start of its first kernel to the end of its last.
 
@@ -156,7 +159,7 @@ class Served:
     """A call as the host issued it, and the rows of the kernels that carried it out."""
 
     issued: Issued
-    call: Call
+    call: CollectiveCall
     rows: list[int] = field(default_factory=list)
 
     @property
@@ -165,7 +168,7 @@ class Served:
         return not self.rows and len(self.call.members) > 1
 
 
-def served(pairs: Iterable[tuple[Issued, Call]], launches: Sequence[Launch]) -> list[Served]:
+def served(pairs: Iterable[tuple[Issued, CollectiveCall]], launches: Sequence[Launch]) -> list[Served]:
     """Every call of several ranks with its kernels; one of a single rank may need none.
 
     Raises JoinError where such a call has no kernel, and where a kernel has no call.

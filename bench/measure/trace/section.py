@@ -11,17 +11,17 @@ from msgspec.structs import replace
 
 from bench.attention.layouts import LAYOUTS
 from bench.common.rules import Amount, PerRank, Positive, Times, check_lengths
-from bench.config import OWN, MeasureConfig, RunConfig
+from bench.config import OWN, Cell, MeasureConfig
 from bench.cost.flops import causal_area
 from bench.measure.check import Check
-from bench.measure.documents.section import PackedDocuments
+from bench.measure.documents.section import DocumentsSection
 from bench.measure.engagement.section import will_share_traced_step
 from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, by_rank
 from bench.measure.trace.intervals import length
 from bench.measure.trace.split import Split
 from bench.measure.trace.timeline import COMPUTE_PARTS
 from bench.measure.trace.waiting import RankTrace, clock_bound_us, waiting
-from bench.ranks.log import Stage
+from bench.ranks.log import RankStage
 from bench.strategies import STRATEGIES
 
 TRACED_STEPS = 5
@@ -65,7 +65,7 @@ class TracedStep(Struct, frozen=True, kw_only=True):
         check_lengths(OF_ALL_RANKS, self.step_ms, *self.purpose_exposed_ms.values(), *waiting_ms.values())
 
 
-class Trace(Struct, frozen=True, kw_only=True):
+class TraceSection(Struct, frozen=True, kw_only=True):
     """Steps under torch.profiler, per rank, in milliseconds. Intervals are merged, never summed.
 
     All but `steps` is of the one of median length.
@@ -146,7 +146,7 @@ class Trace(Struct, frozen=True, kw_only=True):
         )
 
 
-class TraceFacts(PassFacts[RankSteps, Trace]):
+class TraceFacts(PassFacts[RankSteps, TraceSection]):
     name = "trace"
     part = RankSteps
     needs_all_ranks = True
@@ -155,16 +155,16 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
     def is_asked(self, measure: MeasureConfig) -> bool:
         return measure.trace
 
-    def stages(self, measure: MeasureConfig, step_s: float) -> list[Stage]:
+    def stages(self, measure: MeasureConfig, step_s: float) -> list[RankStage]:
         shares = will_share_traced_step(measure, step_s)
-        return [Stage("trace", steps=1 if shares else traced_steps(measure, step_s))]
+        return [RankStage("trace", steps=1 if shares else traced_steps(measure, step_s))]
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Trace:
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> TraceSection:
         """Waiting needs the arrivals of all ranks, so it is found here."""
         ranks = self.parts(reports)
         failed = next((rank for rank, part in enumerate(ranks) if part.failure is not None), None)
         if failed is not None:
-            return Trace(failure=f"rank {failed}: {ranks[failed].failure}")
+            return TraceSection(failure=f"rank {failed}: {ranks[failed].failure}")
         steps = [*zip(*(rank.steps for rank in ranks), strict=True)]
         median = ranks[0].median
         traces, kept = steps[median], [*map(_traced_step, steps)]
@@ -174,7 +174,7 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
             name: by_rank(splits, name) for name in ("step_ms", "total_ms", "exposed_ms", "idle_ms")
         }
         times |= {name: by_name(by_rank(splits, name)) for name in BY_NAME}
-        return Trace(
+        return TraceSection(
             **times,
             purpose_exposed_ms=kept[median].purpose_exposed_ms,
             purpose_waiting_ms=None if isinstance(found, str) else found.waiting_ms,
@@ -189,7 +189,7 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
             torch_attention=traces[0].torch_attention,
         )
 
-    def gate(self, cell: RunConfig, section: Trace) -> str | None:
+    def gate(self, cell: Cell, section: TraceSection) -> str | None:
         """Nobody looked on from inside, and the ranks called what they called when somebody did.
 
         Somebody's own loop may do other things every few steps, so of one this is only noted.
@@ -202,7 +202,7 @@ class TraceFacts(PassFacts[RankSteps, Trace]):
                     return f"rank {rank}, traced step {number}: {difference}; {ONLY_WHILE_INSPECTED}"
         return None
 
-    def checks(self, cell: RunConfig, section: Trace | None) -> list[Check]:
+    def checks(self, cell: Cell, section: TraceSection | None) -> list[Check]:
         """The collectives that ran while nobody looked on from inside.
 
         A step whose calls could not be told apart counts as not compared, and so do the others then.
@@ -241,7 +241,7 @@ def _traced_step(traces: Sequence[RankTrace]) -> TracedStep:
     )
 
 
-def _areas(cell: RunConfig, reports: Sequence[RankReport]) -> list[int] | None:
+def _areas(cell: Cell, reports: Sequence[RankReport]) -> list[int] | None:
     if cell.data.packs:
         # The documents of all ranks are missing where those of one broke the rules of their section.
         packed = filter(None, (report.parts.get("documents") for report in reports))
@@ -250,7 +250,7 @@ def _areas(cell: RunConfig, reports: Sequence[RankReport]) -> list[int] | None:
     return [causal_area(cell, rank % cell.sp_degree) for rank in range(len(reports))] if known else None
 
 
-def _mean_area(cell: RunConfig, packed: PackedDocuments) -> int:
+def _mean_area(cell: Cell, packed: DocumentsSection) -> int:
     """Return the mean of the sequences that the rank has a part of, over all full-length steps."""
     (area,) = packed.area
     return sum(area) // (len(area) * cell.batch * cell.grad_accum)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.measure.calls import COLLECTIVES, Call
+from bench.measure.calls import COLLECTIVES, CollectiveCall
 from bench.measure.trace.intervals import Spans, covers, spans_of, union
 from bench.measure.trace.reader import TraceError, Track
 
@@ -65,7 +65,7 @@ class Flight:
     Where the call is not known it has a kind, a purpose and a number, and no group and members.
     """
 
-    call: Call
+    call: CollectiveCall
     arrival: float
     start: float
     end: float
@@ -90,9 +90,9 @@ class JoinError(ValueError):
     """What the tap saw and what the profiler saw are not the same calls."""
 
 
-def unknown_call(kind: str, purpose: str, number: int) -> Call:
+def unknown_call(kind: str, purpose: str, number: int) -> CollectiveCall:
     """What stands for a call of which only this is known."""
-    return Call(kind, purpose, group="", members=(), ordinal=number, sent_bytes=0, arrival_ns=0)
+    return CollectiveCall(kind, purpose, group="", members=(), ordinal=number, sent_bytes=0, arrival_ns=0)
 
 
 def on_hosts_clock(tracks: Mapping[str, Track], marks_ns: Sequence[int]) -> dict[str, Track]:
@@ -147,12 +147,14 @@ def issued_calls(operators: Track, regions: Regions) -> dict[str, list[Issued]]:
     return issued
 
 
-def paired(issued: Mapping[str, Sequence[Issued]], calls: Sequence[Call]) -> list[tuple[Issued, Call]]:
+def paired(
+    issued: Mapping[str, Sequence[Issued]], calls: Sequence[CollectiveCall]
+) -> list[tuple[Issued, CollectiveCall]]:
     """Of every kind the k-th call that the profiler saw with the tap's k-th.
 
     Raises JoinError unless they are as many.
     """
-    tapped: dict[str, list[Call]] = {}
+    tapped: dict[str, list[CollectiveCall]] = {}
     for call in calls:
         tapped.setdefault(call.kind, []).append(call)
     counts, seen = ({kind: len(each) for kind, each in found.items()} for found in (tapped, issued))
@@ -161,7 +163,7 @@ def paired(issued: Mapping[str, Sequence[Issued]], calls: Sequence[Call]) -> lis
     return [pair for kind, found in issued.items() for pair in zip(found, tapped[kind], strict=True)]
 
 
-def call_differences(issued: Mapping[str, Sequence[Issued]], calls: Sequence[Call]) -> str | None:
+def call_differences(issued: Mapping[str, Sequence[Issued]], calls: Sequence[CollectiveCall]) -> str | None:
     """The first kind of call of which a traced step made more or fewer than the inspected one's `calls`.
 
     As in `it made 0 calls of all_to_all, the inspected step 8 (attention)`; None where there is none.

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.attention.watch import AttentionWatch
-from bench.measure.calls import Call
+from bench.measure.calls import CollectiveCall
 from bench.measure.hooks import Spans
 from bench.measure.timing.clock import synchronise
 from bench.measure.trace.cpu_timeline import cpu_timeline
@@ -47,13 +47,13 @@ TORCH_ATTENTION = re.compile(r"aten::_scaled_dot_product_\w+(?<!_backward)$")
 """What `scaled_dot_product_attention` calls in forward, one operator for each of its kernels."""
 
 MakeTimeline = Callable[
-    [Mapping[str, Track], Regions, Mapping[str, Sequence[Issued]], Sequence[Call]], Timeline
+    [Mapping[str, Track], Regions, Mapping[str, Sequence[Issued]], Sequence[CollectiveCall]], Timeline
 ]
 TIMELINES: Mapping[str, MakeTimeline] = {"cpu": cpu_timeline, "cuda": cuda_timeline}
 
 
 @dataclass(frozen=True, slots=True)
-class TracedStep:
+class StepTrace:
     """One step as it was traced: the file, and what the rank itself knew of the step."""
 
     path: Path
@@ -79,7 +79,7 @@ class StepTracer:
     device: torch.device
     folder: Path
     meet: Callable[[], None] = lambda: None
-    traced: list[TracedStep] = field(default_factory=list)
+    traced: list[StepTrace] = field(default_factory=list)
     failure: str | None = None
 
     def warm(self) -> None:
@@ -108,7 +108,7 @@ class StepTracer:
                 end_ns = time.monotonic_ns()
         attention_ns = self.attention.spans_ns[attention_before:]
         regions = Regions((start_ns, end_ns), marks_ns, attention_ns, optimizer_ns)
-        self.traced.append(TracedStep(path, regions))
+        self.traced.append(StepTrace(path, regions))
 
     @contextmanager
     def _written(self, path: Path) -> Iterator[None]:
@@ -126,7 +126,7 @@ class StepTracer:
             except (OSError, RuntimeError) as error:
                 self.failure = f"the trace was not written: {error}"
 
-    def read(self, calls: Sequence[Call]) -> RankTrace | None:
+    def read(self, calls: Sequence[CollectiveCall]) -> RankTrace | None:
         """What the last step's trace says; None, and `failure`, where it is not there or no good.
 
         `calls` are those of an inspected step.
@@ -151,7 +151,7 @@ class StepTracer:
         return int(slowest_ms.argsort()[(len(self.traced) - 1) // 2])
 
 
-def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> RankTrace:
+def read_step(traced: StepTrace, calls: Sequence[CollectiveCall], device_type: str) -> RankTrace:
     """What the traced step says of this rank; `calls` are those of an inspected step."""
     regions = traced.regions
     tracks = on_hosts_clock(read_tracks(read_events(traced.path)), regions.clock_marks_ns)
@@ -169,7 +169,7 @@ def read_step(traced: TracedStep, calls: Sequence[Call], device_type: str) -> Ra
     )
 
 
-def keep_trace(traced: Sequence[TracedStep], kept: int, folder: Path) -> None:
+def keep_trace(traced: Sequence[StepTrace], kept: int, folder: Path) -> None:
     """Leave one trace, gzipped, as KEPT_TRACE in the rank's folder, and no other; Perfetto opens it."""
     packed_path = folder / KEPT_TRACE.format(rank=dist.get_rank())
     with traced[kept].path.open("rb") as plain, gzip.open(packed_path, "wb", compresslevel=6) as packed:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from bench.config import OWN, RunConfig
+from bench.config import OWN, Cell
 from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_rank
 
@@ -35,7 +35,7 @@ class RankUpdates:
     optimizer state one is not."""
 
 
-class Updates(Struct, frozen=True, kw_only=True):
+class UpdatesSection(Struct, frozen=True, kw_only=True):
     """What the optimizer did to the parameters, as their bits show it."""
 
     shards: int
@@ -50,7 +50,7 @@ class Updates(Struct, frozen=True, kw_only=True):
     """By parameter, or state of the optimizer, the ranks on which a number of it is not finite."""
 
 
-class UpdatesFacts(PassFacts[RankUpdates, Updates]):
+class UpdatesFacts(PassFacts[RankUpdates, UpdatesSection]):
     name = "updates"
     part = RankUpdates
     workload = "train"
@@ -58,7 +58,7 @@ class UpdatesFacts(PassFacts[RankUpdates, Updates]):
     is_evidence = True
     judges = Moment.PARAMETERS
 
-    def merge(self, reports: Sequence[RankReport], cell: RunConfig) -> Updates:
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> UpdatesSection:
         parts, ranks = self.parts(reports), cell.running_ranks
         unequal: dict[str, list[int]] = {}
         replicas = 0
@@ -66,7 +66,7 @@ class UpdatesFacts(PassFacts[RankUpdates, Updates]):
             replicas += len(digests) if len(digests) > 1 else 0
             if len({*digests.values()}) > 1:
                 unequal.setdefault(name, []).extend(digests)
-        return Updates(
+        return UpdatesSection(
             shards=sum(map(len, by_rank(parts, "digests"))),
             replicas=replicas,
             unmoved=_ranks_by_name(by_rank(parts, "unmoved"), ranks),
@@ -74,7 +74,7 @@ class UpdatesFacts(PassFacts[RankUpdates, Updates]):
             not_finite=_ranks_by_name(by_rank(parts, "not_finite"), ranks),
         )
 
-    def gate(self, cell: RunConfig, section: Updates) -> str | None:
+    def gate(self, cell: Cell, section: UpdatesSection) -> str | None:
         """Parameters and optimizer state are finite, every update reached every shard, replicas are equal."""
         for name, ranks in section.not_finite.items():
             return f"updates: numbers of {name} are not finite on {_listed(ranks)}"
@@ -85,7 +85,7 @@ class UpdatesFacts(PassFacts[RankUpdates, Updates]):
             return f"updates: replicas of {name} differ on {_listed(ranks)}{cause}"
         return None
 
-    def checks(self, cell: RunConfig, section: Updates | None) -> list[Check]:  # noqa: ARG002
+    def checks(self, cell: Cell, section: UpdatesSection | None) -> list[Check]:  # noqa: ARG002
         """That parameters moved, and that replicas are equal, where there are any."""
         if section is None:
             return [Check(what=MOVED, against=BEFORE, reason=NOT_RUN)]

@@ -16,7 +16,7 @@ from bench.measure.timing.clock import StepClock, synchronise
 from bench.measure.workloads.workload import Rank, Workload
 
 
-class Attention(Workload):
+class AttentionWorkload(Workload):
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank)
         self.causal = self.cell.workload.mask == "causal"
@@ -79,4 +79,4 @@ class Attention(Workload):
         return laid_out_as_by_a_model(torch.cat([whole[:, :, piece] for piece in pieces], dim=2))
 
 
-WORKLOAD = Attention
+WORKLOAD = AttentionWorkload

@@ -22,7 +22,7 @@ from bench.training.trainers.trainer import NextStep, StepOutcome, Trainer
 from bench.training.weights import filled_layers, numbers_of
 
 
-class Train(Workload):
+class TrainWorkload(Workload):
     trainer: Trainer
 
     def __init__(self, rank: Rank) -> None:
@@ -88,4 +88,4 @@ def _model(rank: Rank) -> ModelWithLoss:
     return ModelWithLoss(model, cell.loss, rank.phase)
 
 
-WORKLOAD = Train
+WORKLOAD = TrainWorkload

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from bench.attention.watch import AttentionWatch
-from bench.config import DataConfig, RunConfig
+from bench.config import Cell, DataConfig
 from bench.measure.hooks import Spans, method_spans
 from bench.measure.objective.section import MAX_TOKENS as OBJECTIVE_TOKENS
-from bench.measure.rank_pass import Ask, Steps
+from bench.measure.rank_pass import StepRequest, Steps
 from bench.measure.subject import Subject
 from bench.measure.workloads import workload_code
 from bench.ranks.groups import RankGroups
@@ -80,9 +80,9 @@ class Workload(Subject):
         def next_step(outcome: Any) -> bool:
             """Whether the passes, told of the last full-length step, ask for another one."""
             try:
-                while (ask := passes.send(outcome)) is not Ask.STEP:
+                while (ask := passes.send(outcome)) is not StepRequest.STEP:
                     outcome = None
-                    if ask is Ask.FIRST:
+                    if ask is StepRequest.FIRST:
                         self.short_step()
             except StopIteration:
                 return False
@@ -102,7 +102,7 @@ class Workload(Subject):
             number += 1
 
 
-def use_libraries_once(cell: RunConfig, groups: RankGroups, device: torch.device) -> None:
+def use_libraries_once(cell: Cell, groups: RankGroups, device: torch.device) -> None:
     """Take a step of the smallest cell with the same strategy, kernel and engine; every rank must call it.
 
     Libraries then have their threads, connections and generated code, which are no part of a cell's size.
@@ -113,7 +113,7 @@ def use_libraries_once(cell: RunConfig, groups: RankGroups, device: torch.device
         workload_code(small.workload.name)(Rank(strategy, wiring, device, StepPhase())).short_step()
 
 
-def _smallest(cell: RunConfig) -> RunConfig:
+def _smallest(cell: Cell) -> Cell:
     """Return the cell with a model of one small layer, but with all heads, because ranks share them."""
     model = replace(
         cell.model,

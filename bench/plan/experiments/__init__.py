@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bench.common.environment import Machine
 from bench.common.labels import shown
-from bench.config import ConfigError, RunConfig
+from bench.config import Cell, ConfigError
 from bench.plan.experiments.loss_equivalence import cells_side_by_side, roles_of
 from bench.plan.experiments.max_length import Grow, growing, opening_line
 from bench.plan.experiments.probe import probed_cells
@@ -26,11 +26,11 @@ from bench.request.resolve import resolve
 class Experiment:
     """A question, and how it is answered."""
 
-    cells: Callable[[Sequence[Raw], Machine], list[RunConfig]]
+    cells: Callable[[Sequence[Raw], Machine], list[Cell]]
     """The cells of a composed request, of which equal ones are one; raises ConfigError for a bad value."""
     workload: str | None = None
     """The only one that it is about; None for any."""
-    roles: Callable[[Sequence[RunConfig]], Mapping[str, Role]] = lambda _: {}
+    roles: Callable[[Sequence[Cell]], Mapping[str, Role]] = lambda _: {}
     """Each cell's role by its id, where it is not to answer."""
     opening: Callable[[Sequence[Raw], Machine], str] | None = None
     """What is said first of all; None for nothing."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.common.environment import Machine
-from bench.config import NO_MISTAKE, ConfigError, RunConfig
+from bench.config import NO_MISTAKE, Cell, ConfigError
 from bench.measure.mistakes import MISTAKES
 from bench.plan.work import REFERENCE_STRATEGY, work_of
 from bench.record.record import Role
@@ -33,12 +33,12 @@ OTHER_KERNELS = ("math", "flash_blocks", "torch_flash")
 """Of these the first two that are not the cells' own; `flash_blocks` rounds blocks of keys as a ring does."""
 
 
-def cells_side_by_side(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
+def cells_side_by_side(raws: Sequence[Raw], machine: Machine) -> list[Cell]:
     """For every request and each of its open choices reference, controls, subjects, mistakes, in that order.
 
     Raises ConfigError for an invalid value, and where no ranks share a sequence.
     """
-    cells = list[RunConfig]()
+    cells = list[Cell]()
     for raw in raws:
         for closed in _closed(raw, machine):
             base = _subject(closed, "ulysses", machine)
@@ -52,7 +52,7 @@ def cells_side_by_side(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]
     return cells
 
 
-def roles_of(cells: Sequence[RunConfig]) -> dict[str, Role]:
+def roles_of(cells: Sequence[Cell]) -> dict[str, Role]:
     """Each cell's role by its id: the first `local` of a work is what all others are compared with."""
     roles: dict[str, Role] = {}
     begun = set[str]()
@@ -67,7 +67,7 @@ def roles_of(cells: Sequence[RunConfig]) -> dict[str, Role]:
     return roles
 
 
-def _references(raw: Raw, base: RunConfig, machine: Machine) -> Iterator[RunConfig]:
+def _references(raw: Raw, base: Cell, machine: Machine) -> Iterator[Cell]:
     """Plain data parallelism, and the controls: data dealt otherwise, other kernels, fewer ranks, and both.
 
     Of another trainer than ours its own data parallelism too: what it logs is compared with that.
@@ -91,7 +91,7 @@ def _references(raw: Raw, base: RunConfig, machine: Machine) -> Iterator[RunConf
         yield resolve({**of_all, "trainer": raw["trainer"]}, machine)
 
 
-def _subjects(closed: Raw, raw: Raw, machine: Machine) -> Iterator[RunConfig]:
+def _subjects(closed: Raw, raw: Raw, machine: Machine) -> Iterator[Cell]:
     """The strategies that were asked for; where none was, those of SUBJECTS that can run here."""
     if "strategy" in raw:
         if raw["strategy"]["name"] == REFERENCE_STRATEGY:
@@ -107,7 +107,7 @@ def _subjects(closed: Raw, raw: Raw, machine: Machine) -> Iterator[RunConfig]:
             yield cell
 
 
-def _mistakes(raw: Raw, machine: Machine) -> Iterator[RunConfig]:
+def _mistakes(raw: Raw, machine: Machine) -> Iterator[Cell]:
     """Known mistakes of our own strategies under our own trainer, whatever is compared; those that can be."""
     own = {**raw, "layout": "auto", "trainer": {"name": "native"}}
     for name, facts in MISTAKES.items():
@@ -116,7 +116,7 @@ def _mistakes(raw: Raw, machine: Machine) -> Iterator[RunConfig]:
             yield replace(cell, inject_fault=name)
 
 
-def _subject(raw: Raw, strategy: str, machine: Machine) -> RunConfig:
+def _subject(raw: Raw, strategy: str, machine: Machine) -> Cell:
     """The ranks share sequences, and take as many more micro-steps as they hold fewer of them at once."""
     if raw.get("strategy", {}).get("name") != strategy:
         known = values.choice("strategy", strategy, STRATEGIES)

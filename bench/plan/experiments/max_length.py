@@ -15,7 +15,7 @@ from itertools import chain, zip_longest
 
 from bench.common.environment import Machine
 from bench.common.labels import length_label, shown
-from bench.config import ConfigError, RunConfig
+from bench.config import Cell, ConfigError
 from bench.cost.memory import memory_need
 from bench.record.record import Record, Status
 from bench.request import values
@@ -36,7 +36,7 @@ UNGUESSED = 8192
 """Where a search begins of which no estimate says anything."""
 ANSWERS: Mapping[str, bool] = {Status.OK: True, Status.OUT_OF_MEMORY: False}
 """Whether a length trains; any other status does not say."""
-Grow = Callable[[Sequence[Record]], list[RunConfig]]
+Grow = Callable[[Sequence[Record]], list[Cell]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Search:
     least: int
     """Steps of the shortest length."""
 
-    def cell(self, steps: int) -> RunConfig:
+    def cell(self, steps: int) -> Cell:
         """The cell of a length."""
         length = steps * self.step // self.multiple * self.multiple
         return resolve({**self.raw, "seq_len": length}, self.machine)
@@ -64,10 +64,10 @@ def growing(raws: Sequence[Raw], machine: Machine) -> Grow:
     """What gives, of the records so far, every cell up to the next of each strategy, in turns."""
     found = [(search, cache(search.cell)) for search in searches(raws, machine)]
 
-    def grow(records: Sequence[Record]) -> list[RunConfig]:
+    def grow(records: Sequence[Record]) -> list[Cell]:
         statuses = {record.cell_id: record.status for record in records}
 
-        def led_to(search: Search, cell_of: Callable[[int], RunConfig]) -> Iterator[RunConfig]:
+        def led_to(search: Search, cell_of: Callable[[int], Cell]) -> Iterator[Cell]:
             def trains(steps: int) -> bool | None:
                 return ANSWERS.get(statuses.get(cell_of(steps).cell_id, ""))
 
@@ -141,7 +141,7 @@ def _is_unlimited(raw: Raw, machine: Machine) -> bool:
     return where.device == "cpu" and raw["cluster"]["memory_limit_gib"] is None
 
 
-def _search(raw: Raw, cell: RunConfig, machine: Machine) -> Search:
+def _search(raw: Raw, cell: Cell, machine: Machine) -> Search:
     """The search of a cell that has any length."""
     multiple = _multiple(cell)
     step = max(values.tokens("length_step", raw["length_step"]), multiple)
@@ -153,14 +153,14 @@ def _search(raw: Raw, cell: RunConfig, machine: Machine) -> Search:
     return Search(raw, machine, step, multiple, max(first, least), least)
 
 
-def _multiple(cell: RunConfig) -> int:
+def _multiple(cell: Cell) -> int:
     """What the layout divides a length by; 1 where the cell is refused whatever its length, or is padded."""
     with STRATEGIES.plugin_errors_named(cell.strategy):
         facts = STRATEGIES[cell.strategy]
         return 1 if cell.padding or facts.degree_refusals(cell) else facts.length_multiple(cell)
 
 
-def _estimated(cell: RunConfig, step: int, machine: Machine) -> int:
+def _estimated(cell: Cell, step: int, machine: Machine) -> int:
     """Steps of the longest length that the memory formula has room for, found as the search itself goes."""
     first, usable = max(1, UNGUESSED // step), usable_bytes(cell, machine)
     is_refused = refusal(replace(cell, seq_len=step, padding=0)) is not None

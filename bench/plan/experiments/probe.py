@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.common.environment import Machine
-from bench.config import AUTO, RunConfig
+from bench.config import AUTO, Cell
 from bench.request.choices import Raw, read_option
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
-from bench.strategies.facts import Facts
+from bench.strategies.facts import StrategyFacts
 
 DTYPE = "fp32"
 """Of a strategy that runs in it, where the request leaves the dtype open; else the strategy's own first."""
 
 
-def probed_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
+def probed_cells(raws: Sequence[Raw], machine: Machine) -> list[Cell]:
     """A cell for each strategy that packs documents, in each of its layouts.
 
     Strategies, layouts and dtypes that a request names are taken as they are. Raises ConfigError for an
@@ -38,5 +38,5 @@ def _closed(raw: Raw) -> Iterator[dict[str, Any]]:
             yield {**raw, "strategy": strategy, "layout": layout, "dtype": raw["dtype"] or _dtype(facts)}
 
 
-def _dtype(facts: Facts | None) -> str:
+def _dtype(facts: StrategyFacts | None) -> str:
     return DTYPE if facts is None or DTYPE in facts.dtypes else facts.dtypes[0]

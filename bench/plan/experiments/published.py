@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.attention.kernel_facts import FLASH_ATTN, KERNEL_FACTS
 from bench.common.environment import Machine
-from bench.config import AUTO, RunConfig
+from bench.config import AUTO, Cell
 from bench.request import values
 from bench.request.choices import Raw, read_option
 from bench.request.legality import refusal
@@ -28,7 +28,7 @@ MOST_CPU_PARAMETERS = 20_000_000
 """Of a model that CPU ranks train in seconds a step at short lengths."""
 
 
-def published_cells(raws: Sequence[Raw], machine: Machine) -> list[RunConfig]:
+def published_cells(raws: Sequence[Raw], machine: Machine) -> list[Cell]:
     """The lengths with shared sequences, and one rank with the shortest.
 
     What a request names is taken as it is. Raises ConfigError for an invalid value.

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.config import RunConfig
-from bench.ranks.log import JOIN, Stage
+from bench.config import Cell
+from bench.ranks.log import JOIN, RankStage
 from bench.run.node.ranks import NodeRanks
 from bench.run.node.stacks import STACK_S, Doing
 
@@ -41,7 +41,7 @@ class Blame:
 class HangWatch:
     """Follows the progress that a cell's ranks report."""
 
-    def __init__(self, cell: RunConfig, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, cell: Cell, now_s: Callable[[], float] = time.monotonic) -> None:
         """With `measure.hang_timeout_s` of 0 no cell hangs."""
         self._timeout_s = cell.measure.hang_timeout_s
         self._now_s = now_s
@@ -50,7 +50,7 @@ class HangWatch:
         self._longest_step_s: float | None = None
         self._is_joining = False
 
-    def tell(self, stage: Stage) -> None:
+    def tell(self, stage: RankStage) -> None:
         """Take note of the first rank's phase and of how long a full-length step took."""
         self._is_joining = stage.pass_name == JOIN
         if stage.step_s is not None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.run.cell.hang import HangWatch
 from bench.run.cell.rank_watch import SILENT, Listener, Watch
 from bench.run.node.job import NodeJob, RankEntry, StoreAddress
@@ -29,13 +29,13 @@ class Launcher:
         for node in self._nodes:
             node.warm()
 
-    def nodes_for(self, cell: RunConfig) -> list[Node]:
+    def nodes_for(self, cell: Cell) -> list[Node]:
         """The first of the nodes that are left, as many as the cell needs, or all."""
         return [node for node in self._nodes if node.lost is None][: cell.cluster.nodes]
 
     def run(
         self,
-        cell: RunConfig,
+        cell: Cell,
         folder: Path,
         *,
         entry: RankEntry | None = None,

@@ -13,7 +13,7 @@ from bench.common.environment import Environment, describe
 from bench.common.finite import not_finite
 from bench.common.labels import rate_range_label, size_label
 from bench.common.statistics import slowest_median
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.cost.band import Band
 from bench.cost.flops import (
     CausalPairs,
@@ -26,7 +26,7 @@ from bench.cost.memory import MemoryNeed
 from bench.cost.traffic import payload
 from bench.measure import Sections, checks, decoded, evidence, first_failure, merge, own_work_s
 from bench.measure.check import Check
-from bench.measure.documents.section import PackedDocuments
+from bench.measure.documents.section import DocumentsSection
 from bench.measure.facts import RankReport, worst_by_name
 from bench.plan.planned import PlannedCell
 from bench.record.analytic import Analytic
@@ -180,7 +180,7 @@ def record_with(
     )
 
 
-def analytic(cell: RunConfig, sections: Sections | None = None, need: MemoryNeed | None = None) -> Analytic:
+def analytic(cell: Cell, sections: Sections | None = None, need: MemoryNeed | None = None) -> Analytic:
     """Return what arithmetic says of one step: FLOPs of all ranks, bytes that one exchanges and needs.
 
     FLOPs of packed documents are those of the mean step, unknown where no rank counted any. Bytes are unknown
@@ -197,7 +197,7 @@ def analytic(cell: RunConfig, sections: Sections | None = None, need: MemoryNeed
     )
 
 
-def _training_flops(cell: RunConfig, packed: PackedDocuments | None) -> dict[str, int | None]:
+def _training_flops(cell: Cell, packed: DocumentsSection | None) -> dict[str, int | None]:
     counted = {
         f"{name}_{'causal' if causal else 'full'}": (count, causal)
         for name, count in {"model_flops": model_flops, "hardware_flops": hardware_flops}.items()
@@ -209,13 +209,13 @@ def _training_flops(cell: RunConfig, packed: PackedDocuments | None) -> dict[str
     return {name: count(cell, causal=causal, pairs=pairs) for name, (count, causal) in counted.items()}
 
 
-def _mean_pairs(packed: PackedDocuments) -> CausalPairs:
+def _mean_pairs(packed: DocumentsSection) -> CausalPairs:
     """Those of the mean step."""
     steps = len(packed.pairs)
     return CausalPairs(sum(packed.pairs) // steps, sum(packed.computed_pairs) // steps)
 
 
-def _attention_flops(cell: RunConfig, packed: PackedDocuments | None) -> dict[str, int | None]:  # noqa: ARG001
+def _attention_flops(cell: Cell, packed: DocumentsSection | None) -> dict[str, int | None]:  # noqa: ARG001
     """Of one call, by the area that the mask leaves."""
     causal = cell.workload.mask == "causal"
     return {
@@ -224,7 +224,7 @@ def _attention_flops(cell: RunConfig, packed: PackedDocuments | None) -> dict[st
     }
 
 
-ANALYTIC_FLOPS: Mapping[str, Callable[[RunConfig, PackedDocuments | None], dict[str, int | None]]] = {
+ANALYTIC_FLOPS: Mapping[str, Callable[[Cell, DocumentsSection | None], dict[str, int | None]]] = {
     "train": _training_flops,
     "attention": _attention_flops,
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
 
-from bench.ranks.log import Stage
+from bench.ranks.log import RankStage
 from bench.run.cell.hang import Blame, HangWatch, blame_at_deadline
 from bench.run.node.ranks import Failing, Left, Lost, NodeRanks, RankEnd
 from bench.run.node.stacks import STACK_S
@@ -23,7 +23,7 @@ TICK_S = 1.0
 class Listener:
     """Receives the progress of a running cell, in the launcher's own thread. This base class ignores it."""
 
-    def tell(self, stage: Stage) -> None:
+    def tell(self, stage: RankStage) -> None:
         """The first rank has begun this."""
 
     def tick(self) -> None:
@@ -76,7 +76,7 @@ class Watch:
         for node in self._nodes:
             for each in node.news():
                 match each:
-                    case Stage():
+                    case RankStage():
                         self._hang_watch.tell(each)
                         listener.tell(each)
                     case Left(rank):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure import PASSES, Sections
 from bench.plan.planned import PlannedCell
 from bench.record.record import Record, Role, Status
@@ -88,18 +88,18 @@ class SharedSections:
     def __init__(self) -> None:
         self._found: dict[str, Any] = {}
 
-    def of(self, cell: RunConfig) -> Sections:
+    def of(self, cell: Cell) -> Sections:
         """What is known of a cell before it runs, by the name of the pass."""
         keys = self._keys(cell)
         return {name: self._found[key] for name, key in keys.items() if key in self._found}
 
-    def keep(self, cell: RunConfig, record: Record) -> None:
+    def keep(self, cell: Cell, record: Record) -> None:
         """Remember what was found; what failed is measured again, to fail again by itself."""
         if record.status is not Status.WRONG_RESULT:
             found = {key: record.sections[name] for name, key in self._keys(cell).items()}
             self._found |= {key: section for key, section in found.items() if section is not None}
 
-    def _keys(self, cell: RunConfig) -> dict[str, str]:
+    def _keys(self, cell: Cell) -> dict[str, str]:
         """Per pass whose section is shared all that decides it."""
         return {
             name: f"{name} {cell.identity_without(section.without_effect, section.max_tokens)}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.ranks.log import RankLog
 
 
@@ -27,7 +27,7 @@ class StoreAddress:
 class NodeJob:
     """The part of a cell that one node runs."""
 
-    cell: RunConfig
+    cell: Cell
     ranks: tuple[int, ...]
     """Those of the cell that it runs, one after another."""
     store: StoreAddress | None = None
@@ -40,7 +40,7 @@ class NodeJob:
 class RankJob:
     """The part of a cell that one rank runs, and where."""
 
-    cell: RunConfig
+    cell: Cell
     rank: int
     folder: Path
     """Where its log, its report and its failure go."""

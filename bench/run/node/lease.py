@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from bench.common.labels import shown
 from bench.common.nvml import visible_uuids
-from bench.config import ConfigError, RunConfig, WhenTaken
+from bench.config import Cell, ConfigError, WhenTaken
 
 VARIABLE = "ULYSSES_RING_BENCH_LEASES"
 """The environment's variable that names another folder, such as one that several containers see."""
@@ -69,7 +69,7 @@ def _lock(path: Path, when_taken: WhenTaken, say: Callable[[str], None], held: E
         held.enter_context(lock.acquire(poll_interval=POLL_S))
 
 
-def gpus_of(cells: Collection[RunConfig]) -> Sequence[str]:
+def gpus_of(cells: Collection[Cell]) -> Sequence[str]:
     """The UUIDs of the GPUs that these cells use here; none where one uses the CPU, or they are unknown."""
     if any(cell.cluster.device != "cuda" for cell in cells):
         return ()

@@ -17,7 +17,7 @@ import psutil
 from msgspec import convert
 
 from bench.common.nvml import idle_gpus
-from bench.ranks.log import Place, place_path, read_place
+from bench.ranks.log import RankState, place_path, read_place
 from bench.run.node.job import (
     NodeJob,
     RankEntry,
@@ -103,7 +103,7 @@ class LocalRanks:
         self._processes: dict[int, BaseProcess] = {}
         self._left_s: dict[int, float] = {}
         """When ranks ended that were not stopped."""
-        self._places: dict[int, Place | None] = {}
+        self._places: dict[int, RankState | None] = {}
         self._is_over = False
         self._over_s = 0.0
         self._looked_s = 0.0
@@ -191,7 +191,7 @@ class LocalRanks:
         idle = idle_gpus()
         return {rank for device, rank in enumerate(self.ranks) if device in idle}
 
-    def _place(self, rank: int) -> Place | None:
+    def _place(self, rank: int) -> RankState | None:
         """It is there once a rank can be asked for its stack."""
         return read_place(place_path(Path(self._scratch.name), rank))
 

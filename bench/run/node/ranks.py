@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from bench.ranks.log import Place, Stage
+from bench.ranks.log import RankStage, RankState
 from bench.record.record import OutOfMemory
 from bench.run.node.job import NodeJob, RankEntry
 from bench.run.node.stacks import Doing
@@ -62,7 +62,7 @@ class RankEnd:
     log_tail: str
     detected_after_s: float | None = None
     """Seconds from its failure, or else its own end, to the end of all ranks."""
-    place: Place | None = None
+    place: RankState | None = None
     """Where it was last, as it noted itself; None where it never did."""
     node: str | None = None
     """The host that it was on, where that is another machine."""
@@ -102,7 +102,7 @@ class Lost(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-News = Stage | Failing | Left | Lost
+News = RankStage | Failing | Left | Lost
 
 
 class NodeRanks(Protocol):

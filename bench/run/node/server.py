@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from msgspec import to_builtins
 
 from bench.common.environment import REPOSITORY
-from bench.ranks.log import Stage
+from bench.ranks.log import RankStage
 from bench.run.node.job import RankEntry, RankJob, failure_path, log_path
 from bench.run.node.lifeline import die_with_launcher
 from bench.run.node.ranks import Failing, RankFailure
@@ -132,7 +132,7 @@ def enter_rank(job: RankJob, sender: Connection, entry: RankEntry | None) -> Non
     except BaseException as error:  # noqa: BLE001  a broken package may raise anything, SystemExit too
         _cannot_start(job, error)
 
-    def tell(message: Stage | Failing) -> None:
+    def tell(message: RankStage | Failing) -> None:
         if job.rank == job.cell.running_ranks[0] or isinstance(message, Failing):
             sender.send(message)
 

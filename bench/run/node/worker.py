@@ -23,7 +23,7 @@ from msgspec import to_builtins
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from bench.common.cpu_arithmetic import cpu_arithmetic
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.mistakes import mistaken
 from bench.measure.rank_pass import Measurement
 from bench.measure.workloads import workload_code
@@ -39,7 +39,7 @@ from bench.ranks.device import (
     set_allocator,
 )
 from bench.ranks.groups import deadline, make_groups, outwait_the_launcher
-from bench.ranks.log import JOIN, PlaceFile, RankLog, Stage, place_path
+from bench.ranks.log import JOIN, RankLog, RankStage, RankStateFile, place_path
 from bench.ranks.memory_limit import set_memory_limit
 from bench.ranks.products import use_wide_products
 from bench.run.node.failure import describe_failure
@@ -57,7 +57,7 @@ OTHER_LAUNCHERS = (
 """How the variables begin that mpirun, srun or a torchrun around the sweep leave behind."""
 
 
-def live(job: RankJob, tell: Callable[[Stage | Failing], None], entry: RankEntry) -> None:
+def live(job: RankJob, tell: Callable[[RankStage | Failing], None], entry: RankEntry) -> None:
     """Run a rank to its end; never returns. Its report or its failure is on the disk by then."""
     log = RankLog(tell, on_error=lambda error: _fail(job, log, tell, error))
     try:
@@ -67,7 +67,7 @@ def live(job: RankJob, tell: Callable[[Stage | Failing], None], entry: RankEntry
             # From now on the launcher can tell where this rank is, and ask for its stack. A disk without room
             # for its place: the rank is no worse for that.
             with suppress(OSError):
-                log.keep(PlaceFile(place_path(job.scratch, job.rank)).note)
+                log.keep(RankStateFile(place_path(job.scratch, job.rank)).note)
         report = entry(job, log)
         _write(report_path(job.folder, job.rank), {**report, "phases_s": log.phases_s})
         del products  # held until here: torch's own come back when it is gone
@@ -119,7 +119,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
     return report
 
 
-def _software(cell: RunConfig, device: torch.device) -> dict[str, str]:
+def _software(cell: Cell, device: torch.device) -> dict[str, str]:
     """`nccl_version` on a GPU; on a CPU `cpu_products`, the dtype of products in linear layers and kernels.
 
     torch's own `sdpa`, which training stacks run, always computes in the cell's dtype.
@@ -129,7 +129,9 @@ def _software(cell: RunConfig, device: torch.device) -> dict[str, str]:
     return {"cpu_products": str(cpu_arithmetic(TORCH_DTYPES[cell.dtype])).removeprefix("torch.")}
 
 
-def _fail(job: RankJob, log: RankLog, tell: Callable[[Stage | Failing], None], error: BaseException) -> None:
+def _fail(
+    job: RankJob, log: RankLog, tell: Callable[[RankStage | Failing], None], error: BaseException
+) -> None:
     """Write the failure and say so at once; only the first of a rank's errors counts."""
     path = failure_path(job.folder, job.rank)
     if not path.exists():
@@ -226,7 +228,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 def main() -> None:
     """Run one rank of a cell that torchrun started: `-m bench.run.node.worker CELL.json FOLDER`."""
-    cell = RunConfig.from_flat(json.loads(Path(sys.argv[1]).read_text()))
+    cell = Cell.from_flat(json.loads(Path(sys.argv[1]).read_text()))
     rank = int(os.environ["RANK"])
     job = RankJob(cell, rank, Path(sys.argv[2]), scratch=None, rendezvous=None)
     live(job, lambda _: None, run_cell)

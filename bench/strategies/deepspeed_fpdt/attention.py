@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from bench.attention.flash_attn_bridge import package_on
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.ranks.deepspeed import join_deepspeed
 from bench.ranks.groups import RankGroups
 from bench.strategies.deepspeed_fpdt.facts import offloads
-from bench.strategies.facts import Facts
+from bench.strategies.facts import StrategyFacts
 from bench.strategies.package_errors import parts_of_package
 from bench.strategies.strategy import Strategy
 
@@ -22,7 +22,7 @@ SCATTER_DIM, GATHER_DIM = 2, 0
 
 
 class DeepSpeedFPDTAttention(Strategy):
-    def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
+    def __init__(self, cell: Cell, groups: RankGroups, facts: StrategyFacts) -> None:
         super().__init__(cell, groups, facts)
         join_deepspeed(cell)
         with parts_of_package(facts):

@@ -8,15 +8,15 @@ import torch
 from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from torch import Tensor
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.ranks.deepspeed import join_deepspeed
 from bench.ranks.groups import RankGroups
-from bench.strategies.facts import Facts
+from bench.strategies.facts import StrategyFacts
 from bench.strategies.strategy import Strategy
 
 
 class DeepSpeedUlyssesAttention(Strategy):
-    def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
+    def __init__(self, cell: Cell, groups: RankGroups, facts: StrategyFacts) -> None:
         super().__init__(cell, groups, facts)
         join_deepspeed(cell)
         self.exchange = UlyssesSPAttentionHF(

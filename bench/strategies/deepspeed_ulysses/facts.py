@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.strategies.facts import exchanged_kv_heads
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Exchange, Schedule, Stage
-from bench.strategies.ulysses.facts import Ulysses, attend_to_heads, exchange_heads
+from bench.strategies.ulysses.facts import UlyssesFacts, attend_to_heads, exchange_heads
 
 POSITION_ID_BYTES = 8
 
 
-class DeepSpeedUlysses(Ulysses):
+class DeepSpeedUlyssesFacts(UlyssesFacts):
     name = "deepspeed_ulysses"
     style = PlotStyle("#56B4E9", "v")
     kept_copies = (1, 0)
     package = "deepspeed"
 
-    def packing_refusals(self, cell: RunConfig) -> list[str]:
+    def packing_refusals(self, cell: Cell) -> list[str]:
         """transformers, whose attention it wraps, takes position ids of one sequence only for boundaries."""
         refused = super().packing_refusals(cell)
         if refused or not cell.data.packs or cell.batch == 1:
@@ -26,7 +26,7 @@ class DeepSpeedUlysses(Ulysses):
         reason = "transformers finds boundaries in the position ids of one sequence only"
         return [f"data.packing=documents with batch={cell.batch} is not for {self.name}: {reason}; {way_out}"]
 
-    def schedule(self, cell: RunConfig) -> Schedule:
+    def schedule(self, cell: Cell) -> Schedule:
         """The heads as in `ulysses`, each tensor by itself; every forward gathers the int64 position ids."""
         heads, kv_heads = cell.model.num_heads, exchanged_kv_heads(cell)
         attention = attend_to_heads(cell, heads, kv_heads)

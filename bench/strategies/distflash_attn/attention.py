@@ -21,11 +21,11 @@ from bench.attention.kernels import kernel_backward, kernel_forward
 from bench.attention.layouts import ALL
 from bench.attention.merge import Partial
 from bench.attention.rotation import HandOver, hand_over
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.ranks.groups import RankGroups
 from bench.strategies.distflash_attn.facts import Lent, Round, rounds
-from bench.strategies.facts import Facts
-from bench.strategies.ring.attention import Ring, RingAttention
+from bench.strategies.facts import StrategyFacts
+from bench.strategies.ring.attention import RingAttention, RingContext
 
 Tensors = tuple[Tensor, ...]
 Output = tuple[Tensor, Tensor]
@@ -35,7 +35,7 @@ Group = dist.ProcessGroup
 
 
 class DistFlashAttention(RingAttention):
-    def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
+    def __init__(self, cell: Cell, groups: RankGroups, facts: StrategyFacts) -> None:
         super().__init__(cell, groups, facts)
         self.kept = KeptOutputs()
         if not facts.recomputes_attention(cell):
@@ -52,7 +52,7 @@ class DistFlashAttention(RingAttention):
 
 class _DistFlashAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, kv: Tensor, ring: Ring, kept: KeptOutputs) -> Tensor:
+    def forward(ctx: Any, q: Tensor, kv: Tensor, ring: RingContext, kept: KeptOutputs) -> Tensor:
         def computed() -> Output:
             partial = balanced_forward(q, kv, ring)
             return partial.out.to(q.dtype), partial.lse
@@ -69,7 +69,7 @@ class _DistFlashAttention(torch.autograd.Function):
         return dq, dkv, None, None
 
 
-def balanced_forward(q: Tensor, kv: Tensor, ring: Ring) -> Partial:
+def balanced_forward(q: Tensor, kv: Tensor, ring: RingContext) -> Partial:
     """Output and LSE of this rank's queries over all ranks' keys."""
     forward = Forward(q, kv, ring)
     take_rounds(forward, ring)
@@ -77,7 +77,7 @@ def balanced_forward(q: Tensor, kv: Tensor, ring: Ring) -> Partial:
 
 
 def balanced_backward(
-    dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: Ring
+    dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: RingContext
 ) -> tuple[Tensor, Tensor]:
     """Gradients of q and of this rank's own kv, in their dtypes."""
     backward = Backward(dout, q, kv, out, lse, ring)
@@ -85,7 +85,7 @@ def balanced_backward(
     return backward.dq.to(q.dtype), backward.dkv.to(kv.dtype)
 
 
-def take_rounds(direction: Forward | Backward, ring: Ring) -> None:
+def take_rounds(direction: Forward | Backward, ring: RingContext) -> None:
     """All rounds of a rank; what comes back from one is taken in after the next one's block."""
     group = ring.group
     todo = rounds(group.rank(), group.size(), causal=ring.causal)
@@ -129,7 +129,7 @@ class Forward:
 
     partial: Partial
 
-    def __init__(self, q: Tensor, kv: Tensor, ring: Ring) -> None:
+    def __init__(self, q: Tensor, kv: Tensor, ring: RingContext) -> None:
         self.q, self.kv, self.ring = q, kv, ring
         lse = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
         self.lent: dict[Lent, Tensors] = {Lent.KEYS: (kv,), Lent.QUERIES: (q,)}
@@ -159,7 +159,9 @@ class Forward:
 class Backward:
     """Backward: the rank that owns a tensor adds up its gradient, in float32 at least."""
 
-    def __init__(self, dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: Ring) -> None:
+    def __init__(
+        self, dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: RingContext
+    ) -> None:
         self.queries, self.kv, self.ring = (dout, q, out, lse), kv, ring
         self.lent: dict[Lent, Tensors] = {Lent.KEYS: (kv,), Lent.QUERIES: self.queries}
         self.given_back: dict[Lent, Tensors] = {Lent.KEYS: (kv,), Lent.QUERIES: (q,)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from bench.config import DTYPE_BYTES, RunConfig
+from bench.config import DTYPE_BYTES, Cell
 from bench.strategies.facts import ScheduledFacts, activation_bytes
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import WIDE_BYTES, Block, Exchange, Schedule, Stage, Stages, wide
@@ -66,35 +66,35 @@ def _lent(rank: int, distance: int, ranks: int, *, causal: bool) -> Lent | None:
     return None if is_done_by_other else Lent.QUERIES
 
 
-class DistFlashAttn(ScheduledFacts):
+class DistFlashAttnFacts(ScheduledFacts):
     name = "distflash_attn"
     style = PlotStyle("#AA4499", "X", "--")
     sends_unevenly = True
     options = {CHECKPOINTS: (LAYER_INPUT, ATTENTION_OUTPUT)}  # noqa: RUF012  a class's own constant
 
-    def refusals(self, cell: RunConfig) -> list[str]:
+    def refusals(self, cell: Cell) -> list[str]:
         return [*super().refusals(cell), *_checkpoint_refusals(cell)]
 
-    def balances(self, cell: RunConfig) -> bool:  # noqa: ARG002
+    def balances(self, cell: Cell) -> bool:  # noqa: ARG002
         return True
 
-    def recomputes_attention(self, cell: RunConfig) -> bool:
+    def recomputes_attention(self, cell: Cell) -> bool:
         return cell.checkpointing and cell.option(CHECKPOINTS) == LAYER_INPUT
 
-    def checkpointed_bytes(self, cell: RunConfig) -> int:
+    def checkpointed_bytes(self, cell: Cell) -> int:
         """Attention's output and its LSE, where they are what is kept."""
         return _output_bytes(cell) if cell.option(CHECKPOINTS) == ATTENTION_OUTPUT else 0
 
-    def schedule(self, cell: RunConfig) -> Schedule:
+    def schedule(self, cell: Cell) -> Schedule:
         """That of the last rank, which computes in every round."""
         return self.rank_schedule(cell, cell.sp_degree - 1)
 
-    def extreme_ranks(self, cell: RunConfig) -> Collection[int]:
+    def extreme_ranks(self, cell: Cell) -> Collection[int]:
         """Where a rank's rounds of one kind begin or cease: how many it has of each grows evenly between."""
         last, most, least = cell.sp_degree - 1, cell.sp_degree // 2, (cell.sp_degree - 1) // 2
         return {0, least, most, last - most, last - least, last}
 
-    def rank_schedule(self, cell: RunConfig, rank: int) -> Schedule:
+    def rank_schedule(self, cell: Cell, rank: int) -> Schedule:
         """Keys go to later ranks, queries to earlier ones that help; what is found comes back.
 
         Forward a helper gives back output and LSE. Backward it is lent the output's gradient, the output and
@@ -117,13 +117,13 @@ class DistFlashAttn(ScheduledFacts):
         return Schedule(_stages(cell, rank, forward), _stages(cell, rank, backward))
 
 
-def _output_bytes(cell: RunConfig) -> int:
+def _output_bytes(cell: Cell) -> int:
     """Of one call's output and LSE."""
     rows = cell.batch * cell.model.num_heads * cell.shard_len
     return activation_bytes(cell, cell.model.num_heads) + rows * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype])
 
 
-def _checkpoint_refusals(cell: RunConfig) -> list[str]:
+def _checkpoint_refusals(cell: Cell) -> list[str]:
     """Where attention's output is kept, layers have to be checkpointed, and what they keep has to stay."""
     chosen = f"strategy.{CHECKPOINTS}={cell.option(CHECKPOINTS)}"
     if cell.option(CHECKPOINTS) == LAYER_INPUT:
@@ -148,7 +148,7 @@ class Sizes:
     """Of wide tensors that a block's results are taken into."""
 
 
-def _stages(cell: RunConfig, rank: int, sizes: Sizes) -> Stages:
+def _stages(cell: Cell, rank: int, sizes: Sizes) -> Stages:
     """The rank's own block and one a round, beside what the next round needs and what the last one found."""
     is_causal = cell.workload.mask == "causal"
     heads, kv_heads, tokens = cell.model.num_heads, cell.model.num_kv_heads, cell.shard_len

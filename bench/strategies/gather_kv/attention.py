@@ -16,8 +16,8 @@ from torch import Tensor
 from bench.attention.kernels import Kernel, kernel_backward, kernel_forward
 from bench.attention.layouts import ALL
 from bench.attention.merge import Partial
-from bench.strategies.gather_kv.facts import Call, calls_on_others, calls_on_own
-from bench.strategies.ring.attention import Ring, RingAttention
+from bench.strategies.gather_kv.facts import KernelCall, calls_on_others, calls_on_own
+from bench.strategies.ring.attention import RingAttention, RingContext
 
 
 class GatherKVAttention(RingAttention):
@@ -34,7 +34,7 @@ class GatherKVAttention(RingAttention):
 
 class _GatherKV(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: RingContext) -> Tensor:
         seen, kv = gathered_forward(q, k, v, ring)
         out = seen.out.to(q.dtype)
         ctx.ring = ring
@@ -47,7 +47,7 @@ class _GatherKV(torch.autograd.Function):
         return *gathered_backward(dout, q, kv, out, lse, ctx.ring), None
 
 
-def gathered_forward(q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> tuple[Partial, Tensor]:
+def gathered_forward(q: Tensor, k: Tensor, v: Tensor, ring: RingContext) -> tuple[Partial, Tensor]:
     """Output and LSE over all ranks' keys, and these with their values, [P, 2, B, K, S, D].
 
     This rank attends to its own while the others' arrive.
@@ -70,7 +70,7 @@ def gathered_forward(q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> tuple[Parti
 
 
 def gathered_backward(
-    dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: Ring
+    dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: RingContext
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q and of this rank's own k and v: of its keys, those of all ranks are added up, wide."""
     rank, ranks, wide = ring.group.rank(), ring.group.size(), lse.dtype
@@ -85,7 +85,7 @@ def gathered_backward(
     return dq.to(q.dtype), dk, dv
 
 
-def _attend(seen: Partial | None, q: Tensor, kv: Tensor, call: Call, kernel: Kernel) -> Partial:
+def _attend(seen: Partial | None, q: Tensor, kv: Tensor, call: KernelCall, kernel: Kernel) -> Partial:
     """The partial result with this call's keys taken in."""
     causal, scale = call.tile.causal, q.shape[-1] ** -0.5
     block = kernel_forward(kernel, q[_rows(call)], *_keys_and_values(kv, call), causal=causal, scale=scale)
@@ -96,7 +96,7 @@ def _attend(seen: Partial | None, q: Tensor, kv: Tensor, call: Call, kernel: Ker
 
 
 def _add_gradients(
-    into: tuple[Tensor, Tensor], tensors: tuple[Tensor, ...], call: Call, kernel: Kernel
+    into: tuple[Tensor, Tensor], tensors: tuple[Tensor, ...], call: KernelCall, kernel: Kernel
 ) -> None:
     """Add this call's share to dq [B, N, S, D] and dkv [P, 2, B, K, S, D]."""
     (dq, dkv), (dout, q, kv, out, lse), rows = into, tensors, _rows(call)
@@ -113,17 +113,17 @@ def _add_gradients(
         _places(dkv, call)[:, which] += share.unflatten(2, (call.ranks, -1)).movedim(2, 0)
 
 
-def _rows(call: Call) -> tuple[slice, ...]:
+def _rows(call: KernelCall) -> tuple[slice, ...]:
     """Where in [B, N, S, ...] the call's queries are."""
     return call.tile.sequences, ALL, call.tile.queries
 
 
-def _places(kv_P2BKSD: Tensor, call: Call) -> Tensor:
+def _places(kv_P2BKSD: Tensor, call: KernelCall) -> Tensor:
     """Its keys and values, or their gradients, where they are."""
     return kv_P2BKSD[call.sources, :, call.tile.sequences, :, call.tile.keys]
 
 
-def _keys_and_values(kv_P2BKSD: Tensor, call: Call) -> Tensor:
+def _keys_and_values(kv_P2BKSD: Tensor, call: KernelCall) -> Tensor:
     """A call's keys and values for the kernel, [2, B, K, keys, D]: a copy if several ranks hold them."""
     return _places(kv_P2BKSD, call).movedim(0, 3).flatten(3, 4)
 

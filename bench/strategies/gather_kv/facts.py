@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from bench.attention.layouts import Tile
-from bench.config import DTYPE_BYTES, RunConfig
+from bench.config import DTYPE_BYTES, Cell
 from bench.strategies.facts import CallMemory, ScheduledFacts, activation_bytes, lse_bytes, repeats_kv
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_bytes, tile_of, wide
@@ -17,7 +17,7 @@ TilesOf = Callable[[int], Sequence[Tile]]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KernelCall:
     """The keys of one kernel call: of these ranks, one after another, what the mask leaves of each."""
 
     sources: slice
@@ -29,12 +29,12 @@ class Call:
         return int(self.sources.stop - self.sources.start)
 
 
-def calls_on_own(tiles_of: TilesOf, rank: int) -> list[Call]:
+def calls_on_own(tiles_of: TilesOf, rank: int) -> list[KernelCall]:
     """Those on the rank's own keys, of which every query sees some."""
     return [*_calls(tiles_of, range(rank, rank + 1))]
 
 
-def calls_on_others(tiles_of: TilesOf, rank: int, ranks: int) -> list[Call]:
+def calls_on_others(tiles_of: TilesOf, rank: int, ranks: int) -> list[KernelCall]:
     """Those on all other ranks' keys.
 
     Neighbours of which the mask leaves the same, and no triangle, are taken at once: in contiguous and zigzag
@@ -43,23 +43,23 @@ def calls_on_others(tiles_of: TilesOf, rank: int, ranks: int) -> list[Call]:
     return [*_calls(tiles_of, range(rank)), *_calls(tiles_of, range(rank + 1, ranks))]
 
 
-def _calls(tiles_of: TilesOf, sources: range) -> Iterator[Call]:
+def _calls(tiles_of: TilesOf, sources: range) -> Iterator[KernelCall]:
     for tiles, group in groupby(sources, key=lambda source: tuple(tiles_of(source))):
         first, *others = group
         after = first + 1 + len(others)
         for tile in tiles:
             at_once = 1 if tile.causal else after - first
             for start in range(first, after, at_once):
-                yield Call(slice(start, start + at_once), tile)
+                yield KernelCall(slice(start, start + at_once), tile)
 
 
-class GatherKV(ScheduledFacts):
+class GatherKVFacts(ScheduledFacts):
     name = "gather_kv"
     style = PlotStyle("#882255", "*", ":")
     packs = True
     layouts = ("zigzag", "contiguous", "striped")
 
-    def schedule(self, cell: RunConfig) -> Schedule:
+    def schedule(self, cell: Cell) -> Schedule:
         """Forward hands a shard of K and V to P-1 ranks, backward P-1 shards of their gradients to one each.
 
         As Llama 3 was trained (arXiv:2407.21783, section 3.3.2), with all heads at once; gradients travel in
@@ -87,12 +87,12 @@ class GatherKV(ScheduledFacts):
             ),
         )
 
-    def kept_bytes_per_token(self, cell: RunConfig) -> int:
+    def kept_bytes_per_token(self, cell: Cell) -> int:
         """The keys and values of all other ranks: what is kept does not shrink as ranks are added."""
         model = cell.model
         return (cell.sp_degree - 1) * 2 * model.num_kv_heads * model.head_dim * DTYPE_BYTES[cell.dtype]
 
-    def call_memory(self, cell: RunConfig) -> CallMemory:
+    def call_memory(self, cell: Cell) -> CallMemory:
         """All ranks' keys and values and, wide, the partial output; in backward the gradients of all, wide.
 
         Beside these the fullest of: a block, with copies of keys that are of several ranks and what the
@@ -119,14 +119,14 @@ class GatherKV(ScheduledFacts):
         )
 
 
-def _fullest_blocks(cell: RunConfig) -> Iterator[tuple[bool, bool, Block]]:
+def _fullest_blocks(cell: Cell) -> Iterator[tuple[bool, bool, Block]]:
     """Those of the first and the last rank, with whether their keys are the rank's own."""
     for rank in {0, cell.sp_degree - 1}:
         for number, (is_copy, block) in enumerate(blocks_of(cell, rank)):
             yield number == 0, is_copy, block
 
 
-def blocks_of(cell: RunConfig, rank: int) -> Iterator[tuple[bool, Block]]:
+def blocks_of(cell: Cell, rank: int) -> Iterator[tuple[bool, Block]]:
     """The rank's kernel calls, its own keys first, and whether they take a copy: of keys of several ranks."""
 
     def tiles_of(source: int) -> tuple[Tile, ...]:

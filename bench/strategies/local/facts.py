@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.strategies.facts import ScheduledFacts
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Schedule, Stage, whole_block
 
 
-class Local(ScheduledFacts):
+class LocalFacts(ScheduledFacts):
     name = "local"
     style = PlotStyle("#000000", "o")
     packs = True
     shares_sequences = False
 
-    def schedule(self, cell: RunConfig) -> Schedule:
+    def schedule(self, cell: Cell) -> Schedule:
         """Nothing is sent: attention never leaves the rank."""
         whole = Stage((whole_block(cell, cell.model.num_heads, cell.model.num_kv_heads),))
         return Schedule((whole,), (whole,))

@@ -29,12 +29,12 @@ class RingAttention(Strategy):
     def log_sum_exp(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         return ring_forward(q_BNSD, torch.stack([k_BKSD, v_BKSD]), self.ring(causal=causal)).lse
 
-    def ring(self, *, causal: bool) -> Ring:
-        return Ring(self.groups.ring, self.kernel, LAYOUTS[self.cell.layout], causal, self.documents)
+    def ring(self, *, causal: bool) -> RingContext:
+        return RingContext(self.groups.ring, self.kernel, LAYOUTS[self.cell.layout], causal, self.documents)
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class RingContext:
     """A ring's ranks, the kernel that computes a block, and the layout that says what the mask leaves."""
 
     group: dist.ProcessGroup
@@ -58,7 +58,7 @@ class Ring:
         return () if tile is None else (tile,)
 
 
-def ring_attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, ring: Ring) -> Tensor:
+def ring_attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, ring: RingContext) -> Tensor:
     """Attention over the keys of all ranks, [B, N, S, D], differentiable."""
     kv_2BKSD = torch.stack([k_BKSD, v_BKSD])
     out: Tensor = _RingAttention.apply(q_BNSD, kv_2BKSD, ring)  # type: ignore[no-untyped-call]
@@ -67,7 +67,7 @@ def ring_attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, ring: Ring) -
 
 class _RingAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, kv: Tensor, ring: Ring) -> Tensor:
+    def forward(ctx: Any, q: Tensor, kv: Tensor, ring: RingContext) -> Tensor:
         partial = ring_forward(q, kv, ring)
         out = partial.out.to(q.dtype)
         ctx.ring = ring
@@ -81,7 +81,7 @@ class _RingAttention(torch.autograd.Function):
         return dq, dkv, None
 
 
-def ring_forward(q: Tensor, kv: Tensor, ring: Ring) -> Partial:
+def ring_forward(q: Tensor, kv: Tensor, ring: RingContext) -> Partial:
     """Output and LSE over all ranks' keys: attend to the block at hand while the next one arrives."""
     scale = q.shape[-1] ** -0.5
     partial = None if ring.documents is None else Partial.nothing(q)
@@ -106,7 +106,7 @@ def ring_forward(q: Tensor, kv: Tensor, ring: Ring) -> Partial:
 
 
 def ring_backward(
-    dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: Ring
+    dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: RingContext
 ) -> tuple[Tensor, Tensor]:
     """Gradients of q and of this rank's own kv, in their dtypes.
 

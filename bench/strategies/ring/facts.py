@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.strategies.facts import ScheduledFacts, exchanged_kv_heads
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import (
@@ -19,7 +19,7 @@ from bench.strategies.schedule import (
 )
 
 
-class Ring(ScheduledFacts):
+class RingFacts(ScheduledFacts):
     name = "ring"
     style = PlotStyle("#D55E00", "^", "--")
     packs = True
@@ -27,7 +27,7 @@ class Ring(ScheduledFacts):
     first_gradients_wait: ClassVar[bool] = True
     """Whether what a rank finds for its own keys stays at home: then gradients make P-1 hops, otherwise P."""
 
-    def schedule(self, cell: RunConfig) -> Schedule:
+    def schedule(self, cell: Cell) -> Schedule:
         """K and V make P-1 hops in forward and again in backward, their gradients as many or one more.
 
         Gradients travel in float32, float64 for float64. The rotation is that of arXiv:2310.01889, section 3.
@@ -42,11 +42,11 @@ class Ring(ScheduledFacts):
             backward=self._backward(cell, blocks, kv),
         )
 
-    def hop(self, cell: RunConfig, sent_bytes: int) -> Exchange:
+    def hop(self, cell: Cell, sent_bytes: int) -> Exchange:
         """One tensor to the next rank of the ring."""
         return Exchange("send", sent_bytes, cell.ring_degree, stride=cell.ring_stride)
 
-    def _backward(self, cell: RunConfig, blocks: list[Block], kv: Exchange) -> Stages:
+    def _backward(self, cell: Cell, blocks: list[Block], kv: Exchange) -> Stages:
         """Behind each block the next keys and the gradients of the last ones; the last hop home is bare."""
         last, waits = len(blocks) - 1, int(self.first_gradients_wait)
         dkv = self.hop(cell, wide(cell, kv.sent_bytes))
@@ -68,7 +68,7 @@ class Ring(ScheduledFacts):
         return (*stages, Stage(exchanges=(dkv,))) if last else tuple(stages)
 
 
-def _forward(cell: RunConfig, blocks: list[Block], kv: Exchange) -> Stages:
+def _forward(cell: Cell, blocks: list[Block], kv: Exchange) -> Stages:
     """The next rank's keys arrive behind each block but the last; each but the first is merged."""
     last = len(blocks) - 1
     return tuple(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bench.attention.kernel_facts import HALF
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.strategies.facts import ScheduledFacts
 from bench.strategies.options import WholeNumber
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_bytes
 
 
-class RingFlashAttnLlama3(ScheduledFacts):
+class RingFlashAttnLlama3Facts(ScheduledFacts):
     name = "ring_flash_attn_llama3"
     style = PlotStyle("#CC79A7", "p", ":")
     packs = True
@@ -19,7 +19,7 @@ class RingFlashAttnLlama3(ScheduledFacts):
     # As the package's README has it: least memory, most overlap; more heads at a time are fewer launches.
     options = {"heads_k_stride": WholeNumber(auto=lambda _: 1)}  # noqa: RUF012  the package's own word
 
-    def head_refusals(self, cell: RunConfig) -> list[str]:
+    def head_refusals(self, cell: Cell) -> list[str]:
         heads, kv_heads = cell.number("heads_k_stride"), cell.model.num_kv_heads
         if kv_heads % heads == 0:
             return []
@@ -27,7 +27,7 @@ class RingFlashAttnLlama3(ScheduledFacts):
         way_out = f"choose {' or '.join(divisors)}"
         return [f"strategy.heads_k_stride={heads} must divide the {kv_heads} KV heads; {way_out}"]
 
-    def schedule(self, cell: RunConfig) -> Schedule:
+    def schedule(self, cell: Cell) -> Schedule:
         """K and V are gathered in forward and in backward, their gradients reduced and scattered.
 
         So many KV heads at a time; the next are gathered while these are computed. An all-gather hands a

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from bench.attention.layouts import LAYOUTS, Tile
 from bench.attention.rotation import rotate
-from bench.strategies.ring.attention import Ring
+from bench.strategies.ring.attention import RingContext
 from bench.strategies.strategy import Strategy
 
 
 class RingSelfAttention(Strategy):
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
-        ring = Ring(self.groups.ring, self.kernel, LAYOUTS[self.cell.layout], causal, self.documents)
+        ring = RingContext(self.groups.ring, self.kernel, LAYOUTS[self.cell.layout], causal, self.documents)
         q_BKGSD = q_BNSD.unflatten(1, (k_BKSD.shape[1], -1))
         out_BKGSD: Tensor = _RingSelfAttention.apply(q_BKGSD, k_BKSD, v_BKSD, ring)  # type: ignore[no-untyped-call]
         return out_BKGSD.flatten(1, 2)
@@ -30,7 +30,7 @@ class RingSelfAttention(Strategy):
 
 class _RingSelfAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: RingContext) -> Tensor:
         probs = ring_scores(q, k, ring).flatten(-2).softmax(dim=-1).unflatten(-1, (ring.group.size(), -1))
         out = ring_output(probs, v, ring)
         ctx.ring = ring
@@ -44,7 +44,7 @@ class _RingSelfAttention(torch.autograd.Function):
         return dq, dkv[0], dkv[1], None
 
 
-def ring_scores(q_BKGSD: Tensor, k_BKSD: Tensor, ring: Ring) -> Tensor:
+def ring_scores(q_BKGSD: Tensor, k_BKSD: Tensor, ring: RingContext) -> Tensor:
     """Scaled scores of this rank's queries and all ranks' keys, [B, K, G, S, P, S]; -inf where masked."""
     scaled, shard_len = q_BKGSD * q_BKGSD.shape[-1] ** -0.5, k_BKSD.shape[2]
     shape = *q_BKGSD.shape[:4], ring.group.size(), shard_len
@@ -56,7 +56,7 @@ def ring_scores(q_BKGSD: Tensor, k_BKSD: Tensor, ring: Ring) -> Tensor:
     return scores
 
 
-def ring_output(probs_BKGSPS: Tensor, v_BKSD: Tensor, ring: Ring) -> Tensor:
+def ring_output(probs_BKGSPS: Tensor, v_BKSD: Tensor, ring: RingContext) -> Tensor:
     """Probabilities times all ranks' values, [B, K, G, S, D], added up wide; in memory tokens come first."""
     batch, kv_heads, groups, shard_len = probs_BKGSPS.shape[:4]
     wide = torch.promote_types(v_BKSD.dtype, torch.float32)
@@ -69,7 +69,7 @@ def ring_output(probs_BKGSPS: Tensor, v_BKSD: Tensor, ring: Ring) -> Tensor:
 
 
 def ring_backward(
-    dout: Tensor, q: Tensor, kv: Tensor, probs: Tensor, out: Tensor, ring: Ring
+    dout: Tensor, q: Tensor, kv: Tensor, probs: Tensor, out: Tensor, ring: RingContext
 ) -> tuple[Tensor, Tensor]:
     """Gradients of q and of this rank's own kv [2, B, K, S, D], in their dtypes.
 
@@ -109,7 +109,7 @@ def block_backward(
     return dq_BKGRD, dk_BKTD, dv_BKTD
 
 
-def round_trip(tensor: Tensor, ring: Ring) -> Iterator[tuple[int, Tensor]]:
+def round_trip(tensor: Tensor, ring: RingContext) -> Iterator[tuple[int, Tensor]]:
     """Each rank's tensor and whose it is, one's own first; while one is used the next arrives."""
     *all_but_last, last = ring.sources()
     for source in all_but_last:

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.config import DTYPE_BYTES, RunConfig
+from bench.config import DTYPE_BYTES, Cell
 from bench.strategies.facts import activation_bytes
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.ring.facts import Ring
+from bench.strategies.ring.facts import RingFacts
 from bench.strategies.schedule import WIDE_BYTES, Schedule, wide
 
 
-class RingSelfAttention(Ring):
+class RingSelfAttentionFacts(RingFacts):
     name = "ring_self_attention"
     style = PlotStyle("#999933", ">", "--")
     # It calls none: its scores are in memory at once, as that kernel's.
     kernels = ("math",)
     is_unfused = True
 
-    def kept_bytes_per_token(self, cell: RunConfig) -> int:
+    def kept_bytes_per_token(self, cell: Cell) -> int:
         """The probabilities of all keys, and no LSE."""
         number_bytes = DTYPE_BYTES[cell.dtype]
         return cell.model.num_heads * (cell.padded_len * number_bytes - max(WIDE_BYTES, number_bytes))
 
-    def scores_bytes(self, cell: RunConfig) -> int:
+    def scores_bytes(self, cell: Cell) -> int:
         """In forward, of which softmax makes probabilities; backward has those of a block."""
         rows = cell.batch * cell.model.num_heads * cell.shard_len
         return rows * cell.padded_len * DTYPE_BYTES[cell.dtype]
 
-    def schedule(self, cell: RunConfig) -> Schedule:
+    def schedule(self, cell: Cell) -> Schedule:
         """The hops of `ring`: P-1 of K and V in forward and again in backward, as many of their gradients.
 
         arXiv:2105.13120, section 3.2: P-1 hops of each, and a reduce-scatter of each gradient. Nothing is

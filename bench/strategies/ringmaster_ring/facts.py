@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bench.config import DTYPE_BYTES, RunConfig
+from bench.config import DTYPE_BYTES, Cell
 from bench.strategies.facts import ScheduledFacts, activation_bytes
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Block, Exchange, Schedule, Stage, ring_blocks, tensor_bytes
@@ -21,7 +21,7 @@ BALANCED = (HEAD_TAIL, DISTFLASH)
 """What the package calls its `load_balance`; either has its own way to rotate keys."""
 
 
-class RingmasterRing(ScheduledFacts):
+class RingmasterRingFacts(ScheduledFacts):
     name = "ringmaster_ring"
     style = PlotStyle("#44AA99", "8", "--")
     packs = True
@@ -34,24 +34,24 @@ class RingmasterRing(ScheduledFacts):
     def layouts_with(self, options: Mapping[str, str]) -> tuple[str, ...]:
         return ("zigzag",) if options[ROTATION] == HEAD_TAIL else ("contiguous",)
 
-    def balances(self, cell: RunConfig) -> bool:
+    def balances(self, cell: Cell) -> bool:
         return cell.option(ROTATION) == DISTFLASH
 
-    def refusals(self, cell: RunConfig) -> list[str]:
+    def refusals(self, cell: Cell) -> list[str]:
         return [*super().refusals(cell), *kernel_refusals(cell)]
 
-    def autocast_refusals(self, cell: RunConfig) -> list[str]:
+    def autocast_refusals(self, cell: Cell) -> list[str]:
         return autocast_refusals(cell)
 
-    def mask_refusals(self, cell: RunConfig) -> list[str]:
+    def mask_refusals(self, cell: Cell) -> list[str]:
         if cell.option(ROTATION) not in BALANCED or cell.workload.mask == "causal":
             return super().mask_refusals(cell)
         return [f"workload.mask=full is not for {with_rotation(cell)}; take workload.mask=causal"]
 
-    def packing_refusals(self, cell: RunConfig) -> list[str]:
+    def packing_refusals(self, cell: Cell) -> list[str]:
         return [*super().packing_refusals(cell), *boundary_refusals(cell)]
 
-    def head_refusals(self, cell: RunConfig) -> list[str]:
+    def head_refusals(self, cell: Cell) -> list[str]:
         """Its balanced contiguous ring repeats no KV head in backward, on a CPU and without documents."""
         model, repeats = cell.model, cell.cluster.device != "cpu" or cell.data.packs
         if cell.option(ROTATION) != DISTFLASH or repeats or model.num_kv_heads == model.num_heads:
@@ -60,28 +60,28 @@ class RingmasterRing(ScheduledFacts):
         way_out = f"take model.num_kv_heads={model.num_heads}, or strategy.{ROTATION}={P2P}"
         return [f"model.num_kv_heads={model.num_kv_heads} is not for {who}; {way_out}"]
 
-    def kept_bytes_per_token(self, cell: RunConfig) -> int:
+    def kept_bytes_per_token(self, cell: Cell) -> int:
         return kept_by_ring(cell)
 
-    def scores_bytes(self, cell: RunConfig) -> int:
+    def scores_bytes(self, cell: Cell) -> int:
         return super().scores_bytes(replace(cell, kernel="math") if takes_scores(cell) else cell)
 
-    def schedule(self, cell: RunConfig) -> Schedule:
+    def schedule(self, cell: Cell) -> Schedule:
         """That of a rank with most blocks and, among those, most to send."""
         return self.rank_schedule(cell, cell.sp_degree - 1 - cell.sp_degree // 2)
 
-    def rank_schedule(self, cell: RunConfig, rank: int) -> Schedule:
+    def rank_schedule(self, cell: Cell, rank: int) -> Schedule:
         if cell.option(ROTATION) == DISTFLASH and cell.sp_degree > 1:
             return balanced_schedule(cell, rank)
         return ring_schedule(cell, cell.model.num_heads, cell.model.num_kv_heads)
 
 
-def with_rotation(cell: RunConfig) -> str:
+def with_rotation(cell: Cell) -> str:
     """The strategy and its choice, as refusals name them."""
     return f"{cell.strategy} with strategy.{ROTATION}={cell.option(ROTATION)}"
 
 
-def boundary_refusals(cell: RunConfig) -> list[str]:
+def boundary_refusals(cell: Cell) -> list[str]:
     """One rank hands over no boundaries. The balanced rings know those of the first sequence of a batch."""
     if not cell.data.packs:
         return []
@@ -94,7 +94,7 @@ def boundary_refusals(cell: RunConfig) -> list[str]:
     return []
 
 
-def takes_scores(cell: RunConfig) -> bool:
+def takes_scores(cell: Cell) -> bool:
     """Whether the package calls no kernel: it computes all scores of a block at once, in float32.
 
     So it does on CPU ranks where it passes keys, and anywhere in its zigzag ring over documents.
@@ -105,7 +105,7 @@ def takes_scores(cell: RunConfig) -> bool:
     return cell.cluster.device == "cpu" and (rotation == DISTFLASH or (rotation == P2P and not packs))
 
 
-def kernel_refusals(cell: RunConfig) -> list[str]:
+def kernel_refusals(cell: Cell) -> list[str]:
     """Where it calls no kernel, ours that does the same has to be named, and no dtype that it has not."""
     rotation, device = cell.option(ROTATION), cell.cluster.device
     chosen, other = (f"strategy.{ROTATION}={each}" for each in (rotation, ALLGATHER))
@@ -125,7 +125,7 @@ def kernel_refusals(cell: RunConfig) -> list[str]:
     return [f"{refusal}, or {other}" for refusal in refusals]
 
 
-def autocast_refusals(cell: RunConfig) -> list[str]:
+def autocast_refusals(cell: Cell) -> list[str]:
     """Return why products that the package takes of float32 scores cannot be rounded by autocast."""
     if not takes_scores(cell):
         return []
@@ -134,12 +134,12 @@ def autocast_refusals(cell: RunConfig) -> list[str]:
     return [f"{engine}, which has its products rounded to {cell.dtype} by autocast; {way_out}"]
 
 
-def _with_device(cell: RunConfig) -> str:
+def _with_device(cell: Cell) -> str:
     documents = " and documents" if cell.data.packs else ""
     return f"{with_rotation(cell)}{documents} on {cell.cluster.device.upper()} ranks"
 
 
-def kept_by_ring(cell: RunConfig) -> int:
+def kept_by_ring(cell: Cell) -> int:
     """What a ring's last rank saves beside its own, per token: all that it gathered.
 
     Passing keys on a CPU, those of all query heads, and the output in float32 beside the one it returns.
@@ -153,7 +153,7 @@ def kept_by_ring(cell: RunConfig) -> int:
     return (repeated + model.num_heads * FLOAT32_BYTES) * model.head_dim
 
 
-def ring_schedule(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
+def ring_schedule(cell: Cell, heads: int, kv_heads: int) -> Schedule:
     """A ring of the package over these heads of a ring shard; nothing is sent in one of a single rank."""
     if cell.ring_degree == 1:
         alone = (Stage(tuple(ring_blocks(cell, heads, kv_heads))),)
@@ -161,13 +161,13 @@ def ring_schedule(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
     return (_gathered if gathers(cell) else _passed)(cell, heads, kv_heads)
 
 
-def gathers(cell: RunConfig) -> bool:
+def gathers(cell: Cell) -> bool:
     """Whether every rank has all keys: of packed documents also where they are to be passed on."""
     rotation = cell.option(ROTATION)
     return rotation == ALLGATHER or (rotation == P2P and cell.data.packs)
 
 
-def _gathered(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
+def _gathered(cell: Cell, heads: int, kv_heads: int) -> Schedule:
     """K and V are gathered apart, and so are their gradients reduced and scattered, in the cell's dtype.
 
     On gloo they are all-reduced instead: twice the bytes.
@@ -183,7 +183,7 @@ def _gathered(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
     return Schedule(forward=(gather, gather, attention), backward=(attention, home, home))
 
 
-def _passed(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
+def _passed(cell: Cell, heads: int, kv_heads: int) -> Schedule:
     """K and V make P-1 hops in forward, and in backward P, the last of which nobody waits for; gradients P.
 
     A CPU has no flash kernel for the package: there it sends K and V of all query heads, in float32. The
@@ -203,7 +203,7 @@ def _passed(cell: RunConfig, heads: int, kv_heads: int) -> Schedule:
     return Schedule(forward, tuple(Stage((block,), (hop, hop), is_hidden=True) for block in blocks))
 
 
-def balanced_schedule(cell: RunConfig, rank: int) -> Schedule:
+def balanced_schedule(cell: Cell, rank: int) -> Schedule:
     """The contiguous ring that lends work: P-1 hops of keys, then half as many of queries, none hidden.
 
     Hops of keys go all the way round, though the first half of them is not computed with. A rank that has

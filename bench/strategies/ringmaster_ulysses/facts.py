@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.strategies.facts import activation_bytes
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Exchange, Schedule, Stage
-from bench.strategies.ulysses.facts import Ulysses, attend_to_heads, exchange_heads
+from bench.strategies.ulysses.facts import UlyssesFacts, attend_to_heads, exchange_heads
 
 
-class RingmasterUlysses(Ulysses):
+class RingmasterUlyssesFacts(UlyssesFacts):
     name = "ringmaster_ulysses"
     style = PlotStyle("#44AA99", "H")
     takes_fewer_kv_heads = False
     package = "axolotl-ringmaster"
     tried = "0.2.7"
 
-    def packing_refusals(self, cell: RunConfig) -> list[str]:
+    def packing_refusals(self, cell: Cell) -> list[str]:
         """On one rank the package hands over no boundaries; its output was off by 0.98 of its maximum."""
         refused = super().packing_refusals(cell)
         if refused or not cell.data.packs or cell.sp_degree > 1:
             return refused
         return ["data.packing=documents is not for ringmaster_ulysses on one rank; take strategy=local"]
 
-    def schedule(self, cell: RunConfig) -> Schedule:
+    def schedule(self, cell: Cell) -> Schedule:
         """The bytes of `ulysses` on NCCL; Q, K and V travel together where they have equally many heads."""
         heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
         attention = attend_to_heads(cell, heads, kv_heads)
@@ -34,7 +34,7 @@ class RingmasterUlysses(Ulysses):
         return Schedule(forward=(*qkv, attention, out), backward=(out, attention, *reversed(qkv)))
 
 
-def trade_heads(cell: RunConfig, heads: int) -> Stage:
+def trade_heads(cell: Cell, heads: int) -> Stage:
     """One all-to-all; on gloo the package gathers all parts of all ranks instead, and keeps its own."""
     traded = exchange_heads(cell, heads)
     if cell.cluster.backend != "gloo":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ringmaster_ring.facts import (
     ALLGATHER,
@@ -16,10 +16,10 @@ from bench.strategies.ringmaster_ring.facts import (
 )
 from bench.strategies.ringmaster_ulysses.facts import trade_heads
 from bench.strategies.schedule import Schedule
-from bench.strategies.usp.facts import USP
+from bench.strategies.usp.facts import USPFacts
 
 
-class RingmasterUSP(USP):
+class RingmasterUSPFacts(USPFacts):
     name = "ringmaster_usp"
     style = PlotStyle("#44AA99", (4, 1, 0), "-.")
     takes_fewer_kv_heads = False
@@ -27,21 +27,21 @@ class RingmasterUSP(USP):
     layouts = ("contiguous",)
     package = "axolotl-ringmaster"
     tried = "0.2.7"
-    options = {ROTATION: (ALLGATHER, P2P), **USP.options}  # noqa: RUF012  a class's own constant, as in torch_cp
+    options = {ROTATION: (ALLGATHER, P2P), **USPFacts.options}  # noqa: RUF012  a class's own constant, as in torch_cp
 
-    def refusals(self, cell: RunConfig) -> list[str]:
+    def refusals(self, cell: Cell) -> list[str]:
         return [*super().refusals(cell), *kernel_refusals(cell)]
 
-    def autocast_refusals(self, cell: RunConfig) -> list[str]:
+    def autocast_refusals(self, cell: Cell) -> list[str]:
         return autocast_refusals(cell)
 
-    def packing_refusals(self, cell: RunConfig) -> list[str]:
+    def packing_refusals(self, cell: Cell) -> list[str]:
         return [*super().packing_refusals(cell), *boundary_refusals(cell)]
 
-    def kept_bytes_per_token(self, cell: RunConfig) -> int:
+    def kept_bytes_per_token(self, cell: Cell) -> int:
         return super().kept_bytes_per_token(cell) + kept_by_ring(cell)
 
-    def schedule(self, cell: RunConfig) -> Schedule:
+    def schedule(self, cell: Cell) -> Schedule:
         """Q, then K with V, then the output are traded for heads, also where heads are equally many."""
         heads, kv_heads, degree = cell.model.num_heads, cell.model.num_kv_heads, cell.ulysses_degree
         ring = ring_schedule(cell, heads // degree, kv_heads // degree)

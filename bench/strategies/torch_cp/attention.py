@@ -18,9 +18,9 @@ from torch.distributed.tensor.experimental._attention import (
 )
 
 from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.ranks.groups import RankGroups
-from bench.strategies.facts import Facts
+from bench.strategies.facts import StrategyFacts
 from bench.strategies.strategy import Strategy
 
 SEQUENCE_DIM = 2
@@ -45,7 +45,7 @@ OPERATORS: Mapping[str, Operator] = {"torch_flash": _flash, "cudnn": _cudnn}
 
 
 class TorchContextParallel(Strategy):
-    def __init__(self, cell: RunConfig, groups: RankGroups, facts: Facts) -> None:
+    def __init__(self, cell: Cell, groups: RankGroups, facts: StrategyFacts) -> None:
         super().__init__(cell, groups, facts)
         self.operator = OPERATORS[cell.kernel]
         self.mesh = DeviceMesh.from_group(groups.sequence, cell.cluster.device)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.ring.facts import Ring
+from bench.strategies.ring.facts import RingFacts
 from bench.strategies.schedule import Exchange, Schedule, Stages
 
 
-class TorchCP(Ring):
+class TorchCPFacts(RingFacts):
     """Either rotation sends the same bytes: P-1 hops of K and V, or one all-gather of them.
 
     The gradients of K and V are always sent hop by hop, in float32, and make P hops.
@@ -28,14 +28,14 @@ class TorchCP(Ring):
     options = {"rotation": ("allgather", "alltoall")}  # noqa: RUF012  torch's own words
     kernels = ("torch_flash", "cudnn")
 
-    def schedule(self, cell: RunConfig) -> Schedule:
+    def schedule(self, cell: Cell) -> Schedule:
         """As our ring's, but for what `rotation` says of keys and values."""
         ring = super().schedule(cell)
         if cell.option("rotation") == "alltoall":
             return ring
         return Schedule(_gathered(ring.forward), _gathered(ring.backward))
 
-    def hop(self, cell: RunConfig, sent_bytes: int) -> Exchange:
+    def hop(self, cell: Cell, sent_bytes: int) -> Exchange:
         """An all-to-all in which each rank sends to one: so torch permutes."""
         return replace(super().hop(cell, sent_bytes), kind="all_to_all", to_next=True)
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.strategies.facts import CallMemory, activation_bytes, exchanged_kv_heads, lse_bytes
 from bench.strategies.options import Flag, WholeNumber
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Schedule, Stage, Stages, whole_block, wide
-from bench.strategies.ulysses.facts import Ulysses, exchange_heads
+from bench.strategies.ulysses.facts import UlyssesFacts, exchange_heads
 
 
-def most_chunks(cell: RunConfig) -> int:
+def most_chunks(cell: Cell) -> int:
     """A query head of each rank in each round, as the paper has it: the least memory.
 
     A round costs a kernel call and two all-to-alls, forward and backward alike, which shows at short lengths:
@@ -32,19 +32,19 @@ class RoundHeads:
     rounds_of_kv: int
 
     @classmethod
-    def of(cls, cell: RunConfig) -> RoundHeads:
+    def of(cls, cell: Cell) -> RoundHeads:
         chunks, kv_heads = cell.number("chunks"), exchanged_kv_heads(cell)
         rounds_of_kv = max(1, chunks * cell.ulysses_degree // kv_heads)
         return cls(cell.model.num_heads // chunks, kv_heads * rounds_of_kv // chunks, rounds_of_kv)
 
 
-class UlyssesChunked(Ulysses):
+class UlyssesChunkedFacts(UlyssesFacts):
     name = "ulysses_chunked"
     style = PlotStyle("#332288", "<")
     kept_copies = (0, 0)
     options = {"chunks": WholeNumber(auto=most_chunks), "overlap": Flag(default=True)}  # noqa: RUF012
 
-    def head_refusals(self, cell: RunConfig) -> list[str]:
+    def head_refusals(self, cell: Cell) -> list[str]:
         """A round takes whole groups of query heads with their KV heads, or stays within one group a rank."""
         refusals = super().head_refusals(cell)
         if refusals:
@@ -61,7 +61,7 @@ class UlyssesChunked(Ulysses):
         way_out = f"choose {' or '.join(map(str, legal))}, or leave strategy.chunks=auto"
         return [f"strategy.chunks={chunks} {rule}; {way_out}"]
 
-    def schedule(self, cell: RunConfig) -> Schedule:
+    def schedule(self, cell: Cell) -> Schedule:
         """The bytes of `ulysses`, but that backward exchanges Q, K, V and the output once more.
 
         K and V are exchanged once, whatever the rounds: they travel with the first that they serve, their
@@ -89,7 +89,7 @@ class UlyssesChunked(Ulysses):
             ),
         )
 
-    def call_memory(self, cell: RunConfig) -> CallMemory:
+    def call_memory(self, cell: Cell) -> CallMemory:
         """Beside the output or gradients three times what the fullest round exchanges, there and back.
 
         Once as it leaves, once as it arrives, and once in order as the kernel takes and returns it; a CPU's

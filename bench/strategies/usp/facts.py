@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 from bench.attention.layouts import LAYOUTS, cut
-from bench.config import ModelConfig, RunConfig
+from bench.config import Cell, ModelConfig
 from bench.strategies.facts import head_exchange_refusals
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.ring.facts import Ring
+from bench.strategies.ring.facts import RingFacts
 from bench.strategies.schedule import Schedule
-from bench.strategies.ulysses.facts import Ulysses
+from bench.strategies.ulysses.facts import UlyssesFacts
 
 
-class USP(Ring):
+class USPFacts(RingFacts):
     name = "usp"
     style = PlotStyle("#009E73", "D", "-.")
     is_hybrid = True
@@ -24,28 +24,28 @@ class USP(Ring):
         """As many ranks as KV heads can be split over without repeating any."""
         return math.gcd(sp_degree, model.num_kv_heads)
 
-    def degree_refusals(self, cell: RunConfig) -> list[str]:
+    def degree_refusals(self, cell: Cell) -> list[str]:
         if cell.sp_degree % cell.ulysses_degree == 0:
             return []
         return [
             f"ulysses_degree={cell.ulysses_degree} must divide sp_degree={cell.sp_degree}; leave it at auto"
         ]
 
-    def length_multiple(self, cell: RunConfig) -> int:
+    def length_multiple(self, cell: Cell) -> int:
         return LAYOUTS[cell.layout].length_multiple(cell.ring_degree) * cell.ulysses_degree
 
-    def slices(self, cell: RunConfig, seq_len: int, group_rank: int) -> tuple[slice, ...]:
+    def slices(self, cell: Cell, seq_len: int, group_rank: int) -> tuple[slice, ...]:
         """A ring shard, cut in its local order among the ranks that share its heads."""
         ring_shard = LAYOUTS[cell.layout].slices(seq_len, cell.ring_degree, cell.ring_rank(group_rank))
         shard_len, ulysses_rank = seq_len // cell.sp_degree, cell.ulysses_rank(group_rank)
         return cut(ring_shard, seq_len, ulysses_rank * shard_len, (ulysses_rank + 1) * shard_len)
 
-    def head_refusals(self, cell: RunConfig) -> list[str]:
+    def head_refusals(self, cell: Cell) -> list[str]:
         return head_exchange_refusals(cell, repeats=self.takes_fewer_kv_heads)
 
-    def schedule(self, cell: RunConfig) -> Schedule:
+    def schedule(self, cell: Cell) -> Schedule:
         """Both: the all-to-alls of Ulysses, and a ring over longer shards of fewer heads."""
-        ring, heads = super().schedule(cell), Ulysses().schedule(cell)
+        ring, heads = super().schedule(cell), UlyssesFacts().schedule(cell)
         return Schedule(
             forward=(heads.forward[0], *ring.forward, heads.forward[-1]),
             backward=(heads.backward[0], *ring.backward, heads.backward[-1]),

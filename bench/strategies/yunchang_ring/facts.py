@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.ring_flash_attn.facts import RingFlashAttn
+from bench.strategies.ring_flash_attn.facts import RingFlashAttnFacts
 
 
-class YunchangRing(RingFlashAttn):
+class YunchangRingFacts(RingFlashAttnFacts):
     name = "yunchang_ring"
     style = PlotStyle("#661100", (6, 1, 0), "--")
     package = "yunchang"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.ulysses.facts import PackagedUlysses
+from bench.strategies.ulysses.facts import PackagedUlyssesFacts
 
 
-class YunchangUlysses(PackagedUlysses):
+class YunchangUlyssesFacts(PackagedUlyssesFacts):
     name = "yunchang_ulysses"
     style = PlotStyle("#661100", (5, 1, 0))
     why_it_packs_not = "yunchang's UlyssesAttention takes no boundaries of documents"

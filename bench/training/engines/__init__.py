@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from bench.config import DTYPE_BYTES, RunConfig
+from bench.config import DTYPE_BYTES, Cell
 from bench.training.engines.ddp.facts import DDPFacts
 from bench.training.engines.facts import EngineFacts
 from bench.training.engines.fsdp2.facts import FSDP2Facts
@@ -33,12 +33,12 @@ def engine_code(name: str) -> type[Engine]:
     return code
 
 
-def is_autocast(cell: RunConfig) -> bool:
+def is_autocast(cell: Cell) -> bool:
     """Return whether weights stay float32, and products cast them and their inputs."""
     engine = ENGINE_FACTS.get(cell.engine.name)
     return engine is not None and engine.is_autocast(cell)
 
 
-def stream_bytes(cell: RunConfig) -> int:
+def stream_bytes(cell: Cell) -> int:
     """Return the bytes of a number between layers."""
     return FLOAT32_BYTES if is_autocast(cell) else DTYPE_BYTES[cell.dtype]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.ranks.groups import RankGroups
 from bench.training.loss import ModelWithLoss
 from bench.training.optimizer import Updater
@@ -33,7 +33,7 @@ class Engine(ABC):
         self,
         model: ModelWithLoss,
         layers: Iterable[nn.Module],
-        cell: RunConfig,
+        cell: Cell,
         groups: RankGroups,
         device: torch.device,
     ) -> None:

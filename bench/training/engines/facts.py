@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from bench.config import LOW_PRECISION, RunConfig
+from bench.config import LOW_PRECISION, Cell
 from bench.training.messages import Sent
 
 
@@ -74,11 +74,11 @@ class EngineFacts(ABC):
     host: ClassVar[Mapping[str, EngineHost]] = {}
     """Time of the host by `engine.leaf`, NOT_MEASURED for others."""
 
-    def is_autocast(self, cell: RunConfig) -> bool:
+    def is_autocast(self, cell: Cell) -> bool:
         """Return whether products in this cell cast float32 weights and their inputs."""
         return self.autocasts and cell.dtype in LOW_PRECISION and cell.dtype in self.dtypes
 
-    def refusals(self, cell: RunConfig) -> list[str]:
+    def refusals(self, cell: Cell) -> list[str]:
         """Return why the engine cannot train this cell, each reason with a way out."""
         if cell.dtype in self.dtypes:
             return []
@@ -86,13 +86,13 @@ class EngineFacts(ABC):
         return [f"dtype={cell.dtype} is not for engine={self.name}; choose dtype={dtypes}"]
 
     @abstractmethod
-    def shards(self, cell: RunConfig) -> int:
+    def shards(self, cell: Cell) -> int:
         """Return the number of ranks that share the parameters which the optimizer updates."""
 
     @abstractmethod
-    def memory(self, cell: RunConfig) -> EngineMemory:
+    def memory(self, cell: Cell) -> EngineMemory:
         """Return the bytes that the engine adds to one rank of a cell."""
 
     @abstractmethod
-    def messages(self, cell: RunConfig) -> Iterator[Sent]:
+    def messages(self, cell: Cell) -> Iterator[Sent]:
         """Yield the messages of parameters, gradients and norms that one rank sends in one step."""

@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.watch import AttentionWatch
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import IGNORED_LABEL, Strategy, Wiring, attention_replaced
-from bench.training.data import FedTokens, StepData, count_valid
+from bench.training.data import InputDigest, StepData, count_valid
 from bench.training.loss import ModelWithLoss
 from bench.training.trainer_facts import STACK_KERNELS
 from bench.training.trainers.stack_engines import STACK_ENGINES, StackEngine, prepare_accelerate
@@ -66,7 +66,7 @@ class StackSamples(Dataset[Row]):
         }
 
 
-def dealt(cell: RunConfig, batch: int, ranks: int) -> tuple[int, int]:
+def dealt(cell: Cell, batch: int, ranks: int) -> tuple[int, int]:
     """Micro-step, counted over all steps, and data-parallel group of a loader's batch.
 
     Batches go to processes in turn; of those, `ranks` neighbours train on one another's, first rank first.
@@ -105,7 +105,7 @@ class StackSignal:
     Times the number it was divided by it is the sum of token losses again.
     """
 
-    def __init__(self, model: nn.Module, fed: FedTokens, phase: StepPhase) -> None:
+    def __init__(self, model: nn.Module, fed: InputDigest, phase: StepPhase) -> None:
         self.fed = fed
         self.phase = phase
         self._sums: list[Tensor] = []

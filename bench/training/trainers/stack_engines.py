@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.ranks.deepspeed import join_deepspeed
 from bench.ranks.groups import RankGroups
 from bench.training.engines.ddp.engine import DDP
@@ -27,7 +27,7 @@ MIXED_PRECISION: Mapping[str, str] = {"bf16": "bf16", "fp32": "no"}
 OWN_VARIABLES = ("ACCELERATE_USE_FSDP", "FSDP_VERSION", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_TORCH_DEVICE")
 
 
-def prepare_accelerate(cell: RunConfig) -> None:
+def prepare_accelerate(cell: Cell) -> None:
     """Forget the last cell of this process and tell Accelerate of the ranks, before anything is built."""
     from accelerate.state import AcceleratorState, GradientState
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -64,7 +64,7 @@ def name_the_cpu_ranks(backend: str, kind: str) -> None:
     PartialState._prepare_backend = found
 
 
-def _deepspeed_ulysses(cell: RunConfig) -> dict[str, Any]:
+def _deepspeed_ulysses(cell: Cell) -> dict[str, Any]:
     from accelerate.utils import DeepSpeedSequenceParallelConfig
 
     kernel = STACK_KERNELS[cell.kernel]
@@ -72,7 +72,7 @@ def _deepspeed_ulysses(cell: RunConfig) -> dict[str, Any]:
     return {"sp_backend": "deepspeed", "sp_size": cell.sp_degree, "sp_handler": handler}
 
 
-def _torch_cp(cell: RunConfig) -> dict[str, Any]:
+def _torch_cp(cell: Cell) -> dict[str, Any]:
     from accelerate.utils import TorchContextParallelConfig
 
     from bench.strategies.torch_cp.attention import deal_out_as, flash_in_torch_attention_for_cpu
@@ -84,13 +84,13 @@ def _torch_cp(cell: RunConfig) -> dict[str, Any]:
     return {"cp_backend": "torch", "cp_size": cell.sp_degree, "cp_handler": handler}
 
 
-PARALLELISM: Mapping[str, Callable[[RunConfig], dict[str, Any]]] = {
+PARALLELISM: Mapping[str, Callable[[Cell], dict[str, Any]]] = {
     "deepspeed_ulysses": _deepspeed_ulysses,
     "torch_cp": _torch_cp,
 }
 
 
-def parallelism(cell: RunConfig) -> Any:
+def parallelism(cell: Cell) -> Any:
     """Accelerate's ParallelismConfig as its documentation says; None where no ranks share a sequence."""
     from accelerate import ParallelismConfig
 
@@ -111,17 +111,17 @@ class StackEngine(Engine):
     delays_sync: ClassVar[bool] = True
     """True where micro-steps before the last run in Accelerate's `no_sync`."""
 
-    def __init__(self, cell: RunConfig, groups: RankGroups) -> None:
+    def __init__(self, cell: Cell, groups: RankGroups) -> None:
         self.cell, self.groups = cell, groups
 
     @staticmethod
-    def plugin(cell: RunConfig) -> dict[str, Any]:  # noqa: ARG004
+    def plugin(cell: Cell) -> dict[str, Any]:  # noqa: ARG004
         """Return the arguments of Accelerate's Accelerator that choose the engine."""
         return {}
 
     @staticmethod
     @abstractmethod
-    def arguments(cell: RunConfig) -> dict[str, Any]:
+    def arguments(cell: Cell) -> dict[str, Any]:
         """Return the arguments of transformers' TrainingArguments that choose the engine."""
 
     def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002
@@ -153,7 +153,7 @@ class StackDDP(StackEngine, DDP):
     cpu_ranks = "MULTI_CPU"
 
     @staticmethod
-    def arguments(cell: RunConfig) -> dict[str, Any]:  # noqa: ARG004
+    def arguments(cell: Cell) -> dict[str, Any]:  # noqa: ARG004
         return {"ddp_find_unused_parameters": False}
 
     def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:
@@ -165,7 +165,7 @@ class StackFSDP2(StackEngine, FSDP2):
     variables: ClassVar[Mapping[str, str]] = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
     @staticmethod
-    def plugin(cell: RunConfig) -> dict[str, Any]:
+    def plugin(cell: Cell) -> dict[str, Any]:
         from accelerate import FullyShardedDataParallelPlugin
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -180,7 +180,7 @@ class StackFSDP2(StackEngine, FSDP2):
         }
 
     @staticmethod
-    def arguments(cell: RunConfig) -> dict[str, Any]:  # noqa: ARG004
+    def arguments(cell: Cell) -> dict[str, Any]:  # noqa: ARG004
         return {
             "fsdp": "full_shard auto_wrap",
             "fsdp_config": {"version": 2, "cpu_ram_efficient_loading": False},
@@ -194,13 +194,13 @@ class StackZero3(StackEngine, Zero3):
     delays_sync = False
 
     @staticmethod
-    def plugin(cell: RunConfig) -> dict[str, Any]:
+    def plugin(cell: Cell) -> dict[str, Any]:
         from accelerate import DeepSpeedPlugin
 
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=zero3_config(cell))}
 
     @staticmethod
-    def arguments(cell: RunConfig) -> dict[str, Any]:
+    def arguments(cell: Cell) -> dict[str, Any]:
         return {"deepspeed": zero3_config(cell)}
 
     def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from bench.attention.watch import AttentionWatch
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import Batch, Strategy, Wiring
-from bench.training.data import FedTokens, StepData
+from bench.training.data import InputDigest, StepData
 from bench.training.engines import engine_code
 from bench.training.engines.engine import Engine
 from bench.training.loss import ModelWithLoss
@@ -45,14 +45,14 @@ NextStep = Callable[[StepOutcome | None], bool]
 class Trainer(ABC):
     """A training loop, one optimizer step at a time. It reads the `wiring`, never a strategy's name."""
 
-    cell: RunConfig
+    cell: Cell
     engine: Engine
     strategy: Strategy
     wiring: Wiring
     data: StepData
     phase: StepPhase
     """Told where in a step the loop is."""
-    fed: FedTokens
+    fed: InputDigest
     """Told by the model of what it is given."""
 
     counts_own_tokens: ClassVar[bool] = False

@@ -25,9 +25,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.common.environment import this_machine
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.timing.clock import synchronise
-from bench.measure.workloads.train import Train
+from bench.measure.workloads.train import TrainWorkload
 from bench.measure.workloads.workload import Rank
 from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
@@ -38,7 +38,7 @@ from bench.run.node.job import RankJob
 from bench.run.node.worker import join
 from bench.strategies import STRATEGIES, runnable
 from bench.strategies.strategy import IGNORED_LABEL
-from bench.training.data import FedTokens
+from bench.training.data import InputDigest
 from bench.training.engines.ddp.engine import DDP
 from bench.training.trainers.trainer import StepOutcome
 
@@ -63,7 +63,7 @@ class TimedStep:
     loss_and_norm: tuple[float, float] | None
 
 
-class UnseenTokens(FedTokens):
+class UnseenTokens(InputDigest):
     """Record of tokens that stays empty, as a plain step has none."""
 
     def add(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> None:
@@ -91,7 +91,7 @@ def main() -> None:
     os._exit(0)
 
 
-def measured(cell: RunConfig, *, is_plain: bool) -> list[TimedStep]:
+def measured(cell: Cell, *, is_plain: bool) -> list[TimedStep]:
     """Build the cell on one rank and take steps, FIRST_STEPS and then for SECONDS."""
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
     torch.set_num_threads(cell.cluster.threads_per_rank)
@@ -100,7 +100,7 @@ def measured(cell: RunConfig, *, is_plain: bool) -> list[TimedStep]:
     device = join(RankJob(cell, 0, folder, scratch=None, rendezvous=folder / "store"))
     strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
     with strategy.install() as wiring:
-        workload = Train(Rank(strategy, wiring, device, StepPhase()))
+        workload = TrainWorkload(Rank(strategy, wiring, device, StepPhase()))
         step = partial(plain_step, workload) if is_plain else workload.step
         steps = [timed(step, number, device) for number in range(FIRST_STEPS)]
         until_s = time.monotonic() + SECONDS
@@ -111,7 +111,7 @@ def measured(cell: RunConfig, *, is_plain: bool) -> list[TimedStep]:
     return steps
 
 
-def plain_step(workload: Train, number: int) -> None:
+def plain_step(workload: TrainWorkload, number: int) -> None:
     """Take the step that a user writes by hand, with the model, strategy and data of the harness."""
     rank, cell, engine = workload.rank, workload.cell, workload.optimizer
     assert isinstance(engine, DDP)

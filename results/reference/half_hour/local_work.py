@@ -19,7 +19,7 @@ import torch
 
 from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
 from bench.common.environment import this_machine
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.timing.clock import StepClock
 from bench.request.composition import composed
 from bench.request.legality import refusal
@@ -54,7 +54,7 @@ def main() -> None:
             print(json.dumps(line), file=file, flush=True)
 
 
-def shares(cell: RunConfig) -> dict[str, Any]:
+def shares(cell: Cell) -> dict[str, Any]:
     """Return milliseconds of one rank's kernel calls, and the ideal of them in percent."""
     model, schedule = cell.model, STRATEGIES[cell.strategy].schedule(cell)
     assert schedule is not None

@@ -3,7 +3,7 @@
 import pytest
 
 from analysis.show.figures.figures import figures_for
-from analysis.show.sections.cells import ATTENTION_COLUMNS, attention
+from analysis.show.sections.cell_tables import ATTENTION_COLUMNS, attention
 from tests.support.records import (
     make_failure,
     make_predicted,

@@ -5,13 +5,13 @@ from msgspec import convert
 
 from analysis.cells.parts import parts_of, step_ms
 from analysis.read.step_parts import BEYOND_IDEAL, IDEAL, step_parts
-from bench.measure.trace.section import Trace
+from bench.measure.trace.section import TraceSection
 from tests.support.records import make_failure, make_record, make_trace, metrics_of
 
 
 def as_trace(section):
     """The section as it is read from a record."""
-    return convert(section, Trace)
+    return convert(section, TraceSection)
 
 
 def with_attention(*attention_ms):

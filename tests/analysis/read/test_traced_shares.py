@@ -5,14 +5,14 @@ from msgspec import convert
 
 from analysis.read.notes import OTHER_CALLS, UNJOINED
 from analysis.read.traced_shares import traced_shares
-from bench.measure.trace.section import Trace
+from bench.measure.trace.section import TraceSection
 from tests.support.records import make_record, make_step, make_trace, metrics_of
 
 TIMED_MS = 100.0
 
 
 def shares_of(*steps, timed_ms=TIMED_MS):
-    return traced_shares(convert(make_trace(2, steps=[*steps]), Trace), timed_ms)
+    return traced_shares(convert(make_trace(2, steps=[*steps]), TraceSection), timed_ms)
 
 
 def with_steps(*steps, **overrides):

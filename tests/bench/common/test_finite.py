@@ -12,7 +12,7 @@ from bench.common.finite import finite, not_finite, worst
 from bench.measure import decoded
 from bench.measure.parity.exact import relative_error
 from bench.measure.parity.section import limit_of
-from bench.measure.timing.section import Timing
+from bench.measure.timing.section import TimingSection
 from bench.plan.planned import PlannedCell
 from bench.record.store import Store
 from bench.run.cell.outcome import judged, record_of
@@ -130,7 +130,7 @@ def test_a_limit_stays_a_limit_where_plain_arithmetic_overflows(plain):
 
 
 def test_what_merging_makes_of_numbers_is_judged_too():
-    timing = Timing(step_times_ms=[[1.0]], window_ms=[math.inf], warmup="full", tokens_per_step=1)
+    timing = TimingSection(step_times_ms=[[1.0]], window_ms=[math.inf], warmup="full", tokens_per_step=1)
     planned, reports = PlannedCell(CELL, repeat=0, order=0), decoded([{"phases_s": {}, "software": {}}])
     record = judged(planned, reports, {"timing": timing}, [], None, 1.0, datetime.now(UTC))
     assert (record.status, record.reason) == (

@@ -6,7 +6,7 @@ from msgspec.structs import asdict
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.cost.flops import causal_area, hardware_flops, model_flops
-from bench.measure.documents.section import PackedDocuments
+from bench.measure.documents.section import DocumentsSection
 from bench.run.cell.outcome import analytic
 from bench.strategies import STRATEGIES
 from bench.training.models import build_model
@@ -48,7 +48,7 @@ def test_what_is_computed_twice_counts_for_the_hardware_and_not_for_the_model(mo
 
 
 def packed(cell, pairs, computed):
-    section = PackedDocuments(documents=[2], pairs=pairs, computed_pairs=computed, area=[[1]], imbalance=1.0)
+    section = DocumentsSection(documents=[2], pairs=pairs, computed_pairs=computed, area=[[1]], imbalance=1.0)
     return analytic(cell, {"documents": section})
 
 

@@ -11,19 +11,19 @@ from msgspec.structs import replace
 from bench.config import OWN
 from bench.measure import PASSES, checks, first_failure
 from bench.measure.facts import PassFacts, nearest_to_limit
-from bench.measure.full_length.section import FullLength
-from bench.measure.losses.section import NO_REFERENCE, Losses
-from bench.measure.objective.section import Objective
-from bench.measure.parity.section import Parity
-from bench.measure.trace.section import INSPECTED, Trace, TracedStep
+from bench.measure.full_length.section import FullLengthSection
+from bench.measure.losses.section import NO_REFERENCE, LossesSection
+from bench.measure.objective.section import ObjectiveSection
+from bench.measure.parity.section import ParitySection
+from bench.measure.trace.section import INSPECTED, TracedStep, TraceSection
 from bench.record.record import Check
 from tests.support.cells import make_cell
 
 CELL = make_cell("strategy=ulysses", "seq_len=4k", "cluster.world_size=2")
 ALONE = make_cell("strategy=ulysses", "seq_len=4k", "cluster.world_size=2", "workload=attention")
 NOTHING = dict.fromkeys(PASSES)
-ROWS, STEP = partial(FullLength, rows=32), partial(Objective, sequences=1)
-LOSSES = Losses(
+ROWS, STEP = partial(FullLengthSection, rows=32), partial(ObjectiveSection, sequences=1)
+LOSSES = LossesSection(
     loss=[5.0] * 14,
     loss_sums=[[20.0] * 14],
     grad_norm=[1.0] * 14,
@@ -48,14 +48,18 @@ def traced(*differences, **told):
         )
         for difference in differences
     ]
-    return Trace(step_ms=[1.0] * 2, total_ms=[0.0] * 2, exposed_ms=[0.0] * 2, steps=steps, **told)
+    return TraceSection(step_ms=[1.0] * 2, total_ms=[0.0] * 2, exposed_ms=[0.0] * 2, steps=steps, **told)
 
 
 @pytest.mark.parametrize(
     ("section", "error", "said"),
     [
-        (Parity, 0.5, "attention parity: dq of a real step at 512 tokens is off by 5.0e-01 of its maximum"),
-        (Parity, math.nan, "attention parity: dq of a real step at 512 tokens is not finite"),
+        (
+            ParitySection,
+            0.5,
+            "attention parity: dq of a real step at 512 tokens is off by 5.0e-01 of its maximum",
+        ),
+        (ParitySection, math.nan, "attention parity: dq of a real step at 512 tokens is not finite"),
         (ROWS, 0.5, "attention at 512 tokens: dq of the sampled rows is off by 5.0e-01"),
         (ROWS, math.inf, "attention at 512 tokens: dq is not finite"),
         (STEP, 0.5, "objective on engine=fsdp2: the dq is off by 5.0e-01 at 512 tokens"),
@@ -126,7 +130,7 @@ def test_steps_that_no_reference_held_are_told_from_those_that_one_did(told, hel
 
 
 def test_attention_at_full_length_says_how_many_rows_and_keys_or_why_none():
-    section = FullLength(tokens=4096, rows=32, keys=16, errors={"out": 0.0}, limits={"out": 1.0})
+    section = FullLengthSection(tokens=4096, rows=32, keys=16, errors={"out": 0.0}, limits={"out": 1.0})
 
     def told(**other):
         found = PASSES["full_length"].checks(CELL, replace(section, **other))
@@ -138,12 +142,12 @@ def test_attention_at_full_length_says_how_many_rows_and_keys_or_why_none():
 
 
 def test_a_section_without_errors_is_no_check_that_was_made():
-    (check,) = PASSES["parity"].checks(make_cell(), Parity(tokens=0, errors={}, limits={}))
+    (check,) = PASSES["parity"].checks(make_cell(), ParitySection(tokens=0, errors={}, limits={}))
     assert check.reason == "its pass did not run"
 
 
 def test_parity_of_another_cell_says_whose_it_is():
-    section = Parity(checked_cell="abc", tokens=512, errors={"out": 0.0}, limits={"out": 1.0})
+    section = ParitySection(checked_cell="abc", tokens=512, errors={"out": 0.0}, limits={"out": 1.0})
     found = made("parity", section)
     assert found["attention"] == Check(what="attention", against="float64, in cell abc", tokens=512)
     own = made("parity", replace(section, checked_cell=CELL.cell_id))

@@ -13,7 +13,7 @@ from bench.measure.timing.section import FIRST_STEP, WARM_UP
 from bench.measure.workloads.workload import Workload
 from bench.plan.estimate import FIXED_S, START_S, CellProgress, Estimate, Expected
 from bench.plan.planned import PlannedCell
-from bench.ranks.log import Stage
+from bench.ranks.log import RankStage
 from bench.run.cell.run import run
 from bench.run.node.worker import join
 from tests.support.cells import FOUR_H100, make_cell, tiny_cell
@@ -136,13 +136,13 @@ def test_a_cell_says_where_it_is_and_what_is_left_of_the_steps_that_are_planned(
     one = CellProgress(CELL, None, lambda: now[0], imports=True)
     assert one.left_s is None
     for stage, where in (
-        (Stage("join"), "join"),
-        (Stage("parity", "objective"), "parity, objective"),
-        (Stage("timing", FIRST_STEP, 1), "timing, first step"),
+        (RankStage("join"), "join"),
+        (RankStage("parity", "objective"), "parity, objective"),
+        (RankStage("timing", FIRST_STEP, 1), "timing, first step"),
     ):
         one.enter(stage)
         assert one.where() == where
-    one.enter(Stage("timing", None, 4, step_s=2.0))
+    one.enter(RankStage("timing", None, 4, step_s=2.0))
     steps = sum(stage.steps for stage in planned_stages(CELL.measure, 2.0))
     whole_s = FIXED_S["cpu"] + START_S + 2 * steps
     for now[0], step in ((0.0, 1), (2.1, 2), (6.5, 4), (600.0, 4)):  # never past the last

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.record.noise import (
+from bench.record.trajectory_noise import (
     LIMITS,
     MOVED,
     NOISE_FACTOR,
     UNMEASURED,
-    Limit,
+    Deviation,
     distance,
     first_departure,
     limit_for,
@@ -54,7 +54,7 @@ def test_losses_that_differ_from_batch_to_batch_do_not_hide_a_lost_update():
         made_up([1.085, 1.821, 1.697, 1.655], norms),
         made_up([1.085, 1.821, 1.697, 1.683], norms),
     )
-    limit = Limit(6.3e-3, 5.3e-2)
+    limit = Deviation(6.3e-3, 5.3e-2)
     moved = moved_for("bf16", limit)
     assert first_departure(lost, reference, limit, moved).startswith("step 3: the loss is 1.683")
     assert first_departure(made_up([1.085, 1.821, 1.697, 1.657], norms), reference, limit, moved) is None

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
-from bench.config import ConfigError, RunConfig
+from bench.config import Cell, ConfigError
 from bench.plan.stored import whole_request
 from bench.request.choices import groups
 from bench.request.command_line import readable_by_hydra
@@ -68,7 +68,7 @@ def test_a_word_that_can_be_read_is_a_cell_or_one_line(examples):
             words = readable_by_hydra([word])
             if words[:1] and words[0].startswith("-"):
                 return
-            assert isinstance(resolve(composed(*words), TWO_CORES), RunConfig)
+            assert isinstance(resolve(composed(*words), TWO_CORES), Cell)
 
     fuzz(examples, check)
 
@@ -81,7 +81,7 @@ def test_any_value_of_any_key_is_a_cell_or_one_line(examples):
     def check(changed):
         with refused_in_one_line():
             cell = resolve(raw_with(changed), TWO_CORES)
-            assert cell == RunConfig.from_flat(cell.flat())
+            assert cell == Cell.from_flat(cell.flat())
             said = refusal(cell)
             if said is not None:
                 one_line(said)

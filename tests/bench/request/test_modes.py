@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.config import ConfigError, RunConfig
+from bench.config import Cell, ConfigError
 from bench.plan.experiments import experiment_of
 from bench.request.legality import refusal
 from tests.support.cells import FOUR_H100, TWO_CORES, make_cell, make_raw
@@ -30,7 +30,7 @@ ONE_H100 = replace(FOUR_H100, gpus=FOUR_H100.gpus[:1], gpu_memory_bytes=(80 * 2*
 def test_the_rank_with_most_work_runs_unless_another_is_named(words, rank):
     cell = make_cell(*FOUR, *words)
     assert (refusal(cell), [*cell.running_ranks]) == (None, [rank])
-    assert RunConfig.from_flat(cell.flat()) == cell
+    assert Cell.from_flat(cell.flat()) == cell
 
 
 def test_a_gpu_counts_as_often_as_there_are_ranks():
@@ -95,4 +95,4 @@ except Exception as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.startswith("ConfigError: mode=predict: ")
-    assert "bench.extras.predict.modes.register()" in done.stderr
+    assert "bench.extras.predict.time_modes.register()" in done.stderr

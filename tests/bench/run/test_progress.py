@@ -11,7 +11,7 @@ from bench.common.labels import duration_label
 from bench.plan.cell_labels import CellLabels
 from bench.plan.estimate import IMPORTING, Estimate, Expected
 from bench.plan.planned import PlannedCell, planned_cell
-from bench.ranks.log import Stage
+from bench.ranks.log import RankStage
 from bench.run.cell.run import run
 from bench.run.progress import HEARTBEAT_S, Progress
 from tests.support.cells import TWO_CORES, make_cell, tiny_cell
@@ -61,7 +61,7 @@ def test_a_cell_that_starts_no_ranks_takes_no_time_and_brackets_in_its_reason_ar
 def test_a_log_hears_of_a_long_cell_once_a_minute_and_of_a_short_one_never(told):
     said, progress, clock = told
     progress.begin(LONG)
-    progress.tell(Stage("timing", None, 20, step_s=12.0))
+    progress.tell(RankStage("timing", None, 20, step_s=12.0))
     for _ in range(int(HEARTBEAT_S) - 1):
         clock.now_s += 1
         progress.tick()
@@ -78,7 +78,7 @@ def test_the_time_left_of_a_running_cell_shrinks_with_the_clock_until_it_is_late
     _, progress, clock = told
     progress.begin(LONG)
     assert progress._eta() == "time left unknown"
-    progress.tell(Stage("timing", None, 20, step_s=30.0))
+    progress.tell(RankStage("timing", None, 20, step_s=30.0))
     assert progress._eta() == "about 11 min left"  # with the first and the inspected step
     clock.now_s += 5 * 60
     assert progress._eta() == "about 6 min left"
@@ -91,13 +91,13 @@ def test_the_first_ranks_of_a_sweep_wait_for_imports_and_say_so(told):
     for where in (f"starting, {IMPORTING}", "starting"):
         progress.begin(LONG)
         assert progress._cell_progress.where() == where
-        progress.tell(Stage("join"))
+        progress.tell(RankStage("join"))
 
 
 def test_a_reference_is_shown_beside_the_sweep_s_cells_and_teaches_nothing(told):
     _, progress, _ = told
     with progress.show_reference(SHORT) as listener:
-        listener.tell(Stage("timing", None, 20, step_s=30.0))
+        listener.tell(RankStage("timing", None, 20, step_s=30.0))
         assert progress._place() == "ring 1k sp 2 as a reference"
     assert (progress._eta(), progress._label()) == ("time left unknown", "")
 

@@ -9,17 +9,17 @@ import pytest
 from bench.config import ConfigError
 from bench.request.composition import composed
 from bench.strategies import STRATEGIES
-from bench.strategies.local.facts import Local
-from bench.strategies.ring.facts import Ring
+from bench.strategies.local.facts import LocalFacts
+from bench.strategies.ring.facts import RingFacts
 from bench.strategies.table import ENTRY_POINTS, StrategyTable
 from tests.support.cells import TINY, see_what_is_installed_now
 from tests.support.command import typed_here
 
 H100 = ("hardware=h100_80gb", "model=qwen3_8b", "seq_len=8k")
 GOOD = """
-    from bench.strategies.ring.facts import Ring
+    from bench.strategies.ring.facts import RingFacts
 
-    class Mine(Ring):
+    class Mine(RingFacts):
         name = "NAME"
         options = {"order": ("forwards", "backwards")}
 """
@@ -52,7 +52,7 @@ def installed(tmp_path, monkeypatch):
 
 @pytest.fixture
 def table():
-    return StrategyTable((Local(), Ring()))
+    return StrategyTable((LocalFacts(), RingFacts()))
 
 
 def test_an_offered_strategy_comes_after_ours_and_in_the_order_of_names(installed, table):
@@ -71,7 +71,7 @@ def test_an_offered_strategy_comes_after_ours_and_in_the_order_of_names(installe
 STYLED = f"{GOOD}        from bench import PlotStyle; style = PlotStyle('#000000', 'o', ':')"
 BROKEN = {
     "an error of its own": ('raise RuntimeError("two\\nlines")', "cannot be loaded: RuntimeError: two ("),
-    "no Facts": ("class Mine:\n    name = 'NAME'", "is not a subclass of bench.Facts"),
+    "no StrategyFacts": ("class Mine:\n    name = 'NAME'", "is not a subclass of bench.StrategyFacts"),
     "another name": (
         GOOD.replace("NAME", "other"),
         "has name = 'other', but its entry point is named 'broken'",
@@ -117,7 +117,7 @@ def test_a_name_that_two_packages_have_is_neither_ones_and_ours_is_one_of_them(i
     with pytest.raises(ConfigError, match=r"one-package and two-package .* pip uninstall two-package"):
         table["mine"]
     installed("three", offered="ring")
-    taken = StrategyTable((Local(), Ring()))
+    taken = StrategyTable((LocalFacts(), RingFacts()))
     with pytest.raises(ConfigError, match="ulysses-ring-bench and some-package both have a strategy"):
         taken["ring"]
     assert taken["local"].name == "local"
@@ -180,7 +180,7 @@ REFUSED = {
     "no schedule to predict from": (
         "schedule = lambda self, cell: None; exchange_bytes = lambda self, cell: 0",
         ("mode=predict", *H100),
-        "mode=predict knows no schedule of my_ring; give its facts one: Facts.schedule",
+        "mode=predict knows no schedule of my_ring; give its facts one: StrategyFacts.schedule",
     ),
 }
 """What is added to the facts, the words that are typed, `strategy=my_ring` if no other, and what is said."""

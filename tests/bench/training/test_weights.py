@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure.memory.trackers import AllocationTracker
-from bench.measure.workloads.train import Train
+from bench.measure.workloads.train import TrainWorkload
 from bench.measure.workloads.workload import Rank
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
@@ -45,7 +45,7 @@ def build_each(job, log):
     """A rank's whole life: of each cell, what building it took and what is not as built whole."""
     device, found, whole = join(job), {}, cache(_built_whole)
     for words, fields in json.loads((job.folder / "cells.json").read_text()).items():
-        cell = RunConfig.from_flat(fields)
+        cell = Cell.from_flat(fields)
         strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
         with strategy.install() as wiring:
             workload, peak_bytes = _built(Rank(strategy, wiring, device, log.step))
@@ -69,7 +69,7 @@ def _built(rank):
     deepspeed.initialize = noting
     with AllocationTracker() as tracker:
         start = tracker.peak_bytes
-        workload = Train(rank)
+        workload = TrainWorkload(rank)
     deepspeed.initialize = initialize
     return workload, (*before, tracker.peak_bytes)[0] - start
 

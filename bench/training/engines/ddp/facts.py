@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.config import DTYPE_BYTES, RunConfig
+from bench.config import DTYPE_BYTES, Cell
 from bench.strategies.schedule import Exchange
 from bench.training.engines.facts import EngineFacts, EngineMemory
 from bench.training.messages import PARAMETERS, Sent, all_reduce
@@ -29,10 +29,10 @@ class DDPFacts(EngineFacts):
     wrapper = "DistributedDataParallel"
     autocasts = True
 
-    def shards(self, cell: RunConfig) -> int:  # noqa: ARG002
+    def shards(self, cell: Cell) -> int:  # noqa: ARG002
         return 1
 
-    def memory(self, cell: RunConfig) -> EngineMemory:
+    def memory(self, cell: Cell) -> EngineMemory:
         """Return all bytes on every rank; autocast keeps a low-precision copy of each weight for the step."""
         count, e, wide = parameters(cell.model), DTYPE_BYTES[cell.dtype], wide_bytes(cell)
         kept_head = wide * head_parameters(cell.model) if cell.model.tied_embeddings else 0
@@ -44,7 +44,7 @@ class DDPFacts(EngineFacts):
             loading=wide * count,
         )
 
-    def messages(self, cell: RunConfig) -> Iterator[Sent]:
+    def messages(self, cell: Cell) -> Iterator[Sent]:
         """Yield the last micro-step's gradients in the precision of the weights, and before them the buffers.
 
         Those are the rotary embedding's frequencies, twice, in float32 (DistributedDataParallel's
@@ -58,7 +58,7 @@ class DDPFacts(EngineFacts):
             yield all_reduce(bucket_bytes, ranks)
 
 
-def _buckets(cell: RunConfig) -> Iterator[int]:
+def _buckets(cell: Cell) -> Iterator[int]:
     """Yield the bytes of each bucket: tensors in the order of backward, until there are enough."""
     limit, held = FIRST_BUCKET_BYTES, 0
     for tensor in in_backward(cell.model):

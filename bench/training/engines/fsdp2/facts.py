@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
-from bench.config import DTYPE_BYTES, NOT_USED, RunConfig
+from bench.config import DTYPE_BYTES, NOT_USED, Cell
 from bench.training.engines.facts import EngineFacts, EngineHost, EngineMemory
 from bench.training.messages import Sent, all_gather, all_reduce, reduce_scatter
 from bench.training.optimizer_facts import OPTIMIZER_FACTS
@@ -33,10 +33,10 @@ class FSDP2Facts(EngineFacts):
     # layer on the H100 (cold, n=2).
     host: ClassVar[Mapping[str, EngineHost]] = {NOT_USED: EngineHost(7, 10, 18)}
 
-    def shards(self, cell: RunConfig) -> int:
+    def shards(self, cell: Cell) -> int:
         return cell.sp_degree * cell.dp_shard
 
-    def memory(self, cell: RunConfig) -> EngineMemory:
+    def memory(self, cell: Cell) -> EngineMemory:
         """Return wide weights and Adam's two, sharded; gathered are a layer, and the root's for the step.
 
         In a layer's backward the next one is gathered, too. Where micro-steps follow one another, whole wide
@@ -61,7 +61,7 @@ class FSDP2Facts(EngineFacts):
             loading=wide * layers // shards + wide * root,
         )
 
-    def messages(self, cell: RunConfig) -> Iterator[Sent]:
+    def messages(self, cell: Cell) -> Iterator[Sent]:
         """Yield the messages of each layer, and of all other weights as one; both passes gather them.
 
         The rest stays gathered from forward to backward. Each tensor is split along its first dimension, and

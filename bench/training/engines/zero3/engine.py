@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.config import DTYPE_BYTES, RunConfig
+from bench.config import DTYPE_BYTES, Cell
 from bench.training.engines.engine import Engine
 from bench.training.loss import ModelWithLoss
 from bench.training.models import FAMILIES, TORCH_DTYPES
@@ -94,7 +94,7 @@ class Zero3(Engine):
         return numbers * (OFFLOADED_GRADIENT_BYTES + DTYPE_BYTES[self.cell.dtype])
 
 
-def keep_own_share(part: nn.Module, cell: RunConfig) -> None:
+def keep_own_share(part: nn.Module, cell: Cell) -> None:
     """Leave of each parameter that ZeRO-3 does not have yet only this rank's share, in the cell's dtype."""
     import deepspeed
     from deepspeed.utils import groups
@@ -107,7 +107,7 @@ def keep_own_share(part: nn.Module, cell: RunConfig) -> None:
     deepspeed.zero.Init(part, data_parallel_group=gathering, config_dict_or_path=zero3_config(cell))
 
 
-def zero3_config(cell: RunConfig) -> dict[str, Any]:
+def zero3_config(cell: Cell) -> dict[str, Any]:
     """Return DeepSpeed's settings; whatever they leave out, such as bucket sizes, keeps its default."""
     offload = {"device": "cpu", "pin_memory": cell.cluster.device == "cuda"}
     _, model_class = FAMILIES[cell.model.family]

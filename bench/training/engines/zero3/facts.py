@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
-from bench.config import DTYPE_BYTES, NOT_USED, ModelConfig, RunConfig
+from bench.config import DTYPE_BYTES, NOT_USED, Cell, ModelConfig
 from bench.training.engines.facts import EngineFacts, EngineHost, EngineMemory
 from bench.training.messages import Sent, all_gather, all_reduce, reduce_scatter
 from bench.training.optimizer_facts import OPTIMIZER_FACTS
@@ -60,10 +60,10 @@ class Zero3Facts(EngineFacts):
         "layer": EngineHost(17, 21, 53),
     }
 
-    def shards(self, cell: RunConfig) -> int:
+    def shards(self, cell: Cell) -> int:
         return cell.cluster.world_size
 
-    def refusals(self, cell: RunConfig) -> list[str]:
+    def refusals(self, cell: Cell) -> list[str]:
         reasons = super().refusals(cell)
         if cell.dp_replicate > 1:
             reasons.append(
@@ -72,7 +72,7 @@ class Zero3Facts(EngineFacts):
             )
         return reasons
 
-    def memory(self, cell: RunConfig) -> EngineMemory:
+    def memory(self, cell: Cell) -> EngineMemory:
         """Return the bytes of weights, gradients, their wide copy and Adam's two: in bf16 2, 2, 4 and 8.
 
         In fp32 the wide copy is one more. One rank alone gathers nothing: its partition is the parameter. An
@@ -104,7 +104,7 @@ class Zero3Facts(EngineFacts):
             loading=e * layer_parameters(model) // shards + FLOAT32_BYTES * (count - layer_parameters(model)),
         )
 
-    def messages(self, cell: RunConfig) -> Iterator[Sent]:
+    def messages(self, cell: Cell) -> Iterator[Sent]:
         """Yield the messages of each tensor, flat and padded (`Init._partition_param`), in the cell's dtype.
 
         Small ones stay whole and are gathered one by one after the update (`_post_step`), the others in every
@@ -126,7 +126,7 @@ class Zero3Facts(EngineFacts):
             yield all_reduce(norm_bytes, ranks)
 
 
-def _layers_kept(cell: RunConfig) -> int:
+def _layers_kept(cell: Cell) -> int:
     """Return how many layers are held gathered from forward to backward, at least the one at hand.
 
     Between both come the layers after it, forward and backward, computed again where checkpointed, and the

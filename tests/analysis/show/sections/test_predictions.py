@@ -1,7 +1,7 @@
 import pytest
 
 from analysis.answers.provenance import prediction_lines
-from analysis.show.sections.cells import predictions
+from analysis.show.sections.cell_tables import predictions
 from tests.support.records import (
     grid,
     make_failure,

@@ -12,7 +12,7 @@ import pytest
 from bench.common.environment import describe
 from bench.extras.nodes.agent import Agent, keep_store
 from bench.extras.nodes.gathering import Gathering
-from bench.extras.nodes.link import Hello, Link, LinkLostError, ToAgent
+from bench.extras.nodes.link import Hello, LinkLostError, MessageLink, ToAgent
 from bench.run.cell.launcher import Launcher
 from bench.run.node.local import LocalNode
 from tests.support.cells import counted_and_computed, make_cell, run_cell, tiny_cell
@@ -30,7 +30,7 @@ class Host(threading.Thread):
         self._arguments = connected, gathering.environment["ULYSSES_RING_BENCH_KEY"].encode(), ToAgent
 
     def run(self):
-        link, node = Link(*self._arguments, is_launcher=False), LocalNode()
+        link, node = MessageLink(*self._arguments, is_launcher=False), LocalNode()
         node.interface, store = "lo", keep_store("127.0.0.1")
         link.send(Hello(host=self.name, address="127.0.0.1", store_port=store.port, environment=describe({})))
         self.agent = Agent(link, node)

@@ -12,19 +12,19 @@ from bench.extras.nodes.link import (
     MAX_BYTES,
     Answered,
     Ended,
-    Kept,
-    Link,
     LinkLostError,
     Message,
     MessageError,
+    MessageLink,
+    RankEvents,
+    RankFile,
     Start,
     ToAgent,
     ToLauncher,
-    Told,
     decoded,
     encoded,
 )
-from bench.ranks.log import Place, Stage
+from bench.ranks.log import RankStage, RankState
 from bench.record.record import OutOfMemory
 from bench.run.node.job import NodeJob, StoreAddress
 from bench.run.node.ranks import Failing, Left, RankEnd, RankFailure
@@ -34,7 +34,7 @@ from tests.support.fuzzing import as_line, changed_bytes, changed_json, few_and_
 
 KEY = b"a test's"
 JOB = NodeJob(tiny_cell(), (2, 3), StoreAddress("198.18.0.1", 4000, "a run"), frozenset({"parity"}))
-END = RankEnd(2, -9, {"loss": float("inf")}, None, "log", 1.5, Place("timing", "forward"), "host1")
+END = RankEnd(2, -9, {"loss": float("inf")}, None, "log", 1.5, RankState("timing", "forward"), "host1")
 FULL = OutOfMemory(memory="gpu", requested_bytes=8, limit_bytes=None, allocated_bytes=4, largest=[])
 ERROR = RankFailure(
     phase="timing",
@@ -45,12 +45,12 @@ ERROR = RankFailure(
     out_of_memory=FULL,
 )
 FAILED = RankEnd(3, 1, None, ERROR, "log")
-NEWS = [Stage("timing", steps=3), Failing(2, lost_a_peer=True), Left(2)]
+NEWS = [RankStage("timing", steps=3), Failing(2, lost_a_peer=True), Left(2)]
 TOLD = [
     (Start(job=JOB), ToAgent),
     (Ended(ends=[END, FAILED]), ToLauncher),
-    (Kept(name="rank_2.log", content=bytes(range(256))), ToLauncher),
-    (Told(news=NEWS, progress=17), ToLauncher),
+    (RankFile(name="rank_2.log", content=bytes(range(256))), ToLauncher),
+    (RankEvents(news=NEWS, progress=17), ToLauncher),
     (Answered(doing={2: Doing("matmul (own.py:7)", "all_reduce"), 3: Doing(is_stopped=True)}), ToLauncher),
 ]
 
@@ -88,7 +88,7 @@ def met(talk):
         other = threading.Thread(target=talk, args=(socket.create_connection(listener.getsockname()),))
         other.start()
         try:
-            return Link(listener.accept()[0], KEY, ToLauncher, is_launcher=True)
+            return MessageLink(listener.accept()[0], KEY, ToLauncher, is_launcher=True)
         finally:
             other.join()
 
@@ -98,7 +98,7 @@ def with_key(key, talk=lambda _: None):
 
     def agent(connected):
         try:
-            talk(Link(connected, key, ToAgent, is_launcher=False).connection)
+            talk(MessageLink(connected, key, ToAgent, is_launcher=False).connection)
         except LinkLostError:
             connected.close()
 

@@ -17,7 +17,7 @@ from bench.common.environment import REPOSITORY
 from bench.config import OWN, ConfigError
 from bench.cost.memory import memory_need
 from bench.extras.observe.observation import LOST_PEER_WAIT_S
-from bench.extras.observe.outcome import UNKNOWN, checks_of_loop, need_of_loop
+from bench.extras.observe.observed_record import UNKNOWN, checks_of_loop, need_of_loop
 from bench.extras.observe.tokens import RankTokens, layout_of, misfed
 from bench.run.cell.rank_watch import GRACE_S
 from bench.run.node.ranks import LOST_PEER_TEXTS

@@ -26,7 +26,7 @@ import bench
 from bench.config import ConfigError
 from bench.extras.observe.cell import ObserveRequest
 from bench.extras.observe.observed_model import observed_model
-from bench.extras.observe.outcome import script_facts
+from bench.extras.observe.observed_record import script_facts
 from tests.support.scripts.own_loop import NUMBERS, VOCABULARY
 
 LENGTH = 64

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 import bench
 from bench.attention import watch
-from bench.extras.observe import attention, loop, observation, outcome, parity, trained_tokens
-from bench.extras.observe.tokens import FedTokens
+from bench.extras.observe import attention, loop, observation, observed_record, parity, trained_tokens
+from bench.extras.observe.tokens import ModelInputWatch
 from bench.measure import hooks
 from bench.measure.engagement.rank import EngagementPass
 from bench.measure.memory import trackers
@@ -44,7 +44,7 @@ PARTS = {
     "the context of the first step": (1, MemoryPass, "around_first_step", fail),
     "the context of a timed window": (1, TelemetryPass, "around_window", fail),
     "the context of an inspected step": (1, EngagementPass, "around_inspected_step", fail),
-    "what the model is fed": (1, FedTokens, "_note", fail),
+    "what the model is fed": (1, ModelInputWatch, "_note", fail),
     "the dtype of attention": (1, loop.Loop, "_note_dtype", fail),
     "what attention is given": (1, attention, "_other_kinds", fail),
     "when attention begins and ends": (1, watch, "time", SimpleNamespace(monotonic_ns=fail)),
@@ -61,7 +61,7 @@ PARTS = {
     "replicas": (1, loop, "digest", fail),
     "what a rank reports": (1, Measurement, "parts", fail),
     "judging": (0, observation, "observed_record", fail),
-    "whose script it is": (0, outcome, "this_script", fail),
+    "whose script it is": (0, observed_record, "this_script", fail),
     "writing the record": (0, Store, "append", find_no_room),
     "the report": (0, observation, "report", find_no_room),
 }

@@ -7,7 +7,7 @@ import pytest
 import run_sweep
 from bench.extras.predict import cpu_speed, prediction
 from bench.extras.predict.cpu_speed import MOST_TASKS, ProbeTask, ProbeTimes, probed, seconds_here
-from bench.extras.predict.hardware import another_cpu
+from bench.extras.predict.hardware_file import another_cpu
 from bench.extras.predict.prediction import PROBED, modelled, predict, timed_here
 from bench.plan.planned import planned_cell
 from tests.support.cells import FOUR_H100, TWO_CORES, make_cell

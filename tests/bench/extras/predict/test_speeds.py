@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bench.cost.band import End
-from bench.extras.predict.hardware import hardware_of
+from bench.extras.predict.hardware_file import hardware_of
 from bench.extras.predict.speeds import Speeds
 from bench.strategies.schedule import Exchange
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from bench.common.environment import REPOSITORY
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.cost.band import End
-from bench.extras.predict.hardware import hardware_of
+from bench.extras.predict.hardware_file import hardware_of
 from bench.extras.predict.prediction import predict
 from bench.extras.predict.speeds import Speeds
 from bench.extras.predict.time import step_parts, step_work
@@ -35,7 +35,7 @@ def test_what_was_measured_on_an_h100_is_predicted(monkeypatch):
     monkeypatch.setattr("bench.training.engines.zero3.facts.REDUCE_BUCKET", 1024**2)
     lines = (REPOSITORY / "results/reference/h100/one_gpu/records.jsonl").read_text().splitlines()
     for record in (record for record in map(json.loads, lines) if record["status"] == "ok"):
-        predicted = predict(RunConfig.from_flat(record["config"]), hardware_of("h100_80gb"), None)
+        predicted = predict(Cell.from_flat(record["config"]), hardware_of("h100_80gb"), None)
         steps_ms = sorted(record["timing"]["step_times_ms"][0])
         assert predicted.step_time_ms.expected == pytest.approx(steps_ms[len(steps_ms) // 2], rel=0.05)
         took_ms, (peak_bytes,) = record["trace"]["compute_ms"], record["memory"]["peak_allocated_bytes"]

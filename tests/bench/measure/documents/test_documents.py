@@ -7,7 +7,7 @@ import torch
 
 from bench.measure import PASSES
 from bench.measure.documents.rank import count_documents
-from bench.measure.documents.section import PackedDocuments
+from bench.measure.documents.section import DocumentsSection
 from bench.measure.facts import RankReport
 from bench.strategies import STRATEGIES
 from bench.training.data import open_data
@@ -54,6 +54,6 @@ def test_every_ranks_area_is_counted_within_documents_and_they_add_up(spread):
 def test_imbalance_is_the_median_over_steps_of_the_busiest_rank_over_the_mean():
     """Busy ranks of different steps do not cancel."""
     areas = [10, 6, 5], [4, 10, 10]
-    parts = [PackedDocuments(documents=[], pairs=[], computed_pairs=[], area=[area]) for area in areas]
+    parts = [DocumentsSection(documents=[], pairs=[], computed_pairs=[], area=[area]) for area in areas]
     section = PASSES["documents"].merge([RankReport({"documents": part}, {}) for part in parts], make_cell())
     assert (section.area, section.imbalance) == ([*areas], pytest.approx(10 / 7.5))

@@ -15,7 +15,7 @@ from bench.measure.full_length import key_errors, section
 from bench.measure.full_length.comparison import compare
 from bench.measure.full_length.key_errors import drawn_keys, key_sums, log_sum_exp
 from bench.measure.full_length.rank import FullLengthPass
-from bench.measure.full_length.shards import Attention, Shards, drawn, first_keys, rows
+from bench.measure.full_length.shards import AttentionSettings, Shards, drawn, first_keys, rows
 from bench.measure.parity.exact import visible
 from bench.ranks.memory_limit import without_memory_limit
 from tests.support.cells import run_cell, tiny_cell
@@ -107,7 +107,7 @@ ALONE = Shards(torch.arange(2048), 1, whole=lambda own: own, summed=torch.clone,
 
 
 def compared(x):
-    return compare(x, Attention("bf16", SCALE, causal=True), ALONE)
+    return compare(x, AttentionSettings("bf16", SCALE, causal=True), ALONE)
 
 
 def beyond(x):
@@ -131,7 +131,7 @@ def test_small_faults_of_key_gradients_are_beyond_the_limits():
 
 def test_attention_across_documents_is_beyond_the_limits():
     shards = replace(ALONE, first_keys=first_keys(Documents(((700, 701, 2048),))))
-    attention = Attention("bf16", SCALE, causal=True)
+    attention = AttentionSettings("bf16", SCALE, causal=True)
     found = compare(packed_call((700, 701, 2048)), attention, shards)
     assert first_beyond(found.errors, found.limits) is None
     across = compare(packed_call((1024, 2048)), attention, shards)

@@ -12,13 +12,13 @@ import torch
 from bench.config import OptimizerConfig
 from bench.measure import PASSES
 from bench.measure.objective.coverage import coverages, gradient_bytes, needed_bytes
-from bench.measure.objective.noise import (
+from bench.measure.objective.gradient_noise import (
     CHANCE,
     FACTOR,
     SCALE_FACTOR,
     ExactGradient,
     GradientError,
-    Noise,
+    GradientNoise,
     StepLoss,
     gradient_errors,
     whole_scale,
@@ -71,7 +71,7 @@ def test_a_gradient_errs_infinitely_where_there_is_none_and_by_the_whole_where_i
 
 
 def test_what_rounding_makes_parallel_by_chance_is_allowed_and_least_in_many_numbers():
-    noise = Noise(0.0, 1e-2, 1e-3, 0.0, {str(n): GradientError(1e-2, 5e-4, n) for n in (16, 2**20)})
+    noise = GradientNoise(0.0, 1e-2, 1e-3, 0.0, {str(n): GradientError(1e-2, 5e-4, n) for n in (16, 2**20)})
     few, many = (noise.limits(str(n), "bf16", 2e-2) for n in (16, 2**20))
     assert few.distance == many.distance == pytest.approx(FACTOR * 1e-2)
     assert few.scale == pytest.approx(CHANCE * 2e-2 / 4)
@@ -85,7 +85,7 @@ def test_one_factor_on_all_gradients_shows_in_the_whole_where_it_shows_in_no_par
     def with_factors(factors):
         return errors_of(exact, {n: f * each for f, (n, each) in zip(factors, exact.items(), strict=True)})
 
-    noise = Noise.of([0.0], [with_factors([1.002, 0.998] * 8)])
+    noise = GradientNoise.of([0.0], [with_factors([1.002, 0.998] * 8)])
     found = with_factors([1.0075] * 16)
     assert all(each.scale < noise.limits(n, "bf16", each.distance).scale for n, each in found.items())
     assert noise.whole_scale == pytest.approx(0.0, abs=1e-6)
@@ -105,7 +105,7 @@ def test_numbers_that_carry_a_gradient_are_counted(gradient, numbers):
 
 def test_noise_is_that_of_the_controls_and_losses_of_opposite_signs_do_not_cancel():
     exact, loss = {"a": torch.tensor([3.0, 4.0])}, StepLoss(2.0, torch.tensor([1.0, 1.0]))
-    noise = Noise.of(
+    noise = GradientNoise.of(
         [loss.block_error(StepLoss(2.0, torch.tensor([1 + off, 1 - off]))) for off in (0.3, 0.4)],
         [errors_of(exact, {"a": torch.tensor([3.0, 4.0 + off])}) for off in (0.3, 0.4)],
     )

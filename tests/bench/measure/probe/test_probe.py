@@ -13,11 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import bench
 from analysis.show.markdown import markdown_section
 from analysis.show.sections.probe import probe as probe_section
-from bench.config import RunConfig
+from bench.config import Cell
 from bench.measure import PASSES
 from bench.measure.probe import leaks
 from bench.measure.probe.rank import ProbePass, cut_cell, places_of, probe
-from bench.measure.probe.section import Moved, Probe, why_wrong
+from bench.measure.probe.section import Moved, ProbeSection, why_wrong
 from bench.plan.experiments.probe import probed_cells
 from bench.plan.plan import plan
 from bench.ranks.device import finish_together
@@ -60,7 +60,7 @@ def probe_each(job, log):
     leaks.MAX_DOCUMENTS = FEW
     found = {}
     for name, fields in loads((job.folder / CELLS).read_text()).items():
-        cell = RunConfig.from_flat(fields)
+        cell = Cell.from_flat(fields)
         with log.during(name):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             with strategy.install() as wiring:
@@ -113,7 +113,7 @@ def found(launcher, tmp_path_factory):
         assert len({str(end.report["found"][name]) for end in ends}) == 1  # all ranks know the same
         ways = ends[0].report["found"][name].items()
         sections[name] = {
-            way: Probe(**each | {"moved": {kind: Moved(**row) for kind, row in each["moved"].items()}})
+            way: ProbeSection(**each | {"moved": {kind: Moved(**row) for kind, row in each["moved"].items()}})
             for way, each in ways
         }
     return sections

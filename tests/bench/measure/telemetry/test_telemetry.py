@@ -16,7 +16,7 @@ from bench.measure.telemetry.rank import (
     FIGURES,
     PERIOD_S,
     NvmlDevice,
-    Telemetry,
+    TelemetrySampler,
     open_nvml,
     throttled,
 )
@@ -24,7 +24,7 @@ from tests.support.cuda.nvml_driver import Driver
 
 
 def watched(driver, seconds=0.1):
-    telemetry = Telemetry(NvmlDevice(driver, "handle"), period_s=0.01)
+    telemetry = TelemetrySampler(NvmlDevice(driver, "handle"), period_s=0.01)
     with telemetry.window():
         time.sleep(seconds)
     return telemetry.read()
@@ -70,7 +70,7 @@ def test_a_figure_that_is_not_supported_costs_only_itself(lacking, figure):
 def test_a_driver_that_is_not_there_is_a_reason(lacking, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1234"))
     driver = Driver(without=(lacking,))
-    found = Telemetry(open_nvml(torch.device("cuda", 0), driver)).read()
+    found = TelemetrySampler(open_nvml(torch.device("cuda", 0), driver)).read()
     said = "NVML Shared Library Not Found" if lacking == "nvml" else "Not Found"
     assert said in found.reason
     assert (found.power_w, found.throttled, found.sample_ms) == (None, None, [[]])
@@ -129,7 +129,7 @@ def test_a_long_window_keeps_a_bounded_number_of_samples(monkeypatch):
 def test_the_ranks_of_a_node_ask_the_driver_no_more_often_than_one_would(monkeypatch, ranks):
     asked = []
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    monkeypatch.setattr(rank, "Telemetry", lambda _, period_s: asked.append(period_s) or Mock())
+    monkeypatch.setattr(rank, "TelemetrySampler", lambda _, period_s: asked.append(period_s) or Mock())
     measurement = SimpleNamespace(subject=SimpleNamespace(device=torch.device("cpu"), ranks_beside=0))
     rank.TelemetryPass(measurement).around_window()
     assert asked == [PERIOD_S * ranks]

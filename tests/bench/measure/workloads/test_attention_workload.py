@@ -10,7 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.measure.attention.rank import error_ulps, ulp
-from bench.measure.attention.section import FACTS, AttentionCalls
+from bench.measure.attention.section import FACTS, AttentionSection
 from bench.measure.workloads import attention as attention_alone
 from bench.measure.workloads.workload import Rank
 from bench.ranks.groups import make_groups
@@ -114,7 +114,7 @@ def test_errors_are_counted_in_ulps_of_their_own_row():
 def test_a_timed_call_may_err_by_some_times_what_one_device_does(name, dtype, error, control, is_wrong):
     """In fp32 and fp64 both err by the order of their sums, so that there the parity pass's floor counts."""
     errors = {"error_ulps": {name: error}, "control_error_ulps": {name: control}}
-    section = AttentionCalls(forward_ms=[[1.0]], backward_ms=[[1.0]], error_rows=1, **errors)
+    section = AttentionSection(forward_ms=[[1.0]], backward_ms=[[1.0]], error_rows=1, **errors)
     cell = tiny_cell("workload=attention", f"dtype={dtype}")
     assert bool(FACTS.gate(cell, section)) == is_wrong
     assert FACTS.gate(cell, replace(section, control_error_ulps=None)) is None
@@ -134,7 +134,7 @@ def test_calls_before_the_clock_fill_the_seconds_that_were_asked_for(one_rank, m
     strategy = runnable("local")(cell, make_groups(cell), STRATEGIES["local"])
     calls = []
     with strategy.install() as wiring:
-        workload = attention_alone.Attention(Rank(strategy, wiring, torch.device("cpu"), StepPhase()))
+        workload = attention_alone.AttentionWorkload(Rank(strategy, wiring, torch.device("cpu"), StepPhase()))
         monkeypatch.setattr(workload, "step", calls.append)
         clock = SimpleNamespace(perf_counter=iter([5.0, 5.015625]).__next__)  # a call takes 1/64 s
         monkeypatch.setattr(attention_alone, "time", clock)
@@ -154,7 +154,7 @@ def test_inputs_are_laid_out_in_memory_as_a_model_hands_them_to_attention(one_ra
         return out, None
 
     with strategy.install() as wiring:
-        workload = attention_alone.Attention(Rank(strategy, wiring, torch.device("cpu"), StepPhase()))
+        workload = attention_alone.AttentionWorkload(Rank(strategy, wiring, torch.device("cpu"), StepPhase()))
         ALL_ATTENTION_FUNCTIONS[wiring.attention_name] = attention
         model = empty_model(cell.model, attention_name=wiring.attention_name, max_positions=cell.seq_len)
         model.to_empty(device="cpu")(torch.zeros(2, cell.seq_len, dtype=torch.long)).logits.sum().backward()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.ranks.log import Place
+from bench.ranks.log import RankState
 from bench.run.cell.ends import classify
 from bench.run.node.ranks import RankEnd, RankFailure
 
@@ -60,7 +60,7 @@ WATCHDOG = (
 )
 OWN = WATCHDOG.replace("remote process exited or there was a network error", "unhandled cuda error")
 LOST, STOPPED = RankEnd(0, -6, None, None, WATCHDOG), RankEnd(0, None, None, None, "")
-TIMING = Place("timing", "forward")
+TIMING = RankState("timing", "forward")
 OTHERS = [
     ("a mistake, seen by the watchdog", LOST, failed(1, "an own mistake", "ValueError"), "error"),
     ("an end, seen by the watchdog", LOST, RankEnd(1, 0, None, None, ""), "error"),
@@ -114,7 +114,7 @@ def test_under_a_limit_more_deaths_are_the_limits(culprit):
 
 @pytest.mark.parametrize("phase", [None, "start", "join", "strategy", "limit"])
 def test_a_crash_before_the_limit_counts_is_none_of_its_doing(phase):
-    place = phase and Place(phase, None)
+    place = phase and RankState(phase, None)
     assert classify([RankEnd(0, -11, None, None, "", place=place)], limited=True)[0] == "crashed"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.ranks.log import JOIN, PlaceFile, Stage, place_path
+from bench.ranks.log import JOIN, RankStage, RankStateFile, place_path
 from bench.run.cell.hang import FIRST_STEP_S, JOIN_S, NOBODY, HangWatch, find_blame
 from bench.run.node import local
 from bench.run.node.job import NodeJob
@@ -51,7 +51,7 @@ class Silent:
 )
 def test_a_cell_hangs_after_its_timeout_ten_steps_or_ten_minutes_before_the_first(timeout_s, step_s, limit_s):
     clock = Clock(Silent(), timeout_s)
-    clock.watch.tell(Stage("timing", step_s=step_s))
+    clock.watch.tell(RankStage("timing", step_s=step_s))
     assert clock.after(0.0) is None
     assert clock.after(limit_s - 0.1) is None
     said = f"no rank has reported progress for {limit_s:.0f} s: {NOBODY}rank 0 is without an answer, rank 1"
@@ -61,11 +61,11 @@ def test_a_cell_hangs_after_its_timeout_ten_steps_or_ten_minutes_before_the_firs
 @pytest.mark.parametrize(
     ("timeout_s", "stage", "progress", "limit_s"),
     [
-        (120.0, Stage(JOIN), {0: 2, 1: 2}, JOIN_S),
-        (2.0, Stage(JOIN, "first all_reduce"), {0: 2, 1: 2}, JOIN_S),
-        (300.0, Stage(JOIN), {0: 2, 1: 2}, 150.0),
-        (120.0, Stage(JOIN), {0: 2, 1: 0}, FIRST_STEP_S),  # the second node's ranks still import
-        (120.0, Stage("build"), {0: 2, 1: 2}, FIRST_STEP_S),
+        (120.0, RankStage(JOIN), {0: 2, 1: 2}, JOIN_S),
+        (2.0, RankStage(JOIN, "first all_reduce"), {0: 2, 1: 2}, JOIN_S),
+        (300.0, RankStage(JOIN), {0: 2, 1: 2}, 150.0),
+        (120.0, RankStage(JOIN), {0: 2, 1: 0}, FIRST_STEP_S),  # the second node's ranks still import
+        (120.0, RankStage("build"), {0: 2, 1: 2}, FIRST_STEP_S),
     ],
 )
 def test_ranks_that_join_are_waited_for_a_minute_once_every_node_has_some(
@@ -87,7 +87,7 @@ def test_any_progress_begins_the_wait_anew_and_a_timeout_of_0_waits_for_ever():
 def test_progress_is_what_ranks_note_and_looks_are_seldom(tmp_path, monkeypatch):
     scratch = tempfile.TemporaryDirectory()
     ranks = LocalRanks(NodeJob(make_cell(), (0, 1)), tmp_path, scratch, Pipe()[0])
-    places = [PlaceFile(place_path(Path(scratch.name), rank)) for rank in ranks.ranks]
+    places = [RankStateFile(place_path(Path(scratch.name), rank)) for rank in ranks.ranks]
     for place in places:
         place.note("timing", None)
     assert (ranks.look(), ranks.look()) == (2, None)

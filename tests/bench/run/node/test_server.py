@@ -57,10 +57,10 @@ RUN = """
 import json, sys
 from pathlib import Path
 from bench.run.cell.launcher import Launcher
-from bench.config import RunConfig
+from bench.config import Cell
 
 if __name__ == "__main__":
-    cell = RunConfig.from_flat(json.loads(sys.argv[1]))
+    cell = Cell.from_flat(json.loads(sys.argv[1]))
     for end in Launcher().run(cell, Path(sys.argv[2])):
         print(end.rank, end.failure.phase, end.failure.kind, end.failure.message)
 """

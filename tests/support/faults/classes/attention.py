@@ -10,7 +10,7 @@ from bench.attention.kernels import kernel, math
 from bench.attention.merge import Partial
 from bench.strategies import runnable
 from bench.strategies.local.attention import LocalAttention
-from bench.strategies.ring.attention import Ring
+from bench.strategies.ring.attention import RingContext
 from bench.strategies.strategy import Strategy
 from tests.support.faults.classes.tampering import replace_attention, wrap
 
@@ -22,7 +22,7 @@ def attend_locally(job):
 
 def drop_a_ring_step(job):
     """One rank's keys are never looked at, and never sent."""
-    wrap(Ring, "sources", lambda plain, self: plain(self)[:-1])
+    wrap(RingContext, "sources", lambda plain, self: plain(self)[:-1])
 
 
 def see_one_token_too_far(job):

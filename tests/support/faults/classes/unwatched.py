@@ -4,7 +4,7 @@ import torch
 
 import bench.strategies.ulysses.attention as ulysses
 from bench.measure.objective.section import MAX_TOKENS
-from bench.measure.workloads.attention import Attention
+from bench.measure.workloads.attention import AttentionWorkload
 from bench.strategies.local.attention import LocalAttention
 from tests.support.faults.classes.tampering import replace_attention, steps_begun, wrap
 
@@ -67,5 +67,5 @@ def attend_locally_in_timed_calls(job):
         begun.append(number)
         return plain(self, number)
 
-    wrap(Attention, "step", step)
+    wrap(AttentionWorkload, "step", step)
     replace_attention(job, _exchange_and_attend_locally, lambda self, _: begun and not _is_looked_at(self))

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from bench.config import ConfigError, RunConfig
+from bench.config import Cell, ConfigError
 from bench.cost.band import Band, End
-from bench.extras.predict.hardware import Hardware, hardware_of, has_rates
+from bench.extras.predict.hardware_file import Hardware, hardware_of, has_rates
 from bench.extras.predict.predicted import predicted
 from bench.extras.predict.speeds import Speeds
 from bench.record.record import Provenance, Record
@@ -37,12 +37,12 @@ def register() -> None:
     )
 
 
-def with_link(cell: RunConfig, record: Record) -> Record:
+def with_link(cell: Cell, record: Record) -> Record:
     """Add the milliseconds of one replayed step on the link, by purpose; null where its rates are unknown."""
     return structs.replace(record, analytic=structs.replace(record.analytic, link_ms=_link_ms(cell, record)))
 
 
-def _link_ms(cell: RunConfig, record: Record) -> dict[str, Band] | None:
+def _link_ms(cell: Cell, record: Record) -> dict[str, Band] | None:
     messages = None if record.engagement is None else record.engagement.messages
     if messages is None or (cell.cluster.world_size > 1 and not has_rates(cell.hardware)):
         return None
@@ -72,7 +72,7 @@ def _taken_ms(messages: Sequence[Messages], speeds: Speeds) -> dict[str, float]:
     return {each: taken[each, ""] + max(taken[each, kind] for kind in DIRECTIONS) for each in purposes}
 
 
-def prediction_refusals(cell: RunConfig) -> list[str]:
+def prediction_refusals(cell: Cell) -> list[str]:
     """Why no arithmetic tells what the cell takes. A prediction needs none of the cell's packages."""
     if cell.hardware == "cpu":
         way_out = "leave mode=predict out to measure it, or name a GPU, such as hardware=h100_80gb"
@@ -98,12 +98,12 @@ def prediction_refusals(cell: RunConfig) -> list[str]:
         )
     if STRATEGIES[cell.strategy].schedule(cell) is None:
         reasons.append(
-            f"mode=predict knows no schedule of {cell.strategy}; give its facts one: Facts.schedule"
+            f"mode=predict knows no schedule of {cell.strategy}; give its facts one: StrategyFacts.schedule"
         )
     return reasons + _rate_refusals(cell, hardware)
 
 
-def _rate_refusals(cell: RunConfig, hardware: Hardware) -> list[str]:
+def _rate_refusals(cell: Cell, hardware: Hardware) -> list[str]:
     """Which of the cell's operations the hardware's file has no figures of."""
     if Speeds(hardware, End.EXPECTED).knows(cell):
         return []

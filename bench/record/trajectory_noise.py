@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Protocol
 
 from bench.config import LOW_PRECISION
-from bench.measure.losses.section import Losses
+from bench.measure.losses.section import LossesSection
 
 NAMES: Mapping[str, str] = {"loss": "loss", "grad_norm": "gradient norm"}
 ROUNDING = 2.0**-23
@@ -44,37 +44,37 @@ class Signals:
     grad_norm: Sequence[float]
 
 
-def signals_of(losses: Losses, steps: int | None = None) -> Signals:
+def signals_of(losses: LossesSection, steps: int | None = None) -> Signals:
     """Return loss and gradient norm of the first `steps`, or all; nan for a number that is not finite."""
     loss, grad_norm = losses.loss[:steps], losses.grad_norm[:steps]
     return Signals(*([math.nan if each is None else each for each in signal] for signal in (loss, grad_norm)))
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class Deviation:
     """How far two trainings are apart, relative to what a step allows."""
 
     loss: float
     grad_norm: float
 
-    def times(self, factor: float) -> Limit:
+    def times(self, factor: float) -> Deviation:
         """So many times as much of each."""
-        return Limit(self.loss * factor, self.grad_norm * factor)
+        return Deviation(self.loss * factor, self.grad_norm * factor)
 
-    def over(self, other: Limit) -> Limit:
+    def over(self, other: Deviation) -> Deviation:
         """Each as a multiple of the other's."""
-        return Limit(self.loss / other.loss, self.grad_norm / other.grad_norm)
+        return Deviation(self.loss / other.loss, self.grad_norm / other.grad_norm)
 
 
-LIMITS: Mapping[str, Limit] = {
-    "fp64": Limit(1e-10, 1e-9),
-    "fp32": Limit(1e-5, 1e-4),
-    "fp16": Limit(2e-4, 3e-2),
-    "bf16": Limit(2e-4, 3e-2),
+LIMITS: Mapping[str, Deviation] = {
+    "fp64": Deviation(1e-10, 1e-9),
+    "fp32": Deviation(1e-5, 1e-4),
+    "fp16": Deviation(2e-4, 3e-2),
+    "bf16": Deviation(2e-4, 3e-2),
 }
 """What is allowed by dtype however little noise was measured: five times what sound strategies showed on
 random weights, whose logits are near zero."""
-UNMEASURED = Limit(1e-2, 0.15)
+UNMEASURED = Deviation(1e-2, 0.15)
 """What is allowed in 16 bit where the noise of the weights was not measured. Sound cells of trained
 checkpoints of some 1e6 parameters were up to 1.2e-3 and 5e-2 apart in the first step."""
 NOISE_FACTOR = 4.0
@@ -82,15 +82,15 @@ NOISE_FACTOR = 4.0
 float64, root mean square. The factor was fixed on one trained checkpoint of 0.9 million parameters."""
 
 
-def limit_for(dtype: str, noise: Mapping[str, float | None]) -> Limit:
+def limit_for(dtype: str, noise: Mapping[str, float | None]) -> Deviation:
     """What two trainings of this dtype may be apart; `noise` is by signal, empty where nobody measured it."""
     floor = LIMITS[dtype]
     if not noise:
         return UNMEASURED if dtype in LOW_PRECISION else floor
-    return Limit(*(max(getattr(floor, name), NOISE_FACTOR * (noise[name] or 0.0)) for name in NAMES))
+    return Deviation(*(max(getattr(floor, name), NOISE_FACTOR * (noise[name] or 0.0)) for name in NAMES))
 
 
-def moved_for(dtype: str, limit: Limit) -> float:
+def moved_for(dtype: str, limit: Deviation) -> float:
     """MOVED for such a limit: what a moved nat adds follows from the dtype, not from measured noise.
 
     The noise of trained weights is that of single rows. With MOVED times it, losses that differ from batch to
@@ -100,7 +100,7 @@ def moved_for(dtype: str, limit: Limit) -> float:
 
 
 def first_departure(
-    found: Trajectory, reference: Trajectory, limit: Limit, moved: float = MOVED
+    found: Trajectory, reference: Trajectory, limit: Deviation, moved: float = MOVED
 ) -> str | None:
     """The first step in which one leaves the other, in words; None where no common step shows one."""
     for step, name, own, other, unit in _pairs(found, reference, moved):
@@ -111,13 +111,13 @@ def first_departure(
     return None
 
 
-def distance(found: Trajectory, reference: Trajectory) -> Limit:
+def distance(found: Trajectory, reference: Trajectory) -> Deviation:
     """The mean over all steps of how far one is from the other, each in multiples of what its step allows."""
     apart: dict[str, list[float]] = {name: [] for name in NAMES}
     for _, name, own, other, unit in _pairs(found, reference):
         off = abs(own - other) / (unit or 1.0)
         apart[name].append(off if math.isfinite(off) else math.inf)
-    return Limit(**{name: sum(each) / len(each) for name, each in apart.items()})
+    return Deviation(**{name: sum(each) / len(each) for name, each in apart.items()})
 
 
 def mean_of(trajectories: Sequence[Trajectory]) -> Trajectory:
@@ -157,7 +157,7 @@ theirs."""
 
 
 @dataclass(frozen=True)
-class Noise:
+class TrajectoryNoise:
     """How far one more training may be from trainings that do the same work in equivalent ways.
 
     Rounding puts each of them somewhere about their mean. A new one is as far from that mean as they are,
@@ -176,13 +176,13 @@ class Noise:
         return sum(len(each) - 1 for each in self.seeds)
 
     @cached_property
-    def deviation(self) -> Limit:
+    def deviation(self) -> Deviation:
         """Of one training from the mean of all, root mean square; no less than one rounding in every step."""
         apart = [distance(one, mean_of(each)) for each in self.seeds if len(each) > 1 for one in each]
         found = _each(lambda *each: _root(sum(x * x for x in each) / max(self.freedom, 1)), apart)
         return _each(max, [found, *(_rounded(each[0]) for each in self.seeds)])
 
-    def floor(self, seeds: int, trainings: int) -> Limit:
+    def floor(self, seeds: int, trainings: int) -> Deviation:
         """What the distance of each of so many compared trainings, over so many seeds, stays below."""
         from scipy.stats import f  # takes a second
 
@@ -208,21 +208,21 @@ class Draw:
         return math.sqrt(1 + 1 / len(self.others))
 
 
-def distance_of(draws: Sequence[Draw]) -> Limit:
+def distance_of(draws: Sequence[Draw]) -> Deviation:
     """Of one training from the mean of its equivalents, root mean square over its seeds."""
     apart = [distance(each.found, each.centre).times(1 / each.widening) for each in draws]
     return _each(lambda *found: _root(sum(x * x for x in found) / len(found)), apart)
 
 
-def _rounded(training: Trajectory) -> Limit:
+def _rounded(training: Trajectory) -> Deviation:
     """The distance of a training that is off by one rounding of float32 in every step."""
     off = [[(1 + ROUNDING) * each for each in getattr(training, name)] for name in NAMES]
     return distance(Signals(*off), training)
 
 
-def _each(reduce: Callable[..., float], limits: Sequence[Limit]) -> Limit:
+def _each(reduce: Callable[..., float], limits: Sequence[Deviation]) -> Deviation:
     """Both signals' numbers, each reduced to one."""
-    return Limit(**{name: reduce(*(asdict(each)[name] for each in limits)) for name in NAMES})
+    return Deviation(**{name: reduce(*(asdict(each)[name] for each in limits)) for name in NAMES})
 
 
 def _root(value: float) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from bench.common.environment import REPOSITORY, git
-from bench.config import ConfigError, RunConfig
+from bench.config import Cell, ConfigError
 from bench.cost.memory import MemoryNeed, memory_need
 from bench.extras.observe.objective import RankObjective, has_known_scale, not_compared, wrong_objective
 from bench.extras.observe.tokens import LoopReport, RankTokens, is_packed, misfed
@@ -31,7 +31,7 @@ from bench.training.engines import ENGINE_FACTS
 
 
 def observed_record(
-    cell: RunConfig,
+    cell: Cell,
     reports: Sequence[LoopReport],
     groups: Sequence[Sequence[RankTokens]],
     repeat: int,
@@ -63,13 +63,13 @@ def observed_record(
     return judged(planned, ranks, sections, made, wrong, wall_s, started_at)
 
 
-def need_of_loop(cell: RunConfig) -> MemoryNeed | None:
+def need_of_loop(cell: Cell) -> MemoryNeed | None:
     """Return the bytes that a rank needs; None where the loop's strategy or engine has no formula."""
     has_formula = cell.strategy in STRATEGIES and cell.engine.name in ENGINE_FACTS
     return memory_need(cell) if has_formula else None
 
 
-def failed_record(cell: RunConfig, end: RankEnd, wall_s: float, started_at: datetime) -> Record:
+def failed_record(cell: Cell, end: RankEnd, wall_s: float, started_at: datetime) -> Record:
     """The record of a loop that an error ended, as the rank knows it that met the error."""
     status, failure = classify([end])
     assert failure is not None
@@ -193,7 +193,7 @@ NEXT_TOKENS = "the mean loss of next tokens"
 
 
 def checks_of_loop(
-    cell: RunConfig,
+    cell: Cell,
     sections: Sections,
     groups: Sequence[Sequence[RankTokens]],
     objectives: Sequence[RankObjective],
@@ -212,7 +212,7 @@ def checks_of_loop(
     return [*found.values(), _objective(cell, objectives)]
 
 
-def forgotten_group(cell: RunConfig, sections: Sections) -> str | None:
+def forgotten_group(cell: Cell, sections: Sections) -> str | None:
     """Why it is wrong that no ranks share a sequence: attention itself exchanges something."""
     engagement = sections.get("engagement")
     sent = 0 if engagement is None else sum(engagement.sent_bytes.get("attention", ()))
@@ -225,7 +225,7 @@ def forgotten_group(cell: RunConfig, sections: Sections) -> str | None:
     )
 
 
-def _objective(cell: RunConfig, seen: Sequence[RankObjective]) -> Check:
+def _objective(cell: Cell, seen: Sequence[RankObjective]) -> Check:
     """Labels, weights and the value of one step's loss."""
     unknown = not_compared(seen, cell.sp_degree, cell.dtype)
     if unknown is not None:
@@ -234,7 +234,7 @@ def _objective(cell: RunConfig, seen: Sequence[RankObjective]) -> Check:
     return Check(what="objective", against=f"{NEXT_TOKENS}{scale}", tokens=cell.seq_len, steps=1)
 
 
-def _tokens(cell: RunConfig, groups: Sequence[Sequence[RankTokens]]) -> Check:
+def _tokens(cell: Cell, groups: Sequence[Sequence[RankTokens]]) -> Check:
     """Positions and token ids of the last step that was looked at, where ranks share a sequence."""
     check = Check(what="tokens", against="one whole sequence, dealt out")
     if len(groups[0]) == 1:

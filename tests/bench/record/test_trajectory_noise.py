@@ -4,7 +4,15 @@ from random import Random
 
 import pytest
 
-from bench.record.noise import FALSE_ALARMS, LEAST_FACTOR, ROUNDING, Draw, Noise, Signals, distance_of
+from bench.record.trajectory_noise import (
+    FALSE_ALARMS,
+    LEAST_FACTOR,
+    ROUNDING,
+    Draw,
+    Signals,
+    TrajectoryNoise,
+    distance_of,
+)
 
 STEPS = 6
 TRAININGS = 4
@@ -25,7 +33,7 @@ def crossings(together, seeds, *, offset=0.0, trials=250):
     random, beyond = Random(5), 0
     for _ in range(trials):
         equivalent = [[training(random, together) for _ in range(6)] for _ in range(seeds)]
-        floor = Noise(equivalent).floor(seeds, TRAININGS)
+        floor = TrajectoryNoise(equivalent).floor(seeds, TRAININGS)
         apart = [
             distance_of([Draw(training(random, together, offset=offset), each) for each in equivalent])
             for _ in range(TRAININGS)
@@ -50,7 +58,7 @@ def test_seeds_together_find_what_one_does_not():
 
 def test_the_floor_is_no_less_than_some_roundings():
     exact = training(Random(1), together=True, noise=0.0)
-    floor = Noise([[exact] * 20] * 20).floor(20, 1)
+    floor = TrajectoryNoise([[exact] * 20] * 20).floor(20, 1)
     assert 0 < floor.loss < LEAST_FACTOR * ROUNDING
     near, far = (
         Signals([(1 + by * ROUNDING) * each for each in exact.loss], exact.grad_norm) for by in (1, 3)

@@ -3,9 +3,9 @@
 import pytest
 
 from bench.cost.band import Band, End
-from bench.extras.predict.hardware import hardware_of
-from bench.extras.predict.modes import link_ms
+from bench.extras.predict.hardware_file import hardware_of
 from bench.extras.predict.speeds import Speeds
+from bench.extras.predict.time_modes import link_ms
 from bench.run.cell.outcome import rate_with_link
 from bench.strategies.schedule import Exchange
 from bench.training.messages import Messages

@@ -13,7 +13,7 @@ from analysis.show.columns import (
     LENGTH,
     RANKS,
     STRATEGY,
-    Cell,
+    CellRow,
     is_replayed,
     predicted_band,
 )
@@ -61,13 +61,13 @@ def predictions(findings: Findings) -> Section | None:
     return Section("Predicted next to measured", lines, table, PREDICTION_READING, prints_lines=True)
 
 
-def _of_single(cell: Cell) -> str:
+def _of_single(cell: CellRow) -> str:
     """Return the attention of one device over this call, an upper bound for a replay without a link."""
     text = text_of(cell, "attention_of_one_device")
     return f"at most {text}" if text and is_replayed(cell) else text
 
 
-def _fit(cell: Cell) -> str:
+def _fit(cell: CellRow) -> str:
     """Return `fits: right`; empty where nothing was predicted, or nothing answers it."""
     outcome = cell[FIT_OUTCOME]
     if pd.isna(outcome):
@@ -84,7 +84,7 @@ def _error(tensor: str) -> Column:
     """Return a column with an error and that of the kernel alone: `1.2 (1.1)`."""
     name = f"{tensor}_error_ulps"
 
-    def text(cell: Cell) -> str:
+    def text(cell: CellRow) -> str:
         error, control = text_of(cell, name), text_of(cell, f"control_{name}")
         return f"{error} ({control})" if control else error
 

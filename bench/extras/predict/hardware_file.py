@@ -13,7 +13,7 @@ from bench.request.choices import options, read_option
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class DeviceLink:
     """Link between one device and the others."""
 
     name: str
@@ -33,9 +33,9 @@ class Hardware:
     """Dense, in 16 bits."""
     memory_bytes_per_s: float
     devices_per_node: int
-    node: Link
+    node: DeviceLink
     """To the devices of the same node."""
-    network: Link
+    network: DeviceLink
     """To those of other nodes."""
     matmul: Band
     """Share of the peak that large matrix products sustain."""
@@ -75,8 +75,8 @@ def hardware_from(facts: Mapping[str, Any]) -> Hardware:
         peak_flops_per_s=float(facts["peak_flops_per_s"]),
         memory_bytes_per_s=float(facts["memory_bytes_per_s"]),
         devices_per_node=int(facts["devices_per_node"]),
-        node=Link(**facts["links"]["node"]),
-        network=Link(**facts["links"]["network"]),
+        node=DeviceLink(**facts["links"]["node"]),
+        network=DeviceLink(**facts["links"]["network"]),
         matmul=Band(*rates["matmul"]),
         memory=Band(*rates["memory"]),
         link=Band(*rates["link"]),

@@ -22,7 +22,7 @@ LOSS_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class GradientDifference:
     """Sums over one parameter's numbers: its error follows once the whole exact gradient is known."""
 
     missed: float
@@ -49,14 +49,14 @@ class ExactGradient:
         wide = gradient.double()
         return cls(wide, float(torch.linalg.vector_norm(wide)) ** 2, _carrying(wide))
 
-    def difference(self, found: Tensor | None, divisor: float = 1.0) -> Difference:
+    def difference(self, found: Tensor | None, divisor: float = 1.0) -> GradientDifference:
         """Return how far a gradient, divided by `divisor`, is from this one."""
         if found is None:
-            return Difference(math.inf, math.inf, self.square, self.numbers)
+            return GradientDifference(math.inf, math.inf, self.square, self.numbers)
         missed = found.to(self.gradient.device, torch.float64) / divisor
         missed -= self.gradient
         length = float(torch.linalg.vector_norm(missed))
-        return Difference(length, float(missed.mul_(self.gradient).sum()), self.square, self.numbers)
+        return GradientDifference(length, float(missed.mul_(self.gradient).sum()), self.square, self.numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class GradientError:
     """Share of the squared length of all compared gradients together."""
 
 
-def gradient_errors(differences: Mapping[str, Difference], eps: float) -> dict[str, GradientError]:
+def gradient_errors(differences: Mapping[str, GradientDifference], eps: float) -> dict[str, GradientError]:
     """Return each parameter's error.
 
     A gradient shorter than `eps` times all compared ones together is measured by that length.
@@ -114,7 +114,7 @@ class StepLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class GradientLimit:
     """How far a sound gradient may be from the exact one."""
 
     distance: float
@@ -122,7 +122,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
+class GradientNoise:
     """How far rounded computations are from the exact one, root mean square over the controls."""
 
     loss: float
@@ -135,12 +135,12 @@ class Noise:
     """Of the scale of all compared gradients as one."""
     gradients: Mapping[str, GradientError]
 
-    def limits(self, name: str, dtype: str, distance: float) -> Limit:
+    def limits(self, name: str, dtype: str, distance: float) -> GradientLimit:
         """Of the gradient of a parameter, one that was found at this distance."""
         plain, floor = self.gradients[name], FLOORS[dtype].backward
         allowed = max(floor, FACTOR * plain.distance)
         by_chance = CHANCE * max(plain.distance, min(distance, allowed)) / math.sqrt(plain.numbers)
-        return Limit(allowed, max(floor, by_chance, SCALE_FACTOR * max(plain.scale, self.scale)))
+        return GradientLimit(allowed, max(floor, by_chance, SCALE_FACTOR * max(plain.scale, self.scale)))
 
     def whole_limit(self, dtype: str) -> float:
         """Of the scale of all: parameters that err independently of one another err less together.
@@ -151,7 +151,7 @@ class Noise:
         return max(FLOORS[dtype].backward, SCALE_FACTOR * max(self.whole_scale, independent))
 
     @classmethod
-    def of(cls, losses: Sequence[float], errors: Sequence[Mapping[str, GradientError]]) -> Noise:
+    def of(cls, losses: Sequence[float], errors: Sequence[Mapping[str, GradientError]]) -> GradientNoise:
         """Return the noise of controls, from the error of each one's loss and of its gradients."""
         gradients = {
             name: GradientError(
