@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bench.strategies.options import WholeNumber as WholeNumber
     from bench.strategies.plot_style import PlotStyle as PlotStyle
     from bench.strategies.schedule import Block as Block
-    from bench.strategies.schedule import Exchange as Exchange
+    from bench.strategies.schedule import Communication as Communication
     from bench.strategies.schedule import Schedule as Schedule
     from bench.strategies.schedule import Stage as Stage
     from bench.strategies.schedule import ring_blocks as ring_blocks
@@ -57,7 +57,7 @@ HOMES: Mapping[str, str] = {
         ),
         "bench.strategies.options": ("Flag", "WholeNumber"),
         "bench.strategies.plot_style": ("PlotStyle",),
-        "bench.strategies.schedule": ("Block", "Exchange", "Schedule", "Stage", "ring_blocks"),
+        "bench.strategies.schedule": ("Block", "Communication", "Schedule", "Stage", "ring_blocks"),
         "bench.strategies.strategy": ("Strategy",),
     }.items()
     for name in names

@@ -104,7 +104,7 @@ def test_the_page_on_payload_says_what_each_strategy_exchanges(name, words):
     spread = ("seq_len=2k",) if name == "local" else LOOKED_UP
     cell = resolve(with_strategy(make_raw(*spread, *words), name), FOUR_H100)
     found = eval(PAYLOADS[name], {**cell_names(cell), "max": max})  # noqa: S307
-    assert found == STRATEGIES[name].exchange_bytes(cell)
+    assert found == STRATEGIES[name].communication_bytes(cell)
 
 
 @pytest.mark.parametrize("tiled_mlp", ["true", "false"])

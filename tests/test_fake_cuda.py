@@ -142,7 +142,7 @@ def test_every_strategy_that_can_sends_what_it_has_to(fake_gpus, launcher, tmp_p
     seen = seen_inside(launcher, tmp_path, cells)
     for name, cell in cells.items():
         most = max(rank["sent_bytes"].get("attention", 0) for rank in seen[name])
-        assert most == (STRATEGIES[name].exchange_bytes(cell) or 0), name
+        assert most == (STRATEGIES[name].communication_bytes(cell) or 0), name
     for folder in tmp_path.iterdir():
         assert problems(notes_of(folder)) == []
 
@@ -152,7 +152,7 @@ def test_what_a_strategy_sends_on_gpus_is_known_without_running_it(name):
     for layout, options in variants(STRATEGIES[name]):
         choices = (f"layout={layout}", *(f"strategy.{key}={text}" for key, text in options))
         cell = fake_cell(f"strategy={name}", "engine=fsdp2", *words_for(name), *choices)
-        assert (STRATEGIES[name].exchange_bytes(cell) or 0) >= 0
+        assert (STRATEGIES[name].communication_bytes(cell) or 0) >= 0
         assert memory_need(cell).total > 0
 
 

@@ -269,7 +269,7 @@ def _buffer_bytes(stages: Stages) -> int:
     gathered = [
         exchange.sent_bytes * exchange.ranks // max(1, exchange.ranks - 1)
         for stage in stages
-        for exchange in stage.exchanges
+        for exchange in stage.communications
         if exchange.kind == "all_gather"
     ]
     return sum(sorted(gathered)[-2:]) + max((_stage_bytes(stage) for stage in stages), default=0)
@@ -279,11 +279,11 @@ def _stage_bytes(stage: Stage) -> int:
     """Wide gradients, copies, and each message as it leaves, if it is no copy, and as another arrives."""
     if stage.held_bytes is not None:
         return stage.merged_bytes + stage.held_bytes
-    arrives = sum(each.sent_bytes for each in stage.exchanges if each.kind in ("send", "all_to_all"))
+    arrives = sum(each.sent_bytes for each in stage.communications if each.kind in ("send", "all_to_all"))
     leaves = (
         0
         if stage.packed_bytes
-        else sum(each.sent_bytes for each in stage.exchanges if each.kind != "all_gather")
+        else sum(each.sent_bytes for each in stage.communications if each.kind != "all_gather")
     )
     return stage.merged_bytes + stage.packed_bytes + arrives + leaves
 

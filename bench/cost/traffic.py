@@ -26,7 +26,7 @@ def payload(cell: Cell) -> dict[str, int] | None:
     has_formula = engine == NOT_USED or (engine in ENGINE_FACTS and cell.trainer == NATIVE)
     if facts is None or not has_formula:
         return None
-    sent = Counter({ATTENTION: facts.exchange_bytes(cell)})
+    sent = Counter({ATTENTION: facts.communication_bytes(cell)})
     for each in messages(cell):
         sent[each.purpose] += each.sent_bytes
     return {purpose: sent[purpose] for purpose in (ATTENTION, PARAMETERS, GRADIENTS, DATA_AND_LOSS)}

@@ -169,8 +169,10 @@ def _refuse_failing_facts(cell: Cell) -> None:
     with STRATEGIES.plugin_errors_named(cell.strategy):
         answers: Mapping[str, Any] = {
             "refusals": "; ".join([*facts.refusals(cell), *facts.autocast_refusals(cell)]),
-            "exchange_bytes": facts.exchange_bytes(cell),
+            "communication_bytes": facts.communication_bytes(cell),
             "schedule": facts.schedule(cell),
         }
-        if not isinstance(answers["exchange_bytes"], int):
-            raise TypeError(f"exchange_bytes must be a whole number, not {answers['exchange_bytes']!r}")
+        if not isinstance(answers["communication_bytes"], int):
+            raise TypeError(
+                f"communication_bytes must be a whole number, not {answers['communication_bytes']!r}"
+            )

@@ -183,12 +183,12 @@ class StrategyFacts(ABC):
         return None
 
     @abstractmethod
-    def exchange_bytes(self, cell: Cell) -> int:
+    def communication_bytes(self, cell: Cell) -> int:
         """Attention-exchange payload in one optimizer step, in bytes, of the rank that sends most."""
 
-    def rank_exchange_bytes(self, cell: Cell, rank: int) -> int:  # noqa: ARG002
+    def rank_communication_bytes(self, cell: Cell, rank: int) -> int:  # noqa: ARG002
         """Attention-exchange payload of one rank in one optimizer step, in bytes."""
-        return self.exchange_bytes(cell)
+        return self.communication_bytes(cell)
 
     def extreme_ranks(self, cell: Cell) -> Collection[int]:
         """Ranks that share a sequence, among them one that sends most and one that takes most memory."""
@@ -214,11 +214,11 @@ class ScheduledFacts(StrategyFacts):
         """What one call of attention computes and sends on this rank, where ranks send unevenly."""
         return self.schedule(cell)
 
-    def exchange_bytes(self, cell: Cell) -> int:
+    def communication_bytes(self, cell: Cell) -> int:
         """That of all layers and micro-steps, and of forward once more where it is computed again."""
-        return max(self.rank_exchange_bytes(cell, rank) for rank in self.extreme_ranks(cell))
+        return max(self.rank_communication_bytes(cell, rank) for rank in self.extreme_ranks(cell))
 
-    def rank_exchange_bytes(self, cell: Cell, rank: int) -> int:
+    def rank_communication_bytes(self, cell: Cell, rank: int) -> int:
         once = self.rank_schedule(cell, rank)
         forward = once.forward_bytes * self.forwards_per_step(cell)
         return forward + once.backward_bytes * backwards_per_step(cell)
@@ -249,7 +249,7 @@ def backwards_per_step(cell: Cell) -> int:
     return cell.model.num_layers * cell.grad_accum
 
 
-def head_exchange_refusals(cell: Cell, *, repeats: bool) -> list[str]:
+def all_to_all_head_refusals(cell: Cell, *, repeats: bool) -> list[str]:
     """Ulysses gives each rank whole heads, so their number sets its limit.
 
     KV heads may be fewer than ranks where the strategy `repeats` them.

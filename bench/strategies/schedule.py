@@ -39,7 +39,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Communication:
     """One call to the communication library."""
 
     kind: str
@@ -69,7 +69,7 @@ class Stage:
     """What a rank computes, and what it sends beside."""
 
     blocks: tuple[Block, ...] = ()
-    exchanges: tuple[Exchange, ...] = ()
+    communications: tuple[Communication, ...] = ()
     is_hidden: bool = False
     """Whether the exchanges are under way while the blocks are computed; else they come after one another."""
     packed_bytes: int = 0
@@ -81,7 +81,7 @@ class Stage:
 
     @property
     def sent_bytes(self) -> int:
-        return sum(exchange.sent_bytes for exchange in self.exchanges)
+        return sum(exchange.sent_bytes for exchange in self.communications)
 
 
 Stages = tuple[Stage, ...]

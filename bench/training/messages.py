@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.strategies.schedule import Exchange
+from bench.strategies.schedule import Communication
 
 ATTENTION, PARAMETERS, GRADIENTS, DATA_AND_LOSS = "attention", "parameters", "gradients", "data_and_loss"
 SMALL_BYTES = 1024
 """An all-reduce or reduce of less counts as one of counts, losses and norms; more are gradients."""
 
-Sent = tuple[str, Exchange]
+Sent = tuple[str, Communication]
 """Purpose of one message, and the message."""
 
 
@@ -24,7 +24,7 @@ class Messages:
     """Equal calls to the communication library in one step."""
 
     purpose: str
-    exchange: Exchange
+    exchange: Communication
     count: int = 1
 
     @property
@@ -34,16 +34,16 @@ class Messages:
 
 def all_gather(shard_bytes: int, ranks: int) -> Sent:
     """Return the message that gathers parameters, of which each rank holds a shard."""
-    return PARAMETERS, Exchange("all_gather", (ranks - 1) * shard_bytes, ranks)
+    return PARAMETERS, Communication("all_gather", (ranks - 1) * shard_bytes, ranks)
 
 
 def reduce_scatter(shard_bytes: int, ranks: int) -> Sent:
     """Return the message that leaves each rank its shard of summed gradients."""
-    return GRADIENTS, Exchange("reduce_scatter", (ranks - 1) * shard_bytes, ranks)
+    return GRADIENTS, Communication("reduce_scatter", (ranks - 1) * shard_bytes, ranks)
 
 
 def all_reduce(handed_bytes: int, ranks: int, stride: int = 1) -> Sent:
     """Return the message that sums gradients, or a few numbers, on every rank."""
     purpose = DATA_AND_LOSS if handed_bytes < SMALL_BYTES else GRADIENTS
     sent_bytes = round(handed_bytes * (2 * (ranks - 1) / ranks))
-    return purpose, Exchange("all_reduce", sent_bytes, ranks, stride)
+    return purpose, Communication("all_reduce", sent_bytes, ranks, stride)

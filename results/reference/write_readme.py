@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = Path("results/reference")
 README_SWEEP = "cpu"
 BLOCK = re.compile(r"(<!-- output[^>]*-->\n).*?(<!-- end of output -->)", re.DOTALL)
-OF_A_SWEEP = ("throughput", "peak_memory", "attention_exchange", "step_parts")
+OF_A_SWEEP = ("throughput", "peak_memory", "attention_communication", "step_parts")
 LOSSES = "figures/loss_equivalence_1k_qwen3_nano_bf16_zero3_adamw"
 REPORTS = (
     (("cpu",), "cpu", ("summary.md", "summary.csv", *(f"figures/{name}.png" for name in OF_A_SWEEP))),

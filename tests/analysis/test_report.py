@@ -33,7 +33,7 @@ from tests.support.records import (
 from tests.support.sections import findings_of
 
 FIGURES = (
-    "throughput", "peak_memory", "attention_exchange", "communication_share", "step_parts",
+    "throughput", "peak_memory", "attention_communication", "communication_share", "step_parts",
 )  # fmt: skip
 FIGURE_FILES = {f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")}
 EVIL = '<script>alert("x")</script>'

@@ -25,7 +25,7 @@ from tests.support.cells import TWO_CORES, make_cell
 from tests.support.records import as_line
 
 NAMES = {
-    "EVERYTHING", "LAYOUTS", "Block", "CallMemory", "Cell", "ConfigError", "Exchange", "Flag", "Kernel",
+    "EVERYTHING", "LAYOUTS", "Block", "CallMemory", "Cell", "ConfigError", "Communication", "Flag", "Kernel",
     "ObserveCallback", "Partial", "PlotStyle", "Schedule", "ScheduledFacts", "Stage", "Strategy",
     "StrategyFacts", "Tile", "WholeNumber", "activation_bytes", "backwards_per_step", "forwards_per_step",
     "kernel_backward", "kernel_forward", "observe", "probe", "read_records", "ring_blocks",
@@ -80,7 +80,7 @@ SIGNATURES = {
     "StrategyFacts.mask_refusals": "self, cell",
     "StrategyFacts.degree_refusals": "self, cell",
     "StrategyFacts.head_refusals": "self, cell",
-    "StrategyFacts.exchange_bytes": "self, cell",
+    "StrategyFacts.communication_bytes": "self, cell",
     "Strategy": "cell, groups, facts",
     "Strategy.attention": "self, q_BNSD, k_BKSD, v_BKSD, *, causal=True",
     "Strategy.log_sum_exp": "self, q_BNSD, k_BKSD, v_BKSD, *, causal=True",
@@ -103,7 +103,7 @@ def test_a_strategys_facts_start_from_these_defaults():
     class Mine(bench.StrategyFacts):
         name = "mine"
 
-        def exchange_bytes(self, cell):
+        def communication_bytes(self, cell):
             return 0
 
     mine = Mine()
@@ -112,7 +112,7 @@ def test_a_strategys_facts_start_from_these_defaults():
     assert mine.style is None
     assert (mine.package, mine.kernels, mine.options, mine.shares_sequences) == (None, None, {}, True)
     assert Mine.__abstractmethods__ == frozenset()
-    assert bench.StrategyFacts.__abstractmethods__ == {"exchange_bytes"}
+    assert bench.StrategyFacts.__abstractmethods__ == {"communication_bytes"}
 
 
 def test_a_strategy_finds_these_in_itself():

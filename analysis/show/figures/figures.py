@@ -217,7 +217,7 @@ FIGURES: Mapping[str, FigureKind] = {
         of_predicted="Predicted: expected tensors of one rank; bars: band of the model, not a confidence"
         " interval; whether they fit counts what a process takes beside tensors, too",
     ),
-    "attention_exchange": FigureKind(
+    "attention_communication": FigureKind(
         "Attention exchange", SHARE,
         "Attention's communication while no compute hides it and all its ranks are there, as a share of the"
         f" time of all ranks{OF_STEPS}",

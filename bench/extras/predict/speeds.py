@@ -16,7 +16,7 @@ from bench.extras.predict.operations import (
     unfused_block,
 )
 from bench.strategies import STRATEGIES
-from bench.strategies.schedule import Block, Exchange
+from bench.strategies.schedule import Block, Communication
 from bench.training.engines import ENGINE_FACTS
 from bench.training.engines.facts import NOT_MEASURED
 
@@ -24,7 +24,7 @@ HALF_RATE_KEYS = 350
 """A kernel call on so few keys runs at half of what long ones sustain. Assumed, after how the causal curves
 of arXiv:2307.08691, figure 5, rise from 512 to 16k tokens."""
 LAUNCHES_PER_BLOCK = 4
-LAUNCHES_PER_EXCHANGE = 6
+LAUNCHES_PER_COMMUNICATION = 6
 """The call and the copies around it."""
 MESSAGES = ("send", "all_to_all")
 """Kinds whose messages leave at once, not step after step."""
@@ -65,7 +65,7 @@ class Speeds:
         slowdown = 1 + HALF_RATE_KEYS / block.keys if block.keys else 1
         return block_flops(block, head_dim, products) / rate * slowdown
 
-    def exchange_s(self, exchange: Exchange) -> float:
+    def communication_s(self, exchange: Communication) -> float:
         """Seconds of one call to the communication library, once all have arrived.
 
         Latency, and bytes over the slowest link that they cross; nothing where a rank meets no other.
@@ -79,7 +79,7 @@ class Speeds:
             times.append(self._bytes_over_s(self.hardware.network, _bytes_of_card(exchange, here)))
         return self._latency_s(exchange, inside) + max(times)
 
-    def _latency_s(self, exchange: Exchange, inside: int) -> float:
+    def _latency_s(self, exchange: Communication, inside: int) -> float:
         """Of a message, or of a collective's ring: the first step, and a hop each further one.
 
         Hops from node to node are one fewer than the nodes (NCCL, src/graph/tuning.cc, `nInterSteps`).
@@ -105,7 +105,7 @@ class Speeds:
         return sent_bytes / (link.bytes_per_s * self.hardware.link.at(SLOWEST[self.end]))
 
 
-def _bytes_of_card(exchange: Exchange, here: int) -> float:
+def _bytes_of_card(exchange: Communication, here: int) -> float:
     """Bytes that one GPU's network card sends to other nodes; `here` ranks of the exchange share its node.
 
     Of an all-to-all its rank's part for other nodes; of a message from the last rank of a node all. A

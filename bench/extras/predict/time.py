@@ -13,7 +13,7 @@ from functools import lru_cache
 from bench.config import DTYPE_BYTES, Cell
 from bench.cost.traffic import messages
 from bench.extras.predict.operations import Operation, micro_step, step_end
-from bench.extras.predict.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_EXCHANGE, Speeds
+from bench.extras.predict.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_COMMUNICATION, Speeds
 from bench.strategies import STRATEGIES
 from bench.strategies.schedule import WIDE_BYTES, Stage, Stages
 from bench.training.messages import Messages
@@ -109,7 +109,7 @@ def step_parts(cell: Cell, work: StepWork, speeds: Speeds) -> PredictedParts:
 
     other_s = cell.grad_accum * seconds_of(work.micro_step, speeds)
     update_s = seconds_of(work.update, speeds)
-    state_s = sum(each.count * speeds.exchange_s(each.exchange) for each in work.messages)
+    state_s = sum(each.count * speeds.communication_s(each.exchange) for each in work.messages)
     kernels_s, hidden_s = of_attention("kernels_s"), of_attention("hidden_s")
     link_is_free_s = other_s + kernels_s - hidden_s  # of the time that the device computes
     exposed_state_s = state_s - min(state_s, link_is_free_s)
@@ -146,9 +146,9 @@ def _stage_time(cell: Cell, stage: Stage, speeds: Speeds, *, backward: bool) -> 
         speeds.block_s(block, head_dim, cell.kernel, number_bytes=e, backward=backward)
         for block in stage.blocks
     )
-    sent_s = sum(map(speeds.exchange_s, stage.exchanges))
+    sent_s = sum(map(speeds.communication_s, stage.communications))
     hidden_s = min(sent_s, kernels_s) if stage.is_hidden else 0.0
-    launches = LAUNCHES_PER_BLOCK * len(stage.blocks) + LAUNCHES_PER_EXCHANGE * len(stage.exchanges)
+    launches = LAUNCHES_PER_BLOCK * len(stage.blocks) + LAUNCHES_PER_COMMUNICATION * len(stage.communications)
     return AttentionTime(kernels_s, _rows_s(packing, speeds), sent_s - hidden_s, hidden_s, launches)
 
 

@@ -66,7 +66,7 @@ def _taken_ms(messages: Sequence[Messages], speeds: Speeds) -> dict[str, float]:
     for each in messages:
         kind = each.exchange.kind
         exchange = replace(each.exchange, kind="send") if kind == "recv" else each.exchange
-        ms = 1e3 * each.count * speeds.exchange_s(exchange)
+        ms = 1e3 * each.count * speeds.communication_s(exchange)
         taken[each.purpose, kind if kind in DIRECTIONS else ""] += ms
     purposes = dict.fromkeys(purpose for purpose, _ in taken)
     return {each: taken[each, ""] + max(taken[each, kind] for kind in DIRECTIONS) for each in purposes}

@@ -15,7 +15,7 @@ from bench.measure.calls import CollectiveCall
 from bench.measure.engagement.section import EngagementSection
 from bench.measure.rank_pass import RankPass, Steps
 from bench.measure.tap import group_named
-from bench.strategies.schedule import Exchange
+from bench.strategies.schedule import Communication
 from bench.training.messages import Messages
 
 ATTENTION_CODE = (
@@ -64,12 +64,12 @@ class EngagementPass(RankPass):
 
 def messages_of(calls: Sequence[CollectiveCall]) -> list[Messages]:
     """Count equal calls; the ranks of a send or receive are those of its whole group."""
-    counts = Counter[tuple[str, Exchange]]()
+    counts = Counter[tuple[str, Communication]]()
     for call in calls:
         ranks = dist.get_process_group_ranks(group_named(call.group))
         stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
         moved_bytes = call.received_bytes if call.kind == "recv" else call.sent_bytes
-        counts[call.purpose, Exchange(call.kind, moved_bytes, len(ranks), stride)] += 1
+        counts[call.purpose, Communication(call.kind, moved_bytes, len(ranks), stride)] += 1
     return [Messages(purpose, exchange, count) for (purpose, exchange), count in counts.items()]
 
 

@@ -95,7 +95,7 @@ def _wrong_exchange(cell: Cell, engagement: EngagementSection) -> str | None:
         cause = f"{cause}, or our formula is not that of {facts.package}"
     nothing = [0] * len(cell.running_ranks)
     for rank, seen in zip(cell.running_ranks, engagement.sent_bytes.get("attention", nothing), strict=True):
-        expected = facts.rank_exchange_bytes(cell, rank % cell.sp_degree)
+        expected = facts.rank_communication_bytes(cell, rank % cell.sp_degree)
         if seen != expected:
             return (
                 f"rank {rank}: attention exchanged {seen} bytes in a step, {cell.strategy} over"

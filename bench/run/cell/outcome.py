@@ -190,7 +190,7 @@ def analytic(cell: Cell, sections: Sections | None = None, need: MemoryNeed | No
     flops: dict[str, Any] = ANALYTIC_FLOPS[cell.workload.name](cell, (sections or {}).get("documents"))
     return Analytic(
         tokens_per_step=cell.tokens_per_step,
-        attention_bytes=None if facts is None else facts.exchange_bytes(cell),
+        attention_bytes=None if facts is None else facts.communication_bytes(cell),
         payload_bytes=None if sent is None else {**sent},
         needed_bytes=None if need is None else need.total,
         **flops,

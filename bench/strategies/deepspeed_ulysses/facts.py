@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.config import Cell
 from bench.strategies.facts import exchanged_kv_heads
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.schedule import Exchange, Schedule, Stage
+from bench.strategies.schedule import Communication, Schedule, Stage
 from bench.strategies.ulysses.facts import UlyssesFacts, attend_to_heads, exchange_heads
 
 POSITION_ID_BYTES = 8
@@ -32,5 +32,5 @@ class DeepSpeedUlyssesFacts(UlyssesFacts):
         attention = attend_to_heads(cell, heads, kv_heads)
         q, kv = exchange_heads(cell, heads), exchange_heads(cell, kv_heads)
         position_bytes = cell.batch * cell.shard_len * POSITION_ID_BYTES * (cell.sp_degree - 1)
-        positions = Stage(exchanges=(Exchange("all_gather", position_bytes, cell.sp_degree),))
+        positions = Stage(communications=(Communication("all_gather", position_bytes, cell.sp_degree),))
         return Schedule(forward=(q, kv, kv, positions, attention, q), backward=(q, attention, q, kv, kv))

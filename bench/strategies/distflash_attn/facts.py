@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bench.config import DTYPE_BYTES, Cell
 from bench.strategies.facts import ScheduledFacts, activation_bytes
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.schedule import WIDE_BYTES, Block, Exchange, Schedule, Stage, Stages, wide
+from bench.strategies.schedule import WIDE_BYTES, Block, Communication, Schedule, Stage, Stages, wide
 
 CHECKPOINTS, LAYER_INPUT, ATTENTION_OUTPUT = "checkpoints", "layer_input", "attention_output"
 """What a checkpointed layer keeps: its input, or attention's output too, which is not computed again then."""
@@ -156,8 +156,8 @@ def _stages(cell: Cell, rank: int, sizes: Sizes) -> Stages:
     todo = rounds(rank, cell.sp_degree, causal=is_causal)
     blocks = ((own,), *(() if each.takes is None else (whole,) for each in todo), ())
 
-    def sent(size: int) -> tuple[Exchange, ...]:
-        return (Exchange("send", size, cell.sp_degree),) if size else ()
+    def sent(size: int) -> tuple[Communication, ...]:
+        return (Communication("send", size, cell.sp_degree),) if size else ()
 
     lent = (*(sent(sizes.lent.get(each.gives, 0)) for each in todo), (), ())
     found = ((), (), *(sent(sizes.given_back.get(each.takes, 0)) for each in todo))

@@ -10,7 +10,7 @@ from bench.attention.layouts import Tile
 from bench.config import DTYPE_BYTES, Cell
 from bench.strategies.facts import CallMemory, ScheduledFacts, activation_bytes, lse_bytes, repeats_kv
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_bytes, tile_of, wide
+from bench.strategies.schedule import Block, Communication, Schedule, Stage, tensor_bytes, tile_of, wide
 
 TilesOf = Callable[[int], Sequence[Tile]]
 """What the mask leaves of a rank's keys, by its number."""
@@ -69,8 +69,8 @@ class GatherKVFacts(ScheduledFacts):
         heads, kv_heads, ranks = cell.model.num_heads, cell.model.num_kv_heads, cell.sp_degree
         own, *others = (block for _, block in blocks_of(cell, ranks - 1))
         kv_bytes = activation_bytes(cell, 2 * kv_heads)
-        gathered = Exchange("all_gather", (ranks - 1) * kv_bytes, ranks)
-        scattered = Exchange("reduce_scatter", (ranks - 1) * wide(cell, kv_bytes), ranks)
+        gathered = Communication("all_gather", (ranks - 1) * kv_bytes, ranks)
+        scattered = Communication("reduce_scatter", (ranks - 1) * wide(cell, kv_bytes), ranks)
         merged = sum(tensor_bytes(cell, heads, block.queries) for block in others)
         gradients = sum(
             tensor_bytes(cell, heads, block.queries) + tensor_bytes(cell, 2 * kv_heads, block.keys)
@@ -83,7 +83,7 @@ class GatherKVFacts(ScheduledFacts):
             ),
             backward=(
                 Stage((own, *others), merged_bytes=wide(cell, gradients)),
-                Stage(exchanges=(scattered,)),
+                Stage(communications=(scattered,)),
             ),
         )
 

@@ -9,7 +9,7 @@ from bench.strategies.facts import ScheduledFacts, exchanged_kv_heads
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import (
     Block,
-    Exchange,
+    Communication,
     Schedule,
     Stage,
     Stages,
@@ -42,11 +42,11 @@ class RingFacts(ScheduledFacts):
             backward=self._backward(cell, blocks, kv),
         )
 
-    def hop(self, cell: Cell, sent_bytes: int) -> Exchange:
+    def hop(self, cell: Cell, sent_bytes: int) -> Communication:
         """One tensor to the next rank of the ring."""
-        return Exchange("send", sent_bytes, cell.ring_degree, stride=cell.ring_stride)
+        return Communication("send", sent_bytes, cell.ring_degree, stride=cell.ring_stride)
 
-    def _backward(self, cell: Cell, blocks: list[Block], kv: Exchange) -> Stages:
+    def _backward(self, cell: Cell, blocks: list[Block], kv: Communication) -> Stages:
         """Behind each block the next keys and the gradients of the last ones; the last hop home is bare."""
         last, waits = len(blocks) - 1, int(self.first_gradients_wait)
         dkv = self.hop(cell, wide(cell, kv.sent_bytes))
@@ -65,10 +65,10 @@ class RingFacts(ScheduledFacts):
             )
             for ring_step, block in enumerate(blocks)
         ]
-        return (*stages, Stage(exchanges=(dkv,))) if last else tuple(stages)
+        return (*stages, Stage(communications=(dkv,))) if last else tuple(stages)
 
 
-def _forward(cell: Cell, blocks: list[Block], kv: Exchange) -> Stages:
+def _forward(cell: Cell, blocks: list[Block], kv: Communication) -> Stages:
     """The next rank's keys arrive behind each block but the last; each but the first is merged."""
     last = len(blocks) - 1
     return tuple(

@@ -7,7 +7,7 @@ from bench.config import Cell
 from bench.strategies.facts import ScheduledFacts
 from bench.strategies.options import WholeNumber
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.schedule import Block, Exchange, Schedule, Stage, tensor_bytes
+from bench.strategies.schedule import Block, Communication, Schedule, Stage, tensor_bytes
 
 
 class RingFlashAttnLlama3Facts(ScheduledFacts):
@@ -37,13 +37,15 @@ class RingFlashAttnLlama3Facts(ScheduledFacts):
         kv_heads, ranks = cell.number("heads_k_stride"), cell.sp_degree
         rounds = -(-cell.model.num_kv_heads // kv_heads)  # none would be left of a number that is refused
         sent_bytes = tensor_bytes(cell, 2 * kv_heads, cell.shard_len) * (ranks - 1)
-        gathered, reduced = (Exchange(kind, sent_bytes, ranks) for kind in ("all_gather", "reduce_scatter"))
+        gathered, reduced = (
+            Communication(kind, sent_bytes, ranks) for kind in ("all_gather", "reduce_scatter")
+        )
         heads = cell.model.num_heads // rounds
         is_causal = cell.workload.mask == "causal"
         block = Block(cell.batch, heads, kv_heads, cell.shard_len, cell.padded_len, is_causal)
         hidden = Stage((block,), (gathered,), is_hidden=True)
-        first, last = Stage(exchanges=(gathered,)), Stage((block,))
+        first, last = Stage(communications=(gathered,)), Stage((block,))
         computed = (hidden,) * (rounds - 1) + (last,)
-        home = Stage(exchanges=(reduced,))
+        home = Stage(communications=(reduced,))
         backward = (part for stage in computed for part in (stage, home))
         return Schedule(forward=(first, *computed), backward=(first, *backward))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from bench.config import DTYPE_BYTES, Cell
 from bench.strategies.facts import ScheduledFacts, activation_bytes
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.schedule import Block, Exchange, Schedule, Stage, ring_blocks, tensor_bytes
+from bench.strategies.schedule import Block, Communication, Schedule, Stage, ring_blocks, tensor_bytes
 
 FLOAT32_BYTES = 4
 ROTATION = "rotation"
@@ -177,9 +177,9 @@ def _gathered(cell: Cell, heads: int, kv_heads: int) -> Schedule:
     shard_bytes = tensor_bytes(cell, kv_heads, shard_len)
     is_causal = cell.workload.mask == "causal"
     attention = Stage((Block(cell.batch, heads, kv_heads, shard_len, cell.padded_len, is_causal),))
-    gather = Stage(exchanges=(Exchange("all_gather", (ranks - 1) * shard_bytes, ranks, stride),))
+    gather = Stage(communications=(Communication("all_gather", (ranks - 1) * shard_bytes, ranks, stride),))
     kind, times = ("all_reduce", 2) if cell.cluster.backend == "gloo" else ("reduce_scatter", 1)
-    home = Stage(exchanges=(Exchange(kind, times * (ranks - 1) * shard_bytes, ranks, stride),))
+    home = Stage(communications=(Communication(kind, times * (ranks - 1) * shard_bytes, ranks, stride),))
     return Schedule(forward=(gather, gather, attention), backward=(attention, home, home))
 
 
@@ -195,8 +195,8 @@ def _passed(cell: Cell, heads: int, kv_heads: int) -> Schedule:
     sent_bytes = tensor_bytes(cell, 2 * kv_heads, shard_len)
     if cell.cluster.device == "cpu" and not is_zigzag:
         sent_bytes = tensor_bytes(cell, 2 * heads, shard_len) // DTYPE_BYTES[cell.dtype] * FLOAT32_BYTES
-    hop = Exchange("send", sent_bytes, ranks, cell.ring_stride)
-    blocks, home = ring_blocks(cell, heads, kv_heads), Stage(exchanges=(hop,))
+    hop = Communication("send", sent_bytes, ranks, cell.ring_stride)
+    blocks, home = ring_blocks(cell, heads, kv_heads), Stage(communications=(hop,))
     forward = (*(Stage((block,), (hop,), is_hidden=True) for block in blocks[:-1]), Stage((blocks[-1],)))
     if is_zigzag:
         return Schedule(forward, (*(part for stage in forward for part in (stage, home)), home))
@@ -220,7 +220,7 @@ def balanced_schedule(cell: Cell, rank: int) -> Schedule:
     )
 
     def send(size: int) -> Stage:
-        return Stage(exchanges=(Exchange("send", size, ranks),))
+        return Stage(communications=(Communication("send", size, ranks),))
 
     forward, backward = [own], [own]
     for hop in range(1, ranks):

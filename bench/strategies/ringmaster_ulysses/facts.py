@@ -7,7 +7,7 @@ from dataclasses import replace
 from bench.config import Cell
 from bench.strategies.facts import activation_bytes
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.schedule import Exchange, Schedule, Stage
+from bench.strategies.schedule import Communication, Schedule, Stage
 from bench.strategies.ulysses.facts import UlyssesFacts, attend_to_heads, exchange_heads
 
 
@@ -41,4 +41,4 @@ def trade_heads(cell: Cell, heads: int) -> Stage:
         return traded
     degree, stride = cell.ulysses_degree, cell.ulysses_stride
     sent_bytes = activation_bytes(cell, heads) * (degree - 1)
-    return replace(traded, exchanges=(Exchange("all_gather", sent_bytes, degree, stride),))
+    return replace(traded, communications=(Communication("all_gather", sent_bytes, degree, stride),))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from bench.config import Cell
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ring.facts import RingFacts
-from bench.strategies.schedule import Exchange, Schedule, Stages
+from bench.strategies.schedule import Communication, Schedule, Stages
 
 
 class TorchCPFacts(RingFacts):
@@ -35,20 +35,20 @@ class TorchCPFacts(RingFacts):
             return ring
         return Schedule(_gathered(ring.forward), _gathered(ring.backward))
 
-    def hop(self, cell: Cell, sent_bytes: int) -> Exchange:
+    def hop(self, cell: Cell, sent_bytes: int) -> Communication:
         """An all-to-all in which each rank sends to one: so torch permutes."""
         return replace(super().hop(cell, sent_bytes), kind="all_to_all", to_next=True)
 
 
 def _gathered(stages: Stages) -> Stages:
     """The hops of the keys, one behind each block but the last, as one gathering behind the first."""
-    hops = [stage.exchanges[0] for stage in stages[: _blocks(stages) - 1]]
+    hops = [stage.communications[0] for stage in stages[: _blocks(stages) - 1]]
     if not hops:
         return stages
-    gathered = Exchange("all_gather", sum(hop.sent_bytes for hop in hops), hops[0].ranks, hops[0].stride)
+    gathered = Communication("all_gather", sum(hop.sent_bytes for hop in hops), hops[0].ranks, hops[0].stride)
     first, *rest = stages
-    kept = [replace(stage, exchanges=stage.exchanges[1:]) for stage in rest[: len(hops) - 1]]
-    return (replace(first, exchanges=(gathered,)), *kept, *rest[len(hops) - 1 :])
+    kept = [replace(stage, communications=stage.communications[1:]) for stage in rest[: len(hops) - 1]]
+    return (replace(first, communications=(gathered,)), *kept, *rest[len(hops) - 1 :])
 
 
 def _blocks(stages: Stages) -> int:

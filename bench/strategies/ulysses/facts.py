@@ -6,11 +6,11 @@ from bench.config import Cell, ModelConfig
 from bench.strategies.facts import (
     ScheduledFacts,
     activation_bytes,
+    all_to_all_head_refusals,
     exchanged_kv_heads,
-    head_exchange_refusals,
 )
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.schedule import Exchange, Schedule, Stage, whole_block
+from bench.strategies.schedule import Communication, Schedule, Stage, whole_block
 
 
 class UlyssesFacts(ScheduledFacts):
@@ -23,7 +23,7 @@ class UlyssesFacts(ScheduledFacts):
         return sp_degree
 
     def head_refusals(self, cell: Cell) -> list[str]:
-        return head_exchange_refusals(cell, repeats=self.takes_fewer_kv_heads)
+        return all_to_all_head_refusals(cell, repeats=self.takes_fewer_kv_heads)
 
     def schedule(self, cell: Cell) -> Schedule:
         """(P-1)/P of Q, K, V and the output per pass, forward and backward alike (arXiv:2309.14509, 3.2)."""
@@ -55,5 +55,5 @@ def attend_to_heads(cell: Cell, heads: int, kv_heads: int) -> Stage:
 def exchange_heads(cell: Cell, heads: int) -> Stage:
     """One all-to-all for `heads` heads of a shard, less a rank's own part, between copies that order it."""
     shard_bytes, ranks = activation_bytes(cell, heads), cell.ulysses_degree
-    sent = Exchange("all_to_all", shard_bytes * (ranks - 1) // ranks, ranks, cell.ulysses_stride)
-    return Stage(exchanges=(sent,), packed_bytes=2 * shard_bytes)
+    sent = Communication("all_to_all", shard_bytes * (ranks - 1) // ranks, ranks, cell.ulysses_stride)
+    return Stage(communications=(sent,), packed_bytes=2 * shard_bytes)

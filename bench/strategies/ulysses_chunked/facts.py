@@ -130,7 +130,7 @@ def overlapped(there: Sequence[Stage], work: Stage, back: Sequence[Stage]) -> St
 def _hidden(work: Stage, beside: Sequence[Stage]) -> Stage:
     return replace(
         work,
-        exchanges=tuple(exchange for stage in beside for exchange in stage.exchanges),
+        communications=tuple(exchange for stage in beside for exchange in stage.communications),
         is_hidden=True,
         packed_bytes=sum(stage.packed_bytes for stage in beside),
     )

@@ -6,7 +6,7 @@ import math
 
 from bench.attention.layouts import LAYOUTS, cut
 from bench.config import Cell, ModelConfig
-from bench.strategies.facts import head_exchange_refusals
+from bench.strategies.facts import all_to_all_head_refusals
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ring.facts import RingFacts
 from bench.strategies.schedule import Schedule
@@ -41,7 +41,7 @@ class USPFacts(RingFacts):
         return cut(ring_shard, seq_len, ulysses_rank * shard_len, (ulysses_rank + 1) * shard_len)
 
     def head_refusals(self, cell: Cell) -> list[str]:
-        return head_exchange_refusals(cell, repeats=self.takes_fewer_kv_heads)
+        return all_to_all_head_refusals(cell, repeats=self.takes_fewer_kv_heads)
 
     def schedule(self, cell: Cell) -> Schedule:
         """Both: the all-to-alls of Ulysses, and a ring over longer shards of fewer heads."""

@@ -110,7 +110,7 @@ def different(cell, ranks):
             calls[f"{each.purpose} {each.exchange.kind}"] += each.count
     for rank, seen in enumerate(ranks):
         sent = dict.fromkeys(payload(cell), 0) | seen["sent_bytes"]
-        own = STRATEGIES[cell.strategy].rank_exchange_bytes(cell, rank % cell.sp_degree)
+        own = STRATEGIES[cell.strategy].rank_communication_bytes(cell, rank % cell.sp_degree)
         expected = payload(cell) | {ATTENTION: own}
         if sent != expected:
             yield f"rank {rank} sent {sent}, not {expected}"

@@ -55,7 +55,9 @@ def test_its_flash_rings_compute_and_send_what_they_should(launcher, tmp_path, m
     seen = seen_inside(launcher, tmp_path, cells, partial(as_on_nccl, look_inside, on_a_gpu=True))
     for name, cell in cells.items():
         sent = [rank["sent_bytes"]["attention"] for rank in seen[name]]
-        formula = [STRATEGIES[NAME].rank_exchange_bytes(on_a_gpu(cell), rank) for rank in range(len(sent))]
+        formula = [
+            STRATEGIES[NAME].rank_communication_bytes(on_a_gpu(cell), rank) for rank in range(len(sent))
+        ]
         assert sent == formula, name
 
 
@@ -70,8 +72,8 @@ def test_on_nccl_ringmaster_sends_the_bytes_of_its_formula(launcher, tmp_path, n
     seen = seen_inside(launcher, tmp_path, {name: cell}, partial(as_on_nccl, look_inside))[name]
     sent = {rank["sent_bytes"]["attention"] for rank in seen}
     on_nccl = replace(cell, cluster=replace(cell.cluster, backend="nccl"))
-    assert sent == {STRATEGIES[name].exchange_bytes(on_nccl)}
-    assert sent != {STRATEGIES[name].exchange_bytes(cell)}
+    assert sent == {STRATEGIES[name].communication_bytes(on_nccl)}
+    assert sent != {STRATEGIES[name].communication_bytes(cell)}
 
 
 REFUSED = {

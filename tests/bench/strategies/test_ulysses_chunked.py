@@ -107,7 +107,7 @@ def test_what_leaves_is_what_the_schedule_says(group, events, kv_heads, chunks, 
     assert [sum(map(int, event.split()[0].split("+"))) for event in events] == [
         exchange.sent_bytes // a_head
         for stage in (*said.forward, *said.backward)
-        for exchange in stage.exchanges
+        for exchange in stage.communications
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.config import DTYPE_BYTES, Cell
-from bench.strategies.schedule import Exchange
+from bench.strategies.schedule import Communication
 from bench.training.engines.facts import EngineFacts, EngineMemory
 from bench.training.messages import PARAMETERS, Sent, all_reduce
 from bench.training.optimizer_facts import OPTIMIZER_FACTS
@@ -53,7 +53,7 @@ class DDPFacts(EngineFacts):
         """
         ranks = cell.cluster.world_size
         frequencies = 2 * (cell.model.head_dim // 2) * FLOAT32_BYTES
-        yield PARAMETERS, Exchange("broadcast", frequencies, ranks)
+        yield PARAMETERS, Communication("broadcast", frequencies, ranks)
         for bucket_bytes in _buckets(cell):
             yield all_reduce(bucket_bytes, ranks)
 

@@ -249,9 +249,9 @@ UNKNOWN = {"purpose_exposed_ms": {"other": [11.0] * 2}, "purpose_exposed_waiting
 @pytest.mark.parametrize(
     ("name", "without", "said"),
     [
-        ("attention_exchange", {"step_ms": [400.0] * 2}, EXCLUDED),
+        ("attention_communication", {"step_ms": [400.0] * 2}, EXCLUDED),
         ("step_parts", {"step_ms": [400.0] * 2}, EXCLUDED),
-        ("attention_exchange", {"purposes_unknown": ["no tap"] * 2, **UNKNOWN}, NOT_KNOWN),
+        ("attention_communication", {"purposes_unknown": ["no tap"] * 2, **UNKNOWN}, NOT_KNOWN),
         ("communication_share", {"purposes_unknown": ["no tap"] * 2, **UNKNOWN}, NOT_KNOWN),
     ],
 )

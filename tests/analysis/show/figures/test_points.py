@@ -22,7 +22,7 @@ def test_a_point_says_its_value_its_interval_its_samples_and_its_status(cells_of
         "ulysses, 8k: 81,920 tokens/s, 95 % interval 81,920 to 81,920, n=8, ok",
     ]
     assert said("peak_memory", cells)[1] == "ulysses, 8k: 2.0 GiB, n=8, ok"
-    assert said("attention_exchange", cells)[-1] == "ulysses, 8k: 2.7 % waiting, 1 traced step, ok"
+    assert said("attention_communication", cells)[-1] == "ulysses, 8k: 2.7 % waiting, 1 traced step, ok"
 
 
 def test_a_predicted_point_says_the_band_and_what_it_is(cells_of):

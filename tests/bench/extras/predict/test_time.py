@@ -24,7 +24,7 @@ def test_kernels_hide_no_more_messages_than_the_link_carries_while_they_run(hard
     )  # fmt: skip
     work, speeds = step_work(cell), Speeds(hardware_of(hardware), End.EXPECTED)
     parts = step_parts(cell, work, speeds)
-    state_s = sum(each.count * speeds.exchange_s(each.exchange) for each in work.messages)
+    state_s = sum(each.count * speeds.communication_s(each.exchange) for each in work.messages)
     hidden_ms = parts.hidden_transfer_ms + 1e3 * state_s - parts.model_state_ms
     assert 0 < hidden_ms <= (parts.attention_ms + parts.other_compute_ms) * (1 + 1e-9)
 

@@ -7,19 +7,19 @@ from bench.extras.predict.hardware_file import hardware_of
 from bench.extras.predict.speeds import Speeds
 from bench.extras.predict.time_modes import link_ms
 from bench.run.cell.outcome import rate_with_link
-from bench.strategies.schedule import Exchange
+from bench.strategies.schedule import Communication
 from bench.training.messages import Messages
 
 H100 = hardware_of("h100_80gb")
-GATHER = Messages("parameters", Exchange("all_gather", 2**30, 4), 3)
+GATHER = Messages("parameters", Communication("all_gather", 2**30, 4), 3)
 
 
 def exchange_ms(kind, size, end=End.EXPECTED):
-    return 1e3 * Speeds(H100, end).exchange_s(Exchange(kind, size, 4))
+    return 1e3 * Speeds(H100, end).communication_s(Communication(kind, size, 4))
 
 
 def test_equal_calls_count_one_by_one_and_purposes_stand_apart():
-    found = link_ms([GATHER, Messages("attention", Exchange("all_to_all", 2**20, 4))], H100)
+    found = link_ms([GATHER, Messages("attention", Communication("all_to_all", 2**20, 4))], H100)
     assert found["parameters"].expected == pytest.approx(3 * exchange_ms("all_gather", 2**30))
     assert found["attention"].expected == pytest.approx(exchange_ms("all_to_all", 2**20))
     assert found["parameters"].high == pytest.approx(3 * exchange_ms("all_gather", 2**30, End.HIGH))
@@ -28,7 +28,7 @@ def test_equal_calls_count_one_by_one_and_purposes_stand_apart():
 
 def test_of_what_a_rank_sends_and_receives_the_longer_counts():
     sent, received = (
-        Messages("attention", Exchange(kind, size, 4)) for kind, size in (("send", 9), ("recv", 2**28))
+        Messages("attention", Communication(kind, size, 4)) for kind, size in (("send", 9), ("recv", 2**28))
     )
     assert link_ms([sent, received], H100)["attention"].expected == pytest.approx(exchange_ms("send", 2**28))
 

@@ -61,8 +61,8 @@ def inside(launcher, tmp_path_factory, cells):
 def test_attention_exchanges_the_bytes_of_its_formula(cells, inside, words):
     cell, ranks = cells[" ".join(words)], inside[" ".join(words)]
     sent, facts = [rank["sent_bytes"].get("attention", 0) for rank in ranks], STRATEGIES[cell.strategy]
-    assert sent == [facts.rank_exchange_bytes(cell, rank % cell.sp_degree) for rank in range(len(ranks))]
-    assert max(sent) == facts.exchange_bytes(cell)
+    assert sent == [facts.rank_communication_bytes(cell, rank % cell.sp_degree) for rank in range(len(ranks))]
+    assert max(sent) == facts.communication_bytes(cell)
     assert (sent[0] > 0) == (cell.sp_degree > 1)
     given = [cell.shard_len, cell.model.num_heads, cell.model.num_kv_heads]
     assert [rank["shapes"] for rank in ranks] == [[given]] * cell.cluster.world_size
@@ -90,4 +90,4 @@ PURPOSES = {"ddp": {"gradients"}, "fsdp2": {"gradients", "parameters"}, "zero3":
 def test_the_engines_own_traffic_is_not_booked_as_attention(cells, inside, words):
     cell, sent = cells[" ".join(words)], inside[" ".join(words)][0]["sent_bytes"]
     assert PURPOSES[cell.engine.name] <= {purpose for purpose, size in sent.items() if size}
-    assert sent["attention"] == STRATEGIES[cell.strategy].exchange_bytes(cell)
+    assert sent["attention"] == STRATEGIES[cell.strategy].communication_bytes(cell)

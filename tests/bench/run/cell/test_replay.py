@@ -77,7 +77,7 @@ def test_the_gate_asks_for_the_bytes_of_the_rank_that_ran(launcher, tmp_path, ra
     words = ("strategy=distflash_attn", "checkpointing=true", f"replay.rank={rank}")
     cell = make_cell(*SHORT, *words)
     facts = STRATEGIES["distflash_attn"]
-    assert facts.rank_exchange_bytes(cell, 0) != facts.rank_exchange_bytes(cell, 3)
+    assert facts.rank_communication_bytes(cell, 0) != facts.rank_communication_bytes(cell, 3)
     record = replay(launcher, tmp_path, *words)
     assert record.status == "ok", record.reason
 
