@@ -149,9 +149,9 @@ def test_the_pages_strategy_moves_into_this_repository_by_what_the_page_says(tmp
         text = FROM_BENCH.sub(from_homes, FILES[f"{name}/{name}/{file}"])
         (strategies / name / file).write_text(text)
     table = strategies / "__init__.py"
-    imported = f"from bench.strategies.{name}.facts import GatherTwice\nfrom bench.strategies.local"
+    imported = f"from bench.strategies.{name}.facts import GatherTwiceFacts\nfrom bench.strategies.local"
     text = table.read_text().replace("from bench.strategies.local", imported)
-    table.write_text(text.replace("GatherKV(),", "GatherKV(),\n        GatherTwice(),"))
+    table.write_text(text.replace("GatherKVFacts(),", "GatherKVFacts(),\n        GatherTwiceFacts(),"))
     (copy / "conf" / "strategy" / f"{name}.yaml").write_text(f"# Two gathers\nname: {name}\n")
     files = (
         "test_architecture",
