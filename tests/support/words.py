@@ -23,10 +23,13 @@ FIRST_WORDS = re.compile(
 PARTICIPLE = re.compile(r"[a-z]+ed$")
 NOT_PARTICIPLES = {"embed", "exceed", "need", "seed", "speed", "striped"}
 IDENTIFIERS = frozenset(
-    "all apart around at behind beside between both carrying dealt doing done during each enough found given held"
-    " instead kept known left lent lost made news noted nothing noting of on once one other others over own said"
-    " say seen telling tell to together told turns way what where whereabouts whose why with within without".split()
-)
+    """
+    all apart around at behind beside between both carrying dealt doing done during each enough found
+    given held instead kept known left lent lost made news noted nothing noting of on once one other
+    others over own said say seen telling tell to together told turns way what where whereabouts whose
+    why with within without
+""".split()
+)  # noqa: SIM905
 """Function names that say neither what is done nor what is returned."""
 PROSE = re.compile(
     r"\b(told|said|beside|whereabouts|whoever|nobody|somebody|held (?:against|to)|(?:takes?|took|taken) turns"
@@ -37,6 +40,7 @@ PROSE = re.compile(
 FOLDERS_OF_ONE_KIND = {"__init__", "attention", "engine", "facts", "rank", "section"}
 """Module names that a registry gives to one file in each of its folders."""
 LONGEST_TEST_NAME = 60
+TEXTS = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
 
 
 def listed(*paths: str) -> list[Path]:
@@ -76,18 +80,16 @@ def doubled_modules() -> dict[str, list[str]]:
 def broken_rules(path: Path) -> Iterator[str]:
     """Yield "line: what" for each docstring, function name, comment and text of a module that breaks a rule."""
     for node in ast.walk(ast.parse(path.read_text())):
-        for statement in getattr(node, "body", None) if isinstance(getattr(node, "body", None), list) else ():
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                text = statement.value.value
-                if isinstance(text, str) and (begins := FIRST_WORDS.match(text.strip())):
-                    yield f"{statement.lineno}: a docstring begins with {begins[0]!r}"
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            if begins := FIRST_WORDS.match(str(node.value.value).strip()):
+                yield f"{node.lineno}: a docstring begins with {begins[0]!r}"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             name = node.name.strip("_")
             if name in IDENTIFIERS or (PARTICIPLE.match(name) and name not in NOT_PARTICIPLES):
                 yield f"{node.lineno}: a function is called {node.name!r}"
     with tokenize.open(path) as file:
         for token in tokenize.generate_tokens(file.readline):
-            if token.type in (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)):
+            if token.type in TEXTS:
                 yield from (f"{token.start[0] + line}: {word!r}" for line, word in odd_words(token.string))
 
 
