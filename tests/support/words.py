@@ -108,22 +108,22 @@ def long_test_names(path: Path) -> Iterator[str]:
             yield f"{node.lineno}: {node.name} has {len(node.name)} characters"
 
 
-def main(paths: list[str]) -> None:
+def rows(*paths: str) -> Iterator[str]:
+    """Yield "path:line: problem" for the files under `paths`, by default all."""
     for path in listed(*(paths or (*PRODUCT, *PAGES, "tests"))):
         relative = path.relative_to(ROOT)
-        if path.suffix == ".py":
-            rules = long_test_names if relative.parts[0] == "tests" else broken_rules
-            lines = rules(path)
+        if relative.parts[0] == "tests":
+            problems = long_test_names(path) if path.suffix == ".py" else ()
+        elif path.suffix == ".py":
+            problems = broken_rules(path)
         elif path.suffix in (".md", ".yaml", ".jinja"):
-            lines = (f"{line + 1}: {word!r}" for line, word in odd_words(path.read_text()))
+            problems = (f"{line + 1}: {word!r}" for line, word in odd_words(path.read_text()))
         else:
-            continue
-        for line in lines:
-            print(f"{relative}:{line}")
-    if not paths:
-        for name, places in {**doubled_classes(), **doubled_modules()}.items():
-            print(f"{name} stands more than once: {', '.join(places)}")
+            problems = ()
+        yield from (f"{relative}:{problem}" for problem in problems)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(*rows(*sys.argv[1:]), sep="\n")
+    for name, places in {**doubled_classes(), **doubled_modules()}.items():
+        print(f"{name} stands more than once: {', '.join(places)}")
