@@ -1,4 +1,4 @@
-"""Attention alone: its times call by call, its error, and the same kernel on one device.
+"""The attention pass on a rank: times and errors of each timed call, and of the same kernel on one device.
 
 The ideal time of P ranks is the time of one device divided by P.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bench.attention.kernels import attend
 from bench.measure.attention.section import AttentionSection
-from bench.measure.full_length.shards import hidden_keys, rows
+from bench.measure.full_length.shards import attention_rows, hidden_keys
 from bench.measure.parity.rank import laid_out_as_by_a_model, random_input
 from bench.measure.rank_pass import RankPass, Steps
 from bench.measure.subject import AttentionCall
@@ -26,143 +26,156 @@ from bench.strategies.strategy import Strategy
 SAMPLED_TOKENS = 32
 COMPARED = ("out", "dq")
 ONLY_FINITE = ("dk", "dv")
-"""A row of theirs takes all queries: no more is asked of them here than that they are numbers."""
+"""Tensors that only have to be finite: an exact row of these takes all queries."""
 
 
 class RowErrors:
-    """The exact rows of some tokens, spread evenly over the sequence, the last one included.
+    """Errors of some tokens against float64; the tokens are spread evenly and include the last one.
 
-    All of a long sequence in float64 would take its square; the output and the query gradient of single
-    tokens take a row each. The first is left out: it sees one key only, so that its query's gradient is zero
-    and has no ulp. Each rank knows the rows of the tokens it holds; `of_shard` and `of_whole` compare with
-    them.
+    Float64 attention of a whole long sequence takes memory that grows with its square, while the output and
+    the query gradient of one token take one row of scores each. The first token is left out: it sees one key
+    only, so that its query's gradient is zero and has no ulp. Each rank computes the rows of its own tokens.
     """
 
     def __init__(self, strategy: Strategy, device: torch.device, *, causal: bool) -> None:
         self.cell, self.device, self.causal = strategy.cell, device, causal
         seq_len = self.cell.seq_len
         sampled = torch.linspace(1, seq_len - 1, SAMPLED_TOKENS, dtype=torch.float64).long().unique()
-        self.rows = sampled[(sampled > 0) & (sampled < seq_len)]
-        own_S = torch.cat([torch.arange(seq_len)[piece] for piece in strategy.slices(seq_len)])
-        self.local = torch.isin(own_S, self.rows).nonzero().flatten()
-        self.own_rows = own_S[self.local]
+        self.tokens = sampled[(sampled > 0) & (sampled < seq_len)]
+        shard_S = torch.cat([torch.arange(seq_len)[piece] for piece in strategy.slices(seq_len)])
+        self.shard_indices = torch.isin(shard_S, self.tokens).nonzero().flatten()
+        self.shard_tokens = shard_S[self.shard_indices]
 
-    def of_shard(self, call: AttentionCall) -> dict[str, float]:
-        """Largest error of all ranks' sampled tokens by tensor, in ulps; every rank must call it.
+    def shard_errors(self, call: AttentionCall) -> dict[str, float]:
+        """Return the largest error of all ranks' sampled tokens by tensor, in ulps.
 
-        Infinite where any token, sampled or not, is not finite on any rank; so are `dk` and `dv`, which
-        are left out where they are finite.
+        Every rank must call it. An error is infinite if any token, sampled or not, is not finite on any
+        rank. `dk` and `dv` are infinite in that case and left out otherwise.
         """
-        compared = self._ulps((call.out, call.dq), self.local, self.own_rows)
-        others = [torch.where(x.isfinite().all(), 0.0, torch.inf).double() for x in (call.dk, call.dv)]
-        largest = torch.stack([*compared, *others])
+        ulps = self._largest_ulps((call.out, call.dq), self.shard_indices, self.shard_tokens)
+        ulps += [torch.where(x.isfinite().all(), 0.0, torch.inf).double() for x in (call.dk, call.dv)]
+        largest = torch.stack(ulps)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         errors = dict(zip(COMPARED + ONLY_FINITE, largest.tolist(), strict=True))
         return {name: error for name, error in errors.items() if name in COMPARED or error}
 
-    def of_whole(self, out_BNTD: Tensor, dq_BNTD: Tensor) -> dict[str, float]:
-        """The errors of the compared tensors of whole sequences on one rank, which alone calls it."""
-        ulps = self._ulps((out_BNTD, dq_BNTD), self.rows, self.rows)
+    def whole_errors(self, out_BNTD: Tensor, dq_BNTD: Tensor) -> dict[str, float]:
+        """Return the largest error by tensor, in ulps, of whole sequences that this rank alone holds."""
+        ulps = self._largest_ulps((out_BNTD, dq_BNTD), self.tokens, self.tokens)
         return {name: float(error) for name, error in zip(COMPARED, ulps, strict=True)}
 
-    def _ulps(self, found: Sequence[Tensor], local: Tensor, tokens: Tensor) -> list[Tensor]:
-        """Largest errors of these tokens, which are `local` in what was found."""
-        local = local.to(self.device)
-        return [_largest(a, local, b) for a, b in zip(found, self._exact(tokens), strict=True)]
+    def _largest_ulps(self, results: Sequence[Tensor], indices: Tensor, tokens: Tensor) -> list[Tensor]:
+        """Return the largest error of each tensor at these tokens, which stand at `indices` in it."""
+        indices = indices.to(self.device)
+        return [
+            _largest_ulps(result, indices, exact)
+            for result, exact in zip(results, self._exact_rows(tokens), strict=True)
+        ]
 
-    def _exact(self, at: Tensor) -> list[Tensor]:
-        """Output and query gradient of these tokens in float64, [B, N, rows, D], head by head."""
+    def _exact_rows(self, tokens: Tensor) -> list[Tensor]:
+        """Return output and query gradient of these tokens in float64, [B, N, rows, D], head by head."""
         q, k, v, dout = (random_input(self.cell, i, self.cell.seq_len, self.device) for i in range(4))
-        at = at.to(self.device)
-        hidden_RT = hidden_keys(torch.arange(k.shape[2], device=self.device), at, None, causal=self.causal)
+        tokens = tokens.to(self.device)
+        keys = torch.arange(k.shape[2], device=self.device)
+        hidden_RT = hidden_keys(keys, tokens, None, causal=self.causal)
         group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
-        by_head = [
-            rows(
-                q[:, head, at], k[:, head // group], v[:, head // group], dout[:, head, at], hidden_RT, scale
+        heads = [
+            attention_rows(
+                q[:, head, tokens],
+                k[:, head // group],
+                v[:, head // group],
+                dout[:, head, tokens],
+                hidden_RT,
+                scale,
             )
             for head in range(q.shape[1])
         ]
-        return [torch.stack(heads, dim=1) for heads in zip(*by_head, strict=True)]
+        return [torch.stack(rows, dim=1) for rows in zip(*heads, strict=True)]
 
 
-def error_ulps(found: Tensor, exact: Tensor) -> Tensor:
-    """Each row's largest deviation in ulps of its own largest number, [B, N, rows]."""
-    deviation = (found.double() - exact).abs().amax(dim=-1)
-    return deviation / ulp(exact.abs().amax(dim=-1), found.dtype)
+def error_ulps(result: Tensor, exact: Tensor) -> Tensor:
+    """Return each row's largest deviation in ulps of its own largest number, [B, N, rows]."""
+    deviation = (result.double() - exact).abs().amax(dim=-1)
+    return deviation / ulp(exact.abs().amax(dim=-1), result.dtype)
 
 
 def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The distance between neighbouring numbers of `dtype` at these sizes, in float64."""
+    """Return the distance between neighbouring numbers of `dtype` at these values, in float64."""
     return torch.finfo(dtype).eps * value.double().log2().floor().exp2()
 
 
-def _largest(found: Tensor, local: Tensor, exact: Tensor) -> Tensor:
-    """The largest error of these rows, 0 of none; infinite where any row is not finite.
+def _largest_ulps(result: Tensor, indices: Tensor, exact: Tensor) -> Tensor:
+    """Return the largest error of these rows, 0 without rows; infinite if any row of `result` is not finite.
 
-    Not nan: what the largest of nan and a number is, is up to each library.
+    It is never nan, because the maximum of nan and a number differs between communication libraries.
     """
-    ulps = error_ulps(found[:, :, local], exact)
+    ulps = error_ulps(result[:, :, indices], exact)
     largest = ulps.amax() if ulps.numel() else ulps.sum()
-    return torch.where(found.isfinite().all(), largest, torch.inf)
+    return torch.where(result.isfinite().all(), largest, torch.inf)
 
 
 MAX_CALLS = 5
 
 
 class AttentionPass(RankPass):
-    calls: AttentionSection | None = None
+    section: AttentionSection | None = None
 
     def run(self) -> Steps:
         call, strategy = self.measurement.subject.attention_call(), self.measurement.subject.strategy
         if call is not None and strategy is not None:
             with self.measurement.log.during("attention"):
-                self.calls = self._measured(call, strategy)
+                self.section = self._measure(call, strategy)
         yield from ()
 
     def part(self) -> AttentionSection | None:
-        return self.calls
+        return self.section
 
-    def _measured(self, call: AttentionCall, strategy: Strategy) -> AttentionSection:
-        """The calls with those of the cell's kernel on whole sequences beside; every rank must call it."""
+    def _measure(self, call: AttentionCall, strategy: Strategy) -> AttentionSection:
+        """Return times and errors of the timed calls; every rank must call it.
+
+        The first rank's section also has those of the cell's kernel on whole sequences.
+        """
         subject, timed = self.measurement.subject, self.measurement.timed
         clocks = timed.outcomes[-len(timed.step_times_ms) :]
         forward_ms, backward_ms = zip(*(clock.step_times_ms() for clock in clocks), strict=True)
-        errors = RowErrors(strategy, subject.device, causal=subject.causal)
-        error_ulps = errors.of_shard(call)
+        row_errors = RowErrors(strategy, subject.device, causal=subject.causal)
+        errors = row_errors.shard_errors(call)
         if strategy.cell.replay.rank is not None:  # without other ranks' numbers, results need only be finite
-            error_ulps = {name: error for name, error in error_ulps.items() if error == math.inf}
-        found = AttentionSection(
+            errors = {name: error for name, error in errors.items() if error == math.inf}
+        section = AttentionSection(
             forward_ms=[[*forward_ms]],
             backward_ms=[[*backward_ms]],
-            error_ulps=error_ulps,
-            error_rows=len(errors.rows),
+            error_ulps=errors,
+            error_rows=len(row_errors.tokens),
         )
         if strategy.groups.rank == strategy.cell.running_ranks[0]:
             try:
-                found = _beside_single_device(found, strategy, errors)
+                section = _add_one_device(section, strategy, row_errors)
             except (RuntimeError, MemoryError) as error:
                 if memory_of_error(error, limited=True) is None:
                     raise
-                found = replace(found, one_device_reason="whole sequences do not fit on one device")
+                section = replace(section, one_device_reason="whole sequences do not fit on one device")
         dist.barrier()
-        return found
+        return section
 
 
-def _beside_single_device(found: AttentionSection, strategy: Strategy, errors: RowErrors) -> AttentionSection:
+def _add_one_device(section: AttentionSection, strategy: Strategy, row_errors: RowErrors) -> AttentionSection:
+    """Return the section with times and errors of the cell's kernel on whole sequences on this device."""
     cell = strategy.cell
     *qkv, dout = (
-        laid_out_as_by_a_model(random_input(cell, which, cell.seq_len, errors.device)) for which in range(4)
+        laid_out_as_by_a_model(random_input(cell, which, cell.seq_len, row_errors.device))
+        for which in range(4)
     )
     leaves = [x.requires_grad_() for x in qkv]
     clocks: list[StepClock] = []
     spent_ms, calls = 0.0, 1
-    # The first call warms up; where it used up the budget it has to do.
+    # The first call warms up. It counts if it used up the budget, because no other call follows it.
     while len(clocks) < calls:
         for leaf in leaves:
             leaf.grad = None
-        clock = StepClock(errors.device)
+        clock = StepClock(row_errors.device)
         clock.mark()
-        out = attend(*leaves, kernel=strategy.kernel, causal=errors.causal)
+        out = attend(*leaves, kernel=strategy.kernel, causal=row_errors.causal)
         clock.mark()
         out.backward(dout)
         clock.mark()
@@ -173,12 +186,11 @@ def _beside_single_device(found: AttentionSection, strategy: Strategy, errors: R
     timed = clocks[1:] or clocks
     forward_ms, backward_ms = zip(*(clock.step_times_ms() for clock in timed), strict=True)
     assert leaves[0].grad is not None
-    control = errors.of_whole(out.detach(), leaves[0].grad)
     return replace(
-        found,
+        section,
         one_device_forward_ms=[*forward_ms],
         one_device_backward_ms=[*backward_ms],
-        control_error_ulps=control,
+        control_error_ulps=row_errors.whole_errors(out.detach(), leaves[0].grad),
     )
 
 

@@ -1,4 +1,4 @@
-"""Attention alone, call by call: the pass of `workload=attention` without torch."""
+"""Section, gate and checks of the attention pass, which measures `workload=attention`. No torch."""
 
 from __future__ import annotations
 
@@ -16,29 +16,35 @@ from bench.measure.facts import NO_OTHER_RANKS, NOT_RUN, PassFacts, RankReport, 
 from bench.measure.parity.section import FLOORS
 
 ERROR_FACTORS: Mapping[str, float] = {"out": 4.0, "dq": 10.0}
-"""In 16 bit strategies erred up to 1.7 and 3.9 times as much as the same kernel on one device; the latter in
+"""Largest error of a sound result, as a multiple of the error of the same kernel on one device.
+
+In 16 bit strategies erred up to 1.7 times as much in `out` and 3.9 times as much in `dq`; the latter in
 striped layout and fp16, in the row of an early token, whose `dq` is small."""
 ULPS: Mapping[str, float] = {"fp64": 2**-52, "fp32": 2**-23, "fp16": 2**-10, "bf16": 2**-7}
 """One unit in the last place of 1.0."""
 
 
 class AttentionSection(Struct, frozen=True, kw_only=True):
-    """Attention alone; a step of `timing` is one call, forward and backward."""
+    """Times and errors of attention alone; a step of `timing` is one call, forward and backward."""
 
     forward_ms: Annotated[list[Times], Meta(min_length=1)]
-    """By rank and timed call."""
+    """Forward time of each timed call, by rank and call."""
     backward_ms: Annotated[list[Times], Meta(min_length=1)]
+    """Backward time of each timed call, by rank and call."""
     one_device_forward_ms: Times | None = None
-    """By call, of the same kernel on whole sequences on one device: rank 0 while the others wait."""
+    """Forward time by call of the same kernel on whole sequences on rank 0, while the other ranks wait."""
     one_device_backward_ms: Times | None = None
+    """Backward time by call of the same kernel on whole sequences on rank 0, while the other ranks wait."""
     one_device_reason: str | None = None
-    """Why there are none."""
+    """Reason for missing times of one device; null if they were measured."""
     error_rows: int
+    """Number of sampled tokens."""
     error_ulps: Mapping[str, float | None]
-    """The largest errors of `error_rows` tokens against float64, in units in the last place of the dtype at
-    each row's own maximum; infinite where a number is not finite. Finite errors of a replay are left out."""
+    """Largest error of the sampled tokens against float64 by tensor, in units in the last place of the
+    dtype at each row's own maximum; infinite where a number is not finite. A replay has no finite errors."""
     control_error_ulps: Mapping[str, float | None] | None = None
-    """The single device's."""
+    """Largest error of the kernel on one device at the sampled tokens, by tensor, in the units of
+    `error_ulps`."""
 
     def __post_init__(self) -> None:
         times = "forward_ms and backward_ms"
@@ -53,16 +59,19 @@ class AttentionFacts(PassFacts[AttentionSection, AttentionSection]):
     workload = "attention"
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> AttentionSection:  # noqa: ARG002
-        """Times by rank; what rank 0 alone measured is rank 0's."""
+        """Return rank 0's section with the times of all ranks."""
         parts = self.parts(reports)
         return replace(parts[0], **together(parts, "forward_ms", "backward_ms"))
 
     def gate(self, cell: Cell, section: AttentionSection) -> str | None:
-        """The results of a timed call are numbers, and as near to float64 as those of one device."""
+        """Return a message if a result of a timed call is not finite, or too far from float64.
+
+        The limit follows the error of the same kernel on one device.
+        """
         where = f"of a timed call at {cell.seq_len:,} tokens is"
-        lost = first_beyond(section.error_ulps, dict.fromkeys(section.error_ulps, math.inf))
-        if lost is not None:
-            return f"attention: {lost} {where} not finite everywhere"
+        name = first_beyond(section.error_ulps, dict.fromkeys(section.error_ulps, math.inf))
+        if name is not None:
+            return f"attention: {name} {where} not finite everywhere"
         control = section.control_error_ulps or {}
         errors = {name: section.error_ulps.get(name, 0.0) for name in control}
         limits = {name: _limit_ulps(name, cell.dtype, error or math.inf) for name, error in control.items()}
@@ -70,12 +79,12 @@ class AttentionFacts(PassFacts[AttentionSection, AttentionSection]):
         if name is None:
             return None
         return (
-            f"attention: {name} {where} off by {errors[name]:,.0f} ulps, on one device by"
-            f" {control[name]:,.0f} (limit {limits[name]:,.0f})"
+            f"attention: {name} {where} off by {errors[name]:,.0f} ulps; the same kernel on one device is off"
+            f" by {control[name]:,.0f} (limit {limits[name]:,.0f})"
         )
 
     def checks(self, cell: Cell, section: AttentionSection | None) -> list[Check]:
-        """The last timed call."""
+        """Return the two checks of the last timed call."""
         finite = Check(what="results of a timed call", against="finite numbers")
         near = Check(what="sampled rows of a timed call", against="float64, by one device's error")
         if section is None:
@@ -89,7 +98,11 @@ class AttentionFacts(PassFacts[AttentionSection, AttentionSection]):
 
 
 def _limit_ulps(name: str, dtype: str, control: float) -> float:
-    """The limit of `out` or `dq`: what the parity pass allows, counted in ulps, at the least one."""
+    """Return the limit of `out` or `dq` in ulps, from the control's error.
+
+    It is at least the floor of the parity pass, counted in ulps; a control's error counts as at least one
+    ulp.
+    """
     floor = FLOORS[dtype].backward if name == "dq" else FLOORS[dtype].forward
     return max(floor / ULPS[dtype], ERROR_FACTORS[name] * max(1.0, control))
 

@@ -1,4 +1,4 @@
-"""The documents of every full-length step, counted from where they end: nothing is run."""
+"""The documents pass on a rank: it counts documents from their ends and runs no step."""
 
 from __future__ import annotations
 
@@ -21,37 +21,41 @@ class DocumentsPass(RankPass):
 
 
 def count_documents(trainer: Trainer, steps: int) -> DocumentsSection:
-    """Those of the first `steps` full-length steps, and this rank's share of their attention."""
+    """Count documents and this rank's attention area in the first `steps` full-length steps."""
     cell, data = trainer.cell, trainer.data
-    own = [_of_step(data, step, cell.seq_len) for step in range(steps)]
-    padded = [_of_step(data, step, cell.padded_len) for step in range(steps)]
+    unpadded = [_documents_of_step(data, step, cell.seq_len) for step in range(steps)]
+    padded = [_documents_of_step(data, step, cell.padded_len) for step in range(steps)]
     return DocumentsSection(
-        documents=[documents.count for documents in own],
-        pairs=[_pairs(documents) for documents in own],
-        computed_pairs=[_pairs(documents) for documents in padded],
-        area=[[_area(trainer, step) for step in range(steps)]],
+        documents=[documents.count for documents in unpadded],
+        pairs=[_causal_pairs(documents) for documents in unpadded],
+        computed_pairs=[_causal_pairs(documents) for documents in padded],
+        area=[[_local_area(trainer, step) for step in range(steps)]],
     )
 
 
-def _of_step(data: StepData, step: int, seq_len: int) -> Documents:
+def _documents_of_step(data: StepData, step: int, seq_len: int) -> Documents:
     per_step = data.cell.sequences_per_step
     documents = data.documents(range(step * per_step, (step + 1) * per_step), seq_len)
     assert documents is not None
     return documents
 
 
-def _pairs(documents: Documents) -> int:
+def _causal_pairs(documents: Documents) -> int:
     return documents.causal_pairs([slice(0, documents.tokens)])
 
 
-def _area(trainer: Trainer, step: int) -> int:
-    """What this rank computes of one layer in all micro-steps."""
+def _local_area(trainer: Trainer, step: int) -> int:
+    """Return the (query, key, head) triples of one layer that this rank computes in all micro-steps."""
     cell, groups = trainer.cell, trainer.strategy.groups
     micro_steps = (
         trainer.data.documents(trainer.data.samples(step, micro_step, groups.data_rank), cell.padded_len)
         for micro_step in range(cell.grad_accum)
     )
-    return sum(packed_area(cell, each, groups.sequence_rank) for each in micro_steps if each is not None)
+    return sum(
+        packed_area(cell, documents, groups.sequence_rank)
+        for documents in micro_steps
+        if documents is not None
+    )
 
 
 PASS = DocumentsPass

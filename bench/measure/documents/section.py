@@ -1,4 +1,4 @@
-"""What packed documents leave of the attention's work, and how evenly ranks share it. No torch."""
+"""Section of the documents pass: attention pairs within packed documents, and their balance. No torch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from bench.measure.facts import PassFacts, RankReport, together
 
 
 class DocumentsSection(Struct, frozen=True, kw_only=True):
-    """The documents of every full-length step; only of cells whose sequences hold several."""
+    """Documents of every full-length step, for cells that pack several documents into a sequence."""
 
     documents: list[int]
-    """By step, of all sequences, padding not counted."""
+    """Number of documents of each step over all sequences, padding excluded."""
     pairs: list[int]
-    """By step the (query, key) pairs that a causal mask within documents leaves, of all sequences."""
+    """(Query, key) pairs of each step that a causal mask within documents leaves, over all sequences."""
     computed_pairs: list[int]
-    """By step the (query, key) pairs that are computed, those of padding included."""
+    """(Query, key) pairs of each step that are computed, padding included."""
     area: list[list[int]]
-    """By rank and step the (query, key, head) triples that the rank computes of one layer."""
+    """(Query, key, head) triples of one layer that a rank computes, by rank and step."""
     imbalance: float | None = 1.0
-    """Those of the busiest rank over the mean of all ranks, the median over the steps: ranks wait in each.
-    Null of a replay, which has one rank."""
+    """Area of the busiest rank divided by the mean over ranks, the median over the steps, because ranks wait
+    for one another in every step. Null for a replay, which has one rank."""
 
 
 class DocumentsFacts(PassFacts[DocumentsSection, DocumentsSection]):
@@ -36,8 +36,8 @@ class DocumentsFacts(PassFacts[DocumentsSection, DocumentsSection]):
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> DocumentsSection:
         parts = self.parts(reports)
         area = together(parts, "area")
-        by_step = [max(ranks) / statistics.fmean(ranks) for ranks in zip(*area["area"], strict=True)]
-        imbalance = statistics.median(by_step) if cell.replay.rank is None else None
+        ratios = [max(areas) / statistics.fmean(areas) for areas in zip(*area["area"], strict=True)]
+        imbalance = statistics.median(ratios) if cell.replay.rank is None else None
         return replace(parts[0], **area, imbalance=imbalance)
 
 

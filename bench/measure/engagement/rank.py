@@ -1,4 +1,4 @@
-"""One step looked at from inside: what attention was given, what collectives carried, whose code ran."""
+"""The engagement pass on a rank: attention's input shapes, collectives and modules in an inspected step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ATTENTION_CODE = (
     "torch.distributed.tensor.experimental",
 )
 EVERY_STRATEGY = "bench.strategies.strategy"
-"""The base class of all strategies: entered whichever runs."""
+"""Module of the base class of all strategies, which every strategy enters."""
 
 
 class EngagementPass(RankPass):
@@ -63,44 +63,45 @@ class EngagementPass(RankPass):
 
 
 def messages_of(calls: Sequence[CollectiveCall]) -> list[Messages]:
-    """Count equal calls; the ranks of a send or receive are those of its whole group."""
+    """Return equal calls counted together; a send or receive counts all ranks of its group."""
     counts = Counter[tuple[str, Communication]]()
     for call in calls:
         ranks = dist.get_process_group_ranks(group_named(call.group))
         stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
         moved_bytes = call.received_bytes if call.kind == "recv" else call.sent_bytes
         counts[call.purpose, Communication(call.kind, moved_bytes, len(ranks), stride)] += 1
-    return [Messages(purpose, exchange, count) for (purpose, exchange), count in counts.items()]
+    return [Messages(purpose, communication, count) for (purpose, communication), count in counts.items()]
 
 
 @contextmanager
 def watch_modules(own_code: str) -> Iterator[set[str]]:
-    """The names of attention modules entered by this thread, forward and (on CPU) backward.
+    """Yield a set that receives the names of attention modules that this thread enters.
 
-    Modules whose names begin with `own_code` count, wherever they were installed from. None where the thread
-    is profiled already, as by cProfile, which could not be switched on again from here.
+    Backward is included on a CPU only, where it runs in this thread. Modules whose names begin with
+    `own_code` count wherever they are installed. The set stays empty if the thread is already profiled, for
+    example by cProfile, because that profiler could not be switched on again from here.
     """
-    seen: set[str] = set()
+    entered: set[str] = set()
     if sys.getprofile() is not None:
-        yield seen
+        yield entered
         return
     packages = (*ATTENTION_CODE, own_code)
     known: set[str] = set()
 
-    def note(frame: FrameType, event: str, _: object) -> None:
-        # This runs at every return, too, and at every call of C: some hundred thousand times in a step.
+    def record_module(frame: FrameType, event: str, _: object) -> None:
+        # Python also calls this at every return and every call of C, some hundred thousand times in a step.
         if event != "call":
             return
-        # Of code without a module this is anything; an error here would be the step's.
+        # Code without a module may have any object here, and an error here would be raised in the step.
         module = str(frame.f_globals.get("__name__", ""))
         if module not in known:
             known.add(module)
             if module.startswith(packages) and module != EVERY_STRATEGY:
-                seen.add(module)
+                entered.add(module)
 
-    sys.setprofile(note)
+    sys.setprofile(record_module)
     try:
-        yield seen
+        yield entered
     finally:
         sys.setprofile(None)
 

@@ -1,6 +1,6 @@
-"""Proof that what was asked for ran: the engagement pass without torch.
+"""Section, gate and checks of the engagement pass: shapes and bytes in one inspected step. No torch.
 
-A configuration that is accepted and silently not applied is the field's commonest fault.
+The most common fault in this field is a configuration that is accepted and silently not applied.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from bench.training.messages import Messages
 
 
 class EngagementSection(Struct, frozen=True, kw_only=True):
-    """Proof that what was asked for ran, from one full-length step."""
+    """Shapes, bytes and modules of attention in one full-length step, as proof of the configuration."""
 
     attention_name: str
-    """The name under which transformers knew the attention."""
+    """Name under which the attention is registered in transformers."""
     modules: list[str]
-    """The Python modules of attention code that were entered in a step on rank 0."""
+    """Python modules with attention code that rank 0 entered in its first step."""
     attention_shapes: list[list[list[int]]]
-    """By rank the distinct [tokens, query heads, KV heads] that attention was given."""
+    """Distinct [tokens, query heads, KV heads] of attention's inputs, by rank."""
     sent_bytes: dict[str, list[int]]
-    """By purpose and rank what was handed to collectives: payload that leaves the rank."""
+    """Payload bytes that leave a rank in the step, by purpose and rank."""
     calls: dict[str, int]
-    """How many calls rank 0 made of each purpose and kind."""
+    """Number of rank 0's communication calls, by purpose and kind."""
     messages: list[Messages] | None = None
-    """Calls of a replayed rank, equal ones counted together; a receive's bytes are those that arrive."""
+    """Calls of a replayed rank, equal calls counted together; the bytes of a receive are those that
+    arrive."""
 
 
 class EngagementFacts(PassFacts[EngagementSection, EngagementSection]):
@@ -47,17 +48,20 @@ class EngagementFacts(PassFacts[EngagementSection, EngagementSection]):
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> EngagementSection:  # noqa: ARG002
         parts = self.parts(reports)
-        sent = [{name: own[0] for name, own in part.sent_bytes.items()} for part in parts]
+        sent = [{name: sent[0] for name, sent in part.sent_bytes.items()} for part in parts]
         return replace(parts[0], **together(parts, "attention_shapes"), sent_bytes=by_name(sent))
 
     def gate(self, cell: Cell, section: EngagementSection) -> str | None:
-        """Shapes and bytes are the strategy's; of one that is in no table no formula is known."""
+        """Return a message if shapes or bytes differ from the strategy's formula.
+
+        No formula is known of a strategy that is not in the table of strategies.
+        """
         if cell.strategy not in STRATEGIES:
             return None
-        return _wrong_shapes(cell, section) or _wrong_exchange(cell, section)
+        return _wrong_shapes(cell, section) or _wrong_bytes(cell, section)
 
     def checks(self, cell: Cell, section: EngagementSection | None) -> list[Check]:
-        """What attention was given and what it exchanged in one step."""
+        """Return the checks of attention's input shapes and of the bytes that it sent in one step."""
         unknown = None if cell.strategy in STRATEGIES else f"no formula of strategy {cell.strategy} is known"
         reason = NOT_RUN if section is None else unknown
         tokens, steps = (cell.seq_len, 1) if reason is None else (None, None)
@@ -68,38 +72,43 @@ class EngagementFacts(PassFacts[EngagementSection, EngagementSection]):
 
 
 def will_share_traced_step(measure: MeasureConfig, step_s: float) -> bool:
-    """Whether it is expected that one step is inspected and traced at once, as a rank then decides."""
+    """Return whether one step is expected to be both inspected and traced.
+
+    The rank decides this itself once it knows its step times; `step_s` is an estimate.
+    """
     return measure.trace and measure.budget_s > 0 and affordable_steps(measure, step_s) == 0
 
 
 def _wrong_shapes(cell: Cell, engagement: EngagementSection) -> str | None:
-    """Attention on every rank was given a shard of the sequence and all heads."""
+    """Return a message about the first rank whose attention did not get one shard with all heads."""
     expected = [[cell.shard_len, cell.model.num_heads, cell.model.num_kv_heads]]
-    for rank, seen in zip(cell.running_ranks, engagement.attention_shapes, strict=True):
-        if seen != expected:
+    for rank, shapes in zip(cell.running_ranks, engagement.attention_shapes, strict=True):
+        if shapes != expected:
             return (
-                f"rank {rank}: attention was given (tokens, query heads, KV heads) = {seen}, not {expected};"
-                f" {cell.strategy} over sp_degree={cell.sp_degree} was not applied as configured"
+                f"rank {rank}: attention was given (tokens, query heads, KV heads) = {shapes},"
+                f" not {expected}; {cell.strategy} over sp_degree={cell.sp_degree} was not applied as"
+                " configured"
             )
     return None
 
 
-def _wrong_exchange(cell: Cell, engagement: EngagementSection) -> str | None:
-    """Attention handed to collectives exactly the bytes that the strategy's formula says.
+def _wrong_bytes(cell: Cell, engagement: EngagementSection) -> str | None:
+    """Return a message about the first rank whose attention did not send the bytes of the strategy's formula.
 
-    The formula is ours, also for a package: that its bytes differ does not show that its numbers are wrong.
+    The formula of a package is ours, too, so other bytes do not prove that the package's results are wrong.
     """
     facts = STRATEGIES[cell.strategy]
     cause = "it was not applied as configured"
     if facts.package is not None:
         cause = f"{cause}, or our formula is not that of {facts.package}"
-    nothing = [0] * len(cell.running_ranks)
-    for rank, seen in zip(cell.running_ranks, engagement.sent_bytes.get("attention", nothing), strict=True):
+    zeros = [0] * len(cell.running_ranks)
+    sent_bytes = engagement.sent_bytes.get("attention", zeros)
+    for rank, sent in zip(cell.running_ranks, sent_bytes, strict=True):
         expected = facts.rank_communication_bytes(cell, rank % cell.sp_degree)
-        if seen != expected:
+        if sent != expected:
             return (
-                f"rank {rank}: attention exchanged {seen} bytes in a step, {cell.strategy} over"
-                f" sp_degree={cell.sp_degree} has to exchange {expected}; {cause}"
+                f"rank {rank}: attention sent {sent} bytes in a step, but {cell.strategy} over"
+                f" sp_degree={cell.sp_degree} has to send {expected}; {cause}"
             )
     return None
 

@@ -1,14 +1,14 @@
-"""One call of attention, held in shards by some ranks, against float64.
+"""Comparison of one attention call, whose ranks hold shards of the sequence, with float64.
 
-Output and query gradient of some tokens are compared with float64, which takes a row of scores each. The
-gradients of some keys and values are compared too where all scores are affordable: every query's LSE takes
-them. Of all tokens two identities are asked, exact in exact arithmetic, with P the weights and dS the
-gradients of the scores:
+Output and query gradient of sampled tokens are compared with float64, which takes one row of scores per
+token. Gradients of sampled keys and values need the LSE of every query, that is all scores, and are compared
+only if these are affordable. Two identities over all tokens are checked as well. They hold in exact
+arithmetic, where P are the weights and dS the gradients of the scores:
 
     sum_j dV_j V_j^T = sum_ij P_ij dO_i V_j^T = sum_i dO_i O_i^T
     sum_j dK_j K_j^T = sum_ij dS_ij Q_i K_j^T = sum_i Q_i dQ_i^T   (the scale is in dK and dQ)
 
-Whatever is wrong in P and dS themselves shows in the sampled rows.
+Errors in P and dS themselves show in the sampled rows.
 """
 
 from __future__ import annotations
@@ -28,31 +28,45 @@ from bench.measure.full_length.section import (
     OUT_FLOORS,
     SAMPLED_ROWS,
     FullLengthSection,
-    limit_of,
+    error_limit,
     why_no_keys,
 )
-from bench.measure.full_length.shards import AttentionSettings, Shards, drawn, hidden_keys, rows
+from bench.measure.full_length.shards import (
+    AttentionSettings,
+    Shards,
+    attention_rows,
+    hidden_keys,
+    sample_tokens,
+)
 from bench.training.models import TORCH_DTYPES
 
 
 def compare(x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards) -> FullLengthSection:
-    """Errors and limits of one call, the same on every rank that shares the sequence.
+    """Compare one attention call with float64; every rank that shares the sequence must call it.
 
-    `x` are q, k, v, out and their gradients, [B, heads, S, D] of this rank's shard.
+    Args:
+        x: `q`, `k`, `v`, `out` and their gradients `dq`, `dk`, `dv`, `dout`, [B, heads, S, D] of this rank's
+            shard.
+        attention: Dtype, scale and mask of the call.
+        shards: This rank's shard of the sequence.
+
+    Returns:
+        Errors and limits, the same on every rank that shares the sequence.
     """
-    with torch.autocast(x["q"].device.type, enabled=False):  # a loop's own may still be on
-        local = drawn(len(shards.positions), -(-SAMPLED_ROWS // shards.ranks), shards.seed)
-        of_rows = _row_errors(x, attention, shards, local.to(x["q"].device))
-        of_sums = {
-            name: (error, IDENTITY_LIMITS[attention.dtype])
-            for name, error in _identity_errors(x, shards).items()
-        }
-        # What a rank has to make for the LSE of its queries, if all have equal parts.
+    device = x["q"].device
+    with torch.autocast(device.type, enabled=False):  # the training loop's autocast may still be on
+        local = sample_tokens(len(shards.positions), -(-SAMPLED_ROWS // shards.ranks), shards.seed)
+        compared = _row_errors(x, attention, shards, local.to(device))
+        for name, error in _identity_errors(x, shards).items():
+            compared[name] = error, IDENTITY_LIMITS[attention.dtype]
+        # Scores that a rank has to compute for the LSE of its queries, if all ranks have equal shares.
         scores = math.prod(x["q"].shape[:3]) * shards.tokens // (2 if attention.causal else 1)
-        reason = why_no_keys(x["q"].device.type, scores)
-        keys, of_keys = (0, {}) if reason else key_errors(x, attention, shards)
-    of_keys = {f"{name}_keys": each for name, each in of_keys.items()}
-    errors, limits = errors_and_limits({**of_rows, **of_sums, **of_keys})
+        reason = why_no_keys(device.type, scores)
+        keys = 0
+        if reason is None:
+            keys, key_comparison = key_errors(x, attention, shards)
+            compared |= {f"{name}_keys": comparison for name, comparison in key_comparison.items()}
+    errors, limits = errors_and_limits(compared)
     return FullLengthSection(
         tokens=shards.tokens,
         rows=len(local) * shards.ranks,
@@ -66,53 +80,57 @@ def compare(x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shard
 def _row_errors(
     x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards, local: Tensor
 ) -> dict[str, Compared]:
-    """Relative error and limit of all ranks' sampled rows, by tensor."""
+    """Return relative error and limit of all ranks' sampled rows, by tensor."""
     shared = x["q"].shape[1] // x["k"].shape[1]
     positions_R = shards.positions.to(local.device)[local]
     first_keys = None if shards.first_keys is None else shards.first_keys.to(local.device)[:, local]
     keys = torch.arange(shards.tokens, device=local.device)
     hidden = hidden_keys(keys, positions_R, first_keys, causal=attention.causal)
-    squares = torch.zeros(2, 3, dtype=torch.float64, device=local.device)  # found, control, exact
+    # Squared lengths by tensor (out, dq) of the result's deviation, the control's deviation, the exact rows.
+    squares = torch.zeros(2, 3, dtype=torch.float64, device=local.device)
     for head in range(x["k"].shape[1]):
         k_BTD, v_BTD = (shards.whole(x[name][:, head]) for name in ("k", "v"))
         for query in range(head * shared, (head + 1) * shared):
-            own = {name: x[name][:, query].index_select(1, local) for name in ("q", "out", "dq", "dout")}
-            given = own["q"], k_BTD, v_BTD, own["dout"], hidden, attention.scale
-            control = rows(*given, TORCH_DTYPES[attention.dtype])
-            compared = zip((own["out"], own["dq"]), control, rows(*given), strict=True)
-            for which, (found, plain, exact) in enumerate(compared):
-                each = (found.double() - exact, plain.double() - exact, exact)
-                squares[which] += torch.stack([part.square().sum() for part in each])
-    found, control, exact = shards.summed(squares).sqrt().T.tolist()
+            rows = {name: x[name][:, query].index_select(1, local) for name in ("q", "out", "dq", "dout")}
+            inputs = rows["q"], k_BTD, v_BTD, rows["dout"], hidden, attention.scale
+            control = attention_rows(*inputs, TORCH_DTYPES[attention.dtype])
+            tensors = zip((rows["out"], rows["dq"]), control, attention_rows(*inputs), strict=True)
+            for index, (result, rounded, exact) in enumerate(tensors):
+                parts = (result.double() - exact, rounded.double() - exact, exact)
+                squares[index] += torch.stack([part.square().sum() for part in parts])
+    lengths = shards.summed(squares).sqrt().tolist()
     floors = {"out": OUT_FLOORS, "dq": GRADIENT_FLOORS}
     errors = {}
-    for at, (name, floor) in enumerate(floors.items()):
-        size = exact[at] or 1.0
-        limit = limit_of(floor.get(attention.dtype, 0.0), control[at] / size)
-        errors[name] = found[at] / size, limit
+    for (name, floor), (deviation, control_deviation, length) in zip(floors.items(), lengths, strict=True):
+        size = length or 1.0
+        limit = error_limit(floor.get(attention.dtype, 0.0), control_deviation / size)
+        errors[name] = deviation / size, limit
     return errors
 
 
 def _identity_errors(x: Mapping[str, Tensor], shards: Shards) -> dict[str, float]:
-    """By how much the sums over keys and over queries differ, relative to both and to their terms."""
+    """Return the difference of an identity's two sums, over keys and over queries, by `dk` and `dv`.
+
+    It is relative to the size of both sums and of their terms; the worst KV head counts.
+    """
     shared = x["q"].shape[1] // x["k"].shape[1]
     errors = {}
     for name, keys, queries in (("dk", ("dk", "k"), ("q", "dq")), ("dv", ("dv", "v"), ("dout", "out"))):
-        missed = []
+        differences = []
         for head in range(x["k"].shape[1]):
-            own, of_group = slice(head, head + 1), slice(head * shared, (head + 1) * shared)
-            over_keys, key_terms = _products(x, keys, own)
-            over_queries, query_terms = _products(x, queries, of_group)
-            sums = [shards.summed(each) for each in (over_keys, over_queries)]
+            kv_head, query_heads = slice(head, head + 1), slice(head * shared, (head + 1) * shared)
+            key_sum, key_terms = _products(x, keys, kv_head)
+            query_sum, query_terms = _products(x, queries, query_heads)
+            key_sum, query_sum = shards.summed(key_sum), shards.summed(query_sum)
             terms = shards.summed(key_terms + query_terms)
-            size = (terms + sum(each.square().sum() for each in sums)).sqrt()
-            difference = (sums[0] - sums[1]).norm()
-            missed.append(float(difference / size) if size else float(difference))
-        errors[name] = worst(missed)
+            size = (terms + (key_sum.square().sum() + query_sum.square().sum())).sqrt()
+            difference = (key_sum - query_sum).norm()
+            differences.append(float(difference / size) if size else float(difference))
+        errors[name] = worst(differences)
     return errors
 
 
 def _products(x: Mapping[str, Tensor], names: tuple[str, str], heads: slice) -> tuple[Tensor, Tensor]:
-    """Over this rank's tokens: the sum of outer products, [D, D], and of their squared sizes."""
+    """Return the sum of two tensors' outer products over local tokens, [D, D], and of their squares."""
     a, b = (x[name][:, heads].double().flatten(0, 2) for name in names)
     return a.T @ b, (a.square().sum(-1) * b.square().sum(-1)).sum()

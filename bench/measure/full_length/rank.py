@@ -1,4 +1,4 @@
-"""Attention at the measured length, from one call inside the cell's own step. Nothing is called again."""
+"""The full_length pass on a rank: it compares one attention call of the inspected step with float64."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from bench.attention.watch import CapturedCall
 from bench.measure.full_length.comparison import compare
 from bench.measure.full_length.section import FullLengthSection
 from bench.measure.full_length.shards import AttentionSettings, Shards, first_keys
-from bench.measure.parity.rank import whole_of
+from bench.measure.parity.rank import gather_sequence
 from bench.measure.rank_pass import Measurement, RankPass, Steps
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import Strategy
 
 
 class FullLengthPass(RankPass):
-    found: FullLengthSection | None = None
+    section: FullLengthSection | None = None
 
     def __init__(self, measurement: Measurement) -> None:
         super().__init__(measurement)
@@ -41,17 +41,19 @@ class FullLengthPass(RankPass):
         subject = self.measurement.subject
         if subject.strategy is not None:
             with self.measurement.log.during("full_length"), without_memory_limit():
-                self.found = _compared(self.captured, subject.strategy, subject.device, causal=subject.causal)
+                self.section = _compare_call(
+                    self.captured, subject.strategy, subject.device, causal=subject.causal
+                )
         yield from ()
 
     def part(self) -> FullLengthSection | None:
-        return self.found
+        return self.section
 
 
-def _compared(
+def _compare_call(
     captured: CapturedCall, strategy: Strategy, device: torch.device, *, causal: bool
 ) -> FullLengthSection:
-    """Every rank that shares the sequence must call it."""
+    """Return errors and limits of the captured call; every rank that shares the sequence must call it."""
     cell = strategy.cell
     if not captured.is_whole:
         reason = "attention was not called with gradients in the inspected step"
@@ -61,24 +63,24 @@ def _compared(
 
 
 def _shards(strategy: Strategy, documents: Documents | None) -> Shards:
-    """As the strategy deals a sequence out; rows are others in every cell."""
+    """Return this rank's shard in the strategy's layout; its seed differs between cells and ranks."""
     cell = strategy.cell
 
-    def summed(own: Tensor) -> Tensor:
-        total = own.clone()
+    def all_reduced(local: Tensor) -> Tensor:
+        total = local.clone()
         dist.all_reduce(total, group=strategy.groups.sequence)
         return total
 
-    def held(whole_T: Tensor) -> Tensor:
+    def shard_of(whole_T: Tensor) -> Tensor:
         return torch.cat([whole_T[..., piece] for piece in strategy.slices(cell.padded_len)], dim=-1)
 
     return Shards(
-        positions=held(torch.arange(cell.padded_len)),
+        positions=shard_of(torch.arange(cell.padded_len)),
         ranks=cell.sp_degree,
-        whole=partial(whole_of, strategy),
-        summed=summed,
+        whole=partial(gather_sequence, strategy),
+        summed=all_reduced,
         seed=(int(cell.cell_id, 16) + strategy.groups.rank) % 2**63,
-        first_keys=None if documents is None else held(first_keys(documents)),
+        first_keys=None if documents is None else shard_of(first_keys(documents)),
     )
 
 

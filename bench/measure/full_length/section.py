@@ -1,4 +1,4 @@
-"""Attention of the cell's own step, at the measured length, against float64. No torch."""
+"""Section, limits and checks of the full_length pass: a real attention call against float64. No torch."""
 
 from __future__ import annotations
 
@@ -12,34 +12,41 @@ from bench.measure.check import Check
 from bench.measure.facts import ErrorFacts, Moment
 
 CONTROL_FACTOR = 2.5
-"""A sound result errs at most so many times as much as the control does."""
+"""Largest error of a sound result, as a multiple of the control's error."""
 OUT_FLOORS: Mapping[str, float] = {"fp64": 1e-12, "fp32": 1e-5}
-"""Where control and strategy both err by rounding alone; in 16 bit the control decides."""
+"""Smallest limits of `out`, by dtype, where control and strategy err by rounding alone. A 16-bit dtype has
+none."""
 GRADIENT_FLOORS: Mapping[str, float] = {"fp64": 1e-12, "fp32": 1e-3, "fp16": 3e-2, "bf16": 3e-2}
-"""Torch's own kernel on a CPU errs more the longer the sequence: in bf16 by 6e-3 in `dq` at 32k, in `dk` and
-`dv` of sampled keys by 1.1e-2 at 16k and by 4.6e-2 at 64k. `CPU_SCORES` ends their comparison at 17k where a
-rank has one causal head, and before that where it has more."""
+"""Smallest limits of `dq`, by dtype.
+
+The error of torch's own kernel on a CPU grows with the sequence: in bf16 it is 6e-3 in `dq` at 32k, and in
+`dk` and `dv` of sampled keys 1.1e-2 at 16k and 4.6e-2 at 64k. `CPU_SCORES` ends the comparison of keys at
+17k if a rank has one causal head, and at shorter sequences if it has more heads."""
 KEY_FLOORS: Mapping[str, float] = {**GRADIENT_FLOORS, "fp16": 5e-2, "bf16": 5e-2}
-"""Of single keys, whose gradients may nearly cancel: `math` in bf16 erred by 3.5e-2 once SGD at learning rate
-0.1 had trained for some steps."""
+"""Smallest limits of `dk` and `dv` of sampled keys, by dtype.
+
+The gradients of a single key may nearly cancel: in bf16 the kernel `math` erred by 3.5e-2 after some steps of
+SGD with learning rate 0.1."""
 IDENTITY_LIMITS: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-3, "fp16": 0.25, "bf16": 0.25}
-"""Limits of the identities of `dk` and `dv`. In 16 bit a kernel rounds their sums, so that only gross errors
-exceed them."""
+"""Limits of the identities of `dk` and `dv`, by dtype. In 16 bit a kernel rounds the sums in them, so that
+only gross errors exceed the limit."""
 
 
-def limit_of(floor: float, control: float) -> float:
-    """The limit of a result whose control errs by so much."""
+def error_limit(floor: float, control: float) -> float:
+    """Return the limit of a result's error, from the error of its control."""
     return max(floor, CONTROL_FACTOR * control)
 
 
 SAMPLED_ROWS = 32
-"""Over all ranks that share a sequence, of every head."""
+"""Tokens whose `out` and `dq` are compared, over all ranks that share a sequence, for every head."""
 SAMPLED_KEYS = 32
-"""Keys whose dk and dv are compared, over all ranks that share a sequence, of every KV head."""
+"""Keys whose `dk` and `dv` are compared, over all ranks that share a sequence, for every KV head."""
 CPU_SCORES = 150_000_000
-"""A CPU rank makes no more for the LSE of its queries: about a second in float32, two in float64.
-Far beyond, torch's own kernel errs by more than a sound one may."""
-OF_ROWS, OF_KEYS = "attention at full length", "dk and dv of sampled keys"
+"""Largest number of scores that a CPU rank computes for the LSE of its queries.
+
+They take about one second in float32 and two in float64. With far more, torch's own kernel errs by more
+than the limit of a sound one."""
+ROWS_CHECK, KEYS_CHECK = "attention at full length", "dk and dv of sampled keys"
 LABELS = {
     "out": "out of the sampled rows is off by",
     "dq": "dq of the sampled rows is off by",
@@ -51,46 +58,52 @@ LABELS = {
 
 
 class FullLengthSection(Struct, frozen=True, kw_only=True):
-    """One call of attention in the inspected step, gradients included."""
+    """Errors of one attention call in the inspected step, gradients included."""
 
     tokens: int
+    """Number of tokens of the sequence."""
     rows: int
-    """Of `out` and `dq`, drawn anew for every cell, over all ranks of a sequence, of every head."""
+    """Number of tokens whose `out` and `dq` were compared for every head, over all ranks of a sequence. Every
+    cell samples other tokens."""
     keys: int = 0
-    """Of `dk_keys` and `dv_keys`, drawn and counted as rows are."""
+    """Number of tokens whose `dk` and `dv` were compared for every KV head, over all ranks of a sequence."""
     keys_reason: str | None = None
-    """Why no keys were compared."""
+    """Reason for comparing no keys; null if keys were compared."""
     errors: Mapping[str, float | None]
-    """Of `out` and `dq`: the length of the sampled rows' deviation from float64, relative to theirs.
-    Of `dk` and `dv`: by how much an identity over all tokens is missed, relative to its terms.
-    Of `dk_keys` and `dv_keys`: the sampled keys' deviation from float64, each relative to its own size."""
+    """Relative errors by tensor.
+
+    `out`, `dq`: Euclidean length of the sampled rows' deviation from float64, divided by the rows' length.
+    `dk`, `dv`: difference of the two sides of an identity over all tokens, divided by the size of its terms.
+    `dk_keys`, `dv_keys`: root mean square over sampled keys of the deviation from float64, divided by the
+    size of the key's gradient."""
     limits: Mapping[str, float | None]
+    """Largest errors that pass, by tensor."""
     reason: str | None = None
-    """Why there are no errors."""
+    """Reason for missing errors; null if the call was compared."""
 
 
 class FullLengthFacts(ErrorFacts[FullLengthSection]):
     name = "full_length"
     part = FullLengthSection
     judges = Moment.INSPECTED_STEP
-    compares = OF_ROWS, OF_KEYS
+    compares = ROWS_CHECK, KEYS_CHECK
     too_large = "attention at {tokens:,} tokens: {label} {error:.1e} (limit {limit:.1e})"
     not_finite = "attention at {tokens:,} tokens: {name} is not finite"
     labels = LABELS
 
     def made(self, cell: Cell, section: FullLengthSection) -> list[Check]:  # noqa: ARG002
-        """Return the checks of the sampled rows and keys of one call."""
-        rows = Check(what=OF_ROWS, against="float64", tokens=section.tokens, rows=section.rows, steps=1)
+        """Return the checks of one call's sampled rows and keys."""
+        rows = Check(what=ROWS_CHECK, against="float64", tokens=section.tokens, rows=section.rows, steps=1)
         if section.keys_reason is not None:
-            return [rows, Check(what=OF_KEYS, against="float64", reason=section.keys_reason)]
-        return [rows, replace(rows, what=OF_KEYS, rows=section.keys)]
+            return [rows, Check(what=KEYS_CHECK, against="float64", reason=section.keys_reason)]
+        return [rows, replace(rows, what=KEYS_CHECK, rows=section.keys)]
 
 
 def why_no_keys(device_type: str, scores: int) -> str | None:
-    """Why no keys are sampled of a call whose LSE takes a rank so many scores; None where they are."""
+    """Return the reason for comparing no keys if a rank needs `scores` scores; None without a reason."""
     if device_type != "cpu" or scores <= CPU_SCORES:
         return None
-    return f"takes {scores:.1e} scores a rank, more than the {CPU_SCORES:.1e} that a CPU is given"
+    return f"needs {scores:.1e} attention scores per rank; a CPU rank computes at most {CPU_SCORES:.1e}"
 
 
 FACTS = FullLengthFacts()

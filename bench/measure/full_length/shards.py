@@ -1,4 +1,4 @@
-"""How the ranks that share a sequence hold one call of attention, and which of its tokens are sampled."""
+"""Shards of one attention call, the mask and sampled tokens of a shard, and exact rows of attention."""
 
 from __future__ import annotations
 
@@ -13,29 +13,34 @@ from bench.attention.documents import Documents
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """How the ranks that share a sequence hold it, seen from one of them; every rank takes part in a call."""
+    """One rank's shard of a sequence, and functions that combine the shards of all ranks that share it.
+
+    Every rank of the sequence group must call these functions together.
+    """
 
     positions: Tensor
-    """Of the tokens that this rank holds."""
+    """Positions of this rank's tokens, [S] on the CPU."""
     ranks: int
+    """Number of ranks that share the sequence."""
     whole: Callable[[Tensor], Tensor]
-    """[B, T, D] in token order from this rank's [B, S, D] and the others'."""
+    """Function that gathers the shards [B, S, D] of all ranks to [B, T, D] in token order."""
     summed: Callable[[Tensor], Tensor]
-    """The sum over all of them."""
+    """Function that adds up a tensor over all ranks."""
     seed: int
-    """Another on every rank: it draws rows and keys."""
+    """Seed for sampling rows and keys; different on every rank."""
     first_keys: Tensor | None = None
-    """The first key that each of these tokens sees, [B, S] on the CPU; None where that is the sequence's."""
+    """First key that each of this rank's tokens sees, [B, S] on the CPU; None if it is key 0 for all of
+    them."""
 
     @property
     def tokens(self) -> int:
-        """Of the whole sequence."""
+        """Number of tokens of the whole sequence."""
         return len(self.positions) * self.ranks
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
-    """What was computed: in which dtype, with which scale of the scores and which mask."""
+    """Dtype, scale of the scores and mask of an attention call."""
 
     dtype: str
     scale: float
@@ -43,26 +48,31 @@ class AttentionSettings:
 
 
 def first_keys(documents: Documents) -> Tensor:
-    """The first key that each token of whole sequences sees, [B, T]."""
-    rows = range(len(documents.ends))
-    return torch.tensor([[of.start for of in documents.of(row) for _ in of] for row in rows])
+    """Return the first key that each token of whole sequences sees, [B, T]."""
+    sequences = range(len(documents.ends))
+    return torch.tensor(
+        [[document.start for document in documents.of(row) for _ in document] for row in sequences]
+    )
 
 
 def hidden_keys(keys: Tensor, queries: Tensor, first_keys: Tensor | None, *, causal: bool) -> Tensor:
-    """Which keys at these positions a query may not see, [queries, keys]; [B, queries, keys] of documents."""
+    """Return the mask of keys that a query may not see, [queries, keys]; with documents [B, queries, keys].
+
+    `keys` and `queries` are positions in the sequence.
+    """
     hidden = keys > queries[:, None]
     hidden = hidden & causal
     return hidden if first_keys is None else hidden | (keys < first_keys[..., None])
 
 
-def drawn(held: int, count: int, seed: int) -> Tensor:
-    """Which of a rank's tokens are sampled, its last one always."""
+def sample_tokens(tokens: int, count: int, seed: int) -> Tensor:
+    """Return the indices of up to `count` sampled tokens of a shard; the last token is always sampled."""
     generator = torch.Generator().manual_seed(seed)
-    others = torch.randperm(held - 1, generator=generator)[: min(held, count) - 1]
-    return torch.cat([others, torch.tensor([held - 1])])
+    indices = torch.randperm(tokens - 1, generator=generator)[: min(tokens, count) - 1]
+    return torch.cat([indices, torch.tensor([tokens - 1])])
 
 
-def rows(
+def attention_rows(
     q_BRD: Tensor,
     k_BTD: Tensor,
     v_BTD: Tensor,
@@ -71,11 +81,12 @@ def rows(
     scale: float,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Output and gradient of some queries of one head: dq = P * (dP - (dout . out)) K * scale.
+    """Return output and gradient of R queries of one head, both [B, R, D].
 
-    In less than float64 as a sound kernel has them: products of this dtype, sums in at least float32, weights
-    and their gradients rounded before each product, as flash attention does (arXiv:2205.14135, appendix B.2).
-    `hidden` says which keys a row may not see, [R, T] or [B, R, T]; the scale is that of the scores.
+    dq = P * (dP - (dout . out)) K * scale. In a dtype below float64 the results are rounded like those of
+    a sound kernel: products are of this dtype, sums in at least float32, and weights and their gradients
+    are rounded before each product, as flash attention does (arXiv:2205.14135, appendix B.2). `hidden`
+    masks the keys that a row may not see, [R, T] or [B, R, T]; `scale` is the factor of the scores.
     """
     wide = torch.promote_types(dtype, torch.float32)
 

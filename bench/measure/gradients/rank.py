@@ -1,4 +1,4 @@
-"""Every full gradient of one step before any update, written to a file to compare strategies by."""
+"""The gradients pass on a rank: it writes all gradients of the first step to a file."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class GradientsPass(RankPass):
 
 
 def write_gradients(trainer: Trainer, folder: Path) -> None:
-    """Run all micro-steps of step 0 and let rank 0 write the gradients as float64, one array a parameter.
+    """Run step 0 and let rank 0 write its gradients before the update; every rank must call it.
 
-    Beside them stand `loss`, `grad_norm` and `valid_tokens`. The step is then finished as usual.
+    The file has one float64 array per parameter, and also `loss`, `grad_norm` and `valid_tokens`.
     """
     loss_sum, valid_tokens = trainer.accumulate(0, trainer.cell.padded_len)
-    # Copied now: clipping scales gradients in place.
+    # Copy them before the update, in which clipping scales gradients in place.
     arrays: dict[str, Any] = {
         name: gradient.detach().double().cpu().numpy().copy()
         for name, gradient in trainer.engine.full_gradients()

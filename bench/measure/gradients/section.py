@@ -1,4 +1,4 @@
-"""Gradients of the first step, written into the cell's folder and not into its record. No torch."""
+"""Facts of the gradients pass, which writes a file into the cell's folder and no section. No torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GradientsFacts(PassFacts[None, None]):
         return measure.gradients
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> None:
-        """Nothing: the gradients are in a file, and the record has no section for them."""
+        """Return None, because the gradients are in a file and the record has no section for them."""
 
 
 FACTS = GradientsFacts()

@@ -1,4 +1,4 @@
-"""Losses, gradient norms and token digests of every full-length step, gathered after the last."""
+"""The losses pass on a rank: it collects losses, gradient norms and token digests after the last step."""
 
 from __future__ import annotations
 
@@ -25,50 +25,50 @@ class LossesPass(RankPass):
 
 
 def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> LossesSection:
-    """Losses, gradient norms and token digests; every rank must call it, every rank gets the global ones."""
-    own_sums = torch.stack([outcome.loss_sum.double() for outcome in outcomes])
-    loss_sums = own_sums.clone()
+    """Return global losses, gradient norms and token digests of these steps; every rank must call it."""
+    local_sums = torch.stack([outcome.loss_sum.double() for outcome in outcomes])
+    loss_sums = local_sums.clone()
     dist.all_reduce(loss_sums)
     valid = torch.stack([outcome.valid_tokens for outcome in outcomes])
     if trainer.counts_own_tokens:
         dist.all_reduce(valid)
     data, seq_len = trainer.data, trainer.cell.padded_len
     return LossesSection(
-        loss_sums=[own_sums.tolist()],
+        loss_sums=[local_sums.tolist()],
         loss=(loss_sums / valid.clamp(min=1)).tolist(),
         grad_norm=[float(outcome.grad_norm) for outcome in outcomes],
         valid_tokens=valid.tolist(),
-        tokens_digest=[all_fed(outcome.fed_digest.to(data.device)) for outcome in outcomes],
+        tokens_digest=[global_digest(outcome.fed_digest.to(data.device)) for outcome in outcomes],
         expected_digest=[expected_digest(data, step, seq_len) for step in range(len(outcomes))],
-        logged_loss=_logged(outcomes, mean_of_ranks=trainer.logs_mean_of_ranks),
+        logged_loss=_logged_losses(outcomes, mean_of_ranks=trainer.logs_mean_of_ranks),
     )
 
 
-def _logged(outcomes: Sequence[StepOutcome], *, mean_of_ranks: bool) -> list[float] | None:
-    """What a training stack logs of each step, None where the loop is ours."""
-    own = [outcome.logged_loss for outcome in outcomes if outcome.logged_loss is not None]
-    if not own:
+def _logged_losses(outcomes: Sequence[StepOutcome], *, mean_of_ranks: bool) -> list[float] | None:
+    """Return the loss that a training stack logs of each step; None if the loop is ours."""
+    local = [outcome.logged_loss for outcome in outcomes if outcome.logged_loss is not None]
+    if not local:
         return None
-    logged = torch.stack(own)
+    logged = torch.stack(local)
     if mean_of_ranks:
         dist.all_reduce(logged)
         logged = logged / dist.get_world_size()
-    found: list[float] = logged.tolist()
-    return found
+    losses: list[float] = logged.tolist()
+    return losses
 
 
-def all_fed(own: Tensor) -> str:
-    """The digest of what entered all ranks' models; every rank must call it."""
-    total = own.clone()
-    dist.all_reduce(total)  # int64 wraps round, as the digest does
+def global_digest(local: Tensor) -> str:
+    """Return the digest of all ranks' model inputs, a sum of their digests; every rank must call it."""
+    total = local.clone()
+    dist.all_reduce(total)  # an int64 sum wraps around, and so does the digest
     return _hexadecimal(total)
 
 
 def expected_digest(data: StepData, step: int, seq_len: int) -> str:
-    """The same digest from the data alone, without any sharding."""
-    whole = data.whole_step(step, seq_len)
-    each = [digest(batch.input_ids, batch.labels, batch.position_ids) for batch in whole]
-    return _hexadecimal(torch.stack(each).sum())
+    """Return the digest of a step's unsharded data, which `global_digest` has to be equal to."""
+    batches = data.whole_step(step, seq_len)
+    digests = [digest(batch.input_ids, batch.labels, batch.position_ids) for batch in batches]
+    return _hexadecimal(torch.stack(digests).sum())
 
 
 def _hexadecimal(value: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""The training signal of every step, and the tokens that the ranks saw. No torch."""
+"""Section, gate and checks of the losses pass: training signal and tokens of every step. No torch."""
 
 from __future__ import annotations
 
@@ -19,36 +19,40 @@ COMPARED = {
     "losses and gradient norms": "finite numbers",
     "training signal": "another cell",
 }
-"""The names of this pass's checks, and with what each compares; of the last, where there is such a cell."""
-DIVIDED = 0.5
-"""Of the gradient norm: what dividing it once more by two ranks takes away, the least of known mistakes."""
-NO_REFERENCE = "no cell of the same work had run before; later ones are compared with this one"
+"""Names of this pass's checks, with the source that each compares with. The last check needs another cell."""
+DIVISION_EFFECT = 0.5
+"""Relative change of the gradient norm if it is divided by two ranks once more: the smallest known
+mistake."""
+NO_REFERENCE = "no cell with the same workload ran before this one; later cells are compared with it"
 
 
 class LossesSection(Struct, frozen=True, kw_only=True):
-    """The training signal of every full-length step, equal on all ranks; inspected and traced ones last."""
+    """Training signal of every full-length step, equal on all ranks; inspected and traced steps come last."""
 
     loss: Annotated[list[float | None], Meta(min_length=1)]
-    """Mean loss per valid token of each step; null where it is not a finite number, as in all lists here."""
+    """Mean loss per valid token of each step. Numbers in this section that are not finite are null."""
     grad_norm: Sequence[float | None]
+    """Norm of the whole gradient of each step before clipping, the worst of all ranks."""
     valid_tokens: list[int]
+    """Number of tokens of each step, over all ranks, whose labels count."""
     tokens_digest: list[str]
-    """By step, a sum over the (position, token, label) that entered the models, which does not depend on how
-    the step was sharded."""
+    """Digest by step of the (position, token, label) triples that entered the models, summed over ranks so
+    that it does not depend on the sharding."""
     expected_digest: list[str]
-    """The same sum from the data, without any sharding."""
+    """Digest by step of the unsharded data."""
     loss_sums: Sequence[Sequence[float | None]]
-    """By rank and step, the sum of the rank's own token losses."""
+    """Sum of a rank's own token losses, by rank and step."""
     logged_loss: Sequence[float | None] | None = None
-    """By step, the loss that a training stack logs on its main process; null where the loop is ours."""
+    """Loss of each step as a training stack logs it on its main process; null if the loop is ours."""
     logged_max_difference: float | None = None
-    """The largest difference of a logged loss from `loss`, which is computed the same for every trainer."""
+    """Largest difference between a logged loss and `loss`, which is computed in one way for every trainer."""
     compared_with: str | None = None
-    """The cell of the same work whose losses and gradient norms these were compared with."""
+    """Cell with the same workload whose losses and gradient norms these were compared with; null without
+    one."""
     compared_steps: int = 0
-    """How many steps, from the first, both cells ran."""
+    """Number of steps, counted from the first, that both cells ran."""
     compared_within: dict[str, float] = {}
-    """How far the `loss` and the `grad_norm` of the first step were allowed to be apart, relative."""
+    """Relative limits of the difference in the first step, by `loss` and `grad_norm`."""
 
 
 class LossesFacts(PassFacts[LossesSection, LossesSection]):
@@ -65,60 +69,71 @@ class LossesFacts(PassFacts[LossesSection, LossesSection]):
             parts[0],
             **together(parts, "loss_sums"),
             grad_norm=[worst(norms) for norms in zip(*by_rank(parts, "grad_norm"), strict=True)],
-            logged_max_difference=_off_by(parts[0]),
+            logged_max_difference=_logged_max_difference(parts[0]),
         )
 
     def gate(self, cell: Cell, section: LossesSection) -> str | None:  # noqa: ARG002
-        """The ranks trained on the step's tokens, each once, at its position, and still train."""
+        """Return a message if a step's tokens were not each trained on once, or a number is not finite."""
         return _wrong_tokens(section) or _not_finite(section)
 
     def checks(self, cell: Cell, section: LossesSection | None) -> list[Check]:
-        """Tokens, numbers and training signal of every step."""
+        """Return the checks of tokens, finite numbers and training signal."""
         if section is None:
             return [Check(what=what, against=against, reason=NOT_RUN) for what, against in COMPARED.items()]
         steps = len(section.loss)
-        each = [
+        checks = [
             Check(what=what, against=against, tokens=cell.seq_len, steps=steps, of_steps=steps)
             for what, against in COMPARED.items()
         ]
-        return [*each[:-1], _held(each[-1], section)]
+        return [*checks[:-1], _training_signal_check(checks[-1], section)]
 
 
-def _off_by(part: LossesSection) -> float | None:
+def _logged_max_difference(part: LossesSection) -> float | None:
     if part.logged_loss is None:
         return None
     pairs = zip(part.logged_loss, part.loss, strict=True)
     return max(abs((logged or 0.0) - (loss or 0.0)) for logged, loss in pairs)
 
 
-def _held(check: Check, losses: LossesSection) -> Check:
-    """The last check of COMPARED with the steps that another cell ran too."""
-    other, held, steps = losses.compared_with, losses.compared_steps, len(losses.loss)
-    if other is None:
+def _training_signal_check(check: Check, losses: LossesSection) -> Check:
+    """Return the check with the steps that both cells ran, and a mistake that rounding would hide."""
+    if losses.compared_with is None:
         return replace(check, steps=0, compares_training=True, reason=NO_REFERENCE)
-    fewer = f"the first {held} steps are compared" if held < steps else None
+    steps, reason, hidden = losses.compared_steps, None, None
+    if steps < len(losses.loss):
+        reason = f"the first {steps} steps are compared"
     limit = losses.compared_within.get("grad_norm", 0.0)
-    hidden = None
-    if limit >= DIVIDED:
-        hidden = f"a division by sp_degree takes {DIVIDED:.0%} of the gradient norm; rounding may {limit:.0%}"
+    if limit >= DIVISION_EFFECT:
+        hidden = (
+            f"dividing by sp_degree would lower the gradient norm by {DIVISION_EFFECT:.0%};"
+            f" rounding may change it by {limit:.0%}"
+        )
     return replace(
-        check, against=f"cell {other}", steps=held, compares_training=True, reason=fewer, below_noise=hidden
+        check,
+        against=f"cell {losses.compared_with}",
+        steps=steps,
+        compares_training=True,
+        reason=reason,
+        below_noise=hidden,
     )
 
 
 def _wrong_tokens(losses: LossesSection) -> str | None:
     digests = zip(losses.tokens_digest, losses.expected_digest, strict=True)
-    for step, (seen, expected) in enumerate(digests):
-        if seen != expected:
+    for step, (digest, expected) in enumerate(digests):
+        if digest != expected:
             return (
-                f"step {step}: the ranks saw other tokens than the step holds (digest {seen}, expected"
+                f"step {step}: the ranks saw other tokens than the step holds (digest {digest}, expected"
                 f" {expected}); some were dropped, repeated or misplaced"
             )
     return None
 
 
 def _not_finite(losses: LossesSection) -> str | None:
-    """The first step and rank whose loss is no number; one step later it is none on any rank."""
+    """Return a message about the first loss or norm that is not finite.
+
+    A loss that is not finite on one rank spreads to all ranks in the next step.
+    """
     steps = zip(losses.grad_norm, zip(*losses.loss_sums, strict=True), strict=True)
     for step, (norm, sums) in enumerate(steps):
         for rank, loss in enumerate(sums):

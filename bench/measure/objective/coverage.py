@@ -1,4 +1,4 @@
-"""Parameters whose gradients are compared with float64, and the memory that this takes. No torch."""
+"""Parameters whose gradients are compared with float64, and the memory of the comparison. No torch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from bench.config import DTYPE_BYTES, LOW_PRECISION, Cell
 from bench.training.parameters import head_parameters, one_layer_parameters, parameters
 
 COMPUTATIONS = 5
-"""Largest number of computations of one step: the exact one, three controls and a mistake."""
+"""Largest number of computations of one step: the exact one, three controls and a known mistake."""
 COPIES = 4
-"""Float64 tensors of a parameter's size that exist at once: number, gradient, their sum, a difference."""
+"""Float64 tensors of a parameter's size that exist at once: values, gradient, sum of gradients,
+difference."""
 LOGIT_COPIES = 3
 """Tensors of one sequence's logits in float64 that exist at once: logits, their softmax and its gradient."""
 SCORE_COPIES = 6
@@ -22,7 +23,7 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """A choice of parameters."""
+    """Choice of parameters whose gradients are compared."""
 
     layers: tuple[int, ...]
     """Indices of the decoder layers whose parameters are compared."""
@@ -38,8 +39,8 @@ class Coverage:
 
     def __contains__(self, name: str) -> bool:
         """Return whether the gradient of the parameter of this name is compared."""
-        found = _LAYER.search(name)
-        return self.has_ends if found is None else int(found[1]) in self.layers
+        layer = _LAYER.search(name)
+        return self.has_ends if layer is None else int(layer[1]) in self.layers
 
     def __str__(self) -> str:
         """Return the choice in words, such as `layers 0, 18 and 35 of 36`."""
@@ -59,16 +60,16 @@ def coverages(cell: Cell) -> Iterator[Coverage]:
 
 
 def needed_bytes(cell: Cell, tokens: int, coverage: Coverage) -> int:
-    """Return about how many bytes the comparison takes on the device of rank 0, next to the cell's model.
+    """Return the approximate bytes that the comparison takes on the device of rank 0.
 
-    The model is computed layer by layer, so the largest of three parts counts: one layer, the loss, and the
-    gradients of what is outside of the layers. Between the layers only their inputs are kept.
+    The cell's own model is not included. The model is computed layer by layer, so the largest of three
+    parts counts: one layer, the loss, and the gradients of the parameters outside of layers. Between the
+    layers only their inputs are kept.
     """
     model, wide = cell.model, DTYPE_BYTES["fp64"]
     states = (model.num_layers + 1) * cell.sequences_per_step * tokens * model.hidden_size
-    narrow = DTYPE_BYTES[
-        "fp32" if cell.dtype in LOW_PRECISION else cell.dtype
-    ]  # hidden states under autocast
+    # Hidden states are float32 under autocast.
+    narrow = DTYPE_BYTES["fp32" if cell.dtype in LOW_PRECISION else cell.dtype]
     state_bytes = states * (wide + (COMPUTATIONS - 1) * narrow)
     ends = head_parameters(model) * (1 if model.tied_embeddings else 2)
     logits = wide * LOGIT_COPIES * model.vocab_size * tokens

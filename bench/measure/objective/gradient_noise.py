@@ -12,27 +12,33 @@ from torch import Tensor
 from bench.measure.parity.section import FLOORS
 
 FACTOR = 4.0
-"""A sound step errs at most this many times as much as the controls do, root mean square."""
+"""Largest error of a sound step, as a multiple of the controls' root mean square error."""
 SCALE_FACTOR = 6.0
-"""FACTOR for a gradient's scale. Three controls may show too little of one number by chance."""
+"""Largest error of a gradient's scale, as a multiple of the controls' root mean square error.
+
+It is larger than FACTOR, because three controls may by chance show too little of the error of one number."""
 CHANCE = 4.0
-"""A random deviation has a part along a gradient that n numbers carry: about its own length / sqrt(n)."""
+"""Largest part of a random deviation along a gradient of n numbers, in units of its length / sqrt(n)."""
 LOSS_BLOCK = 32
-"""Rows whose loss is compared on its own: in the mean of all, errors of opposite signs cancel."""
+"""Number of rows whose loss is compared as one block. Errors of opposite signs would cancel in the mean of
+all rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientDifference:
-    """Sums over one parameter's numbers: its error follows once the whole exact gradient is known."""
+    """Difference of one parameter's gradient from the exact one, before it is divided by a gradient's length.
 
-    missed: float
-    """Euclidean length of what differs; infinite where there is no gradient."""
+    `gradient_errors` divides it once the length of the whole exact gradient is known.
+    """
+
+    length: float
+    """Euclidean length of the difference; infinite if there is no gradient."""
     along: float
-    """Product of what differs and the exact gradient."""
-    square: float
+    """Dot product of the difference and the exact gradient."""
+    exact_square: float
     """Squared length of the exact gradient."""
-    numbers: float
-    """Number of numbers that carry the exact gradient, (sum g^2)^2 / sum g^4."""
+    effective_count: float
+    """Effective number of elements of the exact gradient, (sum g^2)^2 / sum g^4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,54 +47,63 @@ class ExactGradient:
 
     gradient: Tensor
     square: float
-    numbers: float
+    """Squared Euclidean length of the gradient."""
+    effective_count: float
+    """Effective number of elements of the gradient, (sum g^2)^2 / sum g^4."""
 
     @classmethod
-    def of(cls, gradient: Tensor) -> ExactGradient:
-        """Return the gradient with its sums."""
+    def from_tensor(cls, gradient: Tensor) -> ExactGradient:
+        """Return the gradient in float64 with its sums."""
         wide = gradient.double()
-        return cls(wide, float(torch.linalg.vector_norm(wide)) ** 2, _carrying(wide))
+        return cls(wide, float(torch.linalg.vector_norm(wide)) ** 2, _effective_count(wide))
 
-    def difference(self, found: Tensor | None, divisor: float = 1.0) -> GradientDifference:
-        """Return how far a gradient, divided by `divisor`, is from this one."""
-        if found is None:
-            return GradientDifference(math.inf, math.inf, self.square, self.numbers)
-        missed = found.to(self.gradient.device, torch.float64) / divisor
-        missed -= self.gradient
-        length = float(torch.linalg.vector_norm(missed))
-        return GradientDifference(length, float(missed.mul_(self.gradient).sum()), self.square, self.numbers)
+    def difference(self, gradient: Tensor | None, divisor: float = 1.0) -> GradientDifference:
+        """Return the difference of a gradient, divided by `divisor`, from this one; infinite for None."""
+        if gradient is None:
+            return GradientDifference(math.inf, math.inf, self.square, self.effective_count)
+        deviation = gradient.to(self.gradient.device, torch.float64) / divisor
+        deviation -= self.gradient
+        length = float(torch.linalg.vector_norm(deviation))
+        along = float(deviation.mul_(self.gradient).sum())
+        return GradientDifference(length, along, self.square, self.effective_count)
 
 
 @dataclass(frozen=True, slots=True)
 class GradientError:
-    """Distance of a gradient from the exact one, relative to the exact one's Euclidean length.
+    """Error of one parameter's gradient, relative to the Euclidean length of the exact gradient.
 
-    A gradient that is zero but for rounding (the bias of K nearly is) is measured by the whole model's.
+    A gradient that would be zero without rounding, as the bias of K nearly is, is compared with the length of
+    all compared gradients instead.
     """
 
     distance: float
-    """Distance of the whole gradient, relative."""
+    """Length of the difference, relative."""
     scale: float
-    """Distance along the exact gradient, positive where too long. Rounding has little of it, a wrong
-    factor has nothing else."""
-    numbers: float
-    """Count of numbers that carry the exact gradient, (sum g^2)^2 / sum g^4: few do in the weight of a norm
-    of heads. What is random in few numbers is parallel by chance."""
+    """Part of the difference along the exact gradient, relative; positive if the gradient is too long.
+    Rounding has little of it, and a wrong factor nothing else."""
+    effective_count: float
+    """Effective number of elements of the exact gradient, (sum g^2)^2 / sum g^4. It is small for the
+    weight of a norm of heads, and a random difference in few elements is by chance parallel to the
+    gradient."""
     share: float = 0.0
-    """Share of the squared length of all compared gradients together."""
+    """Share of the squared length of all compared gradients."""
 
 
 def gradient_errors(differences: Mapping[str, GradientDifference], eps: float) -> dict[str, GradientError]:
-    """Return each parameter's error.
+    """Return the error of each parameter's gradient.
 
-    A gradient shorter than `eps` times all compared ones together is measured by that length.
+    A gradient shorter than `eps` times the length of all compared gradients is compared with that length.
     """
-    whole = sum(each.square for each in differences.values())
+    whole = sum(difference.exact_square for difference in differences.values())
     errors = {}
-    for name, each in differences.items():
-        square = max(each.square, eps**2 * whole) or 1.0
-        distance, scale = each.missed / math.sqrt(square), each.along / square
-        errors[name] = GradientError(distance, scale, each.numbers, each.square / (whole or 1.0))
+    for name, difference in differences.items():
+        square = max(difference.exact_square, eps**2 * whole) or 1.0
+        errors[name] = GradientError(
+            distance=difference.length / math.sqrt(square),
+            scale=difference.along / square,
+            effective_count=difference.effective_count,
+            share=difference.exact_square / (whole or 1.0),
+        )
     return errors
 
 
@@ -99,97 +114,110 @@ class StepLoss:
     mean: float
     """Global mean over the valid tokens."""
     blocks: Tensor
-    """Sums of the losses of `LOSS_BLOCK` rows each, as they count in the mean."""
+    """Contribution of each block of `LOSS_BLOCK` rows to the mean."""
 
-    def error(self, found: float) -> float:
-        """Return how far another mean is from this one, relative."""
-        return abs(found - self.mean) / (abs(self.mean) or 1.0)
+    def error(self, mean: float) -> float:
+        """Return the relative difference of another mean from this one."""
+        return abs(mean - self.mean) / (abs(self.mean) or 1.0)
 
-    def block_error(self, found: StepLoss) -> float:
-        """Return the root mean square of a block's error, relative to its part of the loss in the mean."""
-        counted = self.blocks != 0
-        off = (found.blocks - self.blocks)[counted]
-        mean = abs(self.mean) / max(1, int(counted.sum()))
-        return float(off.square().mean().sqrt()) / (mean or 1.0) if off.numel() else 0.0
+    def block_error(self, other: StepLoss) -> float:
+        """Return the root mean square difference of a block, relative to the mean contribution of a block."""
+        is_counted = self.blocks != 0
+        differences = (other.blocks - self.blocks)[is_counted]
+        mean = abs(self.mean) / max(1, int(is_counted.sum()))
+        return float(differences.square().mean().sqrt()) / (mean or 1.0) if differences.numel() else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class GradientLimit:
-    """How far a sound gradient may be from the exact one."""
+    """Largest error of a sound gradient."""
 
     distance: float
+    """Limit of `GradientError.distance`."""
     scale: float
+    """Limit of the absolute `GradientError.scale`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientNoise:
-    """How far rounded computations are from the exact one, root mean square over the controls."""
+    """Errors of the controls, root mean square over the controls."""
 
     loss: float
-    """Of a block of rows, relative to the mean loss."""
+    """Error of the loss of a block of rows, relative to the mean contribution of a block."""
     grad_norm: float
-    """Of all compared gradients as one, relative to its length: a sound norm is off by less."""
+    """Error of all compared gradients as one vector, relative to its length. It bounds the error of the
+    norm."""
     scale: float
-    """Of one parameter's scale, each weighed by its share of the compared gradients."""
+    """Error of the scale of one parameter's gradient, weighted by the shares of the parameters."""
     whole_scale: float
-    """Of the scale of all compared gradients as one."""
+    """Error of the scale of all compared gradients as one vector."""
     gradients: Mapping[str, GradientError]
+    """Errors of each parameter's gradient, by name."""
 
     def limits(self, name: str, dtype: str, distance: float) -> GradientLimit:
-        """Of the gradient of a parameter, one that was found at this distance."""
-        plain, floor = self.gradients[name], FLOORS[dtype].backward
-        allowed = max(floor, FACTOR * plain.distance)
-        by_chance = CHANCE * max(plain.distance, min(distance, allowed)) / math.sqrt(plain.numbers)
-        return GradientLimit(allowed, max(floor, by_chance, SCALE_FACTOR * max(plain.scale, self.scale)))
+        """Return the limits of the gradient of a parameter; `distance` is the distance that it has."""
+        noise, floor = self.gradients[name], FLOORS[dtype].backward
+        allowed = max(floor, FACTOR * noise.distance)
+        by_chance = CHANCE * max(noise.distance, min(distance, allowed)) / math.sqrt(noise.effective_count)
+        return GradientLimit(allowed, max(floor, by_chance, SCALE_FACTOR * max(noise.scale, self.scale)))
 
     def whole_limit(self, dtype: str) -> float:
-        """Of the scale of all: parameters that err independently of one another err less together.
+        """Return the limit of the scale of all compared gradients as one vector.
 
-        Three controls may all be near zero by chance, so what their parameters' errors come to counts, too.
+        It is smaller than the limit of a parameter, because independent errors of parameters partly
+        cancel. The sum of independent errors is a lower bound, because three controls may all be near zero
+        by chance.
         """
-        independent = math.sqrt(sum((each.share * each.scale) ** 2 for each in self.gradients.values()))
+        independent = math.sqrt(sum((error.share * error.scale) ** 2 for error in self.gradients.values()))
         return max(FLOORS[dtype].backward, SCALE_FACTOR * max(self.whole_scale, independent))
 
     @classmethod
-    def of(cls, losses: Sequence[float], errors: Sequence[Mapping[str, GradientError]]) -> GradientNoise:
-        """Return the noise of controls, from the error of each one's loss and of its gradients."""
+    def from_controls(
+        cls, losses: Sequence[float], controls: Sequence[Mapping[str, GradientError]]
+    ) -> GradientNoise:
+        """Return the noise from the errors of each control's loss and of its gradients by name."""
         gradients = {
             name: GradientError(
-                _rms([each[name].distance for each in errors]),
-                _rms([each[name].scale for each in errors]),
-                one.numbers,
-                one.share,
+                _rms([errors[name].distance for errors in controls]),
+                _rms([errors[name].scale for errors in controls]),
+                error.effective_count,
+                error.share,
             )
-            for name, one in errors[0].items()
+            for name, error in controls[0].items()
         }
         return cls(
             loss=_rms(losses),
-            grad_norm=_rms([_whole(each, "distance") for each in errors]),
-            scale=_rms([_whole(each, "scale") for each in errors]),
-            whole_scale=_rms([whole_scale(each) for each in errors]),
+            grad_norm=_rms(
+                [
+                    math.sqrt(sum(error.share * error.distance**2 for error in errors.values()))
+                    for errors in controls
+                ]
+            ),
+            scale=_rms(
+                [
+                    math.sqrt(sum(error.share * error.scale**2 for error in errors.values()))
+                    for errors in controls
+                ]
+            ),
+            whole_scale=_rms([whole_scale(errors) for errors in controls]),
             gradients=gradients,
         )
 
 
 def whole_scale(errors: Mapping[str, GradientError]) -> float:
-    """By how much the gradients are too large as one, relative; nan where one is missing."""
-    return sum(each.share * each.scale for each in errors.values())
+    """Return the scale error of all gradients as one vector; nan if a gradient is missing."""
+    return sum(error.share * error.scale for error in errors.values())
 
 
-def _carrying(gradient: Tensor) -> float:
-    """How many numbers carry a gradient; all where it is zero."""
+def _effective_count(gradient: Tensor) -> float:
+    """Return (sum g^2)^2 / sum g^4, or the number of all elements if the gradient is zero."""
     largest = float(torch.linalg.vector_norm(gradient, math.inf))
     if not largest:
         return float(gradient.numel())
-    squares = (gradient / largest).square_()  # of the largest 1: none of them underflows
+    squares = (gradient / largest).square_()  # dividing by the largest element avoids underflow
     total = float(squares.sum())
     return total**2 / float(squares.square_().sum())
 
 
-def _whole(errors: Mapping[str, GradientError], what: str) -> float:
-    """The parameters' errors as one, each weighed by its share of the squared gradient."""
-    return math.sqrt(sum(each.share * getattr(each, what) ** 2 for each in errors.values()))
-
-
 def _rms(values: Sequence[float]) -> float:
-    return math.sqrt(sum(each * each for each in values) / len(values))
+    return math.sqrt(sum(value * value for value in values) / len(values))

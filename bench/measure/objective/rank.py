@@ -1,7 +1,8 @@
-"""One step of the cell's own trainer and engine, before all others, compared with what it should have been.
+"""The objective pass on a rank: it compares one step of the cell's trainer and engine with float64.
 
-What the step may differ by follows from controls: the same step on one device in the cell's dtype, with sums
-in other orders. Where memory has no room for all gradients, those of three layers are compared.
+The step runs before all others. Limits follow the errors of controls, which compute the same step on one
+device in the cell's dtype with sums in other orders. If memory has no room for all gradients, those of
+three layers are compared.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from msgspec import structs
 
 from bench.common.labels import size_label
 from bench.config import Cell
-from bench.measure.losses.rank import all_fed, expected_digest
+from bench.measure.losses.rank import expected_digest, global_digest
 from bench.measure.objective.coverage import Coverage, coverages, gradient_bytes, needed_bytes
 from bench.measure.objective.section import ObjectiveSection, objective_tokens
-from bench.measure.objective.step_errors import Step, StepErrors
+from bench.measure.objective.step_errors import ObjectiveStep, StepErrors
 from bench.measure.rank_pass import RankPass
 from bench.ranks.memory_limit import without_memory_limit
 from bench.training.data import open_data
@@ -29,15 +30,16 @@ from bench.training.optimizer_facts import OPTIMIZER_FACTS
 from bench.training.trainers.trainer import Trainer
 
 CPU_ROOM_BYTES = 4 * 2**30
+"""Largest memory of the comparison on a CPU."""
 UNCOUNTED_SHARE = 3
-"""One label in so many does not count."""
+"""Number of tokens divided by the number of labels that do not count."""
 
 
 class ObjectivePass(RankPass):
-    found: ObjectiveSection | None = None
+    section: ObjectiveSection | None = None
 
     def before_steps(self) -> None:
-        """Take one short step, and let rank 0 compare as many gradients as memory has room for."""
+        """Take one short step; rank 0 compares as many of its gradients as memory has room for."""
         trainer, device = self.measurement.subject.trainer, self.measurement.subject.device
         if trainer is None:
             return
@@ -48,52 +50,53 @@ class ObjectivePass(RankPass):
             chosen = self.agreed(_first_that_fits(cell, tokens, choices, device))
             needed = size_label(needed_bytes(cell, tokens, choices[0]))
             kept = size_label(gradient_bytes(cell, choices[0]))
-            because = f"all gradients would take about {needed} on one rank and {kept} in its host memory"
-            checked = _on_uncounted_labels(trainer, tokens, device)
-            outcome = ObjectiveSection(tokens=tokens, sequences=cell.sequences_per_step)
+            reason = f"all gradients would take about {needed} on one rank and {kept} in its host memory"
+            short_trainer = _with_uncounted_labels(trainer, tokens, device)
+            section = ObjectiveSection(tokens=tokens, sequences=cell.sequences_per_step)
             if chosen == len(choices):
-                self.found = structs.replace(outcome, reason=because)
-                # The same step, and nothing compared: cells of one work train alike, whatever room they have.
-                checked.step(0, tokens)
+                self.section = structs.replace(section, reason=reason)
+                # Take the step anyway, so that cells of one workload train alike whatever memory they have.
+                short_trainer.step(0, tokens)
                 return
             coverage = choices[chosen]
-            self.found = _compared(outcome, checked, coverage, device)
+            self.section = _compare_step(section, short_trainer, coverage, device)
             if not coverage.is_whole:
-                self.found = structs.replace(
-                    self.found, noise={}, compared_parameters=str(coverage), left_out_reason=because
+                self.section = structs.replace(
+                    self.section, noise={}, compared_parameters=str(coverage), left_out_reason=reason
                 )
 
     def part(self) -> ObjectiveSection | None:
-        return self.found
+        return self.section
 
 
-def _compared(
-    outcome: ObjectiveSection, trainer: Trainer, coverage: Coverage, device: torch.device
+def _compare_step(
+    section: ObjectiveSection, trainer: Trainer, coverage: Coverage, device: torch.device
 ) -> ObjectiveSection:
-    """Take the step and compare it on rank 0; every rank must call it."""
-    step = _step(trainer, outcome.tokens, coverage)
+    """Take the step, compare it on rank 0 and return the section; every rank must call it."""
+    step = _take_step(trainer, section.tokens, coverage)
     if not math.isfinite(step.own_losses):
-        outcome = structs.replace(outcome, not_finite_ranks=[dist.get_rank()])
+        section = structs.replace(section, not_finite_ranks=[dist.get_rank()])
     if dist.get_rank() == 0:
         with without_memory_limit():
-            errors = StepErrors.of(step, trainer, outcome.tokens, device, coverage)
+            errors = StepErrors.compute(step, trainer, section.tokens, device, coverage)
             whole = "the whole gradient" if coverage.is_whole else "the compared gradients"
-            outcome = errors.section(outcome, whole)
+            section = errors.fill(section, whole)
     dist.barrier()
-    return outcome
+    return section
 
 
-def _on_uncounted_labels(trainer: Trainer, tokens: int, device: torch.device) -> Trainer:
+def _with_uncounted_labels(trainer: Trainer, tokens: int, device: torch.device) -> Trainer:
     """Return the training loop with data in which a third of the labels does not count."""
-    own_tokens = min(tokens, trainer.cell.seq_len)
-    cell, uncounted = _checked_cell(trainer.cell, own_tokens), own_tokens // UNCOUNTED_SHARE
+    unpadded = min(tokens, trainer.cell.seq_len)
+    cell, uncounted = _short_cell(trainer.cell, unpadded), unpadded // UNCOUNTED_SHARE
     return replace(trainer, data=open_data(cell, device, uncounted_tokens=uncounted))
 
 
 def _first_that_fits(cell: Cell, tokens: int, choices: Sequence[Coverage], device: torch.device) -> int:
-    """Return the index of the first choice for which memory has room; their number if it has for none.
+    """Return the index of the first choice that fits into memory, or the number of choices if none fits.
 
-    On a GPU half of what is free may be taken, on it and of the host, because the steps are still to come.
+    With a GPU the comparison may take half of the free memory of the GPU and of the host, because the cell's
+    steps run later.
     """
     for index, coverage in enumerate(choices):
         needed, kept = needed_bytes(cell, tokens, coverage), gradient_bytes(cell, coverage)
@@ -107,51 +110,52 @@ def _first_that_fits(cell: Cell, tokens: int, choices: Sequence[Coverage], devic
     return len(choices)
 
 
-def _step(trainer: Trainer, tokens: int, coverage: Coverage) -> Step:
-    """Take the step; return what it gave the optimizer."""
+def _take_step(trainer: Trainer, tokens: int, coverage: Coverage) -> ObjectiveStep:
+    """Take the step and return its loss, gradients and norms; every rank must call it."""
     loss_sum, valid_tokens = trainer.accumulate(0, tokens)
     gradients, lengths = {}, [0.0]
     for name, gradient in trainer.engine.full_gradients():
         if dist.get_rank() == 0:
             lengths.append(float(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64)))
             if name in coverage:
-                gradients[name] = gradient.detach().cpu().clone()  # clipping scales them in place
+                gradients[name] = gradient.detach().cpu().clone()  # clipping scales gradients in place
     total = loss_sum.double()
     dist.all_reduce(total)
-    fed_right = all_fed(trainer.fed.take().to(total.device)) == expected_digest(trainer.data, 0, tokens)
-    reported = float(trainer.engine.update())
-    return Step(
+    digest = global_digest(trainer.fed.take().to(total.device))
+    reported_norm = float(trainer.engine.update())
+    return ObjectiveStep(
         loss=float(total / valid_tokens.clamp(min=1)),
         gradients=gradients,
         norm=math.hypot(*lengths),
-        reported_norm=reported,
+        reported_norm=reported_norm,
         given_norm=_given_norm(trainer.engine, total.device),
         own_losses=float(loss_sum),
-        fed_right=fed_right,
+        has_right_tokens=digest == expected_digest(trainer.data, 0, tokens),
     )
 
 
 def _given_norm(engine: Engine, device: torch.device) -> float:
-    """The norm of the whole gradient behind the optimizer's first moment, which was 0 before its only update.
+    """Return the norm of the whole gradient from which the optimizer computed its first moment.
 
-    Every rank must call it; replicas count once.
+    The moment was 0 before its only update. Every rank must call this function; replicas count once.
     """
-    own = torch.tensor(engine.shard_index, device=device)
-    indices = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(indices, own)
-    is_first = [int(index) for index in indices].index(int(own)) == dist.get_rank()
-    kind = OPTIMIZER_FACTS[engine.cell.optimizer.name]
+    shard_index = torch.tensor(engine.shard_index, device=device)
+    indices = [torch.empty_like(shard_index) for _ in range(dist.get_world_size())]
+    dist.all_gather(indices, shard_index)
+    is_first = [int(index) for index in indices].index(int(shard_index)) == dist.get_rank()
+    facts = OPTIMIZER_FACTS[engine.cell.optimizer.name]
     square = torch.zeros((), dtype=torch.float64, device=device)
-    for _, moment in engine.optimizer_state(kind.state_keys[0]) if is_first else ():
+    for _, moment in engine.optimizer_state(facts.state_keys[0]) if is_first else ():
         square += moment.double().square().sum().to(device)
     dist.all_reduce(square)
-    return float(square.sqrt()) / kind.first_share
+    return float(square.sqrt()) / facts.first_share
 
 
-def _checked_cell(cell: Cell, tokens: int) -> Cell:
-    """The cell whose data are checked: its own, or documents that are shorter than the step.
+def _short_cell(cell: Cell, tokens: int) -> Cell:
+    """Return the cell with the data of the checked step.
 
-    Of a text's own, one may be longer, and no boundary be met.
+    A cell that packs documents gets synthetic ones. A document of real text may be longer than the step,
+    which would then contain no boundary.
     """
     if not cell.data.packs:
         return replace(cell, data=replace(cell.data, prompt_tokens=0))

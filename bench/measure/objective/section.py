@@ -1,4 +1,4 @@
-"""Every parameter's gradient on the cell's own engine, of one step, against float64. No torch."""
+"""Section, gate and checks of the objective pass: loss and gradients of a step. No torch."""
 
 from __future__ import annotations
 
@@ -11,45 +11,50 @@ from bench.config import Cell
 from bench.measure.check import Check
 from bench.measure.facts import ErrorFacts, Moment, RankReport
 
-OF_ENGINE = "every gradient on the cell's engine"
+ENGINE_CHECK = "every gradient on the cell's engine"
 MAX_TOKENS = 1024
-"""Of a sequence: float64 attention takes the square of their number."""
+"""Largest number of tokens of a sequence, because float64 attention takes memory that grows with its
+square."""
 
 
 class ObjectiveSection(Struct, frozen=True, kw_only=True):
-    """One short step of the cell's own model, engine, checkpointing and accumulation, before all others.
+    """Errors of one short step of the cell's own model, engine, checkpointing and accumulation.
 
-    A third of the labels does not count, so that ranks hold unequal numbers of valid tokens.
+    The step runs before all others. A third of its labels does not count, so that ranks hold unequal
+    numbers of valid tokens.
     """
 
     tokens: int
-    """Of each sequence."""
+    """Number of tokens of each sequence."""
     sequences: int
+    """Number of sequences of the step."""
     parameters: int = 0
-    """How many parameters' gradients were compared."""
+    """Number of parameters whose gradients were compared."""
     errors: Mapping[str, float | None] = {}
-    """Relative to float64: of `loss`, of the `gradient of` that parameter which comes nearest to its
-    limit, of the part parallel to the exact gradient, the `scale of the gradient of` a parameter, and of two
-    norms against that of the gradients. Empty on ranks that compare nothing."""
+    """Relative errors against float64 by name: `loss`; `gradient of` the parameter whose gradient is
+    nearest to its limit; `scale of the gradient of` a parameter, the part of the error along the exact
+    gradient; the scale of all compared gradients; and two norms against the norm of the gradients. Empty
+    on ranks that compare nothing."""
     limits: Mapping[str, float | None] = {}
+    """Largest errors that pass, by the names of `errors`."""
     noise: Mapping[str, float | None] = {}
-    """How far steps that are equal in exact arithmetic are from float64 in this dtype, relative, root mean
-    square: of the `loss` of some rows, and of the whole gradient, which bounds the `grad_norm`. Empty where
-    not all gradients were compared."""
+    """Relative error of the controls, which are equal in exact arithmetic, against float64, root mean
+    square: `loss` of a block of rows, and `grad_norm`, the error of the whole gradient, which bounds that
+    of its norm. Empty unless all gradients were compared."""
     mistakes: Mapping[str, float | None] = {}
-    """By how much known mistakes would move the gradient in which they show most, relative."""
+    """Relative change that a known mistake would make to the gradient that it changes most, by mistake."""
     mistake_limits: Mapping[str, float | None] = {}
-    """The limit of that gradient: a mistake that is no larger would not be found."""
+    """Limit of that gradient, by mistake. A mistake up to its limit would not be found."""
     compared_parameters: str | None = None
-    """Parameters whose gradients were compared, in words; null where all were."""
+    """Parameters whose gradients were compared, in words; null if all were compared."""
     left_out_reason: str | None = None
-    """Reason for not comparing the other gradients; null where all were compared."""
+    """Reason for not comparing the other gradients; null if all were compared."""
     cause: str | None = None
-    """What alone would explain gradients beyond their limits; null where nothing known does."""
+    """Known cause that alone would explain the gradients beyond their limits; null without one."""
     not_finite_ranks: list[int] = []
-    """Ranks whose own losses in that step are not finite."""
+    """Ranks whose own losses in the step are not finite."""
     reason: str | None = None
-    """Why nothing was compared."""
+    """Reason for comparing nothing; null if the step was compared."""
 
 
 class ObjectiveFacts(ErrorFacts[ObjectiveSection]):
@@ -57,7 +62,7 @@ class ObjectiveFacts(ErrorFacts[ObjectiveSection]):
     part = ObjectiveSection
     workload = "train"
     judges = Moment.BEFORE_STEPS
-    compares = (OF_ENGINE,)
+    compares = (ENGINE_CHECK,)
     too_large = (
         "objective on engine={engine}: the {name} is off by {error:.1e} at {tokens:,} tokens"
         " (limit {limit:.1e})"
@@ -80,17 +85,22 @@ class ObjectiveFacts(ErrorFacts[ObjectiveSection]):
 
     def made(self, cell: Cell, section: ObjectiveSection) -> list[Check]:  # noqa: ARG002
         """Return the checks of the loss and the gradients of one step."""
-        found = Check(what=OF_ENGINE, against="float64", tokens=section.tokens, below_noise=_hidden(section))
+        check = Check(
+            what=ENGINE_CHECK,
+            against="float64",
+            tokens=section.tokens,
+            below_noise=_hidden_mistake(section),
+        )
         if section.compared_parameters is None:
-            return [found]
+            return [check]
         return [
-            replace(found, what=f"gradients on the cell's engine of {section.compared_parameters}"),
-            Check(what=OF_ENGINE, against="float64", reason=section.left_out_reason),
+            replace(check, what=f"gradients on the cell's engine of {section.compared_parameters}"),
+            Check(what=ENGINE_CHECK, against="float64", reason=section.left_out_reason),
         ]
 
 
-def _hidden(section: ObjectiveSection) -> str | None:
-    """The known mistake that rounding would hide, with its two figures."""
+def _hidden_mistake(section: ObjectiveSection) -> str | None:
+    """Describe the first known mistake that rounding would hide, with its size and limit."""
     for name, size in section.mistakes.items():
         limit = section.mistake_limits[name]
         if size is not None and limit is not None and size <= limit:
@@ -99,7 +109,7 @@ def _hidden(section: ObjectiveSection) -> str | None:
 
 
 def objective_tokens(seq_len: int, multiple: int) -> int:
-    """The most tokens up to 1,024, and up to the cell's own length, that the layout divides."""
+    """Return the largest multiple of `multiple` that is at most 1,024 and `seq_len`, or `multiple` itself."""
     return max(multiple, min(MAX_TOKENS, seq_len) // multiple * multiple)
 
 

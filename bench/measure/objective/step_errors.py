@@ -1,4 +1,4 @@
-"""Errors of the engine's step against float64, their limits, and what alone would explain them."""
+"""Errors of the engine's step against float64, their limits, and causes that would explain them."""
 
 from __future__ import annotations
 
@@ -32,48 +32,49 @@ from bench.training.optimizer import clipped_norm
 from bench.training.trainers.trainer import Trainer
 
 NORM_LIMIT = 1e-3
-"""Relative limit of the gradient's norm as the engine reports it and as the optimizer was given it, against
-the gradients that the engine shows. Sound steps were off by up to 7e-7: only the order of a sum differs."""
+"""Relative limit of two norms, as reported by the engine and as used by the optimizer, against the norm of
+the engine's gradients. Sound steps differed by up to 7e-7, because only the order of a sum differs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A step of all ranks together."""
+class ObjectiveStep:
+    """Results of the checked step over all ranks."""
 
     loss: float
     """Global mean loss."""
     gradients: Mapping[str, Tensor]
-    """Compared gradients by their parameters' names, in host memory; on rank 0 only."""
+    """Compared gradients by their parameters' names, in host memory; empty on ranks other than 0."""
     norm: float
-    """Norm of all gradients that the engine shows, compared or not."""
+    """Norm of all gradients of the engine, compared or not; 0 on ranks other than 0."""
     reported_norm: float
-    """The gradients' norm as the engine says it was before clipping."""
+    """Norm before clipping, as the engine reports it."""
     given_norm: float
-    """The norm of what the optimizer made its first moment of."""
+    """Norm of the gradient from which the optimizer computed its first moment."""
     own_losses: float = 0.0
-    """The sum of this rank's losses."""
-    fed_right: bool = True
-    """Whether the ranks' models were given the step's tokens, each once."""
+    """Sum of this rank's token losses."""
+    has_right_tokens: bool = True
+    """True if the ranks' models got each of the step's tokens once."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepErrors:
-    """Errors of the engine's step, and of the computations that measure what rounding does."""
+    """Errors of the engine's step, and of the rounded computations that measure the noise."""
 
     cell: Cell
-    step: Step
+    step: ObjectiveStep
     loss: StepLoss
     """Exact loss."""
     noise: GradientNoise
+    """Errors of the controls."""
     gradients: Mapping[str | float, Mapping[str, GradientError]]
-    """Errors of the engine's gradients by the factor that divided them, and of each computation's by its
-    name."""
+    """Errors of gradients by parameter. The outer key is the factor by which the engine's gradients were
+    divided, or the name of a computation."""
 
     @classmethod
-    def of(
-        cls, step: Step, trainer: Trainer, tokens: int, device: torch.device, coverage: Coverage
+    def compute(
+        cls, step: ObjectiveStep, trainer: Trainer, tokens: int, device: torch.device, coverage: Coverage
     ) -> StepErrors:
-        """Compute the step on this rank alone, exactly and rounded, and compare layer by layer."""
+        """Compute the step on this rank alone, exactly and rounded, and compare it layer by layer."""
         cell = trainer.cell
         factors = {1.0, float(cell.sp_degree), 1 / cell.sp_degree}
         differences: defaultdict[str | float, dict[str, GradientDifference]] = defaultdict(dict)
@@ -81,29 +82,31 @@ class StepErrors:
             model = WholeModel(trainer, tokens, device, attention)
             for computation, gradients in model.gradients(coverage):
                 compared: dict[str | float, Mapping[str, Tensor]] = {computation: gradients}
-                if computation == EXACT:  # the first of each layer
-                    exact = {name: ExactGradient.of(each) for name, each in gradients.items()}
+                if computation == EXACT:  # comes first in each layer
+                    exact_gradients = {
+                        name: ExactGradient.from_tensor(gradient) for name, gradient in gradients.items()
+                    }
                     compared = dict.fromkeys(factors, step.gradients)
-                for key, found in compared.items():
+                for key, tensors in compared.items():
                     divisor = key if isinstance(key, float) else 1.0
                     differences[key] |= {
-                        name: each.difference(found.get(name), divisor) for name, each in exact.items()
+                        name: exact.difference(tensors.get(name), divisor)
+                        for name, exact in exact_gradients.items()
                     }
         eps = torch.finfo(TORCH_DTYPES[cell.dtype]).eps
-        errors = {key: gradient_errors(each, eps) for key, each in differences.items()}
+        errors = {key: gradient_errors(by_name, eps) for key, by_name in differences.items()}
         loss = model.losses[EXACT]
         block_errors = [loss.block_error(model.losses[name]) for name in CONTROLS]
-        return cls(
-            cell, step, loss, GradientNoise.of(block_errors, [errors[name] for name in CONTROLS]), errors
-        )
+        noise = GradientNoise.from_controls(block_errors, [errors[name] for name in CONTROLS])
+        return cls(cell, step, loss, noise, errors)
 
-    def section(self, outcome: ObjectiveSection, whole: str) -> ObjectiveSection:
-        """Return the outcome with all errors and limits; `whole` names what was compared in a message."""
-        found, noise, dtype = self.gradients[1.0], self.noise, self.cell.dtype
+    def fill(self, section: ObjectiveSection, whole: str) -> ObjectiveSection:
+        """Return the section with errors and limits; `whole` names the compared gradients in messages."""
+        gradients, noise, dtype = self.gradients[1.0], self.noise, self.cell.dtype
         distances = self._distances(1.0)
         scales = {
             name: (abs(error.scale), noise.limits(name, dtype, error.distance).scale)
-            for name, error in found.items()
+            for name, error in gradients.items()
         }
         far, scaled = nearest_to_limit(distances), nearest_to_limit(scales)
         norms = norm_errors(self.step, self.cell.optimizer)
@@ -111,15 +114,15 @@ class StepErrors:
             "loss": (self.loss.error(self.step.loss), max(FLOORS[dtype].loss, FACTOR * noise.loss)),
             f"gradient of {far}": distances[far],
             f"scale of the gradient of {scaled}": scales[scaled],
-            f"scale of {whole}": (abs(whole_scale(found)), noise.whole_limit(dtype)),
+            f"scale of {whole}": (abs(whole_scale(gradients)), noise.whole_limit(dtype)),
             **{name: (error, NORM_LIMIT) for name, error in norms.items()},
         }
         errors, limits = errors_and_limits(compared)
         mistakes, mistake_limits = errors_and_limits(self._mistakes())
         return replace(
-            outcome,
+            section,
             cause=None if first_beyond(errors, limits) is None else self._cause(),
-            parameters=len(found),
+            parameters=len(gradients),
             errors=errors,
             limits=limits,
             noise={"loss": noise.loss, "grad_norm": noise.grad_norm},
@@ -128,40 +131,43 @@ class StepErrors:
         )
 
     def _distances(self, key: str | float) -> dict[str, Compared]:
-        """Return the distance of each gradient of one computation, and its limit."""
+        """Return the distance of each gradient under a key of `gradients`, and its limit."""
         return {
             name: (error.distance, self.noise.limits(name, self.cell.dtype, error.distance).distance)
             for name, error in self.gradients[key].items()
         }
 
     def _mistakes(self) -> dict[str, Compared]:
-        """Return what known mistakes would change where they show most, and the limit there."""
+        """Return each known mistake's relative change of the gradient that shows it best, and its limit."""
         degree, dtype, noise = self.cell.sp_degree, self.cell.dtype, self.noise
         if degree == 1:
             return {}
         scale = min(noise.limits(name, dtype, 1 - 1 / degree).scale for name in noise.gradients)
-        found = {"gradients divided by sp_degree": (1 - 1 / degree, scale)}
+        mistakes = {"gradients divided by sp_degree": (1 - 1 / degree, scale)}
         if MISTAKEN in self.gradients:
-            found["a factor of 1 % on all gradients"] = (0.01, noise.whole_limit(dtype))
+            mistakes["a factor of 1 % on all gradients"] = (0.01, noise.whole_limit(dtype))
             distances = self._distances(MISTAKEN)
-            found["losses averaged over ranks"] = distances[nearest_to_limit(distances)]
-        return found
+            mistakes["losses averaged over ranks"] = distances[nearest_to_limit(distances)]
+        return mistakes
 
     def _cause(self) -> str | None:
-        """Return tokens that were lost or moved, or the factor that alone makes the gradients wrong."""
-        if not self.step.fed_right:
+        """Return the known cause of the wrong gradients, wrong tokens or a factor; None without one."""
+        if not self.step.has_right_tokens:
             return "the ranks saw other tokens than the step holds: some were dropped, repeated or misplaced"
         for factor in (key for key in self.gradients if isinstance(key, float) and key != 1.0):
             if all(is_within(*each) for each in self._distances(factor).values()):
-                said = "sp_degree" if factor > 1 else "1/sp_degree"
-                return f"gradients are exactly {said} = {factor:g} times too large"
+                name = "sp_degree" if factor > 1 else "1/sp_degree"
+                return f"gradients are exactly {name} = {factor:g} times too large"
         return None
 
 
-def norm_errors(step: Step, optimizer: OptimizerConfig) -> dict[str, float]:
-    """Return how far the norms are from those of the gradients, relative, clipped as they should be."""
+def norm_errors(step: ObjectiveStep, optimizer: OptimizerConfig) -> dict[str, float]:
+    """Return the relative errors of two norms against the norm of the gradients.
+
+    The optimizer's norm is compared with the clipped norm.
+    """
     expected = {
         "gradient norm that the step reports": (step.reported_norm, step.norm),
         "gradient norm that the optimizer was given": (step.given_norm, clipped_norm(step.norm, optimizer)),
     }
-    return {name: abs(found - exact) / (exact or 1.0) for name, (found, exact) in expected.items()}
+    return {name: abs(norm - exact) / (exact or 1.0) for name, (norm, exact) in expected.items()}

@@ -1,4 +1,4 @@
-"""Attention as the formula has it, on one device and in a model, and how far another result is from it."""
+"""Plain attention on one device and in a model, and the error of another result against it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from bench.strategies.strategy import attention_replaced
 
 CHUNK = 1024
 PRODUCTS = 5
-"""Matrix products of a chunk, forward and backward together: scores, out, dP, dQ with dK, and dV."""
+"""Number of matrix products of a chunk in forward and backward: scores, out, dP, dQ with dK, and dV."""
 Tensors = tuple[Tensor, ...]
 PLAIN_NAME = "bench_plain_attention"
-"""The name under which transformers finds plain attention."""
+"""Name under which plain attention is registered in transformers."""
 
 
 def plain_attention(
     inputs: Tensors, *, causal: bool, documents: Documents | None = None
 ) -> dict[str, Tensor]:
-    """out, lse, dq, dk and dv of `inputs` = (q, k, v, dout), each [B, heads, T, D], in their own dtype.
+    """Return `out`, `lse`, `dq`, `dk` and `dv` of plain attention, computed in the dtype of `inputs`.
 
-    The LSE has a last dimension of 1, so that all five are [B, heads, T, something].
+    `inputs` are q, k, v and dout, [B, heads, T, D]. `lse` is [B, heads, T, 1], so that all results have four
+    dimensions.
     """
     q, k, v = (x.clone().requires_grad_() for x in inputs[:3])
-    mask = visible(q.shape[2], causal=causal, device=q.device, documents=documents)
+    mask = visible_keys(q.shape[2], causal=causal, device=q.device, documents=documents)
     out = masked_attention(q, k, v, mask)
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), inputs[3])
     with torch.no_grad():
@@ -37,19 +38,24 @@ def plain_attention(
     return {"out": out.detach(), "lse": lse, "dq": dq, "dk": dk, "dv": dv}
 
 
-def visible(tokens: int, *, causal: bool, device: torch.device, documents: Documents | None = None) -> Tensor:
-    """Which key (column) each query (row) may see, [T, T]; [B, 1, T, T] where sequences hold documents."""
-    everything = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
+def visible_keys(
+    tokens: int, *, causal: bool, device: torch.device, documents: Documents | None = None
+) -> Tensor:
+    """Return the mask of keys (columns) that a query (row) may see, [T, T] or [B, 1, T, T] of documents."""
+    mask = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
     if documents is not None:
         rows = [documents.of(row) for row in range(len(documents.ends))]
         numbers = [[number for number, document in enumerate(row) for _ in document] for row in rows]
         document_BT = torch.tensor(numbers, device=device)
-        everything = (document_BT[:, :, None] == document_BT[:, None])[:, None]
-    return everything.tril() if causal else everything
+        mask = (document_BT[:, :, None] == document_BT[:, None])[:, None]
+    return mask.tril() if causal else mask
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Output [B, N, T, D]; KV heads are shared by consecutive query heads. Rows that see nothing are 0."""
+    """Return attention's output, [B, N, T, D]; a query that sees no key has an output of 0.
+
+    Consecutive query heads share a KV head.
+    """
     v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     weights = masked_scores(q, k, mask).softmax(dim=-1).masked_fill(~mask.any(dim=-1)[..., None], 0.0)
     out: Tensor = weights @ v
@@ -57,35 +63,39 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_scores(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    """Scaled scores [B, N, T, T], minus infinity where the mask hides a key."""
+    """Return scaled scores, [B, N, T, T], with minus infinity for keys that the mask hides."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
     masked: Tensor = scores.masked_fill(~mask, float("-inf"))
     return masked
 
 
-def relative_error(found: Tensor, exact: Tensor) -> float:
-    """Largest deviation relative to the exact tensor's scale; infinite where anything is not finite."""
-    error = float((found.double() - exact.double()).abs().max()) / scale_of(exact)
+def relative_error(result: Tensor, exact: Tensor) -> float:
+    """Return the largest deviation relative to the exact maximum; infinite if a number is not finite."""
+    error = float((result.double() - exact.double()).abs().max()) / scale_of(exact)
     return error if math.isfinite(error) else math.inf
 
 
 def scale_of(exact: Tensor) -> float:
-    """The largest number; 1, the size of parity's inputs, where all are 0: a lone token's gradients."""
+    """Return the largest absolute number of a tensor.
+
+    It is 1, the size of parity's inputs, if all numbers are 0, like the gradients of a sequence of one token.
+    """
     return float(exact.double().abs().max()) or 1.0
 
 
 def whole_attention(
     q_NTD: Tensor, k_TD: Tensor, v_TD: Tensor, dout_NTD: Tensor, scale: float, dtype: torch.dtype
 ) -> Mapping[str, Tensor]:
-    """out, dq [N, T, D], dk and dv [T, D] of the query heads that share one KV head, computed in `dtype`.
+    """Return `out`, `dq`, `dk` and `dv` of causal attention, computed in `dtype`.
 
-    The gradients of K and V are added up in at least float32. dS = P * (dP - (dout . out)), as flash
-    attention has it (arXiv:2205.14135, appendix B.2).
+    The N query heads share one KV head. `out` and `dq` are [N, T, D], `dk` and `dv` [T, D]. Gradients of K
+    and V are summed in at least float32. dS = P * (dP - (dout . out)), as in flash attention
+    (arXiv:2205.14135, appendix B.2).
     """
     q, k, v, dout = (x.to(dtype) for x in (q_NTD, k_TD, v_TD, dout_NTD))
-    sums = torch.promote_types(dtype, torch.float32)
-    dk, dv = (torch.zeros_like(x, dtype=sums) for x in (k, v))
+    sum_dtype = torch.promote_types(dtype, torch.float32)
+    dk, dv = (torch.zeros_like(x, dtype=sum_dtype) for x in (k, v))
     out, dq = torch.empty_like(q), torch.empty_like(q)
     for start in range(0, q.shape[1], CHUNK):
         rows = slice(start, min(start + CHUNK, q.shape[1]))
@@ -99,24 +109,27 @@ def whole_attention(
         delta = (dout[:, rows] * out[:, rows]).sum(dim=-1, keepdim=True)
         dscores = probs * (dout[:, rows] @ values.T - delta) * scale
         dq[:, rows] = dscores @ keys
-        dk[: rows.stop] += (dscores.transpose(1, 2) @ q[:, rows]).to(sums).sum(dim=0)
-        dv[: rows.stop] += (probs.transpose(1, 2) @ dout[:, rows]).to(sums).sum(dim=0)
+        dk[: rows.stop] += (dscores.transpose(1, 2) @ q[:, rows]).to(sum_dtype).sum(dim=0)
+        dv[: rows.stop] += (probs.transpose(1, 2) @ dout[:, rows]).to(sum_dtype).sum(dim=0)
     return {"out": out, "dq": dq, "dk": dk, "dv": dv}
 
 
 def whole_attention_flops(queries: int, tokens: int, head_dim: int) -> int:
-    """Operations of one call with this many query heads."""
+    """Return the operations of one call of `whole_attention` with this many query heads."""
     return PRODUCTS * queries * tokens * (tokens + 1) * head_dim
 
 
 class PlainAttention:
-    """Plain attention whose sums are taken in some order: all orders are equal in exact arithmetic."""
+    """Plain attention for a model, with a choice of summation order.
+
+    Scores are at least float32 and weights have the dtype of the values, as in flash kernels. All orders are
+    equal in exact arithmetic.
+    """
 
     documents: Documents | None = None
-    """Of the batch that goes through the model."""
+    """Documents of the batch that goes through the model; None without packing."""
     key_parts: int = 1
-    """Scores are at least float32 and weights of the values' dtype, as in flash kernels; the weighted values
-    are summed in this many parts."""
+    """Number of parts in which the weighted values are summed."""
 
     def __call__(
         self,
@@ -128,19 +141,19 @@ class PlainAttention:
         **keywords: Any,  # noqa: ARG002
     ) -> tuple[Tensor, None]:
         q, k = q_BNSD.to(v_BKSD.dtype), k_BKSD.to(v_BKSD.dtype)
-        seen = visible(q.shape[2], causal=True, device=q.device, documents=self.documents)
+        visible = visible_keys(q.shape[2], causal=True, device=q.device, documents=self.documents)
         wide = torch.promote_types(v_BKSD.dtype, torch.float32)
         with torch.autocast(q.device.type, enabled=False):
-            weights = masked_scores(q.to(wide), k.to(wide), seen).softmax(dim=-1).to(v_BKSD.dtype)
+            weights = masked_scores(q.to(wide), k.to(wide), visible).softmax(dim=-1).to(v_BKSD.dtype)
             values = v_BKSD.repeat_interleave(q.shape[1] // v_BKSD.shape[1], dim=1)
             parts = zip(weights.chunk(self.key_parts, -1), values.chunk(self.key_parts, 2), strict=True)
-            sums = torch.stack([(each @ part).to(wide) for each, part in parts]).sum(dim=0)
+            sums = torch.stack([(part @ value).to(wide) for part, value in parts]).sum(dim=0)
         return sums.to(v_BKSD.dtype).transpose(1, 2), None
 
 
 @contextmanager
 def plain_attention_installed() -> Iterator[PlainAttention]:
-    """Let transformers find plain attention by its name for as long as the context lasts."""
+    """Register plain attention in transformers as `PLAIN_NAME` within the context."""
     attention = PlainAttention()
     with attention_replaced(PLAIN_NAME, attention):
         yield attention

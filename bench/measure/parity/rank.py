@@ -1,8 +1,8 @@
-"""The parity pass: a strategy's attention against plain float64 attention, before anything is timed.
+"""The parity pass on a rank: it compares a strategy's attention with float64 before any timing.
 
-At no more than 512 tokens, with the cell's own ranks, heads, layout, kernel and dtype. Inputs are rounded to
-the dtype first, so that only the computation is judged. Limits follow plain attention's error in the same
-dtype, as those of flash-attention's own tests do.
+It runs at up to 512 tokens with the cell's own ranks, heads, layout, kernel and dtype. Inputs are rounded
+to the dtype first, so that only the computation is compared. Limits follow plain attention's error in the
+same dtype, as in the tests of flash-attention.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ SEED = 7
 def check_attention(
     strategy: Strategy, device: torch.device, *, causal: bool = True
 ) -> tuple[ParitySection, str | None]:
-    """Run the strategy's attention forward and backward and compare; every rank must call it.
+    """Compare the strategy's attention, forward and backward, with float64; every rank must call it.
 
-    Returns errors with their limits, and what is wrong where one is beyond its limit.
+    Returns:
+        Errors with their limits, and a description of the first error beyond its limit.
     """
     cell = strategy.cell
     seq_len = parity_len(strategy)
@@ -39,26 +40,31 @@ def check_attention(
     exact = plain_attention(tuple(x.double() for x in inputs), causal=causal, documents=documents)
     plain = plain_attention(inputs, causal=causal, documents=documents)
     with strategy.packed(documents):
-        found = _gathered(strategy, inputs, causal=causal)
-    limits = {name: limit_of(name, cell.dtype, relative_error(plain[name], exact[name])) for name in found}
-    errors = {name: relative_error(found[name], exact[name]) for name in found}
-    divergence = first_divergence(strategy, inputs, found, exact, limits, causal=causal, documents=documents)
+        results = _run_attention(strategy, inputs, causal=causal)
+    limits = {name: limit_of(name, cell.dtype, relative_error(plain[name], exact[name])) for name in results}
+    errors = {name: relative_error(results[name], exact[name]) for name in results}
+    divergence = first_divergence(
+        strategy, inputs, results, exact, limits, causal=causal, documents=documents
+    )
     return ParitySection(tokens=seq_len, errors=errors, limits=limits), divergence
 
 
 def parity_len(strategy: Strategy) -> int:
-    """The most tokens up to 512, and up to the cell's own length, that the layout divides."""
+    """Return the largest number of tokens that the layout divides, up to 512 and the cell's own length.
+
+    It is at least the layout's smallest length.
+    """
     multiple = strategy.facts.length_multiple(strategy.cell)
     return max(multiple, min(MAX_TOKENS, strategy.cell.seq_len) // multiple * multiple)
 
 
 def random_inputs(cell: Cell, seq_len: int, device: torch.device) -> Tensors:
-    """q, k, v and the output's gradient, [B, heads, T, D] in the cell's dtype, the same on every rank."""
+    """Return q, k, v and the output's gradient, [B, heads, T, D], the same on every rank."""
     return tuple(random_input(cell, which, seq_len, device) for which in range(4))
 
 
 def random_input(cell: Cell, which: int, seq_len: int, device: torch.device) -> Tensor:
-    """One of them alone: 0 is q, 1 is k, 2 is v, 3 is the output's gradient."""
+    """Return one tensor of `random_inputs`: 0 is q, 1 is k, 2 is v, 3 is the output's gradient."""
     model = cell.model
     heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads, model.num_heads)[which]
     generator = torch.Generator(device).manual_seed(SEED + which)
@@ -67,12 +73,15 @@ def random_input(cell: Cell, which: int, seq_len: int, device: torch.device) -> 
 
 
 def laid_out_as_by_a_model(x_BHSD: Tensor) -> Tensor:
-    """These numbers with the strides of a model: contiguous as [B, S, heads, D], then transposed."""
+    """Return the same numbers with a model's strides, those of a transposed [B, S, heads, D]."""
     return x_BHSD.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _gathered(strategy: Strategy, inputs: Tensors, *, causal: bool) -> dict[str, Tensor]:
-    """out, dq, dk, dv and the LSE, if exposed, of whole sequences in token order, from every rank's shard."""
+def _run_attention(strategy: Strategy, inputs: Tensors, *, causal: bool) -> dict[str, Tensor]:
+    """Run attention on the shards and return `out`, `dq`, `dk`, `dv` of whole sequences in token order.
+
+    `lse` is included if the strategy exposes it.
+    """
     pieces = strategy.slices(inputs[0].shape[2])
     q, k, v, dout = (torch.cat([x[:, :, piece] for piece in pieces], dim=2) for x in inputs)
     leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -86,36 +95,41 @@ def _gathered(strategy: Strategy, inputs: Tensors, *, causal: bool) -> dict[str,
         **{f"d{name}": leaf.grad for name, leaf in zip("qkv", leaves, strict=True)},
     }
     return {
-        name: whole_of(strategy, shard.transpose(1, 2)).transpose(1, 2)
+        name: gather_sequence(strategy, shard.transpose(1, 2)).transpose(1, 2)
         for name, shard in shards.items()
         if shard is not None
     }
 
 
-def whole_of(strategy: Strategy, shard_BS: Tensor) -> Tensor:
-    """The whole sequence, [B, T, ...], from every rank's shard; every rank that shares it must call it."""
-    sent = shard_BS.contiguous()
-    shards = [torch.empty_like(sent) for _ in range(strategy.cell.sp_degree)]
-    dist.all_gather(shards, sent, group=strategy.groups.sequence)
+def gather_sequence(strategy: Strategy, shard_BS: Tensor) -> Tensor:
+    """Return the whole sequence, [B, T, ...], from all ranks' shards.
+
+    Every rank that shares the sequence must call it.
+    """
+    local = shard_BS.contiguous()
+    shards = [torch.empty_like(local) for _ in range(strategy.cell.sp_degree)]
+    dist.all_gather(shards, local, group=strategy.groups.sequence)
     return strategy.unshard(shards)
 
 
 class ParityPass(RankPass):
-    found: ParitySection | None = None
+    section: ParitySection | None = None
 
     def before_steps(self) -> None:
-        """Raises WrongResultError where a tensor is beyond its limit."""
+        """Compare attention with float64; raise WrongResultError if a tensor is beyond its limit."""
         subject, log = self.measurement.subject, self.measurement.log
         if subject.strategy is None:
             return
         with log.during("parity"), without_memory_limit():
             log.tell(RankStage("parity", "attention"))
-            self.found, divergence = check_attention(subject.strategy, subject.device, causal=subject.causal)
+            self.section, divergence = check_attention(
+                subject.strategy, subject.device, causal=subject.causal
+            )
             if divergence is not None:
                 raise WrongResultError(f"attention parity: {divergence}")
 
     def part(self) -> ParitySection | None:
-        return self.found
+        return self.section
 
 
 PASS = ParityPass

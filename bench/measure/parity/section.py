@@ -1,4 +1,4 @@
-"""Results against float64: the parity pass without torch."""
+"""Section, limits and checks of the parity pass: attention against float64. No torch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,25 @@ from bench.measure.check import Check
 from bench.measure.facts import ErrorFacts, Moment, RankReport, by_rank
 
 FACTORS: Mapping[str, float] = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 4.0, "dv": 4.0, "loss": 3.0}
-"""Strategies erred as much as plain attention in `out` and `dq`, up to 2.9 times as much in `dk` and `dv`; in
-a probe's losses, whose control is one rank, up to 1.3 times."""
+"""Largest error of a sound result by tensor, as a multiple of the error of plain attention in the same dtype.
+
+Strategies erred as much as plain attention in `out` and `dq`, and up to 2.9 times as much in `dk` and
+`dv`. In the losses of a probe, whose control is one rank, they erred up to 1.3 times as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What is allowed however little plain attention errs: where both err by rounding alone it is chance."""
+    """Smallest limits of a dtype.
+
+    The error of plain attention sets no limit below them, because rounding makes it small by chance.
+    """
 
     forward: float
+    """Smallest limit of `out` and `lse`."""
     backward: float
+    """Smallest limit of `dq`, `dk` and `dv`."""
     loss: float
+    """Smallest limit of a loss."""
 
 
 FLOORS: Mapping[str, Floor] = {
@@ -32,38 +40,44 @@ FLOORS: Mapping[str, Floor] = {
     "fp16": Floor(0.0, 2e-3, 1e-4),
     "bf16": Floor(0.0, 0.0, 1e-4),
 }
-"""In fp16 `math` erred by up to 1.1e-3 in `dq`, 2.6 times as much as plain attention."""
+"""Smallest limits by dtype. In fp16 the kernel `math` erred by up to 1.1e-3 in `dq`, 2.6 times as much as
+plain attention."""
 
 
 def limit_of(name: str, dtype: str, plain_error: float) -> float:
-    """The limit of `out`, `lse`, `dq`, `dk` or `dv`, relative to the exact tensor's maximum, or of `loss`.
+    """Return the limit of the relative error of `out`, `lse`, `dq`, `dk`, `dv` or `loss`.
 
-    So many times the error of plain arithmetic, finite also where that overflows, and at least the floor.
+    It is a multiple of the error of plain attention in the same dtype, at least the floor, and finite even if
+    plain attention overflows. Errors of tensors are relative to the exact tensor's maximum.
     """
-    floor = FLOORS[dtype]
-    least = floor.loss if name == "loss" else floor.backward if name.startswith("d") else floor.forward
-    return max(least, FACTORS[name] * min(1.0, plain_error))
+    floors = FLOORS[dtype]
+    floor = floors.loss if name == "loss" else floors.backward if name.startswith("d") else floors.forward
+    return max(floor, FACTORS[name] * min(1.0, plain_error))
 
 
 MAX_TOKENS = 512
-"""Parity is checked at no more: float64 attention takes the square of their number."""
+"""Largest number of tokens in the parity pass, because float64 attention takes memory that grows with its
+square."""
 
 
 class ParitySection(Struct, frozen=True, kw_only=True):
-    """Attention against float64, by tensor: the largest error of any rank.
+    """Largest error of attention against float64 over all ranks, by tensor.
 
-    A cell beyond a limit has no timing. A rank that compares nothing itself has no errors and no limits.
+    A cell with an error beyond its limit has no timing. A rank that compares nothing has no errors and
+    limits.
     """
 
     checked_cell: str = ""
-    """The cell that was checked: one of the same sweep may stand for others that differ in nothing the check
-    depends on."""
+    """ID of the cell that was checked. One cell stands for all cells of a sweep that differ from it only
+    in what the check does not depend on."""
     tokens: int
+    """Number of tokens of the compared sequence."""
     errors: Mapping[str, float | None]
-    """Of `out`, `lse`, `dq`, `dk` and `dv`, relative to the exact tensor's maximum."""
+    """Largest deviation of `out`, `lse`, `dq`, `dk` and `dv`, relative to the exact tensor's maximum."""
     limits: Mapping[str, float | None]
+    """Largest errors that pass, by tensor."""
     reason: str | None = None
-    """Why there are no errors."""
+    """Reason for missing errors; null if attention was compared."""
 
     def __post_init__(self) -> None:
         if self.errors.keys() - self.limits.keys():
@@ -86,16 +100,18 @@ class ParityFacts(ErrorFacts[ParitySection]):
     not_finite = "attention parity: {name} of a real step at {tokens:,} tokens is not finite"
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> ParitySection:
-        """Return the largest errors; none where any rank compared nothing."""
+        """Return the largest errors of all ranks, or no errors if any rank compared nothing."""
         reason = next(filter(None, by_rank(self.parts(reports), "reason")), None)
-        found = replace(super().merge(reports, cell), checked_cell=cell.cell_id, reason=reason)
-        return found if reason is None else replace(found, errors={}, limits={})
+        merged = replace(super().merge(reports, cell), checked_cell=cell.cell_id, reason=reason)
+        return merged if reason is None else replace(merged, errors={}, limits={})
 
     def made(self, cell: Cell, section: ParitySection) -> list[Check]:
         """Return the check of attention; `bench.observe` compares one step of the user's loop."""
-        elsewhere = "" if section.checked_cell == cell.cell_id else f", in cell {section.checked_cell}"
+        checked_cell = "" if section.checked_cell == cell.cell_id else f", in cell {section.checked_cell}"
         own_step = 1 if cell.trainer == OWN else None
-        return [Check(what="attention", against=f"float64{elsewhere}", tokens=section.tokens, steps=own_step)]
+        return [
+            Check(what="attention", against=f"float64{checked_cell}", tokens=section.tokens, steps=own_step)
+        ]
 
 
 FACTS = ParityFacts()

@@ -1,7 +1,7 @@
-"""Rotary cos and sin of one rank, beside those of the whole sequence on one device.
+"""The positions pass on a rank: it compares rotary cos and sin with those of the whole sequence.
 
-A rotary embedding is known by what it returns: a pair (cos, sin). The expected pair comes from the same
-module, called once more with the positions of the whole sequence, and restored after that.
+A module is taken for a rotary embedding if it returns a pair (cos, sin). The expected pair comes from the
+same module, which is called once more with the positions of the whole sequence and then restored.
 """
 
 from __future__ import annotations
@@ -18,31 +18,34 @@ from torch import Tensor, nn
 from bench.common.kept_errors import KeptErrors
 from bench.measure.hooks import Hook
 from bench.measure.positions.section import PositionsSection
-from bench.measure.rank_pass import RankPass, Steps
+from bench.measure.rank_pass import Measurement, RankPass, Steps
 
 ULPS = 4
-"""Vectorised and scalar cosines may round differently."""
-ONE_CIRCLE = 2**-5
-"""How far apart cos^2 + sin^2 of two tokens may be, relative: bf16 rounds each by 2^-9."""
+"""Limit of a difference in ulps, because vectorised and scalar cosines may round differently."""
+RADIUS_TOLERANCE = 2**-5
+"""Largest relative difference of cos^2 + sin^2 between two tokens; bf16 rounds both squares by 2^-9."""
 NONE_FOUND = "no module of the model returned cos and sin of this rank's tokens"
-SEVERAL_ROWS = "positions are in several rows that differ, as those of images"
+SEVERAL_ROWS = "position_ids has several rows that differ, as for images"
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """What a module was called with and returned; tensors of one value a feature are cut to one token."""
+    """One call of a module that returned cos and sin."""
 
     module: nn.Module
     args: Sequence[Any]
-    named: Mapping[str, Any]
+    """Positional arguments; hidden states are cut to one token."""
+    keywords: Mapping[str, Any]
+    """Keyword arguments; hidden states are cut to one token."""
     pair: tuple[Tensor, Tensor]
+    """Cos and sin that the call returned."""
 
 
 class PositionsPass(RankPass):
-    found: PositionsSection | None = None
+    section: PositionsSection | None = None
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, measurement: Measurement) -> None:
+        super().__init__(measurement)
         self.calls: dict[str, ModuleCall] = {}
         self.was_inspected = False
         self.errors = KeptErrors()
@@ -54,7 +57,7 @@ class PositionsPass(RankPass):
         with ExitStack() as hooks:
             for name, module in network.named_modules() if network is not None else ():
                 if not [*module.children()] and not [*module.parameters()]:
-                    hook = Hook(partial(self._note, name))
+                    hook = Hook(partial(self._record_call, name))
                     hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
             yield
         self.was_inspected = True
@@ -66,58 +69,73 @@ class PositionsPass(RankPass):
 
     def part(self) -> PositionsSection | None:
         self._compare()
-        return self.found
+        return self.section
 
-    def _note(self, name: str, module: nn.Module, args: Any, named: Mapping[str, Any], pair: Any) -> None:
-        """Keep the first call of a module for each kind of layer named in its arguments."""
+    def _record_call(
+        self, name: str, module: nn.Module, args: Any, keywords: Mapping[str, Any], pair: Any
+    ) -> None:
+        """Keep the first call of a module for each kind of layer that its arguments name."""
         with self.errors:
-            kinds = [value for value in (*args, *named.values()) if isinstance(value, str)]
+            kinds = [value for value in (*args, *keywords.values()) if isinstance(value, str)]
             key = " ".join([name, *kinds])
             if torch.is_grad_enabled() and key not in self.calls and _is_pair(pair):
-                cut = [_cut(value) for value in args], {key: _cut(value) for key, value in named.items()}
-                self.calls[key] = ModuleCall(module, *cut, (pair[0].detach(), pair[1].detach()))
+                self.calls[key] = ModuleCall(
+                    module,
+                    args=[_cut_to_one_token(value) for value in args],
+                    keywords={keyword: _cut_to_one_token(value) for keyword, value in keywords.items()},
+                    pair=(pair[0].detach(), pair[1].detach()),
+                )
 
     def _compare(self) -> None:
         subject = self.measurement.subject
-        if self.found is not None or not self.was_inspected or subject.sequence_ranks == 1:
+        if self.section is not None or not self.was_inspected or subject.sequence_ranks == 1:
             return
         positions = subject.fed_positions()
         if positions is not None:
             with self.measurement.log.during("positions"):
-                self.found = compare(self.calls, positions, subject.sequence_ranks)
+                self.section = compare(self.calls, positions, subject.sequence_ranks)
             self.calls = {}
 
 
 @torch.no_grad()
 def compare(calls: Mapping[str, ModuleCall], positions: Tensor, ranks: int) -> PositionsSection:
-    """`positions` are those of this rank's tokens, one of `ranks` equal shards of a sequence."""
+    """Compare the cos and sin of each call with those of the whole sequence.
+
+    Args:
+        calls: Calls by module name and kind of layer.
+        positions: Positions of this rank's tokens, [S], one of `ranks` equal shards of a sequence.
+        ranks: Number of ranks that share the sequence.
+    """
     tokens = int(positions.max()) + 1
-    if bool((positions.diff() > 0).all()):  # else documents restart, each of a length of its own
+    if bool((positions.diff() > 0).all()):  # otherwise positions restart in every document
         tokens = max(tokens, len(positions) * ranks)
     errors: dict[str, Tensor] = {}
     limits: dict[str, float] = {}
     rope_types, reasons = [], []
     for name, call in calls.items():
-        if call.pair[0].shape[-2] != len(positions) or not _is_one_circle(*call.pair):
+        if call.pair[0].shape[-2] != len(positions) or not _has_constant_radius(*call.pair):
             continue
         whole = _whole_pair(call, len(positions), tokens)
         if isinstance(whole, str):
             reasons.append(f"{name}: {whole}")
             continue
-        errors[name], limits[name] = _errors(call.pair, whole, positions)
+        errors[name], limits[name] = _errors_and_limit(call.pair, whole, positions)
         rope_types.append(_rope_type(call.module))
     if not errors:
         reason = next(iter(reasons), NONE_FOUND)
         return PositionsSection(
             compared=0, rope_type=None, module=[None], position=[None], error=[0.0], reason=reason
         )
-    off = {name: ~(error <= limits[name]) for name, error in errors.items()}
-    module = next((name for name in off if bool(off[name].any())), None)
+    differs = {name: ~(error <= limits[name]) for name, error in errors.items()}
+    module = next((name for name in differs if bool(differs[name].any())), None)
+    position = None
+    if module is not None:
+        position = int(positions.to(differs[module].device)[differs[module]].min())
     return PositionsSection(
         compared=len(errors),
         rope_type=rope_types[[*errors].index(module) if module is not None else 0],
         module=[module],
-        position=[None if module is None else int(positions.to(off[module].device)[off[module]].min())],
+        position=[position],
         error=[max(float(error.max()) for error in errors.values())],
         reason=next(iter(reasons), None),
     )
@@ -127,36 +145,43 @@ def _is_pair(returned: Any) -> bool:
     return (
         isinstance(returned, tuple)
         and len(returned) == 2  # noqa: PLR2004  cos and sin
-        and all(isinstance(each, Tensor) and each.is_floating_point() for each in returned)
+        and all(isinstance(value, Tensor) and value.is_floating_point() for value in returned)
         and returned[0].shape == returned[1].shape
         and returned[0].dim() > 1
     )
 
 
-def _is_one_circle(cos: Tensor, sin: Tensor) -> bool:
+def _has_constant_radius(cos: Tensor, sin: Tensor) -> bool:
+    """Return whether cos^2 + sin^2 is the same for all tokens and features, and not 0."""
     radius = cos.double().square() + sin.double().square()
-    return bool(radius.max() - radius.min() <= ONE_CIRCLE * radius.max()) and bool(radius.any())
+    return bool(radius.max() - radius.min() <= RADIUS_TOLERANCE * radius.max()) and bool(radius.any())
 
 
-def _cut(value: Any) -> Any:
-    """Of hidden states one token: a rotary embedding asks for no more than dtype, device and length."""
+def _cut_to_one_token(value: Any) -> Any:
+    """Return hidden states with the memory of one token, and other values unchanged.
+
+    A rotary embedding reads only the dtype, device and length of hidden states.
+    """
     if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 2:  # noqa: PLR2004  [B, S, H]
         return value.detach()[:1, ..., :1, :].clone().expand(1, *value.shape[1:])
     return value
 
 
 def _whole_pair(call: ModuleCall, shard: int, tokens: int) -> tuple[Tensor, Tensor] | str:
-    """Cos and sin of a sequence of so many tokens, or why the module cannot be asked for them."""
-    given = [*call.args, *call.named.values()]
-    rows = [each for each in given if _is_positions(each, shard) and each.dim() > 2]  # noqa: PLR2004  [rows, B, S]
-    if any(bool((each != each[:1]).any()) for each in rows):
-        return SEVERAL_ROWS
-    args = [_whole(each, shard, tokens) for each in call.args]
-    named = {name: _whole(each, shard, tokens) for name, each in call.named.items()}
+    """Return cos and sin of a sequence of `tokens` tokens, or the reason for not getting them.
+
+    `shard` is the number of tokens of this rank's shard.
+    """
+    for value in (*call.args, *call.keywords.values()):
+        has_rows = _is_positions(value, shard) and value.dim() > 2  # noqa: PLR2004  [rows, B, S]
+        if has_rows and bool((value != value[:1]).any()):
+            return SEVERAL_ROWS
+    args = [_whole_argument(value, shard, tokens) for value in call.args]
+    keywords = {name: _whole_argument(value, shard, tokens) for name, value in call.keywords.items()}
     try:
-        with _as_it_was(call.module):
-            pair = call.module.forward(*args, **named)  # what is hooked to a call is not for this one
-    except Exception as error:  # noqa: BLE001  somebody else's code, called in a way of ours
+        with _restore_on_exit(call.module):
+            pair = call.module.forward(*args, **keywords)  # forward: hooks must not see this call
+    except Exception as error:  # noqa: BLE001  the user's code may raise anything in this call
         return f"cannot be called with a whole sequence ({type(error).__name__}: {error})"
     if not _is_pair(pair) or pair[0].shape[-2] != tokens:
         return "returned no cos and sin of a whole sequence"
@@ -164,6 +189,7 @@ def _whole_pair(call: ModuleCall, shard: int, tokens: int) -> tuple[Tensor, Tens
 
 
 def _is_positions(value: Any, shard: int) -> bool:
+    """Return whether a value has an integer for each token of the shard."""
     return (
         isinstance(value, Tensor)
         and not value.is_floating_point()
@@ -172,8 +198,8 @@ def _is_positions(value: Any, shard: int) -> bool:
     )
 
 
-def _whole(value: Any, shard: int, tokens: int) -> Any:
-    """The argument as one device would give it for one whole sequence."""
+def _whole_argument(value: Any, shard: int, tokens: int) -> Any:
+    """Return the argument that one device would pass for one whole sequence."""
     if _is_positions(value, shard):
         lead = (*value.shape[:-2], 1) if value.dim() > 1 else ()
         return torch.arange(tokens, device=value.device, dtype=value.dtype).expand(*lead, tokens)
@@ -183,34 +209,37 @@ def _whole(value: Any, shard: int, tokens: int) -> Any:
 
 
 @contextmanager
-def _as_it_was(module: nn.Module) -> Iterator[None]:
-    """Undo what a call changes: some keep the frequencies of the longest sequence so far."""
-    values, buffers = {**vars(module)}, {**module._buffers}
-    numbers = {name: buffer.clone() for name, buffer in buffers.items() if buffer is not None}
+def _restore_on_exit(module: nn.Module) -> Iterator[None]:
+    """Restore a module's attributes and buffers on exit.
+
+    Some modules keep the frequencies of the longest sequence so far.
+    """
+    attributes, buffers = {**vars(module)}, {**module._buffers}
+    copies = {name: buffer.clone() for name, buffer in buffers.items() if buffer is not None}
     try:
         yield
     finally:
         vars(module).clear()
-        vars(module).update(values)
+        vars(module).update(attributes)
         module._buffers.clear()
         module._buffers.update(buffers)
-        for name, saved in numbers.items():
-            module.get_buffer(name).copy_(saved)
+        for name, copy in copies.items():
+            module.get_buffer(name).copy_(copy)
 
 
-def _errors(
-    own: tuple[Tensor, Tensor], whole: tuple[Tensor, Tensor], positions: Tensor
+def _errors_and_limit(
+    local: tuple[Tensor, Tensor], whole: tuple[Tensor, Tensor], positions: Tensor
 ) -> tuple[Tensor, float]:
-    """By token the largest difference, and how large rounding may make it."""
-    places = positions.to(whole[0].device)
+    """Return each token's largest difference, [S], and the limit of rounding."""
+    positions = positions.to(whole[0].device)
     by_token = []
-    for found, exact in zip(own, whole, strict=True):
-        expected = exact[..., places, :]
-        one = found[..., :1, :, :] if found.dim() > 2 else found  # noqa: PLR2004  the first sequence
-        apart = (one.double() - expected.double()).abs()
-        by_token.append(apart.transpose(-1, -2).flatten(0, -2).amax(0))
-    radius = max(float(each.abs().max()) for each in whole)
-    return torch.stack(by_token).amax(0), ULPS * torch.finfo(own[0].dtype).eps * radius
+    for result, exact in zip(local, whole, strict=True):
+        expected = exact[..., positions, :]
+        first = result[..., :1, :, :] if result.dim() > 2 else result  # noqa: PLR2004  the first sequence
+        difference = (first.double() - expected.double()).abs()
+        by_token.append(difference.transpose(-1, -2).flatten(0, -2).amax(0))
+    largest = max(float(values.abs().max()) for values in whole)
+    return torch.stack(by_token).amax(0), ULPS * torch.finfo(local[0].dtype).eps * largest
 
 
 def _rope_type(module: nn.Module) -> str:

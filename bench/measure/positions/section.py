@@ -1,10 +1,11 @@
-"""Whether the model turns queries and keys by the angles that one device would use. No torch."""
+"""Section, gate and checks of the positions pass: rotary cos and sin of every rank. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bench.config import Cell
 from bench.measure.check import Check
@@ -13,20 +14,20 @@ from bench.training.text_model import BY_LENGTH
 
 
 class PositionsSection(Struct, frozen=True, kw_only=True):
-    """The rotary cos and sin of every rank, beside those of the whole sequence on one device."""
+    """Differences of every rank's rotary cos and sin from those of the whole sequence on one device."""
 
     compared: int
-    """The fewest modules that any rank compared: those that returned cos and sin."""
+    """Number of modules that returned cos and sin and were compared, the smallest of all ranks."""
     rope_type: str | None
-    """As the configuration calls it; null where no module was compared."""
+    """Rope type as the model's configuration names it; null if no module was compared."""
     module: list[str | None]
-    """By rank the first module that differs."""
+    """First module whose cos or sin differs, by rank; null if none differs."""
     position: list[int | None]
-    """By rank the first position at which it does."""
+    """First position at which that module's cos or sin differs, by rank; null if none differs."""
     error: Sequence[float | None]
-    """By rank the largest difference of a cos or sin."""
+    """Largest difference of a cos or sin, by rank."""
     reason: str | None
-    """Why something was not compared on some rank."""
+    """Reason for comparing nothing, or not every module, on some rank; null if all were compared."""
 
 
 class PositionsFacts(PassFacts[PositionsSection, PositionsSection]):
@@ -36,7 +37,8 @@ class PositionsFacts(PassFacts[PositionsSection, PositionsSection]):
     is_own_work = False
     is_evidence = True
     judges = Moment.MODEL
-    """A model has these angles from its first step on: what other gates find may follow from them."""
+    """Stage of the gate. The angles are wrong from the first step on and may cause errors that other gates
+    find."""
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> PositionsSection:  # noqa: ARG002
         parts = self.parts(reports)
@@ -49,32 +51,32 @@ class PositionsFacts(PassFacts[PositionsSection, PositionsSection]):
         )
 
     def gate(self, cell: Cell, section: PositionsSection) -> str | None:
-        """Every rank turns its tokens as one device would; a difference is the model's."""
-        place = next((place for place, module in enumerate(section.module) if module is not None), None)
-        if place is None:
+        """Return a message about the first rank whose angles differ from those of one device."""
+        index = next((index for index, module in enumerate(section.module) if module is not None), None)
+        if index is None:
             return None
-        rank, kind = cell.running_ranks[place], section.rope_type or "unknown"
+        rank, rope_type = cell.running_ranks[index], section.rope_type or "unknown"
         cause = (
-            "chooses frequencies by the largest position that a rank is given: set them for"
-            f" {cell.seq_len} tokens before training, or take a rope_type without a length, such as yarn"
-            if kind in BY_LENGTH
-            else "does not turn by the position_ids that the model is given: let its forward use them"
+            "chooses frequencies by the largest position that a rank is given; set them for"
+            f" {cell.seq_len} tokens before training, or use a rope_type that does not depend on the length,"
+            " such as yarn"
+            if rope_type in BY_LENGTH
+            else "does not rotate by the position_ids that the model is given; use them in its forward"
         )
         return (
-            f"positions: rank {rank} turns position {section.position[place]} by other angles than one device"
-            " with the whole sequence. The model's code or configuration is wrong, not the strategy:"
-            f" {section.module[place]} (rope_type={kind}) {cause}"
+            f"positions: rank {rank} rotates position {section.position[index]} by other angles than one"
+            " device with the whole sequence. The model's code or configuration is wrong, not the strategy:"
+            f" {section.module[index]} (rope_type={rope_type}) {cause}"
         )
 
     def checks(self, cell: Cell, section: PositionsSection | None) -> list[Check]:
-        """Where ranks share a sequence; one alone holds all positions."""
+        """Return the check of rotary positions; no check if one rank holds the whole sequence."""
         if cell.sp_degree == 1:
             return []
-        check = "rotary positions", "those of the whole sequence on one device"
+        check = Check(what="rotary positions", against="those of the whole sequence on one device")
         if section is None or section.compared == 0:
-            reason = (section and section.reason) or NOT_RUN
-            return [Check(what=check[0], against=check[1], reason=reason)]
-        return [Check(what=check[0], against=check[1], tokens=cell.seq_len, steps=1, reason=section.reason)]
+            return [replace(check, reason=(section and section.reason) or NOT_RUN)]
+        return [replace(check, tokens=cell.seq_len, steps=1, reason=section.reason)]
 
 
 FACTS = PositionsFacts()

@@ -1,8 +1,9 @@
-"""What moves in a model, and in each of its layers by itself, when one token changes.
+"""Positions that move in a model, and in each of its layers by itself, when one token changes.
 
-A layer is given the same inputs and the same gradients of its outputs twice, but for one token. Attention
-that stays within documents and is causal then moves nothing but that token's document from the token on, and
-in backward nothing but that document: to the last bit, where the computation is deterministic.
+A layer runs twice with inputs that differ in one token, and with the same gradients of its outputs. If
+attention is causal and stays within documents, outputs move only in the token's document from the token on,
+and gradients only in that document. All other positions are equal to the last bit if the computation is
+deterministic.
 
 Shapes: B sequences, S tokens of this rank's shard, H hidden size.
 """
@@ -21,27 +22,27 @@ from transformers import PreTrainedModel
 from bench.measure.probe.section import MODEL
 
 NOISE_MARGIN = 4.0
-"""A difference counts beyond so many times that of two equal runs."""
+"""Smallest difference of a moved position, as a multiple of the difference between two equal runs."""
 PLAIN = "full_attention"
-"""What layers are called where the configuration has no list of kinds."""
+"""Kind of all layers if the model's configuration has no list of kinds."""
 MAX_DOCUMENTS = 4
-"""Of so many documents tokens are changed, and of the longest."""
+"""Largest number of documents with changed tokens, not counting the longest document."""
 SEED = 11
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where this rank's tokens stand, both [B, S]."""
+    """Document and position of each token of this rank's shard."""
 
     documents: Tensor
-    """A number for each document, of all sequences."""
+    """Number of each token's document over all sequences, [B, S]."""
     positions: Tensor
-    """In the sequence, from 0, whatever the documents."""
+    """Position of each token in its sequence from 0, [B, S]; it does not restart in a document."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenChange:
-    """The token to be changed; only the rank that holds it changes it."""
+    """Token to be changed; only the rank that holds it changes it."""
 
     document: int
     position: int
@@ -49,23 +50,28 @@ class TokenChange:
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """A part of the model that is run by itself, from fixed inputs and fixed gradients of its outputs.
-
-    `others` is what an input is changed to, [B, S, H] as `inputs` is.
-    """
+    """Part of the model that runs by itself, with fixed inputs and fixed gradients of its outputs."""
 
     kind: str
+    """Kind of layer, or MODEL for the whole model."""
     run: Callable[[Tensor], Tensor]
     inputs: Tensor
+    """Inputs before the change, [B, S, H]."""
     others: Tensor
+    """Inputs that a changed token gets instead, [B, S, H]."""
 
-    def passed(self, places: Places, change: TokenChange | None = None) -> tuple[Tensor, Tensor]:
-        """Outputs and gradients of the inputs, both [B, S, H], as doubles; every rank must call it."""
+    def outputs_and_gradients(
+        self, places: Places, change: TokenChange | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run forward and backward, with one token changed if `change` is given; every rank must call it.
+
+        Return the outputs and the gradients of the inputs, both [B, S, H], in float64.
+        """
         leaf = self.inputs.clone()
         if change is not None:
-            here = places.positions == change.position
-            here &= places.documents == change.document
-            leaf[here] = self.others[here]
+            is_changed = places.positions == change.position
+            is_changed &= places.documents == change.document
+            leaf[is_changed] = self.others[is_changed]
         leaf.requires_grad_()
         out_BSH = self.run(leaf)
         (gradient,) = torch.autograd.grad(out_BSH, leaf, _cotangent(out_BSH, places))
@@ -73,72 +79,75 @@ class ModelPart:
 
 
 def changes_of(places: Places) -> list[TokenChange]:
-    """The middle and the last token of some documents, spread over all; `places` are whole sequences'.
+    """Return the middle and the last token of some documents; `places` are those of whole sequences.
 
-    A state that decays, or a short convolution, crosses from a document's last tokens alone.
+    The documents are spread over all documents and include the longest. The last token is included, because a
+    state that decays and a short convolution carry only a document's last tokens into the next document.
     """
     documents, positions = places.documents.flatten(), places.positions.flatten()
     numbers, sizes = documents.unique(return_counts=True)
     spread = range(min(MAX_DOCUMENTS, len(numbers)))
-    chosen = {round(each * (len(numbers) - 1) / max(1, len(spread) - 1)) for each in spread}
+    chosen = {round(step * (len(numbers) - 1) / max(1, len(spread) - 1)) for step in spread}
     changes = []
     for number in numbers[sorted({*chosen, int(sizes.argmax())})].tolist():
-        own = positions[documents == number].sort().values
-        changes += [
-            TokenChange(number, position) for position in sorted({int(own[len(own) // 2]), int(own[-1])})
-        ]
+        tokens = positions[documents == number].sort().values
+        middle, last = int(tokens[len(tokens) // 2]), int(tokens[-1])
+        changes += [TokenChange(number, position) for position in sorted({middle, last})]
     return changes
 
 
 def parts_of(model: PreTrainedModel, input_ids: Tensor, named: Mapping[str, Any]) -> list[ModelPart]:
-    """The whole model, and each of its layers with what it is given there; every rank must call it.
+    """Return the whole model, and each layer with the inputs that it gets in the model.
 
-    A token is changed to another one. `named` is what else the model is called with.
+    Every rank must call it. `named` are further arguments of the model. In the whole model a token is
+    changed to another token, in a layer its hidden state is rolled by one feature.
     """
-    decoder, numbers = model.get_decoder(), model.config.get_text_config()
-    kinds = getattr(numbers, "layer_types", None) or [PLAIN] * len(decoder.layers)
-    embed, vocabulary = model.get_input_embeddings(), numbers.vocab_size
+    decoder, config = model.get_decoder(), model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or [PLAIN] * len(decoder.layers)
+    embed, vocabulary = model.get_input_embeddings(), config.vocab_size
 
-    def through_all(embedded: Tensor) -> Tensor:
+    def run_model(embedded: Tensor) -> Tensor:
         hidden: Tensor = decoder(inputs_embeds=embedded, use_cache=False, **named).last_hidden_state
         return hidden
 
-    with _called(decoder.layers) as calls, torch.no_grad():
+    with _recorded_calls(decoder.layers) as calls, torch.no_grad():
         embedded, others = embed(input_ids), embed((input_ids + vocabulary // 2) % vocabulary)
-        through_all(embedded)
+        run_model(embedded)
     layers = [
-        ModelPart(kind, _call(layer, given), hidden, hidden.roll(1, dims=-1))
-        for kind, layer, (hidden, given) in zip(kinds, decoder.layers, calls, strict=True)
+        ModelPart(kind, _layer_function(layer, keywords), hidden, hidden.roll(1, dims=-1))
+        for kind, layer, (hidden, keywords) in zip(kinds, decoder.layers, calls, strict=True)
     ]
-    return [ModelPart(MODEL, through_all, embedded, others), *layers]
+    return [ModelPart(MODEL, run_model, embedded, others), *layers]
 
 
 def leaks(
     parts: Iterable[ModelPart], places: Places, changes: Sequence[TokenChange]
 ) -> tuple[dict[str, Tensor], float]:
-    """Run every part twice as it is and once for each change, and count; every rank must call it.
+    """Run every part twice without a change and once for each change; every rank must call it.
 
-    Returns what this rank counted, by the kind of part a row as `Moved` has it, and the noise of equal runs.
+    Returns:
+        This rank's counts by kind of part, as a tensor in the order of `Moved`'s fields, and the largest
+        difference between two equal runs.
     """
     counts: dict[str, Tensor] = {}
     noise = 0.0
     for part in parts:
-        before, again = part.passed(places), part.passed(places)
+        before, again = part.outputs_and_gradients(places), part.outputs_and_gradients(places)
         noises = [float((a - b).abs().max()) for a, b in zip(before, again, strict=True)]
         noise = max(noise, *noises)
         for change in changes:
-            after = part.passed(places, change)
-            differs = [
-                ~((a - b).abs() <= NOISE_MARGIN * own).all(-1)  # what is no number has moved, too
-                for a, b, own in zip(before, after, noises, strict=True)
-            ]
-            row = _counted(differs[0], differs[1], places, change)
+            after = part.outputs_and_gradients(places, change)
+            outputs_moved, gradients_moved = (
+                ~((a - b).abs() <= NOISE_MARGIN * own_noise).all(-1)  # nan counts as moved
+                for a, b, own_noise in zip(before, after, noises, strict=True)
+            )
+            row = _count_moved(outputs_moved, gradients_moved, places, change)
             counts[part.kind] = counts.get(part.kind, torch.zeros_like(row)) + row
     return counts, noise
 
 
-def _counted(outputs_BS: Tensor, gradients_BS: Tensor, places: Places, change: TokenChange) -> Tensor:
-    """The numbers of `Moved`, in its order."""
+def _count_moved(outputs_BS: Tensor, gradients_BS: Tensor, places: Places, change: TokenChange) -> Tensor:
+    """Return the numbers of moved and compared positions in the order of `Moved`'s fields."""
     own = places.documents == change.document
     earlier = own & (places.positions < change.position)
     later = own & ~earlier
@@ -151,23 +160,23 @@ def _counted(outputs_BS: Tensor, gradients_BS: Tensor, places: Places, change: T
 
 
 def _cotangent(out_BSH: Tensor, places: Places) -> Tensor:
-    """A drawn gradient for every output, the same in every run."""
+    """Return a random gradient of the outputs that is the same in every run."""
     generator = torch.Generator().manual_seed(SEED + int(places.positions[0, 0]))
-    drawn = torch.randn(out_BSH.shape, generator=generator, dtype=torch.float64)
-    return drawn.to(out_BSH.device, out_BSH.dtype)
+    gradient = torch.randn(out_BSH.shape, generator=generator, dtype=torch.float64)
+    return gradient.to(out_BSH.device, out_BSH.dtype)
 
 
 @contextmanager
-def _called(layers: Sequence[nn.Module]) -> Iterator[list[tuple[Tensor, dict[str, Any]]]]:
-    """The hidden states and the other arguments that each layer is called with, in the layers' order."""
+def _recorded_calls(layers: Sequence[nn.Module]) -> Iterator[list[tuple[Tensor, dict[str, Any]]]]:
+    """Record the hidden states and the keyword arguments of each layer's calls, in the order of the calls."""
     calls: list[tuple[Tensor, dict[str, Any]]] = []
 
-    def note(_layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        named = dict(named)
-        hidden = args[0] if args else named.pop("hidden_states")
-        calls.append((hidden.detach(), named))
+    def record_call(_layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        keywords = dict(keywords)
+        hidden = args[0] if args else keywords.pop("hidden_states")
+        calls.append((hidden.detach(), keywords))
 
-    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(record_call, with_kwargs=True) for layer in layers]
     try:
         yield calls
     finally:
@@ -175,9 +184,9 @@ def _called(layers: Sequence[nn.Module]) -> Iterator[list[tuple[Tensor, dict[str
             hook.remove()
 
 
-def _call(layer: nn.Module, named: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
+def _layer_function(layer: nn.Module, keywords: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
     def run(hidden: Tensor) -> Tensor:
-        made = layer(hidden, **named)
-        return made if isinstance(made, Tensor) else made[0]
+        output = layer(hidden, **keywords)
+        return output if isinstance(output, Tensor) else output[0]
 
     return run

@@ -1,4 +1,4 @@
-"""The probe of a cell: its own attention in a cut of its model, one token changed after another."""
+"""The probe pass on a rank: it changes single tokens in a cut of the cell's model."""
 
 from __future__ import annotations
 
@@ -48,24 +48,25 @@ Ordered = TypeVar("Ordered", float, tuple[float, int])
 
 
 class ProbePass(RankPass):
-    found: ProbeSection | None = None
+    section: ProbeSection | None = None
 
     def before_steps(self) -> None:
+        """Run the probe in its experiment; raise WrongResultError if a position moved that must not."""
         trainer = self.measurement.subject.trainer
         if trainer is None or trainer.cell.experiment != EXPERIMENT:
             return
         with self.measurement.log.during("probe"), without_memory_limit():
-            self.found = probe(trainer.strategy, trainer.wiring, self.measurement.subject.device)
-            wrong = why_wrong(self.found)
-            if wrong is not None:  # on every rank: they have added up their counts
+            self.section = probe(trainer.strategy, trainer.wiring, self.measurement.subject.device)
+            wrong = why_wrong(self.section)
+            if wrong is not None:  # every rank raises, because all ranks have the same sums
                 raise WrongResultError(wrong)
 
     def part(self) -> ProbeSection | None:
-        return self.found
+        return self.section
 
 
 def probe(strategy: Strategy, wiring: Wiring, device: torch.device) -> ProbeSection:
-    """What all ranks found together; every rank must call it."""
+    """Return the probe's section, the same on all ranks; every rank must call it."""
     tokens = parity_len(strategy)
     cell = cut_cell(strategy.cell, tokens)
     model = build_model(
@@ -76,30 +77,33 @@ def probe(strategy: Strategy, wiring: Wiring, device: torch.device) -> ProbeSect
     places = places_of(whole)
     changes = changes_of(places)
     batch = strategy.shard(whole) if wiring.shards_batch else whole
-    own = Places(*(_dealt(strategy, wiring, each) for each in (places.documents, places.positions)))
+    local = Places(
+        documents=_local_tokens(strategy, wiring, places.documents),
+        positions=_local_tokens(strategy, wiring, places.positions),
+    )
     named = {"position_ids": batch.position_ids}
     with strategy.step(batch), _autocast(cell, device):
-        counts, noise = leaks(parts_of(model, batch.input_ids, named), own, changes)
+        counts, noise = leaks(parts_of(model, batch.input_ids, named), local, changes)
         with torch.no_grad():
             losses_BS = position_losses(model, batch)
     exact_BT, plain_BT = reference_losses(model, whole, cell, device)
-    missed_BS = losses_BS - _dealt(strategy, wiring, exact_BT)
-    error, position = _largest(_worst(missed_BS, exact_BT, own.positions))
-    plain, _ = _worst(plain_BT - exact_BT, exact_BT, places.positions)
+    deviation_BS = losses_BS - _local_tokens(strategy, wiring, exact_BT)
+    error, position = _max_over_ranks(_largest_error(deviation_BS, exact_BT, local.positions))
+    plain_error, _ = _largest_error(plain_BT - exact_BT, exact_BT, places.positions)
     return ProbeSection(
         tokens=tokens,
         documents=int(places.documents.max()) + 1,
         changes=len(changes),
         moved=added_up(counts, dist.group.WORLD),
-        noise=_largest(noise),
+        noise=_max_over_ranks(noise),
         loss_error=error,
         loss_position=position,
-        loss_limit=limit_of("loss", cell.dtype, plain),
+        loss_limit=limit_of("loss", cell.dtype, plain_error),
     )
 
 
 def places_of(batch: Batch) -> Places:
-    """Of whole sequences; without packing each is one document."""
+    """Return documents and positions of whole sequences; without packing a sequence is one document."""
     sequences, tokens = batch.input_ids.shape
     documents = batch.documents or Documents(((tokens,),) * sequences)
     lengths = [len(document) for row in range(sequences) for document in documents.of(row)]
@@ -111,7 +115,7 @@ def places_of(batch: Batch) -> Places:
 
 
 def position_losses(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """Each token's loss, [B, S], in float64; 0 where its label does not count."""
+    """Return each token's loss, [B, S], in float64; 0 for a label that does not count."""
     decoder = model.get_decoder()
     hidden = decoder(
         input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
@@ -125,7 +129,7 @@ def position_losses(model: PreTrainedModel, batch: Batch) -> Tensor:
 def reference_losses(
     model: PreTrainedModel, whole: Batch, cell: Cell, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """One device's losses of whole sequences, [B, T]: in float64, and in the cell's dtype."""
+    """Return the losses of whole sequences on one device, [B, T], in float64 and in the cell's dtype."""
     with plain_attention_installed() as attention, torch.no_grad():
         attention.documents = whole.documents
         reference = copy.deepcopy(model)
@@ -135,8 +139,8 @@ def reference_losses(
         return position_losses(reference.double(), whole), plain
 
 
-def _dealt(strategy: Strategy, wiring: Wiring, whole_BT: Tensor) -> Tensor:
-    """This rank's tokens, [B, S]."""
+def _local_tokens(strategy: Strategy, wiring: Wiring, whole_BT: Tensor) -> Tensor:
+    """Return the values of this rank's tokens, [B, S]."""
     if not wiring.shards_batch:
         return whole_BT
     return torch.cat([whole_BT[:, piece] for piece in strategy.slices(whole_BT.shape[1])], dim=1)
@@ -146,14 +150,17 @@ def _autocast(cell: Cell, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, TORCH_DTYPES[cell.dtype], enabled=cell.dtype in LOW_PRECISION)
 
 
-def _worst(missed: Tensor, exact: Tensor, positions: Tensor) -> tuple[float, int]:
-    """The largest error, relative to the mean loss, and its position."""
-    missed = missed.abs().nan_to_num(nan=torch.inf)
-    return float(missed.max() / exact.mean()), int(positions.flatten()[missed.argmax()])
+def _largest_error(deviation: Tensor, exact: Tensor, positions: Tensor) -> tuple[float, int]:
+    """Return the largest error, relative to the mean loss, and its position; nan counts as infinite."""
+    deviation = deviation.abs().nan_to_num(nan=torch.inf)
+    return float(deviation.max() / exact.mean()), int(positions.flatten()[deviation.argmax()])
 
 
 def added_up(counts: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Moved]:
-    """The counts of all ranks of a group, one rank's own without any; every rank must call it."""
+    """Return the sum of counts over the ranks of a group, by kind of part; every rank must call it.
+
+    Without a group it returns this rank's counts.
+    """
     totals = {kind: row.clone() for kind, row in counts.items()}
     for total in totals.values() if group is not None else ():
         dist.all_reduce(total, group=group)
@@ -161,11 +168,11 @@ def added_up(counts: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> d
     return {kind: Moved(**dict(zip(names, row.tolist(), strict=True))) for kind, row in totals.items()}
 
 
-def _largest(own: Ordered) -> Ordered:
-    """That of any rank; every rank must call it."""
-    everyone = [own] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
-    return max(everyone)
+def _max_over_ranks(value: Ordered) -> Ordered:
+    """Return the largest value of any rank; every rank must call it."""
+    values = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return max(values)
 
 
 PASS = ProbePass

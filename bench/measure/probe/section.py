@@ -1,4 +1,4 @@
-"""Which tokens see which: what moves when one token changes, and each position's loss. No torch."""
+"""Section, checks and verdict of the probe pass: effects of changing single tokens. No torch."""
 
 from __future__ import annotations
 
@@ -11,47 +11,51 @@ from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN, PassFacts, RankReport, is_within
 
 EXPERIMENT = "probe"
-"""The pass runs only in this one."""
+"""Only experiment in which the pass runs."""
 MODEL = "model"
-"""The part that is the whole model; the others are kinds of layers."""
-OF_TOKENS, OF_LOSSES = "documents and causality", "loss of each position"
+"""Key of the whole model in `ProbeSection.moved`; the other keys are kinds of layers."""
+TOKENS_CHECK, LOSSES_CHECK = "documents and causality", "loss of each position"
 
 
 class Moved(Struct, frozen=True, kw_only=True):
-    """Positions that one token's change moved, added up over all changes and all ranks."""
+    """Numbers of positions that moved when one token changed, summed over all changes and ranks."""
 
     other_outputs: int
-    """In other documents: an output of theirs."""
+    """Positions of other documents whose output moved."""
     other_gradients: int
-    """In other documents: the gradient of an input of theirs."""
+    """Positions of other documents whose input's gradient moved."""
     other_positions: int
-    """How many positions of other documents were looked at."""
+    """Compared positions of other documents."""
     earlier_outputs: int
-    """In the same document, before the token: an output."""
+    """Positions before the token in its document whose output moved."""
     earlier_positions: int
+    """Compared positions before the token in its document."""
     own_outputs: int
-    """In the same document, at the token and after it: an output, as it should be."""
+    """Positions from the token on in its document whose output moved, as it should."""
     own_positions: int
+    """Compared positions from the token on in its document."""
 
 
 class ProbeSection(Struct, frozen=True, kw_only=True):
-    """One token after another was changed, in a cut of the cell's model on the cell's own attention."""
+    """Effects of changing single tokens in a cut of the cell's model with the cell's attention."""
 
     tokens: int
-    """Of each sequence."""
+    """Number of tokens of each sequence."""
     documents: int
-    """Of all sequences of one data-parallel rank."""
+    """Number of documents in all sequences of one data-parallel rank."""
     changes: int
-    """How many tokens were changed, one at a time."""
+    """Number of tokens that were changed, one at a time."""
     moved: dict[str, Moved]
-    """Of the whole model, and of each kind of layer by itself: there the layer's input is changed."""
+    """Moved positions of the whole model, and of each kind of layer run by itself with a changed input."""
     noise: float | None
-    """The largest difference between two equal runs; at 0 every difference counts, else those beyond it."""
+    """Largest difference between two equal runs. A position has moved if its difference exceeds a multiple
+    of the noise."""
     loss_error: float | None
-    """The largest error of a position's loss against one device in float64, relative to the mean loss."""
+    """Largest error of a position's loss against one device in float64, relative to the mean loss."""
     loss_position: int
-    """Where that is, in its sequence."""
+    """Position in its sequence of the largest error of a loss."""
     loss_limit: float | None
+    """Largest `loss_error` that passes."""
 
 
 class ProbeFacts(PassFacts[ProbeSection, ProbeSection]):
@@ -61,47 +65,47 @@ class ProbeFacts(PassFacts[ProbeSection, ProbeSection]):
     is_evidence = True
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> ProbeSection:  # noqa: ARG002
-        """The ranks have added up their counts already; where something crossed they stopped there."""
+        """Return the section of the first rank.
+
+        All ranks have the same sums, and raised before this if a position moved that must not.
+        """
         return self.parts(reports)[0]
 
     def checks(self, cell: Cell, section: ProbeSection | None) -> list[Check]:
-        """In experiment=probe alone."""
+        """Return the checks of tokens and losses; other experiments have none."""
         if cell.experiment != EXPERIMENT:
             return []
         tokens, reason = (None, NOT_RUN) if section is None else (section.tokens, None)
-        against = {OF_TOKENS: "the same tokens before one changed", OF_LOSSES: "float64 on one device"}
+        sources = {TOKENS_CHECK: "the same tokens before one changed", LOSSES_CHECK: "float64 on one device"}
         return [
-            Check(what=what, against=other, tokens=tokens, reason=reason) for what, other in against.items()
+            Check(what=what, against=source, tokens=tokens, reason=reason) for what, source in sources.items()
         ]
 
 
 def why_wrong(section: ProbeSection) -> str | None:
-    """What should not have moved and did, of the kinds of layers first; None where all is right."""
+    """Return a message about positions that must not move, or a wrong loss; kinds of layers come first."""
     for kind, moved in sorted(section.moved.items(), key=lambda item: item[0] == MODEL):
-        crossed = crossings(moved)
-        if crossed:
-            return (
-                f"probe: one token changed, {section.changes} times: {'; '.join(crossed)}, in"
-                f" {'the whole model' if kind == MODEL else f'layers of {kind}'}"
-            )
+        where = "the whole model" if kind == MODEL else f"layers of {kind}"
+        if crossed := crossings(moved):
+            return f"probe: after changing one of {section.changes} tokens, {'; '.join(crossed)}, in {where}"
         if moved.own_outputs == 0:
-            return f"probe: one token changed, and no output of {kind} moved, not even its own"
+            return f"probe: after changing a token, no output moved in {where}, not even the token's own"
     if not is_within(section.loss_error, section.loss_limit):
         return (
-            f"probe: the loss of position {section.loss_position} is off one device's by"
-            f" {section.loss_error:.1e} of the mean (limit {section.loss_limit:.1e})"
+            f"probe: the loss of position {section.loss_position} is off by {section.loss_error:.1e} of the"
+            f" mean loss of one device (limit {section.loss_limit:.1e})"
         )
     return None
 
 
 def crossings(moved: Moved) -> list[str]:
-    """What crossed, each with its count; empty where nothing did."""
+    """Return a phrase with counts for each kind of position that moved and must not."""
     counts = {
         "outputs of other documents moved": (moved.other_outputs, moved.other_positions),
         "input gradients of other documents moved": (moved.other_gradients, moved.other_positions),
         "outputs of earlier tokens moved": (moved.earlier_outputs, moved.earlier_positions),
     }
-    return [f"{count:,} of {of:,} {what}" for what, (count, of) in counts.items() if count]
+    return [f"{count:,} of {total:,} {name}" for name, (count, total) in counts.items() if count]
 
 
 FACTS = ProbeFacts()

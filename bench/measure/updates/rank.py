@@ -1,6 +1,6 @@
-"""Digests of this rank's parameters before the first step, and before and after the inspected one.
+"""The updates pass on a rank: it digests the parameters before the first step and around the inspected step.
 
-Parameters have to be finite before the first step and after the last, the optimizer's state after the last.
+Parameters must be finite before the first step and after the last, the optimizer's state after the last.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from bench.training.engines.engine import Engine
 from bench.training.optimizer_facts import OPTIMIZER_FACTS
 
 CHUNK = 2**20
-"""Numbers that are digested at once: eight bytes for each are in memory."""
+"""Number of elements that are digested at once; each takes eight bytes of memory."""
 
 
 class UpdatesPass(RankPass):
     before: Mapping[str, str]
-    found: RankUpdates | None = None
+    """Digest of this rank's shard before the first step, by parameter."""
+    updates: RankUpdates | None = None
 
     def before_steps(self) -> None:
-        """Raises WrongResultError on a rank whose parameters are not finite."""
+        """Digest the parameters; raise WrongResultError if a number of this rank's shards is not finite."""
         trainer = self.measurement.subject.trainer
         if trainer is None:
             return
@@ -44,48 +45,49 @@ class UpdatesPass(RankPass):
         if trainer is None:
             yield
             return
-        between = digests(trainer.engine)
+        before_step = digests(trainer.engine)
         yield
         after = digests(trainer.engine)
-        same = [name for name in after if between[name] in (self.before[name], after[name])]
+        unchanged = [name for name in after if before_step[name] in (self.before[name], after[name])]
         shards = dict(trainer.engine.shards())
-        self.found = RankUpdates(
+        self.updates = RankUpdates(
             shard_index=trainer.engine.shard_index,
             digests=dict(after),
-            unmoved=[name for name in same if bool(shards[name].any())],
+            unmoved=[name for name in unchanged if bool(shards[name].any())],
             not_finite=[],
         )
 
     def part(self) -> RankUpdates | None:
         trainer = self.measurement.subject.trainer
-        if self.found is None or trainer is None:
+        if self.updates is None or trainer is None:
             return None
         with self.measurement.log.during("updates"):
-            numbers = numbers_of(trainer.engine, OPTIMIZER_FACTS[trainer.cell.optimizer.name].state_keys)
-            return replace(self.found, not_finite=[*not_finite(numbers)])
+            state_keys = OPTIMIZER_FACTS[trainer.cell.optimizer.name].state_keys
+            tensors = parameters_and_state(trainer.engine, state_keys)
+            return replace(self.updates, not_finite=[*not_finite(tensors)])
 
 
-def numbers_of(engine: Engine, keys: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-    """This rank's shards of the parameters, and what the optimizer keeps of them under these keys."""
+def parameters_and_state(engine: Engine, keys: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield this rank's shards of parameters by name, then of their optimizer state under `keys`."""
     yield from engine.shards()
     for key in keys:
         yield from ((f"{key} of {name}", state) for name, state in engine.optimizer_state(key))
 
 
-def not_finite(named: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
-    """The names of tensors in which a number is not; it takes no memory of their size."""
-    for name, values in named:
+def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
+    """Yield the names of tensors with a number that is not finite, without a copy of a tensor's size."""
+    for name, values in tensors:
         if values.numel() > 0 and not bool(torch.stack(values.aminmax()).isfinite().all()):
             yield name
 
 
 def digests(engine: Engine) -> dict[str, str]:
-    """Of this rank's shard of every parameter of which it has one."""
+    """Return the digests of this rank's shards that are not empty, by parameter."""
     return {name: digest(shard) for name, shard in engine.shards() if shard.numel() > 0}
 
 
 def digest(values: Tensor) -> str:
-    """A number that any other bit anywhere changes, in hexadecimal."""
+    """Return a hexadecimal hash of a tensor that depends on every bit and its place."""
     bits = bits_of(values.contiguous().flatten())
     places = torch.arange(min(CHUNK, bits.numel()), device=values.device)
     total = torch.zeros((), dtype=torch.int64, device=values.device)

@@ -1,4 +1,4 @@
-"""Whether the optimizer reached every parameter, and replicas stayed equal. No torch."""
+"""Section, gate and checks of the updates pass: updated parameters and equal replicas. No torch."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ NOT_AVERAGED = (
     ": they began as different weights, or gradients were not averaged over these ranks; let DDP, FSDP or"
     " DeepSpeed do both"
 )
-"""What is added of somebody's own loop."""
+"""End of the message about unequal replicas in a user's own training loop."""
 MOVED, BEFORE = "every shard of the parameters", "itself before the step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankUpdates:
-    """One rank's shards of the parameters."""
+    """State of one rank's shards of the parameters."""
 
     shard_index: int
-    """Ranks with the same hold replicas of one another."""
+    """Number of the shard that this rank holds. Ranks with the same number hold replicas."""
     digests: dict[str, str]
-    """Of the shards after the last step that was looked at, by parameter; empty ones have none."""
+    """Digest of this rank's shard after the inspected step, by parameter; an empty shard has none."""
     unmoved: list[str]
-    """Parameters of whose shards not one bit changed from the first step to that one, or in that one. Shards
-    of zeros do not count: on many ranks some hold nothing but what fills a parameter up."""
+    """Parameters whose shard did not change in any bit between the first and the inspected step, or in the
+    inspected step. Shards of zeros do not count, because on many ranks some hold only padding."""
     not_finite: list[str]
-    """Parameters in whose shards a number is not finite after the last step, and `exp_avg of` those of whose
-    optimizer state one is not."""
+    """Parameters whose shard has a number that is not finite after the last step. An optimizer state with
+    such a number is listed as `exp_avg of` the parameter."""
 
 
 class UpdatesSection(Struct, frozen=True, kw_only=True):
-    """What the optimizer did to the parameters, as their bits show it."""
+    """Effect of the optimizer on the parameters, from digests of their bits."""
 
     shards: int
-    """How many shards of parameters all ranks hold."""
+    """Number of parameter shards over all ranks."""
     replicas: int
-    """How many of them have an equal on another rank that they were compared with."""
+    """Number of shards that were compared with a replica on another rank."""
     unmoved: dict[str, list[int]]
-    """By parameter the ranks on which an update left it as it was."""
+    """Ranks on which an update did not change a parameter, by parameter."""
     unequal: dict[str, list[int]]
-    """By parameter the ranks whose replicas differ."""
+    """Ranks whose replicas of a parameter differ, by parameter."""
     not_finite: dict[str, list[int]]
-    """By parameter, or state of the optimizer, the ranks on which a number of it is not finite."""
+    """Ranks with a number that is not finite, by parameter or by state of the optimizer."""
 
 
 class UpdatesFacts(PassFacts[RankUpdates, UpdatesSection]):
@@ -75,18 +75,18 @@ class UpdatesFacts(PassFacts[RankUpdates, UpdatesSection]):
         )
 
     def gate(self, cell: Cell, section: UpdatesSection) -> str | None:
-        """Parameters and optimizer state are finite, every update reached every shard, replicas are equal."""
+        """Return a message if a number is not finite, an update missed a shard, or replicas differ."""
         for name, ranks in section.not_finite.items():
-            return f"updates: numbers of {name} are not finite on {_listed(ranks)}"
+            return f"updates: numbers of {name} are not finite on {_rank_list(ranks)}"
         for name, ranks in section.unmoved.items():
-            return f"updates: an optimizer step left {name} as it was on {_listed(ranks)}"
+            return f"updates: an optimizer step left {name} as it was on {_rank_list(ranks)}"
         for name, ranks in section.unequal.items():
             cause = NOT_AVERAGED if cell.trainer == OWN else ""
-            return f"updates: replicas of {name} differ on {_listed(ranks)}{cause}"
+            return f"updates: replicas of {name} differ on {_rank_list(ranks)}{cause}"
         return None
 
     def checks(self, cell: Cell, section: UpdatesSection | None) -> list[Check]:  # noqa: ARG002
-        """That parameters moved, and that replicas are equal, where there are any."""
+        """Return the check that parameters changed, and the check of replicas if there are any."""
         if section is None:
             return [Check(what=MOVED, against=BEFORE, reason=NOT_RUN)]
         moved = Check(what=MOVED, against=BEFORE, steps=1)
@@ -96,24 +96,24 @@ class UpdatesFacts(PassFacts[RankUpdates, UpdatesSection]):
 
 
 def _replicas(parts: Sequence[RankUpdates], ranks: Sequence[int]) -> Mapping[tuple[int, str], dict[int, str]]:
-    """By shard and parameter the digest of every rank that holds it."""
-    found: dict[tuple[int, str], dict[int, str]] = {}
+    """Return the digests by rank of each shard, by shard index and parameter."""
+    replicas: dict[tuple[int, str], dict[int, str]] = {}
     for rank, part in zip(ranks, parts, strict=True):
         for name, digest in part.digests.items():
-            found.setdefault((part.shard_index, name), {})[rank] = digest
-    return found
+            replicas.setdefault((part.shard_index, name), {})[rank] = digest
+    return replicas
 
 
 def _ranks_by_name(per_rank: Sequence[Sequence[str]], ranks: Sequence[int]) -> dict[str, list[int]]:
-    """By name the ranks that list it."""
-    found: dict[str, list[int]] = {}
+    """Return the ranks that list a name, by name."""
+    ranks_by_name: dict[str, list[int]] = {}
     for rank, names in zip(ranks, per_rank, strict=True):
         for name in names:
-            found.setdefault(name, []).append(rank)
-    return found
+            ranks_by_name.setdefault(name, []).append(rank)
+    return ranks_by_name
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def _rank_list(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 

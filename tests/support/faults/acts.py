@@ -1,7 +1,7 @@
-"""What can go wrong in a rank, as entries that the launcher runs in place of `run_cell`.
+"""Faults of a rank, as entry points that the launcher runs in place of `run_cell`.
 
-Those of `in_a_step` happen in the forward pass of a rank's first step at full length, while the others are in
-a collective.
+Faults under `in_a_step` happen in the forward pass of a rank's first full-length step, while the other
+ranks are in a collective.
 """
 
 import os
@@ -34,7 +34,7 @@ from tests.support.faults.classes import attention, tampering, tokens
 from tests.support.faults.classes.tampering import change_the_model, tampered, wrap
 
 STRUCK = "struck_{rank}"
-"""A rank's own note of when its fault began, by the clock that all processes of a machine share."""
+"""File with the time at which a rank's fault began, by the clock that all processes of a machine share."""
 ON_GPU = "GPU 0 has a total capacity of 79.11 GiB of which 1.02 GiB is free."
 
 
@@ -56,7 +56,7 @@ def sleep_in_rank_1(job, log):
 
 
 def never_connect(job, log):
-    """NCCL between boards whose peer-to-peer is broken: rank 1 never comes to the first all-reduce."""
+    """Keep rank 1 from the first all-reduce, like NCCL between boards whose peer-to-peer access is broken."""
     if job.rank == 1:
         worker.make_first_collective = lambda _: sleep_for_an_hour()
     return run_cell(job, log)
@@ -69,7 +69,7 @@ def run_out_of_memory_in_rank_1(job, log):
 
 
 def run_out_of_memory_in_rank_1_and_hang_up_first(job, log):
-    """The others lose their connection long before the cause is told: longer than `short_grace`."""
+    """Close rank 1's connection longer than `short_grace` before it reports the cause."""
     join(job)
     dist.barrier()
     if job.rank == 1:
@@ -83,7 +83,7 @@ def run_out_of_memory_in_rank_1_and_hang_up_first(job, log):
 
 
 def run_out_of_memory_and_fail_in_cleanup(job, log):
-    """A library's own cleanup trips over the failed allocation."""
+    """Raise another error in a library's cleanup after the failed allocation."""
     if job.rank == 1:
         try:
             run_out_of_memory_in_rank_1(job, log)
@@ -93,7 +93,7 @@ def run_out_of_memory_and_fail_in_cleanup(job, log):
 
 
 def run_out_of_memory_and_never_leave(job, log):
-    """The error is on its way out of the rank's phase, and something further out never comes back."""
+    """Raise an error out of the rank's phase, and block in an outer `finally` forever."""
     if job.rank == 1:
         try:
             with log.during("build"):
@@ -104,7 +104,7 @@ def run_out_of_memory_and_never_leave(job, log):
 
 
 def abort_like_a_limit_in_rank_1(job, log):
-    """What glibc says and does where a thread's own data finds no room."""
+    """Print and exit as glibc does if it cannot allocate memory for thread-local data."""
     if job.rank == 1:
         os.write(2, b"cannot allocate memory for thread-local data: ABORT\n")
         os._exit(127)
@@ -112,13 +112,13 @@ def abort_like_a_limit_in_rank_1(job, log):
 
 
 def have_no_room(job, log):
-    """A machine on which a second model does not fit."""
+    """Run a cell on a machine on which a second model does not fit."""
     objective.CPU_ROOM_BYTES = 0
     return run_cell(job, log)
 
 
 def have_room_for_three_layers(job, log, fault=tampering.nothing):
-    """A machine on which three layers have room, and neither the others nor what is outside of layers."""
+    """Run a cell on a machine on which only the gradients of three layers fit."""
     *_, fewest = objective.coverages(job.cell)
     tokens = objective.objective_tokens(job.cell.padded_len, job.cell.sp_degree)
     objective.CPU_ROOM_BYTES = objective.needed_bytes(job.cell, tokens, fewest)
@@ -127,13 +127,13 @@ def have_room_for_three_layers(job, log, fault=tampering.nothing):
 
 
 def choose_frequencies_by_own_length(job, log):
-    """As transformers does: by the largest position that a rank is given."""
+    """Choose rotary frequencies by the largest position that a rank is given, as transformers does."""
     models.BY_LENGTH = ()
     return run_cell(job, log)
 
 
 def slow_down_timed_steps(job, log, **rounds):
-    """The marks of a timed step take time, and wait for the other ranks."""
+    """Make each mark of a timed step take time and wait for the other ranks."""
 
     def slow_mark(plain, self):
         time.sleep(0.02)
@@ -149,7 +149,7 @@ def sleep_for_an_hour():
 
 
 def enlarge_gradients_in_the_middle_layer(job):
-    """Make the gradient of its MLP's output a tenth too large."""
+    """Make the gradient of the MLP's output in the middle layer a tenth too large."""
 
     def forward(plain, hidden):
         out = plain(hidden)
@@ -163,21 +163,21 @@ def enlarge_gradients_in_the_middle_layer(job):
     change_the_model(change)
 
 
-def note(job):
-    """Of the first time only."""
+def record_start(job):
+    """Write the time and this process's ID to a file when the fault begins for the first time."""
     path = job.folder / STRUCK.format(rank=job.rank)
     if not path.exists():
         path.write_text(f"{time.monotonic()} {os.getpid()}")
 
 
 def in_a_step(act, ranks, job, log):
-    """These ranks do this in place of the rest of their first step at full length."""
+    """Run `act`, which mostly never returns, in the forward pass of a full-length step on these ranks."""
     accumulate = NativeTrainer.accumulate
 
     def faulty(self, number, seq_len):
         if job.rank in ranks and seq_len == job.cell.seq_len:
             self.phase.enter("forward")
-            note(job)
+            record_start(job)
             act()
         return accumulate(self, number, seq_len)
 
@@ -186,8 +186,8 @@ def in_a_step(act, ranks, job, log):
 
 
 def from_the_start(entry, job, log):
-    """What is wrong with all ranks from their start."""
-    note(job)
+    """Run `entry`, whose fault is present on all ranks from their start."""
+    record_start(job)
     return entry(job, log)
 
 
@@ -211,16 +211,16 @@ def speak_of_memory():
 
 
 def reduce(size):
-    """What the others reduce has another size."""
+    """Take part in an all-reduce with a tensor of another size than the other ranks'."""
     dist.all_reduce(torch.ones(size))
 
 
-def receive(caught):
-    os.kill(os.getpid(), caught)
+def receive(signal_number):
+    os.kill(os.getpid(), signal_number)
 
 
 def ignore_sigterm_with_a_child():
-    """The child has the rank's output, and would keep its pipes open."""
+    """Ignore SIGTERM and hang, with a child that inherits the rank's output and would keep its pipes open."""
     signal.signal(signal.SIGTERM, lambda *_: None)
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
     subprocess.Popen([sys.executable, "-c", code])
@@ -228,7 +228,7 @@ def ignore_sigterm_with_a_child():
 
 
 def interrupt_the_launcher():
-    """As a person does who types Ctrl-C twice."""
+    """Send SIGINT twice, like a user who presses Ctrl-C twice."""
     for _ in range(2):
         os.kill(parent_process().pid, signal.SIGINT)
         time.sleep(0.05)
@@ -236,14 +236,14 @@ def interrupt_the_launcher():
 
 
 def set_the_wall_clock_back(job, log):
-    """By an hour at every look."""
-    looks = iter(range(10**9))
-    time.time = lambda: 1e9 - 3600.0 * next(looks)
+    """Make `time.time` go back by an hour at every call."""
+    calls = iter(range(10**9))
+    time.time = lambda: 1e9 - 3600.0 * next(calls)
     return run_cell(job, log)
 
 
 def with_nvml(driver, job, log):
-    """A rank whose device NVML speaks of as this stand-in does, asked as often as a short window allows."""
+    """Run a cell with a stand-in for the NVML driver, sampled often enough for a short window."""
     stand_in = Driver(**driver)
     stand_in.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
     telemetry_rank.open_nvml = lambda *_, **__: open_nvml(torch.device("cuda", 0), stand_in)
@@ -253,31 +253,33 @@ def with_nvml(driver, job, log):
 
 
 class DeadProfiler(profile):
-    """Never starts."""
+    """A profiler that fails to start."""
 
     def start(self):
         raise RuntimeError("kineto is not there")
 
 
 class TornTrace(profile):
+    """A profiler that writes half of its trace file."""
+
     def export_chrome_trace(self, path):
         super().export_chrome_trace(path)
         os.truncate(path, Path(path).stat().st_size // 2)
 
 
 def with_profiler(profiler, job, log):
-    """On one rank of two: the other one has its own."""
+    """Run a cell with this profiler on rank 1; rank 0 keeps torch's."""
     if job.rank == 1:
         trace.profile = profiler
     return run_cell(job, log)
 
 
 def struck(folder):
-    """When the first rank of any cell in this folder met its fault, and the ids of those that did."""
+    """Return the time of the first fault of any rank in this folder, and the process IDs of these ranks."""
     notes = [path.read_text().split() for path in Path(folder).rglob(STRUCK.format(rank="*"))]
     return min((float(at_s) for at_s, _ in notes), default=None), [int(pid) for _, pid in notes]
 
 
 def without_parity(entry, job, log):
-    """A rank's whole life, as `entry` has it: nothing happens in parity, which takes a third of the time."""
+    """Run `entry` without the parity pass, in which nothing happens and which takes a third of the time."""
     return (entry or run_cell)(replace(job, known=job.known | {"parity"}), log)

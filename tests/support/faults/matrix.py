@@ -1,4 +1,4 @@
-"""The faults that a sweep has to survive, and of those of ranks all that the record has to say."""
+"""Faults that a sweep has to survive, and the expected record of each fault of a rank."""
 
 import importlib.metadata
 import os
@@ -51,35 +51,35 @@ MATRIX = {
     26: "the wall clock jumps",
     27: "a GPU is truly full, then the next cell",
 }
-"""Tests name them by number, in `pytest.mark.fault(NUMBER)`."""
+"""Faults by number. Tests name them in `pytest.mark.fault(NUMBER)`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One way in which a fault of the matrix happens to ranks, and what the record has to say."""
+    """One variant of a fault of the matrix on ranks, with the expected record."""
 
     number: int
     what: str
     entry: Callable
     status: str
     reason: str | None
-    """A pattern that matches the whole reason; None where there is none."""
+    """Pattern that matches the record's whole reason; None if it has no reason."""
     rank: int | None = 1
-    """None where no rank failed, and so there is no phase."""
+    """Rank that failed; None if no rank failed, and then there is no phase."""
     phase: str | None = "objective forward"
-    """Of the rank's life and of its step."""
+    """Phase of the rank, and phase of its step, in which it failed."""
     within_s: float | None = None
-    """The record is on the disk so soon after the fault; None where no rank meets a fault of its own."""
+    """Largest time in seconds from the fault until the record is on disk; None if no rank records a fault."""
     words: tuple[str, ...] = ()
     memory: tuple[str, int | None] | None = None
-    """Which memory had no room, and for how many bytes."""
+    """Kind of memory that had no room, and the bytes that were asked for."""
     log: str = ""
-    """What the failing rank's log ends with, among other things."""
+    """Text near the end of the failing rank's log."""
     code: ExitCode = ExitCode.FAILED
     around: Callable = nullcontext
-    """What is done to the launcher's own process, as a context."""
+    """Context in which the launcher's own process runs."""
     holds: Callable = lambda record: True
-    """What else is true of the record."""
+    """Predicate that is true of the record."""
     is_slow: bool = False
 
 
@@ -93,8 +93,8 @@ def from_the_start(fault):
 
 @contextmanager
 def a_wall_clock_that_goes_back():
-    """By an hour at every look, in the launcher."""
-    looks = iter(range(10**9))
+    """Make the launcher's wall clock go back by an hour at every call."""
+    calls = iter(range(10**9))
 
     class Backwards(datetime):
         @classmethod
@@ -102,30 +102,30 @@ def a_wall_clock_that_goes_back():
             return datetime.fromtimestamp(time.time(), zone)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "time", lambda: 1e9 - 3600.0 * next(looks))
+        patch.setattr(time, "time", lambda: 1e9 - 3600.0 * next(calls))
         patch.setattr("bench.run.cell.run.datetime", Backwards)
         yield
 
 
 @contextmanager
 def without_ring_flash_attn():
-    """As if it had never been installed."""
+    """Hide the package ring-flash-attn, as if it were not installed."""
     version = importlib.metadata.version
 
-    def asked(name):
+    def version_of(name):
         if name == "ring-flash-attn":
             raise importlib.metadata.PackageNotFoundError(name)
         return version(name)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.metadata, "version", asked)
+        patch.setattr(importlib.metadata, "version", version_of)
         installed.cache_clear()
         yield
     installed.cache_clear()
 
 
-def took_as_long_as_it_took(record):
-    """Of a cell that takes a second or two, whatever the wall clock says."""
+def has_durations_of_seconds(record):
+    """Return whether the record's durations are plausible although the wall clock went back."""
     assert datetime.fromisoformat(record["started_at"]) < datetime(2002, 1, 1, tzinfo=UTC)
     steps_ms = [time_ms for rank in record["timing"]["step_times_ms"] for time_ms in rank]
     return 0 < max(steps_ms) / 1e3 < record["wall_s"] < 60
@@ -143,13 +143,13 @@ def is_throttled(record):
 
 
 def is_not_traced(reason, record):
-    """The clock's figures are there, and the trace's are not, for this reason."""
-    found = Results(as_record(record), {})
-    assert found.median_ms > 0
-    assert (found.straggler_gap_ms, found.attention_shares, found.trace) == (None, None, None)
-    (check,) = (each for each in record["checks"] if each["what"] == "collective calls of traced steps")
-    said = (record["trace"]["failure"], check["reason"], found.note.rpartition("shares: ")[2])
-    return all(each.startswith(reason) for each in said)
+    """Return whether the record has times but no trace, with this reason everywhere."""
+    results = Results(as_record(record), {})
+    assert results.median_ms > 0
+    assert (results.straggler_gap_ms, results.attention_shares, results.trace) == (None, None, None)
+    (check,) = (check for check in record["checks"] if check["what"] == "collective calls of traced steps")
+    texts = (record["trace"]["failure"], check["reason"], results.note.rpartition("shares: ")[2])
+    return all(text.startswith(reason) for text in texts)
 
 
 def lacks_a_loss(record):
@@ -161,7 +161,8 @@ ALLOCATOR = "no room for 1073741824.0 GiB more of host memory"
 SILENT = "no rank has reported progress for 2 s: it is "
 WAITS = "while rank 0 waits in all_reduce; measure.hang_timeout_s=0 waits until measure.timeout_s"
 LOOKS_OFTEN = ("measure.hang_timeout_s=2",)
-"""With FIRST_STEP_S at nothing: these faults happen before the first full-length step."""
+"""Words for a short time limit. FIRST_STEP_S must be 0, because these faults precede the first full-length
+step."""
 AT_ONCE_S, AFTER_SILENCE_S = 6.0, 12.0
 SOUND = {"status": "ok", "reason": None, "rank": None, "code": ExitCode.OK}
 TRACED = SOUND | {"words": ("measure.trace=true",)}
@@ -268,7 +269,7 @@ FAULTS = (
     ),
     Fault(
         number=26, what="back by an hour at every look", entry=acts.set_the_wall_clock_back, **SOUND,
-        around=a_wall_clock_that_goes_back, holds=took_as_long_as_it_took,
+        around=a_wall_clock_that_goes_back, holds=has_durations_of_seconds,
     ),
     Fault(
         number=25, what="partial outputs that are not rescaled",

@@ -40,8 +40,8 @@ MISTAKES = {
     "own_means": "a token of rank 0 weighs 1.497 times one of rank 1",
     "labels_cut_off": "the last token of each shard is not trained on, such as position 255 of rank 0",
     "doubled": "gradients are 2 times those of the mean loss over all ranks' valid tokens (256 as counted)",
-    "positions_counted_inside": "rank 1 turns position 256 by other angles than one device",
-    "rope_by_length": "rank 0 turns position 1 by other angles than one device",
+    "positions_counted_inside": "rank 1 rotates position 256 by other angles than one device",
+    "rope_by_length": "rank 0 rotates position 1 by other angles than one device",
     "inf_on_rank_1": "the loop says that the loss of step 1 on rank 1 is inf",
 }
 

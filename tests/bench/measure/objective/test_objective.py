@@ -1,4 +1,4 @@
-"""What rank 0 found of a step's gradients becomes the section, and its gate says what is wrong first."""
+"""The objective pass: errors and limits of gradients, gate, checks and compared parameters."""
 
 import math
 import re
@@ -24,8 +24,7 @@ from bench.measure.objective.gradient_noise import (
     whole_scale,
 )
 from bench.measure.objective.section import objective_tokens
-from bench.measure.objective.step_errors import Step as ObjectiveStep
-from bench.measure.objective.step_errors import norm_errors
+from bench.measure.objective.step_errors import ObjectiveStep, norm_errors
 from bench.measure.objective.whole_model import mean_of_ranks
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.parameters import parameters
@@ -37,40 +36,47 @@ CELL = make_cell("strategy=ulysses", "engine=fsdp2", "cluster.world_size=2")
 FACTS = PASSES["objective"]
 
 
-def section(errors, limits, **told):
-    return FACTS.part(tokens=512, sequences=1, parameters=3, errors=errors, limits=limits, **told)
+def section(errors, limits, **fields):
+    return FACTS.part(tokens=512, sequences=1, parameters=3, errors=errors, limits=limits, **fields)
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "words"),
     [
-        (2e-2, "objective on engine=fsdp2: the scale is off by 2.0e-02 at 512 tokens (limit 1.0e-02)"),
-        (math.inf, "objective on engine=fsdp2: the scale is missing or not finite at 512 tokens"),
-        (math.nan, "objective on engine=fsdp2: the scale is missing or not finite at 512 tokens"),
+        (2e-2, ("off by 2.0e-02", "limit 1.0e-02")),
+        (math.inf, ("missing or not finite",)),
+        (math.nan, ("missing or not finite",)),
     ],
 )
-def test_the_first_error_beyond_its_limit_is_told(error, said):
+def test_objective_gate_reports_the_first_error_beyond_its_limit(error, words):
     errors = {"loss": 1e-6, "scale": error, "later": 1.0}
-    assert FACTS.gate(CELL, section(errors, dict.fromkeys(errors, 1e-2))) == said
+    reason = FACTS.gate(CELL, section(errors, dict.fromkeys(errors, 1e-2)))
+    assert reason.startswith("objective on engine=fsdp2: the scale is ")
+    assert all(word in reason for word in (*words, "at 512 tokens"))
 
 
-def errors_of(exact, found, eps=0.0):
-    """Errors of gradients by name, one parameter after another as the pass compares them."""
-    differences = {name: ExactGradient.of(each).difference(found.get(name)) for name, each in exact.items()}
+def errors_of(exact, gradients, eps=0.0):
+    """Return the errors of gradients by name, one parameter after another as the pass compares them."""
+    differences = {
+        name: ExactGradient.from_tensor(gradient).difference(gradients.get(name))
+        for name, gradient in exact.items()
+    }
     return gradient_errors(differences, eps)
 
 
-def test_a_gradient_errs_infinitely_where_there_is_none_and_by_the_whole_where_it_is_zero_but_for_rounding():
+def test_gradient_errors_of_a_missing_and_a_nearly_zero_gradient():
+    """The error of a missing gradient is infinite, that of a nearly zero one relative to the whole."""
     exact = {"a": torch.tensor([3.0, 4.0]), "b": torch.ones(4), "bias": torch.tensor([1e-9, 0])}
-    found = {"a": 1.5 * exact["a"], "bias": torch.tensor([1e-3, 0.0])}
-    errors, by_whole = errors_of(exact, found), errors_of(exact, found, eps=0.01)
+    gradients = {"a": 1.5 * exact["a"], "bias": torch.tensor([1e-3, 0.0])}
+    errors, by_whole = errors_of(exact, gradients), errors_of(exact, gradients, eps=0.01)
     assert (errors["a"].distance, errors["a"].scale) == (0.5, 0.5)
     assert (errors["b"].distance, errors["b"].scale) == (math.inf, math.inf)
     assert errors["bias"].distance > 1e5
     assert by_whole["bias"].distance == pytest.approx(1e-3 / (0.01 * 29**0.5), rel=1e-3)
 
 
-def test_what_rounding_makes_parallel_by_chance_is_allowed_and_least_in_many_numbers():
+def test_scale_limit_grows_for_gradients_of_few_numbers():
+    """A random deviation is parallel to the gradient by chance, the more the fewer numbers it has."""
     noise = GradientNoise(0.0, 1e-2, 1e-3, 0.0, {str(n): GradientError(1e-2, 5e-4, n) for n in (16, 2**20)})
     few, many = (noise.limits(str(n), "bf16", 2e-2) for n in (16, 2**20))
     assert few.distance == many.distance == pytest.approx(FACTOR * 1e-2)
@@ -79,33 +85,35 @@ def test_what_rounding_makes_parallel_by_chance_is_allowed_and_least_in_many_num
     assert noise.limits("16", "bf16", 1.0).scale == pytest.approx(CHANCE * FACTOR * 1e-2 / 4)
 
 
-def test_one_factor_on_all_gradients_shows_in_the_whole_where_it_shows_in_no_parameter():
+def test_whole_scale_finds_a_factor_that_no_parameter_shows():
     exact = {str(n): torch.ones(4096) for n in range(16)}
 
     def with_factors(factors):
-        return errors_of(exact, {n: f * each for f, (n, each) in zip(factors, exact.items(), strict=True)})
+        scaled = {n: factor * x for factor, (n, x) in zip(factors, exact.items(), strict=True)}
+        return errors_of(exact, scaled)
 
-    noise = GradientNoise.of([0.0], [with_factors([1.002, 0.998] * 8)])
-    found = with_factors([1.0075] * 16)
-    assert all(each.scale < noise.limits(n, "bf16", each.distance).scale for n, each in found.items())
+    noise = GradientNoise.from_controls([0.0], [with_factors([1.002, 0.998] * 8)])
+    errors = with_factors([1.0075] * 16)
+    assert all(error.scale < noise.limits(n, "bf16", error.distance).scale for n, error in errors.items())
     assert noise.whole_scale == pytest.approx(0.0, abs=1e-6)
-    assert whole_scale(found) == pytest.approx(7.5e-3, rel=1e-3)
+    assert whole_scale(errors) == pytest.approx(7.5e-3, rel=1e-3)
     assert noise.whole_limit("bf16") == pytest.approx(SCALE_FACTOR * 2e-3 / 4, rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("gradient", "numbers"),
+    ("gradient", "count"),
     [([1.0] * 8, 8), ([1.0] + [1e-3] * 7, 1), ([1e-90] * 2 + [0.0] * 6, 2), ([0.0] * 8, 8)],
 )
-def test_numbers_that_carry_a_gradient_are_counted(gradient, numbers):
-    """A head's 32 numbers of a norm's weight may be carried by three: then rounding is parallel by chance."""
-    exact = ExactGradient.of(torch.tensor(gradient, dtype=torch.float64))
-    assert exact.numbers == pytest.approx(numbers, rel=1e-3)
+def test_effective_count_of_a_gradient_ignores_small_numbers(gradient, count):
+    """Three of the 32 numbers of a head's norm may dominate, and rounding is then parallel by chance."""
+    exact = ExactGradient.from_tensor(torch.tensor(gradient, dtype=torch.float64))
+    assert exact.effective_count == pytest.approx(count, rel=1e-3)
 
 
-def test_noise_is_that_of_the_controls_and_losses_of_opposite_signs_do_not_cancel():
+def test_noise_is_the_root_mean_square_of_the_controls():
+    """Errors of blocks of rows with opposite signs do not cancel."""
     exact, loss = {"a": torch.tensor([3.0, 4.0])}, StepLoss(2.0, torch.tensor([1.0, 1.0]))
-    noise = GradientNoise.of(
+    noise = GradientNoise.from_controls(
         [loss.block_error(StepLoss(2.0, torch.tensor([1 + off, 1 - off]))) for off in (0.3, 0.4)],
         [errors_of(exact, {"a": torch.tensor([3.0, 4.0 + off])}) for off in (0.3, 0.4)],
     )
@@ -118,17 +126,16 @@ def test_noise_is_that_of_the_controls_and_losses_of_opposite_signs_do_not_cance
 
 
 @pytest.mark.parametrize(("size", "hidden"), [(0.3, False), (0.1, True)])
-def test_a_mistake_that_is_no_larger_than_rounding_is_below_noise(size, hidden):
-    found = section(
-        {"loss": 0.0}, {"loss": 1.0}, mistakes={"a": 0.5, "b": size}, mistake_limits={"a": 0.2, "b": 0.2}
-    )
-    (check,) = FACTS.checks(CELL, found)
-    assert check.below_noise == (
-        "b would move a gradient by 1.0e-01; rounding is allowed 2.0e-01" if hidden else None
-    )
+def test_mistake_no_larger_than_rounding_is_below_noise(size, hidden):
+    mistakes = {"mistakes": {"a": 0.5, "b": size}, "mistake_limits": {"a": 0.2, "b": 0.2}}
+    (check,) = FACTS.checks(CELL, section({"loss": 0.0}, {"loss": 1.0}, **mistakes))
+    if hidden:
+        assert re.match("b would .* 1.0e-01; rounding .* 2.0e-01$", check.below_noise)
+    else:
+        assert check.below_noise is None
 
 
-def test_the_known_mistake_weighs_each_rank_s_mean_the_same():
+def test_mean_of_ranks_weighs_the_mean_of_each_rank_equally():
     strategy = SimpleNamespace(
         cell=SimpleNamespace(sp_degree=2),
         facts=SimpleNamespace(slices=lambda cell, tokens, rank: [slice(2 * rank, 2 * rank + 2)]),
@@ -141,7 +148,7 @@ def test_the_known_mistake_weighs_each_rank_s_mean_the_same():
 @pytest.mark.parametrize(
     ("size", "max_grad_norm", "clipped"), [(3.0, 1.0, 1.0), (0.3, 1.0, 0.6), (3.0, 2.0, 2.0), (3.0, 0.0, 6.0)]
 )
-def test_the_optimizer_is_to_be_given_the_clipped_gradient(size, max_grad_norm, clipped):
+def test_norm_errors_compare_the_optimizer_with_the_clipped_norm(size, max_grad_norm, clipped):
     optimizer = OptimizerConfig(max_grad_norm=max_grad_norm)
     right = ObjectiveStep(loss=1.0, gradients={}, norm=2 * size, reported_norm=2 * size, given_norm=clipped)
     assert norm_errors(right, optimizer) == pytest.approx(
@@ -154,45 +161,46 @@ def test_the_optimizer_is_to_be_given_the_clipped_gradient(size, max_grad_norm, 
 @pytest.mark.parametrize(
     ("seq_len", "multiple", "tokens"), [(65536, 2, 1024), (256, 4, 256), (4098, 6, 1020), (4096, 2048, 2048)]
 )
-def test_no_more_than_1024_tokens_are_compared_unless_the_layout_needs_them(seq_len, multiple, tokens):
+def test_objective_tokens_are_1024_unless_the_layout_needs_more(seq_len, multiple, tokens):
     assert objective_tokens(seq_len, multiple) == tokens
 
 
-def test_where_float64_has_no_room_the_cell_is_ok_and_says_so(launcher, tmp_path):
+def test_objective_without_room_for_float64_gives_a_reason(launcher, tmp_path):
     cell = tiny_cell("strategy=local", "engine=ddp")
     record, _ = run_cell(launcher, cell, tmp_path / "no_room", acts.have_no_room)
     with_room, _ = run_cell(launcher, cell, tmp_path / "room")
     assert record.losses.loss == with_room.losses.loss  # the step is taken all the same
     assert {"loss", "scale of the whole gradient"} <= with_room.objective.errors.keys()
-    found = record.objective
-    assert (record.status, found.parameters, found.errors) == ("ok", 0, {})
-    assert re.fullmatch(
-        r"all gradients would take about [\d.]+ MiB on one rank and [\d.]+ [KM]iB in its host memory",
-        found.reason,
-    )
-    (check,) = [each for each in record.checks if each.what == "every gradient on the cell's engine"]
-    assert (check.tokens, check.reason) == (None, found.reason)
+    section = record.objective
+    assert (record.status, section.parameters, section.errors) == ("ok", 0, {})
+    assert re.search(r"[\d.]+ MiB on one rank and [\d.]+ [KM]iB in its host memory", section.reason)
+    (check,) = [check for check in record.checks if check.what == "every gradient on the cell's engine"]
+    assert (check.tokens, check.reason) == (None, section.reason)
 
 
-def test_qwen3_4b_is_compared_whole_on_80_gb_and_takes_less_memory_with_fewer_layers():
+def test_needed_bytes_of_qwen3_4b_fit_80_gb_and_fall_with_layers():
     cell = make_cell("model=qwen3_4b", "strategy=ulysses", "engine=zero3", machine=FOUR_H100)
     choices = [*coverages(cell)]
-    needed = [needed_bytes(cell, 1024, each) for each in choices]
-    kept = [gradient_bytes(cell, each) for each in choices]
-    assert needed[0] < 18 * 2**30  # half of what 80 GB leave next to a quarter of the states is 30 GiB
+    needed = [needed_bytes(cell, 1024, coverage) for coverage in choices]
+    kept = [gradient_bytes(cell, coverage) for coverage in choices]
+    assert needed[0] < 18 * 2**30  # next to a quarter of the states, half of what is free of 80 GB is 30 GiB
     assert kept[0] == 4 * parameters(cell.model)
     assert needed[0] >= needed[1] > needed[2]
     assert kept[0] > kept[1] > kept[2]
 
 
-def test_a_coverage_says_which_parameters_it_holds():
+def test_coverage_contains_parameters_of_its_layers():
     whole, few, layers = coverages(make_cell("model=qwen3_nano", "model.num_layers=6"))
     names = [f"model.model.layers.{n}.mlp.up_proj.weight" for n in range(6)] + ["model.lm_head.weight"]
-    held = [[name in each for name in names] for each in (whole, few, layers)]
-    assert held == [[True] * 7, [n in (0, 3, 5, 6) for n in range(7)], [n in (0, 3, 5) for n in range(7)]]
+    contained = [[name in coverage for name in names] for coverage in (whole, few, layers)]
+    assert contained == [
+        [True] * 7,
+        [n in (0, 3, 5, 6) for n in range(7)],
+        [n in (0, 3, 5) for n in range(7)],
+    ]
     assert (whole.is_whole, few.is_whole, layers.is_whole) == (True, False, False)
     assert str(few) == "layers 0, 3 and 5 of 6, the embedding, the final norm and the head"
-    assert [each.is_whole for each in coverages(make_cell("model=qwen3_nano"))] == [True, True, False]
+    assert [coverage.is_whole for coverage in coverages(make_cell("model=qwen3_nano"))] == [True, True, False]
 
 
 DEEP = ("model=qwen3_nano", "model.num_layers=6")
@@ -207,13 +215,11 @@ DEEP = ("model=qwen3_nano", "model.num_layers=6")
         ("engine=fsdp2", "trainer=accelerate", "strategy=local", "dp_shard=2", "sp_degree=1"),
     ],
 )
-def test_where_three_layers_have_room_their_gradients_of_the_real_engine_are_compared(
-    launcher, tmp_path, words
-):
+def test_objective_compares_three_layers_if_no_more_fit(launcher, tmp_path, words):
     cell = tiny_cell("strategy=ulysses", "cluster.world_size=2", *DEEP, *words)
     record, _ = run_cell(launcher, cell, tmp_path, acts.have_room_for_three_layers)
     assert record.status == "ok", record.reason
-    section, checks = record.objective, {each.what: each for each in record.checks}
+    section, checks = record.objective, {check.what: check for check in record.checks}
     assert (section.parameters, section.compared_parameters) == (3 * 11, "layers 0, 3 and 5 of 6")
     assert section.noise == {}
     assert "scale of the compared gradients" in section.errors
@@ -225,7 +231,7 @@ MIDDLE = r"the gradient of model.model.layers.3.mlp.\w+.weight is off"
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "fault", "said"),
+    ("name", "dtype", "fault", "pattern"),
     [
         ("zero3", "bf16", acts.enlarge_gradients_in_the_middle_layer, MIDDLE),
         ("fsdp2", "bf16", acts.enlarge_gradients_in_the_middle_layer, MIDDLE),
@@ -234,9 +240,9 @@ MIDDLE = r"the gradient of model.model.layers.3.mlp.\w+.weight is off"
         ("zero3", "bf16", tokens.divide_by_sp_degree, ".*; gradients are exactly 1/sp_degree = 0.5"),
     ],
 )
-def test_a_mistake_is_found_where_three_layers_have_room(launcher, tmp_path, name, dtype, fault, said):
+def test_objective_of_three_layers_finds_a_fault(launcher, tmp_path, name, dtype, fault, pattern):
     words = (f"engine={name}", f"dtype={dtype}", *DEEP)
     cell = tiny_cell("strategy=ulysses", "cluster.world_size=2", *words)
     record, _ = run_cell(launcher, cell, tmp_path, partial(acts.have_room_for_three_layers, fault=fault))
     assert record.status == "wrong_result"
-    assert re.match(f"objective on engine={name}: {said}", record.reason), record.reason
+    assert re.match(f"objective on engine={name}: {pattern}", record.reason), record.reason

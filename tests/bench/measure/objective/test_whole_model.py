@@ -1,4 +1,4 @@
-"""Layer by layer a step has the loss and the gradients that autograd has of the whole model at once."""
+"""A step computed layer by layer has the loss and gradients of autograd on the whole model."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ ROUNDED = "control 2"
 
 
 def trainer_of(*words):
-    """What the pass reads of a training loop, of two sequences a step and five layers."""
+    """Return a stand-in for a training loop with two sequences per step and five layers."""
     cell = make_cell(
         "strategy=local", "model=qwen3_nano", "model.num_layers=5", "batch=2", "data=synthetic", *words
     )
@@ -33,17 +33,18 @@ def trainer_of(*words):
 
 
 def layer_by_layer(trainer):
-    """The sequences of a step, and of each computation the loss and all gradients."""
+    """Return the sequences of a step, and loss and all gradients of each computation."""
     with plain_attention_installed() as attention:
-        model, found = WholeModel(trainer, TOKENS, CPU, attention), {}
+        model, by_name = WholeModel(trainer, TOKENS, CPU, attention), {}
         whole, *_ = coverages(trainer.cell)
         for name, gradients in model.gradients(whole):
-            found.setdefault(name, {}).update(gradients)
-    return model.sequences, {name: (model.losses[name].mean, found[name]) for name in found}
+            by_name.setdefault(name, {}).update(gradients)
+    results = {name: (model.losses[name].mean, gradients) for name, gradients in by_name.items()}
+    return model.sequences, results
 
 
 def at_once(trainer, sequences, dtype, *, autocast=False, key_parts=1):
-    """Loss and gradients by one backward of transformers' own model a sequence."""
+    """Return loss and gradients of transformers' own model, with one backward per sequence."""
     cell, valid = trainer.cell, sum(int((batch.labels != -100).sum()) for batch in sequences)
     with plain_attention_installed() as attention:
         attention.key_parts = key_parts
@@ -64,8 +65,9 @@ def at_once(trainer, sequences, dtype, *, autocast=False, key_parts=1):
                 loss = (losses.double() / valid).sum()
                 loss.backward()
             total += float(loss)
-            for name, each in model.named_parameters():
-                wide = each.grad if each.grad.dtype == torch.float64 else each.grad.float()
+            for name, parameter in model.named_parameters():
+                grad = parameter.grad
+                wide = grad if grad.dtype == torch.float64 else grad.float()
                 sums[name] = sums.get(name, 0) + wide
             model.zero_grad()
     return total, sums
@@ -80,23 +82,25 @@ def at_once(trainer, sequences, dtype, *, autocast=False, key_parts=1):
         ("model.family=mistral", "checkpointing=true"),
     ],
 )
-def test_exact_gradients_are_those_of_the_whole_model(words):
+def test_exact_gradients_equal_autograd_on_the_whole_model(words):
     trainer = trainer_of("dtype=fp32", *words)
-    sequences, found = layer_by_layer(trainer)
-    loss, right = at_once(trainer, sequences, torch.float64)
-    assert found[EXACT][0] == pytest.approx(loss, rel=1e-12)
-    assert found[EXACT][1].keys() == right.keys()
-    whole = torch.stack([each.norm() for each in right.values()]).norm()
-    far = [name for name, each in right.items() if (found[EXACT][1][name] - each).norm() > 1e-12 * whole]
+    sequences, results = layer_by_layer(trainer)
+    loss, expected = at_once(trainer, sequences, torch.float64)
+    exact_loss, gradients = results[EXACT]
+    assert exact_loss == pytest.approx(loss, rel=1e-12)
+    assert gradients.keys() == expected.keys()
+    whole = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+    far = [name for name, x in expected.items() if (gradients[name] - x).norm() > 1e-12 * whole]
     assert far == []
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_rounded_gradients_are_those_of_the_whole_model_to_the_bit(autocast):
+def test_rounded_gradients_equal_autograd_to_the_bit(autocast):
     trainer = trainer_of("dtype=bf16", f"engine={'ddp' if autocast else 'fsdp2'}")
-    sequences, found = layer_by_layer(trainer)
+    sequences, results = layer_by_layer(trainer)
     dtype = torch.float32 if autocast else torch.bfloat16
-    loss, right = at_once(trainer, sequences, dtype, autocast=autocast, key_parts=2)
-    assert found[ROUNDED][0] == pytest.approx(loss, rel=1e-12)
-    unequal = [name for name, each in right.items() if not torch.equal(each, found[ROUNDED][1][name])]
+    loss, expected = at_once(trainer, sequences, dtype, autocast=autocast, key_parts=2)
+    rounded_loss, gradients = results[ROUNDED]
+    assert rounded_loss == pytest.approx(loss, rel=1e-12)
+    unequal = [name for name, x in expected.items() if not torch.equal(x, gradients[name])]
     assert unequal == []

@@ -1,4 +1,4 @@
-"""What parity names although every error is within its limit."""
+"""Parity reports a tensor that lost bits although its error is within the limit."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ EXACT = {"dq": torch.randn(1, 2, 32, 4, generator=torch.Generator().manual_seed(
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("result", "start"),
     [
         (EXACT["dq"].bfloat16().half(), "dq is fp16 but holds numbers of bf16 only"),
         (EXACT["dq"].half(), None),
@@ -18,7 +18,7 @@ EXACT = {"dq": torch.randn(1, 2, 32, 4, generator=torch.Generator().manual_seed(
     ],
     ids=["fp16 that was bf16", "fp16", "bf16", "zeros of fp16"],
 )
-def test_a_gradient_that_went_through_bf16_is_named(found, said):
-    divergence = first_divergence(None, (), {"dq": found}, EXACT, {"dq": 1.0}, causal=True, documents=None)
-    assert (divergence or "").startswith(said or "")
-    assert (divergence is None) == (said is None)
+def test_divergence_of_an_fp16_gradient_that_was_bf16(result, start):
+    divergence = first_divergence(None, (), {"dq": result}, EXACT, {"dq": 1.0}, causal=True, documents=None)
+    assert (divergence or "").startswith(start or "")
+    assert (divergence is None) == (start is None)

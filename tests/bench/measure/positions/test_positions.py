@@ -1,4 +1,4 @@
-"""Cos and sin of a rank are those of the whole sequence; where they are not, the model is to blame."""
+"""The positions pass compares cos and sin of a rank with those of the whole sequence, and names the model."""
 
 import copy
 import pickle
@@ -41,56 +41,57 @@ def model_of(family, rope=None):
     return AutoModel.from_config(AutoConfig.for_model(family, **SMALL, **most, **rope, pad_token_id=0))
 
 
-def found(model, positions, given=None, *, ranks=RANKS):
-    """One rank's part, whose model is called with positions `given` where it holds `positions`."""
+def part_of(model, positions, position_ids=None, *, ranks=RANKS):
+    """Return the part of a rank that holds `positions` and calls its model with `position_ids`."""
     subject = SimpleNamespace(network=model, sequence_ranks=ranks, fed_positions=lambda: positions)
-    watching = PositionsPass(SimpleNamespace(subject=subject, log=RankLog(lambda _: None)))
-    with watching.around_inspected_step():
-        given = positions[None] if given is None else given
-        model(input_ids=torch.zeros(1, len(positions), dtype=torch.long), position_ids=given)
-        pickle.dumps(copy.deepcopy(model))  # as a loop may do within a step
-    return watching.part()
+    positions_pass = PositionsPass(SimpleNamespace(subject=subject, log=RankLog(lambda _: None)))
+    with positions_pass.around_inspected_step():
+        position_ids = positions[None] if position_ids is None else position_ids
+        model(input_ids=torch.zeros(1, len(positions), dtype=torch.long), position_ids=position_ids)
+        pickle.dumps(copy.deepcopy(model))  # a training loop may do this within a step
+    return positions_pass.part()
 
 
-def held(rank, layout="zigzag", ranks=RANKS):
+def shard_of(rank, layout="zigzag", ranks=RANKS):
     return torch.cat([torch.arange(TOKENS)[piece] for piece in LAYOUTS[layout].slices(TOKENS, ranks, rank)])
 
 
-def verdict(parts):
+def gate_of(parts):
     reports = [RankReport({"positions": part}, {}) for part in parts]
     return FACTS.gate(CELL, FACTS.merge(reports, CELL))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rope", [None, YARN], ids=["default", "yarn"])
-def test_frequencies_that_no_length_changes_are_the_same_on_every_rank(layout, rope):
-    parts = [found(model_of("qwen3", rope), held(rank, layout)) for rank in range(RANKS)]
+def test_frequencies_without_a_length_are_equal_on_every_rank(layout, rope):
+    parts = [part_of(model_of("qwen3", rope), shard_of(rank, layout)) for rank in range(RANKS)]
     assert {(part.compared, part.error[0] < 1e-6, part.reason) for part in parts} == {(1, True, None)}
-    assert verdict(parts) is None
+    assert gate_of(parts) is None
 
 
 @pytest.mark.parametrize(
     ("family", "rope", "wrong"), [("qwen2", DYNAMIC, 3), ("llama", LONGROPE, 1), ("mistral", LONGROPE, 1)]
 )
-def test_frequencies_by_a_ranks_own_largest_position_blame_the_model(family, rope, wrong):
-    """Contiguous shards: with longrope only the first is no longer than the model was trained on."""
-    parts = [found(model_of(family, rope), held(rank, "contiguous")) for rank in range(RANKS)]
+def test_frequencies_by_the_largest_position_blame_the_model(family, rope, wrong):
+    """With contiguous shards and longrope, only rank 0 has positions within the length of training."""
+    parts = [part_of(model_of(family, rope), shard_of(rank, "contiguous")) for rank in range(RANKS)]
     assert [part.module[0] for part in parts] == ["rotary_emb"] * wrong + [None] * (RANKS - wrong)
-    said = verdict(parts)
-    assert said.startswith("positions: rank 0 turns position 1 by other angles than one device")
-    assert "not the strategy" in said
-    assert f"(rope_type={rope['rope_type']}) chooses frequencies by the largest position" in said
+    reason = gate_of(parts)
+    assert reason.startswith("positions: rank 0 rotates position 1 ")
+    assert "not the strategy" in reason
+    assert f"(rope_type={rope['rope_type']}) chooses frequencies by the largest position" in reason
+    assert "such as yarn" in reason
 
 
-def test_asking_for_the_whole_sequence_leaves_no_trace_in_the_model():
+def test_model_is_restored_after_the_whole_sequence():
     model, positions = model_of("llama", LONGROPE), torch.arange(64)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    assert found(model, positions).module == ["rotary_emb"]
+    assert part_of(model, positions).module == ["rotary_emb"]
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
 
 
 class Counting(nn.Module):
-    """A rotary embedding for whole sequences: it counts tokens itself, as those that take no positions do."""
+    """A rotary embedding for whole sequences, which counts tokens and ignores their positions."""
 
     def forward(self, x, position_ids=None):
         angles = torch.arange(x.shape[1])[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001]).repeat(2)
@@ -98,7 +99,7 @@ class Counting(nn.Module):
 
 
 class Offset(nn.Module):
-    """One that adds where its shard begins to positions that have it already."""
+    """A rotary embedding that adds the start of the shard to positions that already contain it."""
 
     def forward(self, x, position_ids):
         angles = (position_ids + position_ids[:, :1])[..., None] * torch.tensor([1.0, 0.1]).repeat(4)
@@ -107,29 +108,29 @@ class Offset(nn.Module):
 
 @pytest.mark.parametrize("rotary", [Counting, Offset])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_that_turns_by_positions_of_its_own_is_to_blame(rotary, dtype):
+def test_a_model_that_ignores_position_ids_is_blamed(rotary, dtype):
     parts = []
     for rank in range(2):
         model = model_of("qwen3").to(dtype)
         model.rotary_emb = rotary()
-        parts.append(found(model, held(rank, "contiguous", ranks=2), ranks=2))
+        parts.append(part_of(model, shard_of(rank, "contiguous", ranks=2), ranks=2))
     assert [part.position for part in parts] == [[None], [256]]
-    assert "rank 1 turns position 256" in verdict(parts)
-    assert "does not turn by the position_ids that the model is given" in verdict(parts)
+    assert "rank 1 rotates position 256" in gate_of(parts)
+    assert "does not rotate by the position_ids" in gate_of(parts)
 
 
-def test_positions_that_restart_are_each_documents_own():
+def test_positions_that_restart_are_compared_within_documents():
     positions = torch.cat([torch.arange(100), torch.arange(28)])
-    part = found(model_of("qwen3", DYNAMIC), positions)
+    part = part_of(model_of("qwen3", DYNAMIC), positions)
     assert (part.compared, part.module) == (1, [None])
 
 
-def test_rows_of_positions_that_differ_are_said_not_to_be_compared():
+def test_rows_of_positions_that_differ_are_not_compared():
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
     model, positions = model_of("qwen2_5_vl_text", rope), torch.arange(128, 256)
-    assert found(model, positions, positions.expand(3, 1, -1)).compared == 1
-    apart = torch.stack([positions, positions // 8, positions % 8])[:, None]
-    part = found(model, positions, apart)
+    assert part_of(model, positions, positions.expand(3, 1, -1)).compared == 1
+    rows = torch.stack([positions, positions // 8, positions % 8])[:, None]
+    part = part_of(model, positions, rows)
     assert (part.compared, SEVERAL_ROWS in part.reason) == (0, True)
     section = FACTS.merge([RankReport({"positions": part}, {})], CELL)
     assert FACTS.gate(CELL, section) is None

@@ -72,7 +72,7 @@ FAST_ALONE = [
     (attention.fill_a_permuted_buffer, FOUR, ATTENTION + "is off"),
     (attention.forget_documents, PACKED, "attention crosses the boundaries of documents"),
     (rings.compute_kept_outputs_again, (*LENT, "strategy.checkpoints=attention_output", "checkpointing=true"),
-     "rank 0: attention exchanged .* has to exchange"),
+     "rank 0: attention sent .* has to send"),
     (rings.leave_gradients_a_rank_from_home, KEPT, ATTENTION + "dk is off"),
     (tokens.forget_to_shard_rank_1, (), "other tokens"),
     (tokens.contiguous_positions_with_zigzag, RING, "other tokens"),

@@ -1,4 +1,4 @@
-"""Mistakes in attention that show at any length: faults."""
+"""Faults in attention that show at any length."""
 
 from contextlib import nullcontext
 
@@ -16,17 +16,17 @@ from tests.support.faults.classes.tampering import replace_attention, wrap
 
 
 def attend_locally(job):
-    """A strategy that the configuration accepts and nobody applies."""
+    """Make every rank attend to its own shard only, as if an accepted strategy were not applied."""
     runnable(job.cell.strategy).attention = LocalAttention.attention
 
 
 def drop_a_ring_step(job):
-    """One rank's keys are never looked at, and never sent."""
+    """Leave out the last ring step, so that one rank's keys are neither sent nor used."""
     wrap(RingContext, "sources", lambda plain, self: plain(self)[:-1])
 
 
 def see_one_token_too_far(job):
-    """The causal triangle one diagonal too high."""
+    """Shift the causal mask by one diagonal, so that each token sees its successor."""
 
     def shifted(plain, q, k, causal, scale):
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(diagonal=2)
@@ -37,7 +37,7 @@ def see_one_token_too_far(job):
 
 
 def skip_the_lse_rescale(job):
-    """Partial outputs added as if each had seen all keys."""
+    """Add partial outputs as if each of them had seen all keys."""
 
     def added(self, rows, out, lse):
         self.out[:, :, rows] += out
@@ -46,12 +46,12 @@ def skip_the_lse_rescale(job):
 
 
 def tile_the_kv_heads(job):
-    """Heads 0 1 0 1 where 0 0 1 1 was meant: the classic mistake of GQA."""
+    """Repeat KV heads as 0 1 0 1 instead of 0 0 1 1, the classic mistake of GQA."""
     kernel._repeat = lambda kv, groups: kv.repeat(1, groups, 1, 1)
 
 
 def sum_gradients_over_the_ranks(job):
-    """Gradients come out sp_degree times too large; the forward is right."""
+    """Make gradients sp_degree times too large; the forward is right."""
     extra = job.cell.sp_degree - 1
 
     def summed(plain, self, q, k, v, causal):
@@ -61,7 +61,10 @@ def sum_gradients_over_the_ranks(job):
 
 
 def fill_a_permuted_buffer(job):
-    """`empty_like` of a permuted view: gloo fills it in the wrong order, forward exact, gradients not."""
+    """Receive into `empty_like` of a permuted view, which gloo fills in the wrong order.
+
+    The forward is exact, the gradients are not.
+    """
 
     def exchange(parts, group):
         received = torch.empty_like(parts)
@@ -72,5 +75,5 @@ def fill_a_permuted_buffer(job):
 
 
 def forget_documents(job):
-    """Positions begin anew with every document, and attention is not told where one ends."""
+    """Withhold the documents from attention, although positions restart in every document."""
     Strategy.packed = lambda *_: nullcontext()

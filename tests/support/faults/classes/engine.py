@@ -1,4 +1,4 @@
-"""What is wrong only in the cell's own engine, whole model or checkpointing: faults."""
+"""Faults that show only in the cell's own engine, whole model or checkpointing."""
 
 import torch
 from torch.nn.functional import dropout
@@ -10,19 +10,19 @@ from tests.support.faults.classes.tampering import change_the_model, wrap
 
 
 def keep_the_last_micro_step_only(job):
-    """ZeRO-3 that overwrites gradients where it should add them up."""
-    last = []
+    """Let ZeRO-3 overwrite gradients of earlier micro-steps instead of adding to them."""
+    is_last = []
 
-    def micro_step(plain, self, *, last: bool, seen=last):
-        seen[:] = [last]
+    def micro_step(plain, self, *, last: bool):
+        is_last[:] = [last]
         return plain(self, last=last)
 
     wrap(Zero3, "micro_step", micro_step)
-    wrap(Zero3, "backward", lambda plain, self, loss: plain(self, loss * float(last[0])))
+    wrap(Zero3, "backward", lambda plain, self, loss: plain(self, loss * float(is_last[0])))
 
 
 def enlarge_gradients_a_little(job):
-    """All by the same 0.75 %, which is less than what rounding does to single numbers."""
+    """Make all gradients 0.75 % too large, which is less than the rounding of single numbers."""
     wrap(FSDP2, "backward", lambda plain, self, loss: plain(self, 1.0075 * loss))
 
 
@@ -39,7 +39,7 @@ def lose_the_gradient_of_a_matrix(job):
 
 
 def freeze_a_matrix(job):
-    """It has no gradient at all."""
+    """Give one matrix no gradient at all."""
 
     def built(plain, self, model, *words):
         model.model.model.layers[-1].mlp.down_proj.weight.requires_grad_(False)
@@ -49,14 +49,15 @@ def freeze_a_matrix(job):
 
 
 def never_reduce(job):
-    """Every rank of a DDP that never meets the others."""
+    """Never reduce DDP's gradients over ranks."""
     wrap(DDP, "micro_step", lambda plain, self, *, last: plain(self, last=False))
 
 
 def recompute_with_dropout(job):
-    """Checkpointing whose second forward drops a tenth of an MLP's input, which the first one kept.
+    """Drop a tenth of an MLP's input in the forward that checkpointing repeats, and not in the first one.
 
-    As a sum with a constant: a dropout in the graph torch itself refuses, as it saves a mask.
+    The fault adds a constant, because torch itself rejects a dropout in the repeated graph, which saves a
+    mask.
     """
 
     def forward(plain, hidden):
@@ -67,5 +68,5 @@ def recompute_with_dropout(job):
 
 
 def _is_backward():
-    """Whether autograd is at work, as when a checkpointed layer is computed again."""
+    """Return whether autograd is running, for example while a checkpointed layer is computed again."""
     return torch._C._current_graph_task_id() != -1

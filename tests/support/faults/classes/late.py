@@ -1,4 +1,4 @@
-"""What is right in the first step and wrong in a later one, or wrong in the optimizer: faults."""
+"""Faults that begin after the first step, or that are in the optimizer."""
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ FROM_STEP = 2
 
 
 def repeat_a_step_later(job):
-    """All ranks train on the tokens of step 1 again and again."""
+    """Train on the tokens of step 1 in all later steps, on all ranks."""
     wrap(NativeTrainer, "fetch", lambda plain, self, number, seq_len: plain(self, min(number, 1), seq_len))
 
 
@@ -38,7 +38,7 @@ def learn_twice_as_fast_later(job):
 
 
 def drift_apart(job):
-    """Rank 1's replica learns a little faster."""
+    """Give rank 1's replica a slightly larger learning rate."""
 
     def built(plain, self, *words):
         plain(self, *words)
@@ -50,26 +50,26 @@ def drift_apart(job):
 
 
 def clip_by_the_ranks_own_norm(job):
-    """The norm of a rank's shards in place of that of all."""
+    """Clip by the norm of a rank's own shards instead of the whole norm."""
 
     def clip(_, parameters, max_norm):
-        own = [p.grad.to_local() for p in parameters if p.grad is not None]
-        norm = torch.stack([each.norm() for each in own]).norm()
-        for each in own:
-            each.mul_((max_norm / norm).clamp(max=1))
+        shards = [p.grad.to_local() for p in parameters if p.grad is not None]
+        norm = torch.stack([shard.norm() for shard in shards]).norm()
+        for shard in shards:
+            shard.mul_((max_norm / norm).clamp(max=1))
         return norm
 
     wrap(nn.utils, "clip_grad_norm_", clip)
 
 
 def never_clip(job):
-    """Losses hardly show it: Adam divides by the gradient's size itself."""
+    """Never clip gradients; losses hardly change, because Adam divides by the gradient's size."""
 
     wrap(nn.utils, "clip_grad_norm_", lambda plain, parameters, _: plain(parameters, torch.inf))
 
 
 def undo_one_update(job):
-    """The update of step 2 is lost on all ranks alike, and no other."""
+    """Undo the update of step 2 on all ranks, and no other update."""
     begun = steps_begun()
 
     def update(plain, self):

@@ -1,4 +1,4 @@
-"""What is right up to the 1,024 tokens of the short checks and wrong beyond them: faults."""
+"""Faults that begin beyond the 1,024 tokens of the short checks."""
 
 import bench.strategies.ring.attention as ring
 from bench.measure.objective.section import MAX_TOKENS
@@ -8,7 +8,7 @@ from tests.support.faults.classes.tampering import change_the_model, is_long, re
 
 
 def scale_the_scores(job):
-    """By 5 %, which is within the floor of a comparison by maxima."""
+    """Make scores 5 % too large, which is within the floor of a comparison by maxima."""
 
     def scaled(plain, self, q, k, v, causal):
         return plain(self, q * 1.05, k, v, causal=causal)
@@ -38,12 +38,12 @@ def enlarge_the_gradient_of_the_values(job):
 
 
 def enlarge_the_gradient_of_the_keys_by_a_tenth(job):
-    """Which no identity over all tokens tells from rounding in 16 bit."""
+    """Make gradients of keys a tenth too large, which in 16 bit no identity distinguishes from rounding."""
     _enlarge_gradients(job, 1.1, of_keys=True)
 
 
 def lose_a_hop_of_the_keys_of_one_head(job):
-    """Rank 0's queries add nothing to the gradient of the other rank's keys, of the last KV head."""
+    """Drop the contribution of rank 0's queries to the other rank's key gradient in the last KV head."""
 
     def backward(plain, kernel, dout, q, k, *rest, causal, scale):
         dq, dk, dv = plain(kernel, dout, q, k, *rest, causal=causal, scale=scale)
@@ -56,7 +56,7 @@ def lose_a_hop_of_the_keys_of_one_head(job):
 
 
 def cut_the_loss_of_rank_1(job):
-    """The second half of its tokens counts for nothing, after what entered the model was noted."""
+    """Ignore the second half of rank 1's labels after the model's input was recorded."""
 
     def built(plain, self, *words):
         plain(self, *words)
@@ -74,7 +74,7 @@ def cut_the_loss_of_rank_1(job):
 
 
 def feed_other_tokens_than_noted(job):
-    """The embedding looks up each token's successor, after what entered the model was noted."""
+    """Embed each token's successor after the model's input was recorded."""
 
     def embed(plain, ids):
         is_long = ids.shape[1] * job.cell.sp_degree > MAX_TOKENS

@@ -1,4 +1,4 @@
-"""Numbers that are not finite, in one place, on one rank or in one step: faults."""
+"""Faults that make a number not finite in one place, on one rank or in one step."""
 
 from dataclasses import replace
 
@@ -11,11 +11,11 @@ from bench.training.trainers.native import NativeTrainer
 from tests.support.faults.classes.tampering import is_long, replace_attention, steps_begun, wrap
 
 LAST_STEP = 5
-"""Of a cell with one warm-up step and four timed ones: the inspected one."""
+"""Number of the inspected step of a cell with one warm-up step and four timed steps."""
 
 
 def overflow_a_gradient_of_rank_1(job):
-    """One number of one gradient, in every step of the cell's own engine, before it is reduced."""
+    """Overflow one number of one gradient in every step of the cell's own engine, before it is reduced."""
 
     def built(plain, self, model, *words):
         def overflown(gradient):
@@ -32,7 +32,7 @@ def overflow_a_gradient_of_rank_1(job):
 
 
 def overflow_the_loss_of_rank_1_in_step_1(job):
-    """Reported and trained on."""
+    """Overflow rank 1's reported loss of step 1."""
 
     def step(plain, self, number, seq_len):
         outcome = plain(self, number, seq_len)
@@ -43,7 +43,7 @@ def overflow_the_loss_of_rank_1_in_step_1(job):
 
 
 def lose_a_parameter_everywhere(job):
-    """The same number of every replica."""
+    """Lose one number of a parameter in every replica, after the last step."""
     begun = steps_begun()
 
     def update(plain, self):
@@ -56,7 +56,7 @@ def lose_a_parameter_everywhere(job):
 
 
 def overflow_a_gradient_later(job):
-    """One number of rank 1's gradient of step 3, after ranks have met; its loss is right."""
+    """Overflow one number of rank 1's gradient of step 3 after the all-reduce; the loss is right."""
     begun = steps_begun()
 
     def backward(plain, self, loss):
@@ -68,17 +68,17 @@ def overflow_a_gradient_later(job):
 
 
 def _after_the_last_step(change):
-    """`change(engine)` once all steps are over."""
+    """Call `change(engine)` once all steps are over."""
 
-    def taken(plain, self):
+    def parts(plain, self):
         change(self.subject.trainer.engine)
         return plain(self)
 
-    wrap(Measurement, "parts", taken)
+    wrap(Measurement, "parts", parts)
 
 
 def lose_a_second_moment_of_rank_1(job):
-    """One number that the optimizer keeps of one parameter."""
+    """Overflow one number of one parameter's second moment on rank 1."""
 
     def lost(engine):
         if job.rank == 1:
@@ -89,7 +89,7 @@ def lose_a_second_moment_of_rank_1(job):
 
 
 def lose_the_momentum_everywhere(job):
-    """All numbers of the last parameter, on every rank."""
+    """Lose all numbers of the last parameter's momentum on every rank."""
 
     def lost(engine):
         *_, (_, state) = engine.optimizer_state("momentum_buffer")
@@ -99,7 +99,7 @@ def lose_the_momentum_everywhere(job):
 
 
 def lose_a_parameter_after_all_steps(job):
-    """One number of rank 0's shard, after the traced steps too."""
+    """Overflow one number of rank 0's shard after all steps, the traced steps included."""
 
     def lost(engine):
         if job.rank == 0:
@@ -110,7 +110,7 @@ def lose_a_parameter_after_all_steps(job):
 
 
 def lose_a_parameter_of_rank_1_at_load(job):
-    """One number of one replica, once its engine has the model."""
+    """Lose one number of rank 1's replica once its engine has the model."""
 
     def built(plain, self, *words):
         plain(self, *words)
@@ -122,7 +122,7 @@ def lose_a_parameter_of_rank_1_at_load(job):
 
 
 def lose_all_gradients_of_long_sequences(job):
-    """By an output that overflows; DeepSpeed then updates nothing, and its optimizer has no state."""
+    """Overflow attention's output; DeepSpeed then skips the update, and its optimizer has no state."""
 
     def spoiled(plain, self, q, k, v, causal):
         return plain(self, q, k, v, causal=causal) + torch.inf
@@ -131,7 +131,7 @@ def lose_all_gradients_of_long_sequences(job):
 
 
 def lose_what_follows_the_512th_token(job):
-    """Of the output, which no shorter sequence shows."""
+    """Lose attention's output of tokens from the 513th on, which no shorter sequence shows."""
 
     def spoiled(plain, self, q, k, v, causal):
         out = plain(self, q, k, v, causal=causal)
@@ -148,7 +148,7 @@ def _without_a_row(x):
 
 
 def lose_one_token_between_the_sampled_ones(job):
-    """One row of rank 1's output, which is none of those compared with float64."""
+    """Lose one row of rank 1's output that is not compared with float64."""
 
     def spoiled(plain, self, q, k, v, causal):
         return _without_a_row(plain(self, q, k, v, causal=causal))
@@ -157,17 +157,17 @@ def lose_one_token_between_the_sampled_ones(job):
 
 
 def _lose_a_row_of_the_value_gradient(job, *, watched):
-    """On rank 1, under the harness's own watch or without."""
+    """Lose the row on rank 1, either under the harness's watch or without it."""
 
     def spoiled(plain, self, q, k, v, causal):
         v = v.view_as(v)
         v.register_hook(_without_a_row)
         return plain(self, q, k, v, causal=causal)
 
-    def is_where(self, q):
+    def is_lost(self, q):
         return self.groups.rank == 1 and is_long(self, q) and (self.watch is not None) == watched
 
-    replace_attention(job, spoiled, is_where)
+    replace_attention(job, spoiled, is_lost)
 
 
 def lose_a_row_of_the_value_gradient_under_the_clock(job):

@@ -1,4 +1,4 @@
-"""Mistakes in the two rings that lend or keep what others do not: faults."""
+"""Faults in the strategies distflash_attn and ring_self_attention."""
 
 from dataclasses import replace
 
@@ -11,30 +11,30 @@ from tests.support.faults.classes.tampering import wrap
 
 
 def drop_the_last_round(job):
-    """Ranks furthest from one another never meet."""
+    """Leave out the last round, in which the ranks furthest from one another communicate."""
     wrap(distflash, "rounds", lambda plain, *words, **named: plain(*words, **named)[:-1])
 
 
 def keep_the_gradients_of_lent_keys(job):
-    """They are added to those of one's own keys: the owner's lack them. The forward is right."""
+    """Add the gradients of lent keys to this rank's keys instead of the owner's. The forward is right."""
 
     def compute(plain, self, what, lent):
-        found = plain(self, what, lent)
+        gradients = plain(self, what, lent)
         if what is Lent.QUERIES:
-            return found
-        self.dkv += found[0]
-        return (torch.zeros_like(found[0]),)
+            return gradients
+        self.dkv += gradients[0]
+        return (torch.zeros_like(gradients[0]),)
 
     wrap(distflash.Backward, "compute", compute)
 
 
 def compute_kept_outputs_again(job):
-    """Attention's output is kept, and nobody looks for it."""
+    """Keep attention's output for checkpointing, and compute it again all the same."""
     wrap(distflash.KeptOutputs, "once", lambda plain, self, compute: compute())
 
 
 def leave_gradients_a_rank_from_home(job):
-    """The sum over ranks stops at the one that added last."""
+    """Leave the sum of key gradients at the rank that added last, one rank before its owner."""
 
     def rotate(plain, tensor, group):
         arriving = plain(tensor, group)
@@ -46,7 +46,7 @@ def leave_gradients_a_rank_from_home(job):
 
 
 def forget_the_sum_of_a_row(job):
-    """The gradient of softmax without the term that makes its rows add up to nothing."""
+    """Leave out the term of softmax's gradient that makes its rows sum to 0."""
 
     def block_backward(plain, queries, keys, probs):
         dout, q, delta = queries

@@ -1,4 +1,4 @@
-"""What is wrong by one or two in a hundred, close to what bf16 rounds away: faults."""
+"""Faults of one or two percent, close to the rounding of bf16."""
 
 import torch
 
@@ -34,10 +34,10 @@ def exchange_in_8_bits(job):
 
 def miss_the_last_hop_in_a_few_rows(job):
     def merge(plain, self, rows, out, lse):
-        kept = self.out[:, :, rows][:, :, :FEW_ROWS].clone(), self.lse[:, :, rows][:, :, :FEW_ROWS].clone()
+        before = self.out[:, :, rows][:, :, :FEW_ROWS].clone(), self.lse[:, :, rows][:, :, :FEW_ROWS].clone()
         plain(self, rows, out, lse)
-        self.out[:, :, rows][:, :, :FEW_ROWS] = kept[0]
-        self.lse[:, :, rows][:, :, :FEW_ROWS] = kept[1]
+        self.out[:, :, rows][:, :, :FEW_ROWS] = before[0]
+        self.lse[:, :, rows][:, :, :FEW_ROWS] = before[1]
 
     wrap(Partial, "merge", merge)
 
@@ -50,7 +50,7 @@ def enlarge_query_gradients_by_two_percent(job):
 
 
 def drop_one_output_in_a_hundred(job):
-    """Dropout that nobody asked for."""
+    """Apply dropout that the configuration does not ask for."""
 
     def dropped(plain, self, q, k, v, causal):
         return torch.nn.functional.dropout(plain(self, q, k, v, causal=causal), p=0.01)

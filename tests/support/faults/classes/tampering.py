@@ -1,6 +1,6 @@
-"""How a fault is put into a rank: something of ours is replaced by what may call the plain one, or not.
+"""Helpers that put a fault into a rank by replacing a function, which the replacement may still call.
 
-A fault is a function of a rank's job; `partial(tampered, fault)` is an entry that a launcher runs.
+A fault is a function of a rank's job. The launcher runs `partial(tampered, fault)` as the rank's entry point.
 """
 
 import functools
@@ -13,17 +13,17 @@ from bench.training.trainers.native import NativeTrainer
 
 
 def tampered(fault, job, log):
-    """A rank's whole life after the fault."""
+    """Put the fault into this rank, then run its cell."""
     fault(job)
     return run_cell(job, log)
 
 
 def nothing(job):
-    """In cells that make one of the known mistakes."""
+    """Put in no fault, for cells that already make a known mistake."""
 
 
 def wrap(owner, name, wrapper):
-    """`wrapper(plain, *arguments)` takes the place of a method, or of a module's function."""
+    """Replace a method, or a module's function, by `wrapper(plain, *arguments)`."""
     plain = getattr(owner, name)
 
     @functools.wraps(plain)
@@ -34,7 +34,7 @@ def wrap(owner, name, wrapper):
 
 
 def replace_attention(job, wrong, is_wrong=lambda *_: True):
-    """Attention is `wrong(plain, self, q, k, v, causal)` wherever `is_wrong(self, q)`."""
+    """Replace attention by `wrong(plain, self, q, k, v, causal)` wherever `is_wrong(self, q)` is true."""
 
     def attention(plain, self, q, k, v, *, causal=True):
         if is_wrong(self, q):
@@ -45,12 +45,12 @@ def replace_attention(job, wrong, is_wrong=lambda *_: True):
 
 
 def is_long(self, q):
-    """Beyond what the short checks see."""
+    """Return whether the sequence is longer than those of the short checks."""
     return q.shape[2] * self.cell.sp_degree > MAX_TOKENS
 
 
 def steps_begun():
-    """A list that grows by the number of each step that begins; checks before the first step add none."""
+    """Return a list that receives the number of each step that begins; early checks add none."""
     begun = []
 
     def step(plain, self, number, seq_len):
@@ -62,7 +62,7 @@ def steps_begun():
 
 
 def change_the_model(change):
-    """Call `change` with the cell's own model with its loss, and not with float64's."""
+    """Call `change` with the cell's own model and its loss; the float64 model is not changed."""
 
     def built(plain, rank):
         model = plain(rank)

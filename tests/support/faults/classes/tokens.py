@@ -1,4 +1,4 @@
-"""Mistakes in which tokens, labels and positions a rank has, and in what its loss divides by: faults."""
+"""Faults in the tokens, labels and positions of a rank, and in the divisor of its loss."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from tests.support.faults.classes.tampering import wrap
 
 
 def forget_to_shard_rank_1(job):
-    """A silent fault of real trainers: a rank trains on its neighbour's tokens again."""
+    """Give rank 1 the first shard as well, a silent fault of real trainers."""
 
     def first_shard(self, batch):
         size = batch.input_ids.shape[1] // self.cell.sp_degree
@@ -23,7 +23,7 @@ def forget_to_shard_rank_1(job):
 
 
 def contiguous_positions_with_zigzag(job):
-    """Tokens in the order of one layout, positions in that of another."""
+    """Combine tokens in the zigzag layout with positions in the contiguous layout."""
 
     def misplaced(plain, self, batch):
         right = plain(self, batch)
@@ -35,7 +35,7 @@ def contiguous_positions_with_zigzag(job):
 
 
 def let_positions_go_on(job):
-    """Positions that go on in the next document: attention by rotary ones is the same."""
+    """Let positions go on in the next document, which does not change attention with rotary positions."""
 
     def with_positions(plain, self, batch):
         tokens = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
@@ -45,7 +45,7 @@ def let_positions_go_on(job):
 
 
 def label_the_last_token_of_documents(job):
-    """The next document's first token is what it is to predict; before the first counted label none is."""
+    """Label a document's last token with the next document's first, from the first counted label on."""
 
     def with_labels(plain, self, batch):
         follows = batch.position_ids.roll(-1, dims=1) == 0
@@ -58,7 +58,7 @@ def label_the_last_token_of_documents(job):
 
 
 def feed_other_tokens_than_were_fetched(job):
-    """A wrapper between loop and model that puts the last token first."""
+    """Put a wrapper between loop and model that moves the last token to the front."""
 
     class Wrapper(torch.nn.Module):
         def __init__(self, module):
@@ -76,17 +76,17 @@ def feed_other_tokens_than_were_fetched(job):
 
 
 def divide_by_sp_degree(job):
-    """The classic mistake: a loss averaged once more over the ranks that share a sequence."""
+    """Divide the loss once more by the number of ranks that share a sequence, a classic mistake."""
     wrap(native, "backward_loss", lambda plain, *loss: plain(*loss) / job.cell.sp_degree)
 
 
 def average_losses_over_ranks(job):
-    """Each rank its own mean, then the mean over ranks: tokens of ranks with few of them weigh more."""
+    """Average the ranks' means, so that tokens of ranks with few valid tokens weigh more."""
     local = []
 
-    def counted(plain, labels):
+    def count_valid(plain, labels):
         local.append(plain(labels))
         return local[-1]
 
-    wrap(native, "count_valid", counted)
+    wrap(native, "count_valid", count_valid)
     native.backward_loss = lambda loss_sum, *_: loss_sum / local[-1].clamp(min=1)

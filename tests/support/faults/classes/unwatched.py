@@ -1,4 +1,4 @@
-"""What is right only while somebody looks: faults."""
+"""Faults that disappear while a check or an instrument looks at the rank."""
 
 import torch
 
@@ -14,19 +14,19 @@ def _attend_locally(plain, self, q, k, v, causal):
 
 
 def _exchange_and_attend_locally(plain, self, q, k, v, causal):
-    """All calls are made, forward and backward, and what they bring is not used."""
+    """Communicate forward and backward as usual, and do not use the received data."""
     exchanged = plain(self, q, k, v, causal=causal)
     return LocalAttention.attention(self, q, k, v, causal=causal) + 0 * exchanged
 
 
 def _is_looked_at(self):
-    """By a dispatch mode, a profiler or the harness's own watch."""
+    """Return whether a dispatch mode, a profiler or the harness's own watch is active."""
     modes = torch._C._len_torch_dispatch_stack() > 0
     return modes or torch.autograd._profiler_enabled() or self.watch is not None
 
 
 def be_right_before_the_first_step_only(job):
-    """In all short checks, that is."""
+    """Be right in all short checks, and wrong in every step."""
     begun = steps_begun()
     replace_attention(job, _exchange_and_attend_locally, lambda *_: begun)
 
@@ -37,19 +37,19 @@ def be_right_in_the_first_step_only(job):
 
 
 def be_right_while_looked_at_only(job):
-    """In the short checks, under the watch, a dispatch mode and the profiler, with equal calls."""
+    """Be right in the short checks and under instruments; else make the same calls and ignore their data."""
     begun = steps_begun()
     replace_attention(job, _exchange_and_attend_locally, lambda self, _: begun and not _is_looked_at(self))
 
 
 def exchange_while_looked_at_only(job):
-    """The same, and the calls are left out."""
+    """Be right in the short checks and under instruments; else make no calls."""
     begun = steps_begun()
     replace_attention(job, _attend_locally, lambda self, _: begun and not _is_looked_at(self))
 
 
 def exchange_only_while_inspected(job):
-    """Right in the checks of short sequences and under a dispatch mode; else nothing is sent."""
+    """Be right in the short checks and under a dispatch mode; else send nothing."""
 
     def lazy(plain, parts, group):
         is_short = parts.shape[-2] * group.size() <= MAX_TOKENS
@@ -60,7 +60,7 @@ def exchange_only_while_inspected(job):
 
 
 def attend_locally_in_timed_calls(job):
-    """Where attention alone is measured: right in the parity pass and under the watch."""
+    """Be right in the parity pass and under the watch of workload=attention, and wrong in timed calls."""
     begun = []
 
     def step(plain, self, number):
