@@ -1,7 +1,7 @@
-"""A cell is checked and measured on its ranks, pass by pass. May import cost and all below.
+"""Table of the passes that check and measure a cell on its ranks. May import cost and all below.
 
-The one table of passes: a new one is a folder here and a line below. `section.py` in the folder is read by
-processes that must not import torch; `rank.py` runs on the ranks.
+A new pass is a folder here and a line in `NAMES`. Processes that must not import torch read the `section.py`
+of a folder; the ranks run its `rank.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bench.measure.rank_pass import RankPass
 
 Sections = Mapping[str, Any]
-"""A record's sections by the names of their passes, None where a pass did not run."""
+"""Sections of a record by the name of their pass; None if the pass did not run."""
 
 NAMES = (
     "updates",
@@ -42,7 +42,7 @@ NAMES = (
     "trace",
     "full_length",
 )
-"""In the order in which passes take their turns with steps."""
+"""Names of all passes, in the order in which they request steps."""
 
 PASSES: Mapping[str, PassFacts[Any, Any]] = {
     name: importlib.import_module(f"bench.measure.{name}.section").FACTS for name in NAMES
@@ -50,40 +50,43 @@ PASSES: Mapping[str, PassFacts[Any, Any]] = {
 
 
 def rank_code(name: str) -> type[RankPass]:
-    """A pass's code, `rank.py` beside its `section.py`, imported only where ranks run."""
+    """Return the class in the `rank.py` of a pass, which is imported only in rank processes."""
     code: type[RankPass] = importlib.import_module(f"bench.measure.{name}.rank").PASS
     return code
 
 
 def decoded(reports: Sequence[Mapping[str, Any]]) -> list[RankReport]:
-    """Return the reports of all ranks from their JSON values.
+    """Return the reports of all ranks, converted from their JSON values.
 
-    A pass of which any rank's part breaks the rules of its type has no part on any rank; that rank's
-    `flaw` says where.
+    If the part of any rank breaks the rules of its type, the pass is dropped from all reports, and the `flaw`
+    of that rank says which rule is broken.
     """
-    found = [{name: _decoded(report, name) for name in PASSES if name in report} for report in reports]
-    broken = {name for parts in found for name, part in parts.items() if isinstance(part, str)}
+    all_parts = [
+        {name: _decode_part(report, name) for name in PASSES if name in report} for report in reports
+    ]
+    invalid = {name for parts in all_parts for name, part in parts.items() if isinstance(part, str)}
     return [
         RankReport(
-            {name: part for name, part in parts.items() if name not in broken},
+            {name: part for name, part in parts.items() if name not in invalid},
             report["phases_s"],
             report.get("software", {}),
-            _flaw(report) or next((part for part in parts.values() if isinstance(part, str)), None),
+            _first_not_finite(report)
+            or next((part for part in parts.values() if isinstance(part, str)), None),
         )
-        for report, parts in zip(reports, found, strict=True)
+        for report, parts in zip(reports, all_parts, strict=True)
     ]
 
 
-def _decoded(report: Mapping[str, Any], name: str) -> Any:
-    """Return a rank's part of a pass, or as a text which rule it breaks."""
+def _decode_part(report: Mapping[str, Any], name: str) -> Any:
+    """Return the part of a pass in a rank's report, or a string that says which rule the part breaks."""
     try:
         return msgspec.convert(report[name], PASSES[name].part)
     except msgspec.ValidationError as error:
         return f"{name}: {error}"
 
 
-def _flaw(report: Mapping[str, Any]) -> str | None:
-    """Return where in a rank's parts the first number is not finite."""
+def _first_not_finite(report: Mapping[str, Any]) -> str | None:
+    """Return a message about the first number of a rank's parts that is not finite; None if all are."""
     places = (place for name in PASSES if name in report for place in not_finite(report[name], name))
     return next((f"{place}, which is no finite number" for place in places), None)
 
@@ -91,7 +94,10 @@ def _flaw(report: Mapping[str, Any]) -> str | None:
 def merge(
     reports: Sequence[RankReport], cell: Cell, known: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The record's sections; those that are `known` from an equal cell stand for what was not run again."""
+    """Return the sections of a cell's record, merged from the reports of its ranks.
+
+    `known` are sections from the record of an equal cell, for the passes that were not run again.
+    """
     merged = {
         name: facts.merge(reports, cell) if facts.parts(reports) else None
         for name, facts in PASSES.items()
@@ -101,40 +107,40 @@ def merge(
 
 
 def first_failure(cell: Cell, sections: Sections) -> str | None:
-    """Why the cell's result is wrong, in one line, or None when every gate is passed."""
-    made = {name: section for name, section in sections.items() if section is not None}
-    in_time = sorted(made, key=lambda name: PASSES[name].judges)
-    reasons = (PASSES[name].gate(cell, made[name]) for name in in_time)
+    """Return one line that says why the result of the cell is wrong; None if every gate passes."""
+    filled = {name: section for name, section in sections.items() if section is not None}
+    in_gate_order = sorted(filled, key=lambda name: PASSES[name].judges)
+    reasons = (PASSES[name].gate(cell, filled[name]) for name in in_gate_order)
     return next((reason for reason in reasons if reason is not None), None)
 
 
 def checks(cell: Cell, sections: Sections) -> list[Check]:
-    """What all passes compared and what they could not, in the order of the table."""
+    """Return the checks of all passes, made or not, in the order of the table."""
     return [
-        check if cell.replay.rank is None else _of_one_rank(check, facts, cell)
+        check if cell.replay.rank is None else _replay_check(check, facts, cell)
         for name, facts in PASSES.items()
         if facts.workload in (None, cell.workload.name)
         for check in facts.checks(cell, sections.get(name))
     ]
 
 
-def _of_one_rank(check: Check, facts: PassFacts[Any, Any], cell: Cell) -> Check:
-    """The check as a replay makes it: of the tokens of one rank, or not at all."""
+def _replay_check(check: Check, facts: PassFacts[Any, Any], cell: Cell) -> Check:
+    """Return the check as a replay of one rank makes it: on the tokens of that rank, or not at all."""
     tokens = None if check.tokens is None else min(check.tokens, cell.shard_len)
     return replace(check, tokens=tokens, reason=NO_OTHER_RANKS if facts.needs_all_ranks else check.reason)
 
 
 def evidence(sections: Sections) -> dict[str, Any]:
-    """The sections that the record of a wrong result keeps: none of them holds a speed."""
+    """Return the sections that the record of a wrong result keeps; no section with a speed is among them."""
     return {name: section for name, section in sections.items() if PASSES[name].is_evidence}
 
 
 def planned_stages(measure: MeasureConfig, step_s: float) -> list[RankStage]:
-    """The stages with full-length steps, in order, where a step takes `step_s` seconds."""
-    asked = (facts for facts in PASSES.values() if facts.is_asked(measure))
-    return [stage for facts in asked for stage in facts.stages(measure, step_s)]
+    """Return the stages with full-length steps, in order, if one step takes `step_s` seconds."""
+    requested = (facts for facts in PASSES.values() if facts.is_asked(measure))
+    return [stage for facts in requested for stage in facts.stages(measure, step_s)]
 
 
 def own_work_s(report: RankReport) -> float:
-    """Seconds that a rank spent on the cell's own steps and checks."""
+    """Return the seconds that a rank spent on the steps and checks of the cell, without fixed costs."""
     return sum(report.phases_s.get(name, 0.0) for name, facts in PASSES.items() if facts.is_own_work)

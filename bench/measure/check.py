@@ -1,4 +1,4 @@
-"""One comparison that a cell's result had to pass. No torch."""
+"""Check of a cell's result, as its record stores it. No torch."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from bench.common.rules import Name, Whole
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """One comparison that a cell's result had to pass, and how far it reaches; or why it was not made."""
+    """One comparison of a cell's result, with its extent, or with the reason why it was not made."""
 
     what: Name
-    """Name of the compared quantity; no other check of the cell has it."""
+    """Name of the compared quantity, unique among the checks of a cell."""
     against: str
-    """Source that it was compared with."""
+    """Source of the values that the quantity is compared with."""
     tokens: Whole | None = None
     """Tokens of the compared sequence; null where nothing was compared along a sequence."""
     rows: Whole | None = None
-    """Sampled tokens of that sequence; null where all were compared."""
+    """Sampled tokens of the compared sequence; null where all tokens were compared."""
     steps: Whole | None = None
-    """Full-length steps of the cell that were compared; null where the check runs in a step of its own."""
+    """Full-length steps of the cell that were compared; null where the check runs a step only for itself."""
     of_steps: Whole | None = None
-    """Full-length steps that ran; null where the check is about a part of them by its nature."""
+    """Full-length steps that ran; null where the check can only be about some of them."""
     compares_training: bool = False
-    """Whether it compares loss and gradients of its steps with those of another computation. A step that no
-    such check covers is compared with nothing."""
+    """True if the check compares loss and gradients of its steps with those of another computation. Losses of
+    a step that no such check covers are compared with nothing."""
     reason: str | None = None
-    """Why the check was not made, or not in all steps that it is about; null where it was."""
+    """Reason why the check was not made, or not in all its steps; null where it was."""
     below_noise: str | None = None
-    """Known mistake that rounding would hide from it here, and both sizes; null where it would find all."""
+    """Known mistake whose effect is smaller than rounding here, with both sizes; null if there is none."""
 
     @property
     def is_missing(self) -> bool:
-        """Whether it was not made; one that compares steps is counted by its steps instead."""
+        """True if the check was not made. A check that compares steps is counted by its steps instead."""
         counts_by_steps = self.compares_training and self.of_steps is not None
         return self.reason is not None and not self.steps and not counts_by_steps

@@ -1,4 +1,4 @@
-"""One pass as it is known without torch: its section of the record, its steps, its merge and its gate."""
+"""Base class of a pass's facts: its section of the record, its steps, its merge and its gate. No torch."""
 
 from __future__ import annotations
 
@@ -17,119 +17,142 @@ from bench.config import Cell, MeasureConfig
 from bench.measure.check import Check
 from bench.ranks.log import RankStage
 
-Part = TypeVar("Part")
-"""What one rank reports of a pass: mostly the section itself, with this rank alone in lists by rank."""
-Found = TypeVar("Found")
-Name = TypeVar("Name")
+PartT = TypeVar("PartT")
+"""Report of one rank for a pass, mostly a section whose lists by rank hold this rank only."""
+SectionT = TypeVar("SectionT")
+"""Section of a record, merged from the parts of all ranks."""
+ValueT = TypeVar("ValueT")
+KeyT = TypeVar("KeyT")
 Compared = tuple[float, float]
-"""An error and its limit."""
-Whole = TypeVar("Whole")
-"""The section of a record that the parts of all ranks make."""
+"""Error and its limit."""
 NOT_RUN = "its pass did not run"
-"""The reason of a check whose pass left no section and knows no better one."""
+"""Reason of a missing check if the pass has no section, or its section gives no reason."""
 NO_OTHER_RANKS = "a replay has no data of other ranks"
-"""The reason of a check that needs the numbers of other ranks."""
+"""Reason of a missing check that needs the numbers of other ranks."""
 
 
 class Moment(IntEnum):
-    """When what a gate judges happened: of several faults the first is the one to name."""
+    """Origin of the faults that a gate finds, in order of time.
+
+    Gates run in this order, so that a record names the earliest of several faults.
+    """
 
     MODEL = auto()
-    """What the model is, whatever steps it takes: a fault of it shows in all that follows."""
+    """The model itself; its faults show in everything that follows."""
     BEFORE_STEPS = auto()
     ANY_STEP = auto()
     INSPECTED_STEP = auto()
     PARAMETERS = auto()
-    """What the steps have left behind."""
+    """The parameters after the last step."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one rank has to say once its passes are over."""
+    """Results of one rank after its last pass."""
 
     parts: Mapping[str, Any]
-    """By the pass's name, of the pass's own type; a pass that did not run has none."""
+    """Part of each pass that ran, by the name of the pass."""
     phases_s: Mapping[str, float]
     """Seconds that each phase of the rank's life took."""
     software: Mapping[str, str] = field(default_factory=dict)
-    """What only a rank knows of the software that ran, by the name in the record's `environment`."""
+    """Entries of the record's `environment` that only a rank can know."""
     flaw: str | None = None
-    """First number of this rank that is not finite or breaks the rules of its section; None without one."""
+    """Message about the first number that is not finite or breaks a rule of its section, or None."""
 
 
-class PassFacts(ABC, Generic[Part, Whole]):
-    """A pass as the launcher, the estimate and the record know it; its code on a rank is in `rank.py`."""
+class PassFacts(ABC, Generic[PartT, SectionT]):
+    """Facts of one pass for the launcher, the estimate and the record; its `rank.py` runs on the ranks."""
 
     name: ClassVar[str]
-    """The pass's name: its folder, its section in the record, its phase in a rank's log."""
+    """Name of the pass: its folder, its section of the record, and its phase in a rank's log."""
     part: ClassVar[type[Any] | None]
-    """The type of a rank's part; None for a pass that leaves nothing in the record."""
+    """Type of a rank's part; None for a pass that adds nothing to the record."""
     is_own_work: ClassVar[bool] = True
-    """Whether its seconds are the cell's own work; those of the others count as fixed cost."""
+    """True if the seconds of this pass are work of the cell, False if they are a fixed cost."""
     is_evidence: ClassVar[bool] = False
-    """Whether the record of a wrong result keeps this section."""
+    """True if the record of a wrong result keeps the section of this pass."""
     judges: ClassVar[Moment] = Moment.ANY_STEP
-    """What its gate looks at; gates are asked in that order."""
+    """Origin of the faults that the gate finds; it decides the order of the gates."""
     without_effect: ClassVar[frozenset[str] | None] = None
-    """Fields of a cell that do not decide its section, so that cells which differ in no other share one; None
-    where every cell is measured."""
+    """Fields of a cell on which the section does not depend. Cells that differ only in these fields share one
+    section. None if the pass runs in every cell."""
     needs_all_ranks: ClassVar[bool] = False
-    """Whether it compares numbers that depend on other ranks' data, which a replay does not have."""
+    """True if the checks need data of other ranks, which a replay of one rank does not have."""
     max_tokens: ClassVar[int | None] = None
-    """The pass uses no more of a sequence than this; None where it takes the whole."""
+    """Largest number of tokens of a sequence that the pass uses; None if it uses all of them."""
     workload: ClassVar[str | None] = None
-    """The only workload in which its checks mean something; None where they do in each."""
+    """Only workload for which the pass has checks; None if it has them for all workloads."""
 
     def is_asked(self, measure: MeasureConfig) -> bool:  # noqa: ARG002
-        """Return whether a cell that is measured like this asks for the pass; a rank makes no other."""
+        """Return whether these settings ask for the pass; ranks run no other passes."""
         return True
 
     def stages(self, measure: MeasureConfig, step_s: float) -> Sequence[RankStage]:  # noqa: ARG002
-        """The full-length steps that it will run, where one takes `step_s` seconds."""
-        return ()
+        """Return the stages of full-length steps that the pass will run, for the estimate of a cell's time.
 
-    @abstractmethod
-    def merge(self, reports: Sequence[RankReport], cell: Cell) -> Whole:
-        """The ranks' parts as the record's section: lists by rank, or what all ranks agree on."""
-
-    def gate(self, cell: Cell, section: Whole) -> str | None:  # noqa: ARG002
-        """Why the cell's result is wrong, in one line; None where this pass finds nothing."""
-        return None
-
-    def checks(self, cell: Cell, section: Whole | None) -> Sequence[Check]:  # noqa: ARG002
-        """What this pass compared, or could not compare; None where the cell has no section of it.
-
-        A check that has no meaning for a cell is left out; one that would have, but was not made, says why.
+        Args:
+            measure: Settings of the measurement.
+            step_s: Expected seconds of one step.
         """
         return ()
 
-    def parts(self, reports: Sequence[RankReport]) -> list[Part]:
-        """This pass's parts, in the order of the ranks."""
+    @abstractmethod
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> SectionT:
+        """Return the section of the record, made of the parts of all ranks.
+
+        Args:
+            reports: Reports in the order of the ranks; at least one of them has a part of this pass.
+            cell: The cell that ran.
+
+        Returns:
+            A section with lists by rank, or with the values on which all ranks agree.
+        """
+
+    def gate(self, cell: Cell, section: SectionT) -> str | None:  # noqa: ARG002
+        """Return one line that says why the result of the cell is wrong; None if the pass finds no fault."""
+        return None
+
+    def checks(self, cell: Cell, section: SectionT | None) -> Sequence[Check]:  # noqa: ARG002
+        """Return the comparisons of this pass, made or not.
+
+        Args:
+            cell: The cell that ran.
+            section: Section of this pass; None if the pass did not run.
+
+        Returns:
+            Checks that mean something for the cell. A check that was not made has a `reason`.
+        """
+        return ()
+
+    def parts(self, reports: Sequence[RankReport]) -> list[PartT]:
+        """Return the parts of this pass in the order of the ranks, without the ranks that have none."""
         return [report.parts[self.name] for report in reports if self.name in report.parts]
 
 
-class ErrorFacts(PassFacts[Whole, Whole]):
-    """A pass that compares with float64: the one gate and the one list of checks of all such passes.
+class ErrorFacts(PassFacts[SectionT, SectionT]):
+    """Facts of a pass that compares results with float64, with the gate and the checks of all such passes.
 
-    Its section has `tokens`, `errors` and `limits` by name, and a `reason` where nothing was compared.
+    A section of such a pass has `tokens`, `errors` and `limits` by name, and a `reason` if nothing was
+    compared.
     """
 
     needs_all_ranks = True
     is_evidence = True
     compares: ClassVar[tuple[str, ...]]
-    """Names of its checks."""
+    """Names of the checks of this pass."""
     too_large: ClassVar[str]
-    """Message about an error beyond its limit, with places for what the gate fills in."""
+    """Message about an error beyond its limit: a format string for `name`, `label`, `error`, `limit`,
+    `tokens` and `engine`."""
     not_finite: ClassVar[str]
-    """Message about an error that is no finite number, with the same places."""
+    """Message about an error that is no finite number, with the same fields as `too_large`."""
     labels: ClassVar[Mapping[str, str]] = {}
-    """Labels of errors in these messages; a name that has none is its own."""
+    """Labels of errors in messages, by name; without an entry the name is the label."""
 
-    def merge(self, reports: Sequence[RankReport], cell: Cell) -> Whole:  # noqa: ARG002
-        """Return the first rank's section with the largest errors and limits of any rank."""
+    def merge(self, reports: Sequence[RankReport], cell: Cell) -> SectionT:  # noqa: ARG002
+        """Return the section of the first rank with the largest errors and limits of any rank."""
         parts: list[Any] = self.parts(reports)
         errors, limits = (worst_by_name(by_rank(parts, name)) for name in ("errors", "limits"))
-        merged: Whole = replace(parts[0], errors=errors, limits=limits)
+        merged: SectionT = replace(parts[0], errors=errors, limits=limits)
         return merged
 
     def gate(self, cell: Cell, section: Any) -> str | None:
@@ -139,47 +162,57 @@ class ErrorFacts(PassFacts[Whole, Whole]):
             return None
         error, label = section.errors[name], self.labels.get(name, name)
         message = self.too_large if math.isfinite(error) else self.not_finite
-        where = {"tokens": section.tokens, "engine": cell.engine.name}
-        return message.format(name=name, label=label, error=error, limit=section.limits[name], **where)
+        fields = {"tokens": section.tokens, "engine": cell.engine.name}
+        return message.format(name=name, label=label, error=error, limit=section.limits[name], **fields)
 
     def checks(self, cell: Cell, section: Any) -> Sequence[Check]:
-        """Return the comparisons that were made, or each with the reason why it was not."""
+        """Return the comparisons with float64; if none was made, each has the reason."""
         if section is not None and section.reason is None and section.errors:
             return self.made(cell, section)
         reason = NOT_RUN if section is None else section.reason or NOT_RUN
-        return [Check(what=what, against="float64", reason=reason) for what in self.compares]
+        return [Check(what=name, against="float64", reason=reason) for name in self.compares]
 
     @abstractmethod
-    def made(self, cell: Cell, section: Whole) -> Sequence[Check]:
-        """Return the checks of a section whose errors were compared."""
+    def made(self, cell: Cell, section: SectionT) -> Sequence[Check]:
+        """Return the checks of a section whose errors were compared.
+
+        Args:
+            cell: The cell that ran.
+            section: Section that has errors and no `reason`.
+        """
 
 
 def by_rank(parts: Sequence[Any], field: str) -> list[Any]:
-    """One field of every rank's part."""
+    """Return the values of one field in the parts of all ranks."""
     return [getattr(part, field) for part in parts]
 
 
-def of_one(value: Found | None) -> list[Found] | None:
-    """A field of one rank's part: a list of one; null where the rank does not have the figure."""
+def of_one(value: ValueT | None) -> list[ValueT] | None:
+    """Return a value as the list by rank of one rank; None if the rank has no value."""
     return None if value is None else [value]
 
 
 def together(parts: Sequence[Any], *fields: str) -> dict[str, Any]:
-    """Fields that are lists of one in every rank's part, by rank; null where a rank has none."""
-    found = {field: by_rank(parts, field) for field in fields}
-    return {name: None if None in each else [*chain.from_iterable(each)] for name, each in found.items()}
+    """Return fields as lists by rank, joined from parts that have a list of one entry for each field.
+
+    The list of a field is None if any rank has None.
+    """
+    lists = {field: by_rank(parts, field) for field in fields}
+    return {
+        name: None if None in values else [*chain.from_iterable(values)] for name, values in lists.items()
+    }
 
 
 def by_name(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """A dictionary of lists by rank, zero where a rank does not have the name."""
+    """Return the values of all ranks as lists by rank, by name; 0 where a rank does not have the name."""
     names = sorted({name for values in per_rank for name in values})
     return {name: [values.get(name, 0) for values in per_rank] for name in names}
 
 
 def worst_by_name(per_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The worst number of any rank by name; a rank that does not have the name has no say."""
-    names = dict.fromkeys(name for each in per_rank for name in each)
-    return {name: worst(each[name] for each in per_rank if name in each) for name in names}
+    """Return the worst value of any rank, by name, among the ranks that have the name."""
+    names = dict.fromkeys(name for values in per_rank for name in values)
+    return {name: worst(values[name] for values in per_rank if name in values) for name in names}
 
 
 def is_within(error: float | None, limit: float | None) -> bool:
@@ -188,14 +221,17 @@ def is_within(error: float | None, limit: float | None) -> bool:
 
 
 def first_beyond(errors: Mapping[str, float | None], limits: Mapping[str, float | None]) -> str | None:
-    """Return the first name whose error is not within its limit; None where all are."""
+    """Return the first name whose error is not within its limit; None if all errors are."""
     return next((name for name, error in errors.items() if not is_within(error, limits[name])), None)
 
 
-def nearest_to_limit(compared: Mapping[Name, Compared]) -> Name:
-    """Return the name whose error is beyond its limit or comes nearest to it; one that is not finite wins."""
+def nearest_to_limit(compared: Mapping[KeyT, Compared]) -> KeyT:
+    """Return the name whose error is the largest share of its limit.
 
-    def nearness(name: Name) -> tuple[bool, float]:
+    Errors beyond their limit come before all others, and an error that is not finite before them.
+    """
+
+    def nearness(name: KeyT) -> tuple[bool, float]:
         error, limit = compared[name]
         return not is_within(error, limit), error / (limit or 1.0) if math.isfinite(error) else math.inf
 
@@ -203,6 +239,6 @@ def nearest_to_limit(compared: Mapping[Name, Compared]) -> Name:
 
 
 def errors_and_limits(compared: Mapping[str, Compared]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return errors and limits, each by name."""
+    """Return a dictionary of the errors and one of the limits."""
     errors = {name: error for name, (error, _) in compared.items()}
     return errors, {name: limit for name, (_, limit) in compared.items()}

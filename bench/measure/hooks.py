@@ -1,4 +1,4 @@
-"""Hooks on models and optimizers that are not ours, and when an optimizer was at work in a step."""
+"""Hooks on models and optimizers, and the times at which an optimizer ran."""
 
 from __future__ import annotations
 
@@ -16,41 +16,42 @@ from bench.ranks.log import StepPhase
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A hook that copies of the model do not have: a loop may copy or pickle its model within a step.
+    """Hook of a model that does nothing in a copy of the model.
 
-    A bound method would take the loop's wrapped model and its process groups into the copy.
+    A training loop may copy or pickle its model in a step. A bound method would take the loop's wrapped model
+    and its process groups into the copy.
     """
 
     run: Callable[..., None]
 
-    def __call__(self, *given: Any) -> None:
-        self.run(*given)
+    def __call__(self, *args: Any) -> None:
+        self.run(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Something that does nothing, and that is unpickled where there is no bench."""
+        """Pickle as a callable that does nothing and can be unpickled without `bench`."""
         return getattr, (nullcontext(), "__exit__")
 
 
 Spans = list[tuple[int, int]]
-"""When something was entered and left, in `time.monotonic_ns`."""
+"""Start and end of each call, by `time.monotonic_ns`."""
 
 
 @contextmanager
 def method_spans(owner: object | None, method: str) -> Iterator[Spans]:
-    """Calls of an object's method while the context lasts; none where there is no object."""
+    """Record the calls of a method in this context; without an `owner` there are none."""
     spans_ns: Spans = []
     if owner is None:
         yield spans_ns
         return
     run = getattr(owner, method)
 
-    def stamped() -> Any:
+    def run_and_record() -> Any:
         start_ns = time.monotonic_ns()
         result = run()
         spans_ns.append((start_ns, time.monotonic_ns()))
         return result
 
-    setattr(owner, method, stamped)
+    setattr(owner, method, run_and_record)
     try:
         yield spans_ns
     finally:
@@ -59,20 +60,20 @@ def method_spans(owner: object | None, method: str) -> Iterator[Spans]:
 
 @contextmanager
 def step_spans(phase: StepPhase) -> Iterator[Spans]:
-    """Steps of every torch optimizer while the context lasts; `phase` hears of them, too."""
+    """Record the steps of every torch optimizer in this context, and report them to `phase`."""
     spans_ns: Spans = []
-    entered_ns: list[int] = []
+    starts_ns: list[int] = []
 
     errors = KeptErrors()
 
     def enter(*_: object) -> None:
         with errors:
             phase.enter("optimizer")
-            entered_ns.append(time.monotonic_ns())
+            starts_ns.append(time.monotonic_ns())
 
     def leave(*_: object) -> None:
         with errors:
-            spans_ns.append((entered_ns.pop(), time.monotonic_ns()))
+            spans_ns.append((starts_ns.pop(), time.monotonic_ns()))
             phase.enter(None)
 
     hooks = register_optimizer_step_pre_hook(enter), register_optimizer_step_post_hook(leave)

@@ -1,7 +1,7 @@
-"""The passes of one rank, run over the steps of whatever is measured.
+"""Base class of the passes of one rank, and the measurement that runs them.
 
-Passes ask for steps by yielding; who has the steps, a workload of ours or somebody's own training loop, runs
-them. So the same passes measure both.
+A pass yields a request for each step that it needs. The owner of the steps, a workload of the harness or the
+user's training loop, runs them. Therefore the same passes measure both.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from bench.ranks.log import RankLog
 
 
 class StepRequest(Enum):
-    """What a pass asks for."""
+    """Request of a pass to the owner of the steps."""
 
     BETWEEN = auto()
-    """To be resumed when the next step is about to begin: what is switched on after it sees only the step."""
+    """Resume the pass just before the next step starts. Instruments that it then turns on see only that
+    step."""
     FIRST = auto()
-    """The cheapest step that pays for all that happens only once."""
+    """Run the cheapest step that triggers all one-time work, such as lazy imports."""
     STEP = auto()
-    """One step at full length; what it returns is sent back."""
+    """Run one full-length step and send its result to the pass."""
 
 
 Steps = Generator[StepRequest, Any, None]
@@ -43,63 +44,71 @@ Around = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TimedSteps:
-    """What the clock showed of one rank's steps."""
+    """Times of the timed steps of one rank."""
 
     step_times_ms: list[float]
     window_ms: float
     warmup: str
     outcomes: list[Any]
-    """What all full-length steps returned, the timed ones last."""
+    """Results of all full-length steps, those of the timed steps last."""
 
 
 class RankPass:
-    """One pass on one rank. A pass overrides only the methods that it needs."""
+    """Code of one pass on one rank. A pass overrides only the methods that it needs."""
 
     def __init__(self, measurement: Measurement) -> None:
         self.measurement = measurement
 
     def around_building(self) -> AbstractContextManager[Any]:
-        """Around the building of what is measured."""
+        """Return the context in which the subject is built."""
         return nullcontext()
 
     def around_first_step(self) -> AbstractContextManager[Any]:
-        """Around the first step, which pays for all that happens only once."""
+        """Return the context of the first step, which triggers all one-time work."""
         return nullcontext()
 
     def around_window(self) -> AbstractContextManager[Any]:
-        """Around each window under the clock: nothing of it may run between the steps."""
+        """Return the context of a window of timed steps; it must not do anything between the steps."""
         return nullcontext()
 
     def around_inspected_step(self) -> AbstractContextManager[Any]:
-        """Around the one step that is looked at from inside and not timed."""
+        """Return the context of the inspected step, which is not timed."""
         return nullcontext()
 
     def before_steps(self) -> None:
-        """What has to be done before any step changes the parameters; every rank runs it."""
+        """Prepare the pass before any step changes the parameters; every rank calls this."""
 
     def run(self) -> Steps:
-        """The pass's own turn: it yields wherever it needs a step; every rank runs it."""
+        """Run the pass; every rank calls this.
+
+        Yields:
+            A request for each step that the pass needs. The result of a full-length step is sent back.
+        """
         yield from ()
 
     def agreed(self, count: int) -> int:
-        """Rank 0's count, for all; every rank must call it."""
+        """Return the `count` of rank 0 on every rank; every rank must call this."""
         decision = torch.tensor(count, device=self.measurement.subject.device)
         self.measurement.meet()
         dist.broadcast(decision, src=0)
         return int(decision.item())
 
     def part(self) -> Any:
-        """This rank's part of the section, after all steps; None where there is none. Every rank calls it."""
+        """Return this rank's part of the section; every rank calls this after the last step.
+
+        Returns:
+            A value of the type `PassFacts.part`; None if this rank has nothing to report.
+        """
         return None
 
 
 class Measurement:
-    """What is measured on one rank, and what the passes share while they do it."""
+    """State of a measurement on one rank, which its passes share."""
 
     subject: Subject
-    """What is measured; there once it is built."""
+    """Subject of the measurement; set by `steps`."""
     timed: TimedSteps
-    """What the clock showed; there once the timing pass has had its turn."""
+    """Times of the timed steps; set by the timing pass."""
 
     def __init__(
         self,
@@ -112,18 +121,23 @@ class Measurement:
         known: frozenset[str] = frozenset(),
         instead: Mapping[str, type[RankPass]] | None = None,
     ) -> None:
-        """Before anything is built: passes note what the rank holds until then.
+        """Create the passes, before the subject is built: some record the memory that the rank holds by then.
 
-        `folder` is for files, None where none is kept. `meet` is called before every collective between
-        steps: ranks that go on when one has failed raise there. Passes in `known` are not run again.
-        `instead` is other code for some passes.
+        Args:
+            measure: Settings of the measurement.
+            device: Device of this rank.
+            log: Log to which passes report their progress.
+            folder: Folder for the files of the passes; None if no files are kept.
+            meet: Called before every collective between steps. It raises if another rank has failed.
+            known: Names of passes that are not run again, because their sections are known.
+            instead: Classes that replace those of some passes, by name.
         """
         self.measure = measure
         self.device = device
         self.log = log
         self.folder = folder
         self.later: list[Any] = []
-        """What the full-length steps after the timed ones returned."""
+        """Results of the full-length steps after the timed steps."""
         self.meet = meet
         self.watch = AttentionWatch()
         self.tap = CommunicationTap(self.watch)
@@ -136,7 +150,10 @@ class Measurement:
 
     @property
     def shares_traced_step(self) -> bool:
-        """A long step hides what inspecting costs; of short ones there is time for one more."""
+        """True if the traced step is also the inspected step.
+
+        In long steps the cost of inspecting does not show; if steps are short, there is time for one more.
+        """
         return self.measure.trace and self.timed.warmup == "short"
 
     @property
@@ -145,29 +162,29 @@ class Measurement:
         return statistics.median(self.timed.step_times_ms) / 1e3
 
     def building(self) -> AbstractContextManager[None]:
-        """Around the building of the subject."""
-        return self._all(lambda each: each.around_building())
+        """Return the contexts of all passes for building the subject."""
+        return self._enter_all(lambda rank_pass: rank_pass.around_building())
 
     def window(self) -> AbstractContextManager[None]:
-        """Around steps under the clock."""
-        return self._all(lambda each: each.around_window())
+        """Return the contexts of all passes for a window of timed steps."""
+        return self._enter_all(lambda rank_pass: rank_pass.around_window())
 
     def steps(self, subject: Subject) -> Steps:
-        """All passes over a built subject, one after another."""
+        """Run all passes on a subject that is built, one after another; yield their requests."""
         self.subject = subject
-        for each in self.passes.values():
-            each.before_steps()
-        for each in self.passes.values():
-            yield from each.run()
+        for rank_pass in self.passes.values():
+            rank_pass.before_steps()
+        for rank_pass in self.passes.values():
+            yield from rank_pass.run()
 
     def first_step(self) -> Steps:
-        """The step that pays for all that happens only once."""
+        """Request the first step, in the contexts of all passes."""
         yield StepRequest.BETWEEN
-        with self.subject.seen(), self._all(lambda each: each.around_first_step()):
+        with self.subject.seen(), self._enter_all(lambda rank_pass: rank_pass.around_first_step()):
             yield StepRequest.FIRST
 
     def step(self, around: Around) -> Steps:
-        """One step at full length, inside of this context."""
+        """Request one full-length step that runs in the context that `around` returns."""
         yield StepRequest.BETWEEN
         with around():
             outcome = yield StepRequest.STEP
@@ -175,30 +192,31 @@ class Measurement:
 
     @contextmanager
     def inspected(self) -> Iterator[None]:
-        """Around a step that every pass looks at from inside: costs milliseconds, so never a timed one."""
-        with self.subject.seen(), self.watched(), self._all(lambda each: each.around_inspected_step()):
+        """Inspect a step with all passes; this costs milliseconds, so the step is never a timed one."""
+        contexts = self._enter_all(lambda rank_pass: rank_pass.around_inspected_step())
+        with self.subject.seen(), self.watched(), contexts:
             yield
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Only see attention begin and end: that costs microseconds."""
+        """Record only the start and the end of attention calls, which costs microseconds."""
         with self.subject.watched(self.watch):
             yield
         self.watch.errors.raise_first()
 
     def parts(self) -> dict[str, Any]:
-        """This rank's part of every section, by the pass's name."""
-        found = {name: each.part() for name, each in self.passes.items()}
-        return {name: part for name, part in found.items() if part is not None}
+        """Return this rank's parts of all sections, by the name of the pass."""
+        all_parts = {name: rank_pass.part() for name, rank_pass in self.passes.items()}
+        return {name: part for name, part in all_parts.items() if part is not None}
 
     def report(self) -> dict[str, Any]:
-        """This rank's part of every section as JSON values, by the pass's name."""
+        """Return this rank's parts of all sections as JSON values, by the name of the pass."""
         return {name: to_builtins(part) for name, part in self.parts().items()}
 
     @contextmanager
-    def _all(self, around: Callable[[RankPass], AbstractContextManager[Any]]) -> Iterator[None]:
-        """Enter the same context of every pass; the first pass's is outermost."""
+    def _enter_all(self, around: Callable[[RankPass], AbstractContextManager[Any]]) -> Iterator[None]:
+        """Enter one context of every pass; that of the first pass is outermost."""
         with ExitStack() as stack:
-            for each in self.passes.values():
-                stack.enter_context(around(each))
+            for rank_pass in self.passes.values():
+                stack.enter_context(around(rank_pass))
             yield

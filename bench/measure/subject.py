@@ -1,4 +1,4 @@
-"""What is measured: a workload of ours, or somebody's own training loop."""
+"""Subject of a measurement: a workload of the harness, or the user's training loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.training.trainers.trainer import Trainer
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One call of attention alone: its output and gradients, [B, heads, S, D], of this rank's shard."""
+    """Output and gradients, [B, heads, S, D], of this rank's shard in one call of attention alone."""
 
     out: Tensor
     dq: Tensor
@@ -28,47 +28,47 @@ class AttentionCall:
 
 
 class Subject(ABC):
-    """What the passes look at; they ask what it has, not which kind it is."""
+    """Interface of the subject for the passes, which use its attributes and never ask for its class."""
 
     device: torch.device
     attention_name: str
-    """The name under which transformers knows the attention."""
+    """Name of the attention function in transformers' registry."""
     attention_code: str
-    """How the names of the Python modules begin that hold the attention's own code."""
+    """Prefix of the names of the Python modules that hold the code of the attention."""
     ranks_beside: int = 0
-    """How many other ranks are on this rank's GPU."""
+    """Number of other ranks on this rank's GPU."""
     nodes: int = 1
-    """How many machines the ranks are on, where that is known."""
+    """Number of nodes of all ranks; 1 if it is not known."""
     causal: bool = True
     step_period: int = 1
-    """After so many steps the same calls come again, as those of a loader that fetches for several steps."""
+    """Number of steps after which the calls repeat; above 1 if a loader fetches for several steps at once."""
     strategy: Strategy | None = None
-    """The strategy that is installed; None where it is somebody else's code."""
+    """Installed strategy; None if the attention is user code."""
     trainer: Trainer | None = None
-    """The training loop of ours; None where nothing is trained, or by somebody else's."""
+    """Trainer of the harness; None if nothing is trained, or if the user's loop trains."""
     network: nn.Module | None = None
-    """The model that is trained; None where attention alone is measured."""
+    """Trained model; None if attention alone is measured."""
     sequence_ranks: int = 1
-    """How many ranks share a sequence, this one among them."""
+    """Number of ranks that share a sequence, including this rank."""
     activation_offload: ActivationOffload | None = None
-    """What moves the layers' inputs to host memory; None where they stay."""
+    """Mover of the layers' inputs to host memory; None if they stay on the device."""
 
     @abstractmethod
     def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
-        """Let a watch see every call of attention for as long as the context lasts."""
+        """Report every attention call in this context to `watch`."""
 
     @abstractmethod
     def optimizer_spans(self) -> AbstractContextManager[Spans]:
-        """When the optimizer is at work while the context lasts."""
+        """Record the spans in which the optimizer runs in this context."""
 
     def attention_call(self) -> AttentionCall | None:
-        """The last call, where attention alone is measured."""
+        """Return the last call if attention alone is measured, else None."""
         return None
 
     def fed_positions(self) -> Tensor | None:
-        """Those that the last step's first micro-step was given, of its first sequence; None without any."""
+        """Return the positions of the first sequence in the last step's first micro-step; None if unknown."""
         return None
 
     def seen(self) -> AbstractContextManager[Any]:
-        """Around a step that nobody times, for what the subject itself wants to know of it."""
+        """Return the context of a step that is not timed, in which the subject may inspect its own step."""
         return nullcontext()

@@ -1,7 +1,7 @@
-"""Every collective and point-to-point call of a rank, its purpose, its ranks and the bytes it hands over.
+"""Recorder of every collective and point-to-point call of a rank, with its purpose, its ranks and its bytes.
 
-Payload, not wire: what a rank sends to others if each byte travels once. An algorithm may send more (gloo
-has no reduce-scatter and all-reduces instead).
+Bytes are payload: those that a rank sends to other ranks if every byte travels once. An algorithm may send
+more: gloo, for example, has no reduce-scatter and all-reduces instead.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class CommunicationTap(TorchDispatchMode):
-    """While it is on, `calls` grows in the order this rank makes them.
+    """Dispatch mode that appends every communication call of this rank to `calls`.
 
-    It adds no synchronisation and no collective, but some 5 us to every operator.
+    It adds no synchronisation and no collective, but about 5 us to every operator.
     """
 
     def __init__(self, watch: AttentionWatch) -> None:
@@ -41,7 +41,7 @@ class CommunicationTap(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """What is compiled stays compiled: under any other mode torch runs it operator by operator."""
+        """Keep compiled code compiled; under any other mode torch runs it operator by operator."""
         return True
 
     def __torch_dispatch__(
@@ -52,7 +52,7 @@ class CommunicationTap(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its collectives on local tensors come by one by one
+            return NotImplemented  # the mode then sees the collectives of DTensor on local tensors
         with self.errors:
             collective = collective_of(func.name().partition(".")[0])
             if collective is not None:
@@ -64,14 +64,14 @@ class CommunicationTap(TorchDispatchMode):
         self.errors.raise_first()
 
     def sent_bytes(self) -> dict[str, int]:
-        """Payload bytes by purpose."""
+        """Return the payload bytes of all calls by purpose."""
         totals: defaultdict[str, int] = defaultdict(int)
         for call in self.calls:
             totals[call.purpose] += call.sent_bytes
         return dict(totals)
 
     def calls_by_kind(self) -> dict[str, int]:
-        """How many calls were made: `attention all_to_all` and so on."""
+        """Return the number of calls by purpose and kind; keys are like `attention all_to_all`."""
         return dict(Counter(f"{call.purpose} {call.kind}" for call in self.calls))
 
     def _call(self, collective: Collective, args: Sequence[Any]) -> CollectiveCall:
@@ -79,52 +79,55 @@ class CommunicationTap(TorchDispatchMode):
         group = _group(args)
         ranks = tuple(dist.get_process_group_ranks(group))
         members = ranks
-        if collective.peer is not None:
-            ends = group.rank(), args[collective.peer]
+        if collective.peer_arg is not None:
+            ends = group.rank(), args[collective.peer_arg]
             members = tuple(ranks[end] for end in (ends if collective.kind == "send" else ends[::-1]))
         counted = collective.kind, group.group_name, members
         ordinal = self._counts[counted]
         self._counts[counted] += 1
-        handed_bytes = _bytes(args[collective.sent])
+        payload_bytes = _tensor_bytes(args[collective.payload_arg])
         return CollectiveCall(
             kind=collective.kind,
-            purpose=purpose_of(collective.kind, handed_bytes, in_attention=self.watch.is_inside),
+            purpose=purpose_of(collective.kind, payload_bytes, in_attention=self.watch.is_inside),
             group=group.group_name,
             members=members,
             ordinal=ordinal,
-            sent_bytes=round(handed_bytes * _share_sent(collective, args, group)),
+            sent_bytes=round(payload_bytes * _sent_share(collective, args, group)),
             arrival_ns=arrival_ns,
-            received_bytes=handed_bytes if collective.kind == "recv" else 0,
+            received_bytes=payload_bytes if collective.kind == "recv" else 0,
         )
 
 
-def _share_sent(collective: Collective, args: Sequence[Any], group: dist.ProcessGroup) -> float:
-    """The share of what this rank hands over that leaves it."""
-    if collective.root is not None and args[collective.root] == group.rank():
+def _sent_share(collective: Collective, args: Sequence[Any], group: dist.ProcessGroup) -> float:
+    """Return the share of the passed bytes that this rank sends to other ranks."""
+    if collective.root_arg is not None and args[collective.root_arg] == group.rank():
         return 0
-    splits = [] if collective.splits is None else args[collective.splits]
-    sizes = [_bytes(part) if isinstance(part, Tensor) else part for part in splits]
+    splits = [] if collective.splits_arg is None else args[collective.splits_arg]
+    sizes = [_tensor_bytes(part) if isinstance(part, Tensor) else part for part in splits]
     if any(sizes):
         return 1 - sizes[group.rank()] / sum(sizes)
     return SHARE_OF_KIND[collective.kind](group.size()) if collective.kind in SHARE_OF_KIND else 0
 
 
-def _bytes(handed: Any) -> int:
-    if isinstance(handed, Tensor):
-        return handed.nbytes
-    return sum(map(_bytes, handed)) if isinstance(handed, list | tuple) else 0
+def _tensor_bytes(arg: Any) -> int:
+    if isinstance(arg, Tensor):
+        return arg.nbytes
+    return sum(map(_tensor_bytes, arg)) if isinstance(arg, list | tuple) else 0
 
 
 def group_named(name: str) -> dist.ProcessGroup:
-    """The group of this rank that has this name, as calls and traces give it."""
+    """Return the process group with this name, which calls and traces contain."""
     return _resolve_process_group(cast("GroupName", name))
 
 
 def _group(args: Sequence[Any]) -> dist.ProcessGroup:
-    """The last argument that is a group or names one: the reduction is named before the group is."""
+    """Return the process group of a call: its last argument that is a group or the name of a group.
+
+    An earlier string is the name of the reduction.
+    """
     for arg in reversed(args):
         if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
             return dist.ProcessGroup.unbox(arg)
         if isinstance(arg, str):
             return group_named(arg)
-    raise TypeError("a collective without a group")
+    raise TypeError("this collective has no process group among its arguments")

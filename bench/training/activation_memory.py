@@ -1,8 +1,9 @@
-"""What keeps activations small: inputs of checkpointed layers in host memory, and MLPs tile by tile.
+"""Two ways to save activation memory: layer inputs in host memory, and MLPs that are computed in tiles.
 
-Tiles are the idea of ALST's TiledMLP (arXiv:2506.13996, section 3.2), with its size of a tile. DeepSpeed's
-own class runs autograd's backward inside of a backward, once a tile, and tells ZeRO's hooks which is the
-last: DDP's hooks take the first for all. Tiles that are checkpointed come to the engine as one gradient.
+Tiles follow ALST's TiledMLP (arXiv:2506.13996, section 3.2), which also gives their size. DeepSpeed's class
+for them calls autograd's backward once per tile inside of a backward, and marks the last tile for the hooks
+of ZeRO. The hooks of DDP would take the gradient of the first tile for the whole one. Here tiles are
+checkpointed, so that every engine gets one gradient.
 """
 
 from __future__ import annotations
@@ -18,40 +19,43 @@ from torch.utils.checkpoint import checkpoint
 
 
 class ActivationOffload:
-    """What the checkpoints of a model's layers keep goes to host memory, by torch's own `save_on_cpu`.
+    """Mover of the inputs of checkpointed layers to host memory, by torch's `save_on_cpu`.
 
-    On a GPU the copies are pinned and in the stream that computes; no other stream hides them. On a CPU there
-    is one memory: torch hands back the tensor itself.
+    Copies from a GPU go to pinned memory in the stream that computes; no other stream hides them. A CPU rank
+    copies nothing, because torch returns the tensor itself.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.packed_bytes = 0
-        """Bytes handed to host memory so far."""
-        self._shipped = save_on_cpu(pin_memory=device.type == "cuda")
+        """Bytes that were moved to host memory so far."""
+        self._hooks = save_on_cpu(pin_memory=device.type == "cuda")
 
     def install(self, model: Any) -> None:
-        """On every layer of a model whose checkpointing is on."""
+        """Move the inputs of all layers of a model that has checkpointing enabled."""
         for layer in model.model.layers:
-            layer._gradient_checkpointing_func = self._checkpointed
+            layer._gradient_checkpointing_func = self._checkpoint_layer
 
-    def _checkpointed(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """A layer's checkpoint; what is saved inside is dropped by hooks of its own, so only inputs go."""
-        with saved_tensors_hooks(self._pack, self._shipped.unpack_hook):
+    def _checkpoint_layer(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Run a layer in a checkpoint.
+
+        Only the inputs of the layer are moved, because the checkpoint's own hooks drop the tensors inside.
+        """
+        with saved_tensors_hooks(self._pack, self._hooks.unpack_hook):
             return checkpoint(function, *inputs, use_reentrant=False)
 
     def _pack(self, tensor: Tensor) -> Any:
         self.packed_bytes += tensor.nbytes
-        return self._shipped.pack_hook(tensor)
+        return self._hooks.pack_hook(tensor)
 
 
 def tile_mlps(model: Any) -> None:
-    """Let every layer's MLP work on as many rows at a time as the hidden size has numbers."""
+    """Make the MLP of every layer compute in tiles; the number of rows of a tile is the hidden size."""
     for layer in model.model.layers:
-        layer.mlp.forward = partial(_tiled, layer.mlp.forward, model.config.hidden_size)
+        layer.mlp.forward = partial(_run_in_tiles, layer.mlp.forward, model.config.hidden_size)
 
 
-def _tiled(mlp: Callable[[Tensor], Tensor], rows: int, hidden_BSH: Tensor) -> Tensor:
-    """The MLP's output [B, S, H]; backward computes each tile again, one at a time."""
+def _run_in_tiles(mlp: Callable[[Tensor], Tensor], rows: int, hidden_BSH: Tensor) -> Tensor:
+    """Return the output [B, S, H] of an MLP; backward computes its tiles again, one at a time."""
     tiles = hidden_BSH.flatten(0, 1).split(rows)
-    done = [checkpoint(mlp, tile, use_reentrant=False, preserve_rng_state=False) for tile in tiles]
-    return torch.cat(done).view_as(hidden_BSH)
+    outputs = [checkpoint(mlp, tile, use_reentrant=False, preserve_rng_state=False) for tile in tiles]
+    return torch.cat(outputs).view_as(hidden_BSH)

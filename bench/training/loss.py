@@ -1,4 +1,4 @@
-"""The loss: the sum of token losses over the number of valid tokens of all ranks."""
+"""Loss of a step: the sum of all token losses, divided by the number of valid tokens of all ranks."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from bench.training.data import InputDigest
 CHUNK_TOKENS = 1024
 
 LossSum = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""Function (output head, hidden states [R, H], labels [R]) that returns the sum of token losses."""
 
 
 def backward_loss(loss_sum: Tensor, valid_tokens: Tensor, gradient_divisor: int) -> Tensor:
-    """What a rank runs backward on, so that averaged gradients are those of the global mean.
+    """Return the loss for `backward` whose gradients, averaged by the engine, are those of the global mean.
 
-    `loss_sum` is this rank's sum of token losses, `valid_tokens` the count over all ranks and
-    micro-steps. Engines divide the sum of gradients by `gradient_divisor` ranks; nothing else divides.
+    Args:
+        loss_sum: Sum of this rank's token losses in one micro-step.
+        valid_tokens: Number of valid tokens of all ranks and micro-steps of the step.
+        gradient_divisor: Number by which the engine divides the sum of gradients over ranks.
     """
     return loss_sum * (gradient_divisor / valid_tokens.clamp(min=1))
 
 
 class ModelWithLoss(nn.Module):
-    """A causal language model whose forward returns its sum of token losses.
+    """Causal language model whose `forward` returns the sum of its token losses.
 
-    The loss is inside the root module: only there do engines gather the output head's weight.
+    The loss is a part of the root module, because engines gather the weight of the output head only there.
     """
 
     def __init__(self, model: Any, loss: str, phase: StepPhase) -> None:
@@ -42,7 +45,7 @@ class ModelWithLoss(nn.Module):
         self.phase = phase
 
     def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
-        """The sum of this shard's token losses, a float32 (or float64) scalar."""
+        """Return the sum of this shard's token losses, a float32 scalar (float64 for a float64 model)."""
         self.fed.add(input_ids, labels, position_ids)
         hidden_BSH = self.model.model(
             input_ids=input_ids, position_ids=position_ids, use_cache=False
@@ -51,20 +54,23 @@ class ModelWithLoss(nn.Module):
         return self.loss_sum(self.model.lm_head, hidden_BSH.flatten(0, 1), labels.flatten())
 
 
-def _untiled(head: nn.Module, hidden_RH: Tensor, labels_R: Tensor) -> Tensor:
+def _untiled_loss_sum(head: nn.Module, hidden_RH: Tensor, labels_R: Tensor) -> Tensor:
     logits_RV: Tensor = head(hidden_RH)
     wide = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
     return cross_entropy(wide, labels_R, ignore_index=IGNORED_LABEL, reduction="sum")
 
 
-def _chunked(head: nn.Module, hidden_RH: Tensor, labels_R: Tensor) -> Tensor:
-    """Logits of 1,024 rows at a time, computed again in backward: never all of [rows, vocabulary]."""
+def _chunked_loss_sum(head: nn.Module, hidden_RH: Tensor, labels_R: Tensor) -> Tensor:
+    """Return the sum of token losses with the logits of at most CHUNK_TOKENS rows in memory.
+
+    Backward computes the logits again.
+    """
     chunks = zip(hidden_RH.split(CHUNK_TOKENS), labels_R.split(CHUNK_TOKENS), strict=True)
     sums = [
-        checkpoint(_untiled, head, hidden, labels, use_reentrant=False, preserve_rng_state=False)
+        checkpoint(_untiled_loss_sum, head, hidden, labels, use_reentrant=False, preserve_rng_state=False)
         for hidden, labels in chunks
     ]
     return torch.stack(sums).sum()
 
 
-LOSSES: Mapping[str, LossSum] = {"chunked": _chunked, "untiled": _untiled}
+LOSSES: Mapping[str, LossSum] = {"chunked": _chunked_loss_sum, "untiled": _untiled_loss_sum}

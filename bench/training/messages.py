@@ -1,8 +1,8 @@
-"""Messages that engines send in a step, and the purposes by which a step's bytes are counted. No torch.
+"""Messages that engines send in a step, and their purposes. No torch.
 
-Payload is that of the record's `engagement.sent_bytes`: of b bytes that each of G ranks holds, an all-gather
-sends (G-1)b, a reduce-scatter of G shards of b too, an all-reduce 2(G-1)/G of b, a broadcast b. Every rank
-sends the same: engines pad what does not divide.
+Bytes are payload, as in `engagement.sent_bytes` of a record. With b bytes on each of G ranks, a rank sends
+(G-1)b in an all-gather, 2(G-1)/G of b in an all-reduce and b in a broadcast; in a reduce-scatter of G shards
+of b bytes it sends (G-1)b. All ranks send the same number of bytes, because engines pad uneven tensors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from bench.strategies.schedule import Communication
 
 ATTENTION, PARAMETERS, GRADIENTS, DATA_AND_LOSS = "attention", "parameters", "gradients", "data_and_loss"
 SMALL_BYTES = 1024
-"""An all-reduce or reduce of less counts as one of counts, losses and norms; more are gradients."""
+"""Size from which an all-reduce or reduce counts as one of gradients; a smaller one has counts, losses or
+norms."""
 
 Sent = tuple[str, Communication]
 """Purpose of one message, and the message."""
@@ -33,17 +34,17 @@ class Messages:
 
 
 def all_gather(shard_bytes: int, ranks: int) -> Sent:
-    """Return the message that gathers parameters, of which each rank holds a shard."""
+    """Return the all-gather of parameters of which every rank holds a shard of `shard_bytes`."""
     return PARAMETERS, Communication("all_gather", (ranks - 1) * shard_bytes, ranks)
 
 
 def reduce_scatter(shard_bytes: int, ranks: int) -> Sent:
-    """Return the message that leaves each rank its shard of summed gradients."""
+    """Return the reduce-scatter after which every rank has its shard, `shard_bytes`, of summed gradients."""
     return GRADIENTS, Communication("reduce_scatter", (ranks - 1) * shard_bytes, ranks)
 
 
-def all_reduce(handed_bytes: int, ranks: int, stride: int = 1) -> Sent:
-    """Return the message that sums gradients, or a few numbers, on every rank."""
-    purpose = DATA_AND_LOSS if handed_bytes < SMALL_BYTES else GRADIENTS
-    sent_bytes = round(handed_bytes * (2 * (ranks - 1) / ranks))
+def all_reduce(tensor_bytes: int, ranks: int, stride: int = 1) -> Sent:
+    """Return the all-reduce that sums gradients, or a few numbers, on every rank."""
+    purpose = DATA_AND_LOSS if tensor_bytes < SMALL_BYTES else GRADIENTS
+    sent_bytes = round(tensor_bytes * (2 * (ranks - 1) / ranks))
     return purpose, Communication("all_reduce", sent_bytes, ranks, stride)

@@ -1,8 +1,9 @@
-"""Transformers' own Qwen3, Qwen2, Llama and Mistral classes, built from the numbers in conf/model/."""
+"""Qwen3, Qwen2, Llama and Mistral models of transformers, built from conf/model/ or a local checkpoint."""
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -43,36 +44,43 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 
 
 def empty_model(config: ModelConfig, *, attention_name: str, max_positions: int) -> PreTrainedModel:
-    """The causal language model on the meta device, in the current default dtype: shapes and no numbers.
+    """Return the causal language model on the meta device, in the current default dtype.
 
-    It is for sequences of `max_positions` tokens: what a configuration lets follow from the length is set.
+    Args:
+        config: Sizes of the model, or the path of a checkpoint.
+        attention_name: Name of the attention function in transformers' registry.
+        max_positions: Length of the sequences; settings that depend on the length are fixed to it.
     """
     config_class, model_class = FAMILIES[config.family]
     if config.path is not None:
         stored = json.loads((Path(config.path) / "config.json").read_text())
-        numbers = config_class.from_dict(text_numbers(stored))
-        _set_length(numbers, max_positions)
+        settings = config_class.from_dict(text_numbers(stored))
+        _set_length(settings, max_positions)
     else:
-        numbers = _transformers_config(config_class, config, max_positions)
-    numbers._attn_implementation = attention_name
+        settings = _transformers_config(config_class, config, max_positions)
+    settings._attn_implementation = attention_name
     with torch.device("meta"):
-        model: PreTrainedModel = model_class(numbers)
-    model.tie_weights()  # transformers 5.0 ties none on the meta device
+        model: PreTrainedModel = model_class(settings)
+    model.tie_weights()  # transformers 5.0 does not tie weights on the meta device
     return model
 
 
-def _set_length(numbers: Any, tokens: int) -> None:
-    """Leave out a window that hides none of so many tokens, and have rotary frequencies for all of them.
+def _set_length(settings: Any, tokens: int) -> None:
+    """Fix the settings of a model that depend on the length of a sequence to `tokens`.
 
-    transformers chooses some by the largest position that it is given, of which every rank has another.
+    A window that is at least as long as the sequence is removed, because it hides nothing. Some rotary
+    frequencies depend on the largest position that transformers sees, which differs between ranks.
     """
-    if (getattr(numbers, "sliding_window", None) or 0) >= tokens:
-        numbers.sliding_window, numbers.layer_types = None, ["full_attention"] * numbers.num_hidden_layers
-    kind = numbers.rope_parameters.get("rope_type")
-    if kind in BY_LENGTH:
-        fixed = f"{kind.replace('dynamic', 'ntk')} of {tokens} tokens"  # no name that is chosen for
-        ROPE_INIT_FUNCTIONS[fixed] = partial(ROPE_INIT_FUNCTIONS[kind], seq_len=torch.tensor(tokens))
-        numbers.rope_parameters["rope_type"] = fixed
+    if (getattr(settings, "sliding_window", None) or 0) >= tokens:
+        settings.sliding_window, settings.layer_types = None, ["full_attention"] * settings.num_hidden_layers
+    rope_type = settings.rope_parameters.get("rope_type")
+    if rope_type in BY_LENGTH:
+        # The new name keeps transformers from updating the frequencies in every forward pass.
+        fixed_type = f"{rope_type.replace('dynamic', 'ntk')} of {tokens} tokens"
+        ROPE_INIT_FUNCTIONS[fixed_type] = partial(
+            ROPE_INIT_FUNCTIONS[rope_type], seq_len=torch.tensor(tokens)
+        )
+        settings.rope_parameters["rope_type"] = fixed_type
 
 
 def build_model(
@@ -83,14 +91,13 @@ def build_model(
     seed: int,
     device: torch.device | None = None,
 ) -> PreTrainedModel:
-    """The whole model on one device, in the current default dtype.
+    """Return the whole model on one device (the CPU by default), in the current default dtype.
 
-    Random weights depend on `seed`, and on whether `device` is a GPU; engines shard the same. With
-    `config.path` the weights come from that local folder.
+    Weights come from the folder `config.path`. Without it they are random, depend on `seed` and on whether
+    `device` is a GPU, and equal the weights that engines shard.
     """
     model = empty_model(config, attention_name=attention_name, max_positions=max_positions)
-    for _ in filled_layers(model, numbers_of(config, seed), device or torch.device("cpu")):
-        pass
+    deque(filled_layers(model, numbers_of(config, seed), device or torch.device("cpu")), maxlen=0)
     return model
 
 
@@ -115,22 +122,22 @@ def _transformers_config(config_class: type[Any], config: ModelConfig, max_posit
 
 
 class WideSumEmbedding(nn.Embedding):
-    """The library's embedding, but for the sums of its gradient where the weight is bf16 or fp16: in float32.
+    """Embedding that sums the gradient of a bf16 or fp16 weight in float32.
 
-    torch's own backward adds up the rows of a token in the gradient's dtype on a CPU: in bf16 a token that
-    occurs some hundred times gets no more from the next one, and of 64k tokens a third of the gradient is
-    lost. On a GPU torch sums in float32 itself, so nothing of this is used there.
+    On a CPU, torch adds up the rows of a token in the dtype of the gradient. In bf16, after some hundred
+    occurrences of a token, further ones add nothing; with 64k tokens a third of the gradient is lost. On a
+    GPU torch sums in float32, so this class is not used there.
     """
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  the library's name
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
         if self.weight.dtype not in (torch.bfloat16, torch.float16):
             return super().forward(input)
-        found: Tensor = _Lookup.apply(self.weight, input, self.padding_idx)  # type: ignore[no-untyped-call]
-        return found
+        rows: Tensor = _WideSumLookup.apply(self.weight, input, self.padding_idx)  # type: ignore[no-untyped-call]
+        return rows
 
 
 def sum_embedding_gradient_in_float32(model: PreTrainedModel) -> None:
-    """Replace the model's input embedding; its weight, and whatever is tied to it, stays the same tensor."""
+    """Replace the input embedding of a model by one that shares its weight, so that ties remain."""
     old: Any = model.get_input_embeddings()
     new = WideSumEmbedding(
         old.num_embeddings, old.embedding_dim, padding_idx=old.padding_idx, _weight=old.weight
@@ -139,11 +146,11 @@ def sum_embedding_gradient_in_float32(model: PreTrainedModel) -> None:
     model.set_input_embeddings(new)
 
 
-class _Lookup(torch.autograd.Function):
+class _WideSumLookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight_VH: Tensor, ids: Tensor, padding_idx: int | None) -> Tensor:
         ctx.save_for_backward(ids)
-        # Not the weight itself: ZeRO-3 has given it back by the time of backward.
+        # The weight itself is not saved, because ZeRO-3 frees it before backward.
         ctx.num_tokens, ctx.padding_idx = len(weight_VH), -1 if padding_idx is None else padding_idx
         return embedding(ids, weight_VH)
 

@@ -1,4 +1,4 @@
-"""The optimizer, its schedule and clipping, the same for every engine and trainer."""
+"""Optimizer, learning rate schedule and clipping, which all engines and trainers share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> LRScheduler:
-    """What sets the optimizer's learning rate after each step: transformers' own, as Trainer takes it."""
+    """Return the learning rate schedule of transformers, as its Trainer makes it."""
     schedule: LRScheduler = get_scheduler(
         config.schedule,
         optimizer,
@@ -30,12 +30,12 @@ def make_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> 
 
 
 def clipped_norm(norm: float, config: OptimizerConfig) -> float:
-    """The norm of a gradient once it is clipped."""
+    """Return the norm of a gradient after clipping, from its norm before."""
     return min(norm, config.max_grad_norm or math.inf)
 
 
 class Updater:
-    """The end of a step of an engine that leaves clipping to its user."""
+    """Clipping and update at the end of a step, for engines that leave both to their user."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class Updater:
         optimizer: torch.optim.Optimizer | None = None,
         schedule: LRScheduler | None = None,
     ) -> None:
-        """With the optimizer and the schedule that a training stack has, or else with new ones."""
+        """Use the optimizer and the schedule of a training stack, or make new ones."""
         self.model = model
         self.max_grad_norm = config.max_grad_norm or math.inf
         self.optimizer = optimizer or make_optimizer(model, config)
         self.schedule = schedule or make_schedule(self.optimizer, config)
 
     def update(self) -> Tensor:
-        """Clip, step and clear; the gradient norm before clipping."""
+        """Clip gradients, step and clear gradients; return the gradient norm before clipping."""
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
         self.optimizer.step()
         self.schedule.step()

@@ -1,4 +1,4 @@
-"""The one table of optimizers. Torch is imported where one is made."""
+"""Table of the optimizers. Torch is imported only when an optimizer is made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 BETAS = (0.9, 0.999)
-"""Adam's decay of its running means of gradients and of their squares."""
+"""Decay rates of AdamW's running means of gradients and of squared gradients."""
 MOMENTUM = 0.9
 
 
@@ -28,7 +28,7 @@ class OptimizerFacts:
 
     @property
     def moments(self) -> int:
-        """Numbers that the optimizer keeps of each parameter."""
+        """Number of elements that the optimizer keeps per parameter."""
         return len(self.state_keys)
 
 
@@ -41,7 +41,7 @@ def _adamw(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimize
 def _sgd(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
     from torch.optim import SGD
 
-    # Not fused: FSDP2's sharded tensors have no such operator.
+    # Not fused, because DTensor, FSDP2's type of parameters, has no operator for it.
     return SGD(parameters, lr=learning_rate, momentum=MOMENTUM)
 
 

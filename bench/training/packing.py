@@ -1,4 +1,4 @@
-"""Whole documents laid end to end in a sequence: which of them, and where they end."""
+"""Packing of documents into sequences: the choice of the documents, and their ends."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ import numpy as np
 from bench.attention.documents import Documents
 
 ONE_TOKEN_EVERY = 4
-"""One drawn document in so many, from the second, is a single token: the shortest a text can have."""
+"""Period of documents with a single token, the shortest possible, among random documents; the second one is
+the first of them."""
 
 
 class PackedText:
-    """Which part of a text each sample is: whole documents in their order, the last one cut.
+    """Positions of samples in a text. A sample has whole documents in their order, with the last one cut.
 
-    What is cut off is in no sample; the text repeats when it is used up.
+    The rest of a document that was cut is in no sample. The text repeats at its end.
     """
 
     def __init__(self, lengths: Sequence[int], first: int, seq_len: int) -> None:
-        """The text's documents have `lengths` tokens; sample 0 starts with the document `first`."""
+        """Pack documents of `lengths` tokens; sample 0 starts with document number `first`."""
         self.ends = np.cumsum(np.asarray(lengths, dtype=np.int64))
         self.seq_len = seq_len
-        at = first % len(lengths)
-        self.starts = [int(self.ends[at]) - lengths[at]]
+        document = first % len(lengths)
+        self.starts = [int(self.ends[document]) - lengths[document]]
 
     @property
     def tokens(self) -> int:
-        """Of the whole text."""
+        """Number of tokens of the whole text."""
         return int(self.ends[-1])
 
     def start(self, sample: int) -> int:
-        """The text's token that a sample starts with, counted on where the text repeats."""
+        """Return the position of a sample's first token in the text repeated without end."""
         while len(self.starts) <= sample:
             self.starts.append(self._boundary_from(self.starts[-1] + self.seq_len))
         return self.starts[sample]
 
     def sample_ends(self, sample: int, length: int) -> tuple[int, ...]:
-        """Where the documents among the first `length` tokens of a sample end, the last one cut."""
+        """Return the ends of the documents in the first `length` tokens of a sample, `length` last."""
         start, inside = self.start(sample), list[int]()
         for repeat in range(start // self.tokens, (start + length) // self.tokens + 1):
             ends = self.ends + (repeat * self.tokens - start)
@@ -47,22 +48,22 @@ class PackedText:
         return (*inside, length)
 
     def _boundary_from(self, token: int) -> int:
-        """The first token from here on that begins a document."""
+        """Return the position of the first token, from `token` on, that starts a document."""
         repeat, within = divmod(token, self.tokens)
         if within == 0:
             return token
         return repeat * self.tokens + int(self.ends[np.searchsorted(self.ends, within)])
 
 
-def drawn_ends(seed: int, sample: int, seq_len: int, length: int) -> tuple[int, ...]:
-    """Where drawn documents among the first `length` tokens of a sample end.
+def random_ends(seed: int, sample: int, seq_len: int, length: int) -> tuple[int, ...]:
+    """Return the ends of random documents in the first `length` tokens of a sample, `length` last.
 
-    The logarithms of their lengths are spread evenly up to that of half of `seq_len`.
+    Lengths are uniform on a log scale, from 1 to half of `seq_len`.
     """
-    draw, ends, end = random.Random(seed * 1_000_003 + sample), [], 0
+    generator, ends, end = random.Random(seed * 1_000_003 + sample), [], 0
     for number in count():
-        drawn = int(max(1, seq_len // 2) ** draw.random())
-        end += 1 if number % ONE_TOKEN_EVERY == 1 else drawn
+        tokens = int(max(1, seq_len // 2) ** generator.random())
+        end += 1 if number % ONE_TOKEN_EVERY == 1 else tokens
         if end >= length:
             break
         ends.append(end)
@@ -70,5 +71,5 @@ def drawn_ends(seed: int, sample: int, seq_len: int, length: int) -> tuple[int, 
 
 
 def drawn_documents(sequences: int, tokens: int, seed: int = 0) -> Documents:
-    """The documents of a batch for a check: other boundaries in every sequence."""
-    return Documents(tuple(drawn_ends(seed, sequence, tokens, tokens) for sequence in range(sequences)))
+    """Return random documents of a batch for a check; every sequence has different boundaries."""
+    return Documents(tuple(random_ends(seed, sequence, tokens, tokens) for sequence in range(sequences)))

@@ -1,7 +1,7 @@
-"""Number of weights of a model and of its parts, its trained tensors, and the bytes of each dtype. No torch.
+"""Numbers of weights of a model and of its parts, and its trained tensors. No torch.
 
-Tensors are those of each module, in the order of transformers' forward pass: sharding engines gather and
-reduce them one by one or layer by layer, each padded on its own.
+Tensors are listed by module, in the order of transformers' forward pass. Engines that shard them gather and
+reduce them one by one or layer by layer, and pad every tensor separately.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from dataclasses import dataclass, replace
 from bench.config import DTYPE_BYTES, Cell, ModelConfig
 
 HEAD_NORM_FAMILIES = ("qwen3",)
-"""Models that normalise each head of Q and K."""
+"""Families whose models normalise every head of Q and K."""
 FLOAT32_BYTES = 4
 
 
 def wide_bytes(cell: Cell) -> int:
-    """Return the bytes of a number of the optimizer, or of a sum over ranks."""
+    """Return the bytes of a number in the optimizer's state, or in a sum over ranks."""
     return max(FLOAT32_BYTES, DTYPE_BYTES[cell.dtype])
 
 
 def q_size(model: ModelConfig) -> int:
-    """Numbers of all query heads of one token."""
+    """Return the number of elements of all query heads of one token."""
     return model.num_heads * model.head_dim
 
 
 def kv_size(model: ModelConfig) -> int:
-    """Those of all KV heads."""
+    """Return the number of elements of all KV heads of one token, in K or in V."""
     return model.num_kv_heads * model.head_dim
 
 
 def parameters(model: ModelConfig) -> int:
-    """All numbers that are trained."""
+    """Return the number of all trained weights."""
     embeddings = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
     head_norms = 2 * model.head_dim if model.family in HEAD_NORM_FAMILIES else 0
     biases = q_size(model) + 2 * kv_size(model) if model.attention_bias else 0
@@ -41,117 +41,117 @@ def parameters(model: ModelConfig) -> int:
 
 
 def matrix_parameters(model: ModelConfig) -> int:
-    """Weights that multiply activations: all layers' projections and the output head."""
+    """Return the number of weights of all layers' projections and of the output head."""
     return layer_parameters(model) + head_parameters(model)
 
 
 def head_parameters(model: ModelConfig) -> int:
-    """Weights of the output head."""
+    """Return the number of weights of the output head."""
     return model.hidden_size * model.vocab_size
 
 
 def layer_parameters(model: ModelConfig) -> int:
-    """Weights of all layers' projections."""
+    """Return the number of weights of all layers' projections, in attention and MLPs."""
     attention = model.hidden_size * (2 * q_size(model) + 2 * kv_size(model))
     return model.num_layers * attention + mlp_parameters(model)
 
 
 def mlp_parameters(model: ModelConfig) -> int:
-    """Weights of all layers' MLPs."""
+    """Return the number of weights of all layers' MLPs."""
     return model.num_layers * 3 * model.hidden_size * model.intermediate_size
 
 
 def one_layer_parameters(model: ModelConfig) -> int:
-    """Weights of one layer's projections."""
+    """Return the number of weights of one layer's projections."""
     return layer_parameters(model) // model.num_layers
 
 
 def mlp_output_parameters(model: ModelConfig) -> int:
-    """Weights of one layer's last projection."""
+    """Return the number of weights of the output projection of one layer's MLP."""
     return model.hidden_size * model.intermediate_size
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedTensor:
-    """One trained tensor; two modules that share one have equal names."""
+    """One trained tensor. A tensor that two modules share has the same name in both."""
 
     name: str
     rows: int
-    """Its first dimension."""
+    """Size of the first dimension."""
     columns: int = 1
 
     @property
     def count(self) -> int:
-        """Its numbers."""
+        """Number of elements."""
         return self.rows * self.columns
 
 
 Modules = tuple[tuple[TrainedTensor, ...], ...]
-"""The tensors of each module, one module after another."""
+"""Tensors of several modules, one tuple for each module."""
 
 
 def embedding(model: ModelConfig) -> TrainedTensor:
-    """A row for each token of the vocabulary."""
+    """Return the weight of the input embedding."""
     return TrainedTensor("embedding", model.vocab_size, model.hidden_size)
 
 
 def head(model: ModelConfig) -> TrainedTensor:
-    """The output head, which may be the embedding."""
+    """Return the weight of the output head; in a tied model it is that of the embedding."""
     return embedding(model) if model.tied_embeddings else replace(embedding(model), name="head")
 
 
 def last_norm(model: ModelConfig) -> TrainedTensor:
-    """The norm before the output head."""
+    """Return the weight of the norm before the output head."""
     return TrainedTensor("last norm", model.hidden_size)
 
 
 def layer_modules(model: ModelConfig, layer: int = 0) -> Modules:
-    """One layer's: a norm, Q, K and V, the output; a norm, the MLP."""
+    """Return the tensors of one layer by module, in the order of the forward pass."""
     h, f = model.hidden_size, model.intermediate_size
 
-    def one(name: str, rows: int, columns: int = 1) -> tuple[TrainedTensor, ...]:
+    def weight(name: str, rows: int, columns: int = 1) -> tuple[TrainedTensor, ...]:
         return (TrainedTensor(f"{layer} {name}", rows, columns),)
 
     def projection(name: str, rows: int) -> tuple[TrainedTensor, ...]:
-        return one(name, rows, h) + (one(f"{name} bias", rows) if model.attention_bias else ())
+        return weight(name, rows, h) + (weight(f"{name} bias", rows) if model.attention_bias else ())
 
     def head_norm(name: str) -> Modules:
-        return (one(name, model.head_dim),) if model.family in HEAD_NORM_FAMILIES else ()
+        return (weight(name, model.head_dim),) if model.family in HEAD_NORM_FAMILIES else ()
 
     return (
-        one("norm", h),
+        weight("norm", h),
         projection("q", q_size(model)), *head_norm("q norm"),
         projection("k", kv_size(model)), *head_norm("k norm"),
         projection("v", kv_size(model)),
-        one("out", h, q_size(model)),
-        one("mlp norm", h),
-        one("gate", f, h), one("up", f, h), one("down", h, f),
+        weight("out", h, q_size(model)),
+        weight("mlp norm", h),
+        weight("gate", f, h), weight("up", f, h), weight("down", h, f),
     )  # fmt: skip
 
 
-def in_modules(modules: Modules) -> tuple[TrainedTensor, ...]:
-    """Those of all modules."""
+def flatten_modules(modules: Modules) -> tuple[TrainedTensor, ...]:
+    """Return the tensors of all modules in one tuple."""
     return tuple(tensor for module in modules for tensor in module)
 
 
-def ends(model: ModelConfig) -> tuple[TrainedTensor, ...]:
-    """Those of no layer."""
+def tensors_outside_layers(model: ModelConfig) -> tuple[TrainedTensor, ...]:
+    """Return the embedding, the last norm and, if it is not tied, the output head."""
     untied = () if model.tied_embeddings else (head(model),)
     return (embedding(model), last_norm(model), *untied)
 
 
 def trained_tensors(model: ModelConfig) -> tuple[TrainedTensor, ...]:
-    """Each of the model's once, in the order of its definition."""
-    layers = (in_modules(layer_modules(model, layer)) for layer in range(model.num_layers))
-    first, *last = ends(model)
+    """Return every trained tensor once, in the order of the model's definition."""
+    layers = (flatten_modules(layer_modules(model, layer)) for layer in range(model.num_layers))
+    first, *last = tensors_outside_layers(model)
     return (first, *(tensor for layer in layers for tensor in layer), *last)
 
 
-def in_backward(model: ModelConfig) -> Iterator[TrainedTensor]:
-    """Yield each trained tensor once, in the order in which backward has its gradient."""
+def tensors_in_backward(model: ModelConfig) -> Iterator[TrainedTensor]:
+    """Yield every trained tensor once, in the order in which backward computes the gradients."""
     if not model.tied_embeddings:
         yield head(model)
     yield last_norm(model)
     for layer in reversed(range(model.num_layers)):
-        yield from in_modules(tuple(reversed(layer_modules(model, layer))))
+        yield from flatten_modules(tuple(reversed(layer_modules(model, layer))))
     yield embedding(model)

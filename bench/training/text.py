@@ -1,4 +1,4 @@
-"""The text of `data=text` and its tokens: tried before a cell starts, read whole by its ranks. No torch."""
+"""Text of `data=text` and its tokens: the launcher tries the beginning, ranks read everything. No torch."""
 
 from __future__ import annotations
 
@@ -24,25 +24,29 @@ CHECKED_CHARACTERS = 2**16
 
 
 def read_text(data: DataConfig) -> str:
-    """The text of a file, of all text files under a folder, or of the `text` fields of JSON lines."""
+    """Return the text of a file, of all text files under a folder, or of the `text` fields of JSON lines."""
     return "\n\n".join(read_documents(data))
 
 
 def read_documents(data: DataConfig) -> list[str]:
-    """The same text by document: a file of a folder, a line of JSON lines, a topic of the default text."""
+    """Return the documents of a text; raise ConfigError if it cannot be read or is empty.
+
+    A document is a file of a folder, a line of JSON lines, or a topic of the default text.
+    """
     if data.path is None:
         return [*pydoc_data.topics.topics.values()]
     with _read_as_text(data.path):
-        documents = [each for file in _text_files(data.path) for each in _documents(file)]
+        documents = [document for file in _text_files(data.path) for document in _documents(file)]
     if not any(document.strip() for document in documents):
-        raise _empty(data.path)
+        raise _no_text_error(data.path)
     return documents
 
 
 def beginning(name: str | None) -> str:
-    """The first text of a file or folder, of which CHECKED_CHARACTERS at most are read.
+    """Return the beginning of the first text in a file or folder.
 
-    Raises ConfigError for one that does not begin as text, and for a folder with a file that cannot be read.
+    At most CHECKED_CHARACTERS of a file are read. Raises ConfigError if they are not text, and if a file of
+    a folder cannot be read.
     """
     if name is None:
         return next(iter(pydoc_data.topics.topics.values()))
@@ -52,21 +56,25 @@ def beginning(name: str | None) -> str:
             if not file.is_file() or not os.access(file, os.R_OK):
                 raise OSError(f"{file} is no file that can be read")
         starts = ("".join(_documents(file, CHECKED_CHARACTERS)) for file in files)
-        found = next(filter(str.strip, starts), None)
-    if found is None:
-        raise _empty(name)
-    return found
+        text = next(filter(str.strip, starts), None)
+    if text is None:
+        raise _no_text_error(name)
+    return text
 
 
 def _text_files(name: str) -> list[Path]:
     path = Path(name)
     if not path.is_dir():
         return [path]
-    return sorted(each for each in path.rglob("*") if each.suffix in TEXT_SUFFIXES)
+    return sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES)
 
 
 def _documents(path: Path, characters: int = -1) -> list[str]:
-    """Those of a file, or of so many of its characters: JSON lines that are whole, else what there is."""
+    """Return the documents in a file, or in a number of its first characters.
+
+    If that number ends inside a JSON line, the line is left out; if it is the only one, it is returned as it
+    is.
+    """
     with path.open(encoding="utf-8") as file:
         text = file.read(characters)
     if path.suffix != ".jsonl":
@@ -76,14 +84,14 @@ def _documents(path: Path, characters: int = -1) -> list[str]:
 
 def _json_lines(text: str) -> list[str]:
     texts = [json.loads(line)["text"] for line in text.splitlines() if line.strip()]
-    if not all(isinstance(each, str) for each in texts):
-        raise TypeError("a `text` field is no text")
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a `text` field is not a string")
     return texts
 
 
 @contextmanager
 def _read_as_text(name: str) -> Iterator[None]:
-    """What cannot be read, or is no text, becomes a ConfigError that names it."""
+    """Turn errors of reading `data.path` as text into a ConfigError."""
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -93,15 +101,18 @@ def _read_as_text(name: str) -> Iterator[None]:
         ) from None
 
 
-def _empty(name: str) -> ConfigError:
+def _no_text_error(name: str) -> ConfigError:
     return ConfigError(f"data.path={name}: holds no text; name another file or folder")
 
 
 def token_ids(text: str, tokenizer: str, vocab_size: int) -> NDArray[Any]:
-    """The ids of a text, [T] int32; raises ConfigError for a tokenizer that fails or exceeds a vocabulary."""
+    """Return the token IDs of a text, [T] int32.
+
+    Raises ConfigError if the tokenizer fails, or if an ID is not below `vocab_size`.
+    """
     try:
         ids = np.array(_encoder(tokenizer)(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
-    except Exception as error:  # noqa: BLE001  the library below raises Exception itself
+    except Exception as error:  # noqa: BLE001  the tokenizers package raises plain Exception
         raise ConfigError(
             f"data.tokenizer={tokenizer}: cannot be used ({_first_line(error)}); name a folder with a"
             " tokenizer.json, such as a model's own"
@@ -116,7 +127,7 @@ def token_ids(text: str, tokenizer: str, vocab_size: int) -> NDArray[Any]:
 
 @cache
 def refuse_tokenizer(tokenizer: str, beginning: str, vocab_size: int) -> None:
-    """Raises ConfigError for a tokenizer that no rank could use on a text that begins so."""
+    """Raise ConfigError if the tokenizer cannot be used on the beginning of a text."""
     token_ids(beginning, tokenizer, vocab_size)
 
 

@@ -1,4 +1,4 @@
-"""The text model in a transformers configuration, which may be that of a model for images, too. No torch."""
+"""Text model in a transformers configuration, which may be that of a model for images and text. No torch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 Numbers = Mapping[str, Any]
-"""A transformers configuration: what config.json holds, or `to_dict` returns."""
+"""Content of the config.json of a transformers model, which is also the result of `to_dict`."""
 
-SAME_FOR_TEXT: Mapping[str, str] = {
+TEXT_FAMILIES: Mapping[str, str] = {
     "qwen2_vl": "qwen2",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl": "qwen2",
@@ -17,7 +17,10 @@ SAME_FOR_TEXT: Mapping[str, str] = {
     "qwen3_vl": "qwen3",
     "qwen3_vl_text": "qwen3",
 }
-"""Families that turn by three rows of positions. Of text the rows are one: they compute what these do."""
+"""Families of text models by the family of the model for images.
+
+The latter have three rows of rotary positions. The rows are equal for text, so that both compute the same.
+"""
 _LLAMA_SIZES = {
     "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008,
     "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -29,38 +32,40 @@ DEFAULTS: Mapping[str, Numbers] = {
     "qwen2": _QWEN_SIZES,
     "qwen3": _QWEN_SIZES | {"head_dim": 128},
 }
-"""What transformers takes, by family, where the `text_config` of a model for images names no number. LLaVA's
-names only what differs."""
+"""Defaults of transformers by family, for values that the `text_config` of a model for images leaves out.
+
+The `text_config` of LLaVA, for example, has only the values that differ from the defaults.
+"""
 BY_LENGTH = ("dynamic", "longrope")
-"""Rope types of transformers whose frequencies follow from the largest position that a rank is given."""
-_INSIDE = re.compile(r"\b(language|text)_model\.")
+"""RoPE types of transformers whose frequencies depend on the largest position in the forward pass."""
+_TEXT_MODEL_PREFIX = re.compile(r"\b(language|text)_model\.")
 
 
 def text_numbers(numbers: Numbers) -> dict[str, Any]:
-    """The text model's numbers, under the family whose layers it has."""
+    """Return the configuration of the text model; `model_type` is a family of `bench.training.models`."""
     inner = numbers.get("text_config") or {}
     text = {**DEFAULTS.get(_family(inner), {}), **numbers, **inner} if inner else dict(numbers)
     text.pop("text_config", None)
     if numbers.get("tie_word_embeddings"):
-        text["tie_word_embeddings"] = True  # the outer model ties them where either says so
-    if text.get("model_type") not in SAME_FOR_TEXT:
+        text["tie_word_embeddings"] = True  # transformers ties them if the outer configuration says so
+    if text.get("model_type") not in TEXT_FAMILIES:
         return text
     rope = {key: text[key] for key in ("rope_scaling", "rope_parameters") if text.get(key)}
-    return {**text, "model_type": _family(text), **{key: _one_row(value) for key, value in rope.items()}}
+    return {**text, "model_type": _family(text), **{key: _text_rope(value) for key, value in rope.items()}}
 
 
 def _family(numbers: Numbers) -> str:
-    """The family whose layers a text model has."""
-    named = str(numbers.get("model_type"))
-    return SAME_FOR_TEXT.get(named, named)
+    """Return the family of the text model."""
+    model_type = str(numbers.get("model_type"))
+    return TEXT_FAMILIES.get(model_type, model_type)
 
 
-def _one_row(rope: Numbers) -> dict[str, Any]:
-    """Rotary parameters without what tells three rows apart."""
-    one = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved")}
-    return {key: "default" if value == "mrope" else value for key, value in one.items()}
+def _text_rope(rope: Numbers) -> dict[str, Any]:
+    """Return RoPE parameters for one row of positions instead of three."""
+    text = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved")}
+    return {key: "default" if value == "mrope" else value for key, value in text.items()}
 
 
 def text_name(name: str) -> str:
-    """A stored parameter's name as the text model by itself has it."""
-    return _INSIDE.sub("", name, count=1)
+    """Return the name of a checkpoint's parameter in the text model alone."""
+    return _TEXT_MODEL_PREFIX.sub("", name, count=1)

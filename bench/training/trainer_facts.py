@@ -1,6 +1,6 @@
-"""Trainers as they are known without torch: what each drives, on which kernels, and what it needs.
+"""Table of the trainers: their strategies, engines, kernels and packages. No torch.
 
-The table that says which (trainer, strategy, engine) triples run; every other triple is refused by it.
+The table decides which combinations of trainer, strategy and engine run; all others are refused.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ STACK_KERNELS: Mapping[str, str] = {
     "flash_attn_2": "flash_attention_2",
     "flash_attn_3": "flash_attention_3",
 }
-"""What transformers calls the kernels of ours that it has, too; `sdpa` leaves the choice to torch."""
+"""Names in transformers of the kernels that it also has; with `sdpa` torch chooses the kernel."""
 UNTILED = "untiled"
 STACK_DTYPES = ("bf16", "fp32")
 
 STACK_ENGINE = "zero3"
-"""Engine that training stacks take unless the request names another."""
+"""Engine of training stacks if the request names none."""
 
 EnginesByStrategy = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerFacts:
-    """What a trainer can be asked for."""
+    """Facts of one trainer."""
 
     drives: EnginesByStrategy | None = None
-    """The engines that it drives, by strategy; None for all of ours, in every combination."""
+    """Engines that the trainer can use, by strategy; None if it can use all engines with all strategies."""
     package: str | None = None
-    """The distribution that it needs beside those of the strategy and the engine."""
+    """Distribution that the trainer needs in addition to those of the strategy and the engine."""
 
     @property
     def is_stack(self) -> bool:
-        """Whether it is somebody else's training stack."""
+        """True if the trainer is a training stack, that is, the training loop of another project."""
         return self.drives is not None
 
     def refusals(self, cell: Cell) -> list[str]:
-        """Why it cannot train this cell, each with a way out."""
+        """Return the reasons why the trainer cannot train this cell, each with a way out."""
         if self.drives is None:
             return []
         return [*_pair_refusals(cell, self.drives), *_setting_refusals(cell)]
@@ -63,18 +63,18 @@ TRAINER_FACTS: Mapping[str, TrainerFacts] = {
 
 
 def is_stack(trainer: str) -> bool:
-    """Whether somebody else's training stack runs: neither a loop of ours nor, without training, none."""
+    """Return whether a trainer is a training stack; False for `native`, and without training."""
     return trainer in TRAINER_FACTS and TRAINER_FACTS[trainer].is_stack
 
 
 def _pair_refusals(cell: Cell, drives: EnginesByStrategy) -> list[str]:
     trainer, engines = f"trainer={cell.trainer}", drives.get(cell.strategy)
     if engines is None:
-        others = " or ".join(drives)
-        return [f"{trainer} has no strategy={cell.strategy}; take trainer={NATIVE}, or strategy={others}"]
+        legal = " or ".join(drives)
+        return [f"{trainer} has no strategy={cell.strategy}; take trainer={NATIVE}, or strategy={legal}"]
     if cell.engine.name not in engines:
-        others = " or ".join(engines)
-        return [f"{trainer} runs strategy={cell.strategy} under engine={others}, not {cell.engine.name}"]
+        legal = " or ".join(engines)
+        return [f"{trainer} runs strategy={cell.strategy} under engine={legal}, not {cell.engine.name}"]
     return []
 
 
@@ -92,28 +92,29 @@ def _setting_refusals(cell: Cell) -> list[str]:
         (cell.dtype not in STACK_DTYPES, f"has no dtype={cell.dtype}; choose dtype={dtypes}"),
         (
             cell.data.packs or cell.padding > 0,
-            f"has no documents and no padding; take data.packing=none and pad=false, or {native}",
+            f"supports no documents and no padding; take data.packing=none and pad=false, or {native}",
         ),
         (
             cell.tiled_mlp or cell.offload.activations or cell.offload.optimizer,
-            f"runs without tiled_mlp and offload.*; leave them false, or take {native}",
+            f"supports neither tiled_mlp nor offload.*; leave them false, or take {native}",
         ),
         (
             _gathers_losses_of_some_ranks(cell),
-            f"gathers losses as gloo can for one group of ranks only; take dp_shard=1, {native}, or GPUs",
+            f"gathers losses, which gloo can do in one group only; take dp_shard=1, {native}, or GPUs",
         ),
         (
             cell.dp_replicate > 1 and cell.engine.name != "ddp",
-            f"is configured with one sharded copy, not dp_replicate={cell.dp_replicate}; take dp_shard",
+            f"keeps one sharded copy of the model, not dp_replicate={cell.dp_replicate}; take dp_shard",
         ),
     )
     return [f"trainer={cell.trainer} {reason}" for is_refused, reason in refused if is_refused]
 
 
 def _gathers_losses_of_some_ranks(cell: Cell) -> bool:
-    """Whether several groups gather losses; transformers' own loop does so for DeepSpeed's Ulysses only.
+    """Return whether several sequence groups gather losses on gloo.
 
-    torch's differentiable all_gather finds on gloo only a group that begins with rank 0.
+    torch's differentiable all_gather works on gloo only for a group that begins with rank 0. The loop of
+    transformers gathers losses only with DeepSpeed's Ulysses.
     """
     gathers = cell.trainer == "accelerate" or cell.strategy == "deepspeed_ulysses"
     return gathers and cell.cluster.backend == "gloo" and cell.sp_degree > 1 and cell.dp_degree > 1

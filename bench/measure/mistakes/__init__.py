@@ -1,6 +1,6 @@
-"""Known mistakes of sequence parallelism, to see that each is found. May import what lies below measure.
+"""Table of known mistakes of sequence parallelism, injected to see that the checks find them.
 
-The one table of mistakes: a new one is a line below and a class in `code.py`. This file imports no torch.
+May import what lies below measure. A new mistake is a line in `MISTAKES` and a class in `code.py`. No torch.
 """
 
 from __future__ import annotations
@@ -18,38 +18,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MistakeFacts:
-    """One mistake, and the cells in which it changes anything."""
+    """Facts of one known mistake."""
 
     made_in: str
-    """The strategy that `experiment=loss_equivalence` makes it in."""
+    """Strategy into which `experiment=loss_equivalence` injects the mistake."""
     needs: Callable[[Cell], bool]
+    """Predicate of the cells in which the mistake changes anything."""
 
 
-def _shares(cell: Cell) -> bool:
+def _shares_sequences(cell: Cell) -> bool:
     return cell.strategy in ("ulysses", "ring", "usp") and cell.sp_degree > 1
 
 
 def _is_unpacked_ring(cell: Cell) -> bool:
-    """Tiles of packed documents are of many sizes: the own block's is not that of what arrived."""
+    """Return whether a ring's blocks have one size, so that the local block can replace a received one.
+
+    Tiles of packed documents have many sizes.
+    """
     return cell.strategy in ("ring", "usp") and cell.ring_degree > 1 and not cell.data.packs
 
 
-def _is_uneven(cell: Cell) -> bool:
-    return _shares(cell) and cell.trainer == "native" and cell.data.prompt_tokens > 0
+def _has_uneven_labels(cell: Cell) -> bool:
+    return _shares_sequences(cell) and cell.trainer == "native" and cell.data.prompt_tokens > 0
 
 
 MISTAKES: Mapping[str, MistakeFacts] = {
-    "mean_of_rank_means": MistakeFacts("ulysses", _is_uneven),
-    "mask_off_by_one": MistakeFacts("ulysses", _shares),
-    "labels_shifted_in_shards": MistakeFacts("ulysses", _shares),
-    "gradients_divided_by_sp": MistakeFacts("ulysses", _shares),
+    "mean_of_rank_means": MistakeFacts("ulysses", _has_uneven_labels),
+    "mask_off_by_one": MistakeFacts("ulysses", _shares_sequences),
+    "labels_shifted_in_shards": MistakeFacts("ulysses", _shares_sequences),
+    "gradients_divided_by_sp": MistakeFacts("ulysses", _shares_sequences),
     "own_block_in_ring_backward": MistakeFacts("ring", _is_unpacked_ring),
 }
-"""The mistakes by name; `experiment=loss_equivalence` makes each (docs/loss_equivalence.md)."""
+"""Facts of the known mistakes by name (docs/loss_equivalence.md)."""
 
 
 def mistaken(name: str) -> Mistake:
-    """How a mistake is made, imported only where ranks run; nothing is changed where there is none."""
+    """Return the code of a mistake, which is imported only in rank processes; `none` changes nothing."""
     code = importlib.import_module("bench.measure.mistakes.code")
-    made: Mistake = code.CODE[name]
-    return made
+    mistake: Mistake = code.CODE[name]
+    return mistake

@@ -1,4 +1,4 @@
-"""How known mistakes are made: subclasses of what is right."""
+"""Code of the known mistakes: subclasses of the right strategies and trainers, and changed kernels."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ StrategyClass = type[Strategy]
 TrainerClass = type[Trainer]
 
 
-def _as_it_is(code: Any) -> Any:
+def _identity(code: Any) -> Any:
     return code
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """What takes the place of a strategy's class and of a trainer's."""
+    """Functions that return a wrong class for the right class of a strategy and of a trainer."""
 
-    strategy: Callable[[StrategyClass], StrategyClass] = _as_it_is
-    trainer: Callable[[TrainerClass], TrainerClass] = _as_it_is
+    strategy: Callable[[StrategyClass], StrategyClass] = _identity
+    trainer: Callable[[TrainerClass], TrainerClass] = _identity
 
 
 def _mean_of_rank_means(right: Any) -> TrainerClass:
@@ -46,10 +46,10 @@ def _mean_of_rank_means(right: Any) -> TrainerClass:
 def _labels_shifted_in_shards(right: Any) -> StrategyClass:
     class LabelsShiftedInShards(right):  # type: ignore[misc]
         def shard(self, batch: Batch) -> Batch:
-            cut: Batch = super().shard(batch)
-            shifted = torch.nn.functional.pad(cut.input_ids[:, 1:], (0, 1), value=IGNORED_LABEL)
-            labels = shifted.masked_fill(cut.labels == IGNORED_LABEL, IGNORED_LABEL)
-            return replace(cut, labels=labels)
+            shard: Batch = super().shard(batch)
+            shifted = torch.nn.functional.pad(shard.input_ids[:, 1:], (0, 1), value=IGNORED_LABEL)
+            labels = shifted.masked_fill(shard.labels == IGNORED_LABEL, IGNORED_LABEL)
+            return replace(shard, labels=labels)
 
     return LabelsShiftedInShards
 
@@ -65,22 +65,22 @@ def _gradients_divided_by_sp(right: Any) -> StrategyClass:
 
 
 def _with_kernel(change: Callable[[Kernel], Kernel]) -> Callable[[Any], StrategyClass]:
-    """A mistake of the kernel that a strategy calls."""
+    """Return a mistake that changes the kernel that a strategy calls."""
 
     def strategy(right: Any) -> StrategyClass:
-        class OnAnotherKernel(right):  # type: ignore[misc]
+        class WithChangedKernel(right):  # type: ignore[misc]
             kernel: Kernel
 
             def __init__(self, cell: Cell, groups: RankGroups, facts: StrategyFacts) -> None:
                 super().__init__(cell, groups, facts)
                 self.kernel = change(self.kernel)
 
-        return OnAnotherKernel
+        return WithChangedKernel
 
     return strategy
 
 
-def _seeing_the_next_key(right: Kernel) -> Kernel:
+def _mask_off_by_one(right: Kernel) -> Kernel:
     def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         shift = -1 if causal else 0
         return right.forward(q, k.roll(shift, 2), v.roll(shift, 2), causal, scale)
@@ -95,15 +95,15 @@ def _seeing_the_next_key(right: Kernel) -> Kernel:
     return replace(right, forward=forward, backward=backward, fills_gradients=False)
 
 
-def _own_block_in_backward(right: Kernel) -> Kernel:
-    own: list[tuple[Tensor, Tensor]] = []
+def _local_block_in_backward(right: Kernel) -> Kernel:
+    local: list[tuple[Tensor, Tensor]] = []
 
     def backward(
         dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if causal:  # a ring's first block is the rank's own
-            own[:] = [(k, v)]
-        k, v = (x[:, :, : k.shape[2]] for x in own[0])
+        if causal:  # the first block of a ring is the local one
+            local[:] = [(k, v)]
+        k, v = (x[:, :, : k.shape[2]] for x in local[0])
         return right.backward(dout, q, k, v, out, lse, causal, scale)
 
     return replace(right, backward=backward, fills_gradients=False)
@@ -112,8 +112,8 @@ def _own_block_in_backward(right: Kernel) -> Kernel:
 CODE: Mapping[str, Mistake] = {
     NO_MISTAKE: Mistake(),
     "mean_of_rank_means": Mistake(trainer=_mean_of_rank_means),
-    "mask_off_by_one": Mistake(strategy=_with_kernel(_seeing_the_next_key)),
+    "mask_off_by_one": Mistake(strategy=_with_kernel(_mask_off_by_one)),
     "labels_shifted_in_shards": Mistake(strategy=_labels_shifted_in_shards),
     "gradients_divided_by_sp": Mistake(strategy=_gradients_divided_by_sp),
-    "own_block_in_ring_backward": Mistake(strategy=_with_kernel(_own_block_in_backward)),
+    "own_block_in_ring_backward": Mistake(strategy=_with_kernel(_local_block_in_backward)),
 }

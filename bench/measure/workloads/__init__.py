@@ -1,6 +1,6 @@
-"""Steps that the harness runs itself. May import the passes and what lies below measure.
+"""Table of the workloads, whose steps the harness runs. May import the passes and what lies below measure.
 
-The one table of workloads: a new one is a file here, a name below and a YAML in conf/workload/.
+A new workload is a file here, a name in `WORKLOADS` and a YAML file in conf/workload/.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ WORKLOADS = ("train", "attention")
 
 
 def workload_code(name: str) -> type[Workload]:
-    """Return a workload's code, imported only where ranks run."""
+    """Return the class of a workload, which is imported only in rank processes."""
     code: type[Workload] = importlib.import_module(f"bench.measure.workloads.{name}").WORKLOAD
     return code

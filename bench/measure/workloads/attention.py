@@ -1,4 +1,4 @@
-"""Attention alone: one call, forward and backward, on random inputs of the cell's shape."""
+"""Workload of attention alone: forward and backward of one call on random inputs of the cell's shape."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class AttentionWorkload(Workload):
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank)
         self.causal = self.cell.workload.mask == "causal"
-        q, k, v, self.dout = (self._shard(which) for which in range(4))
+        q, k, v, self.dout = (self._random_shard(index) for index in range(4))
         self.leaves = [x.requires_grad_() for x in (q, k, v)]
         self.out = q
 
-    def step(self, number: int) -> StepClock:  # noqa: ARG002  every call is the same
-        """One call; the clock was marked at its start, between forward and backward, and at its end."""
+    def step(self, number: int) -> StepClock:  # noqa: ARG002  all calls are equal
+        """Run one call; return a clock with marks at its start, after forward and at its end."""
         clock = StepClock(self.rank.device)
         for leaf in self.leaves:
             leaf.grad = None
-        self.out = self.leaves[0]  # what the last call came to is not this one's memory
+        self.out = self.leaves[0]  # free the last output before this call
         clock.mark()
         self.rank.phase.enter("forward")
         self.out = self._forward()
@@ -41,16 +41,17 @@ class AttentionWorkload(Workload):
         return clock
 
     def short_step(self) -> None:
-        """A call, and more for `measure.warmup_s`.
+        """Run one call, and further calls for `measure.warmup_s` seconds.
 
-        The timed pass warms up by no more steps than training may take: so many calls may be over at once.
+        The timing pass limits its warm-up to a number of steps that suits training; that number of calls may
+        take next to no time.
         """
         self.step(0)
         if self.cell.measure.warmup_s > 0:
             self._warm_up()
 
     def _warm_up(self) -> None:
-        """As many calls on every rank."""
+        """Run calls for `measure.warmup_s` seconds, the same number on every rank."""
         synchronise(self.device)
         start = time.perf_counter()
         self.step(0)
@@ -72,9 +73,9 @@ class AttentionWorkload(Workload):
         q, k, v = self.leaves
         return strategy.watch.run(attention, q, k, v)
 
-    def _shard(self, which: int) -> Tensor:
-        """This rank's part of an input; the whole of it is there for a moment only."""
-        whole = random_input(self.cell, which, self.cell.seq_len, self.rank.device)
+    def _random_shard(self, index: int) -> Tensor:
+        """Return this rank's shard of q, k, v or the output's gradient; the whole tensor is freed."""
+        whole = random_input(self.cell, index, self.cell.seq_len, self.rank.device)
         pieces = self.rank.strategy.slices(whole.shape[2])
         return laid_out_as_by_a_model(torch.cat([whole[:, :, piece] for piece in pieces], dim=2))
 

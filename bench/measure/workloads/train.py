@@ -1,4 +1,4 @@
-"""Training steps: the model, its engine and the trainer whose loop runs."""
+"""Workload of training steps: a model, its engine and a trainer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TrainWorkload(Workload):
         return self.trainer.watched(watch)
 
     def optimizer_spans(self) -> AbstractContextManager[Spans]:
-        """The engine's update, or of a stack, which decides itself when to update, torch's optimizers."""
+        """Record the engine's updates, or those of all torch optimizers if a training stack updates."""
         is_stack = TRAINER_FACTS[self.cell.trainer].is_stack
         return step_spans(self.rank.phase) if is_stack else super().optimizer_spans()
 
@@ -68,13 +68,13 @@ class TrainWorkload(Workload):
         return self.trainer.step(number, self.cell.padded_len)
 
     def short_step(self) -> None:
-        """At most 2,048 tokens: allocators, optimizer state, lazy imports."""
+        """Train on at most 2,048 tokens, which fills allocators, optimizer state and lazy imports."""
         multiple = self.rank.strategy.facts.length_multiple(self.cell)
         self.trainer.step(0, first_step_tokens(self.cell.padded_len, multiple))
 
 
 def _model(rank: Rank) -> ModelWithLoss:
-    """The model with its loss and no numbers, in the dtype of its master weights: float32, or float64."""
+    """Return the model with its loss, without weights, in the dtype of master weights: float32 or float64."""
     cell = rank.strategy.cell
     torch.set_default_dtype(TORCH_DTYPES["fp64" if cell.dtype == "fp64" else "fp32"])
     model = empty_model(cell.model, attention_name=rank.wiring.attention_name, max_positions=cell.seq_len)
@@ -82,8 +82,8 @@ def _model(rank: Rank) -> ModelWithLoss:
         sum_embedding_gradient_in_float32(model)
     if cell.checkpointing:
         contexts = rank.strategy.checkpoint_contexts
-        around = {} if contexts is None else {"context_fn": contexts}
-        model.gradient_checkpointing_enable({"use_reentrant": False, **around})
+        keywords = {} if contexts is None else {"context_fn": contexts}
+        model.gradient_checkpointing_enable({"use_reentrant": False, **keywords})
     model.train()
     return ModelWithLoss(model, cell.loss, rank.phase)
 

@@ -1,4 +1,4 @@
-"""A kind of step that the harness runs itself, over and over."""
+"""Base class of a workload: a kind of step that the harness repeats."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ from bench.strategies import STRATEGIES, runnable
 from bench.strategies.strategy import Strategy, Wiring
 
 HIDDEN_SIZE = 64
+"""Hidden size of the model of `use_libraries_once`."""
 VOCABULARY = 256
-"""Sizes of the model of `use_libraries_once`."""
+"""Vocabulary size of the model of `use_libraries_once`."""
 SYNTHETIC = DataConfig(name="synthetic", path=None, tokenizer=None, prompt_tokens=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """What a workload is built on: an installed strategy and this rank's device."""
+    """Installed strategy and device of one rank, on which a workload is built."""
 
     strategy: Strategy
     wiring: Wiring
     device: torch.device
     phase: StepPhase
     begin: Callable[[str], None] = lambda _: None
-    """Called with each part of the building, which may take long, before it begins."""
+    """Callback that is called before each part of building the workload, with the name of the part."""
 
 
 class Workload(Subject):
-    """One kind of step; the passes run, time, trace and inspect it without knowing which."""
+    """Subject whose steps the harness runs."""
 
     optimizer: object | None = None
-    """What has a method `update`, the optimizer's part of a step; None where nothing is trained."""
+    """Object whose method `update` ends a step; None if nothing is trained."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
@@ -59,11 +60,18 @@ class Workload(Subject):
 
     @abstractmethod
     def step(self, number: int) -> Any:
-        """One step at full length, not waited for; what it returns goes to the pass that asked."""
+        """Run one full-length step without waiting for the device.
+
+        Args:
+            number: Number of the step, from 0.
+
+        Returns:
+            Result for the pass that requested the step.
+        """
 
     @abstractmethod
     def short_step(self) -> None:
-        """The cheapest step that pays for all that happens only once."""
+        """Run the cheapest step that triggers all one-time work, such as lazy imports."""
 
     def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
         return self.strategy.watched(watch)
@@ -72,17 +80,17 @@ class Workload(Subject):
         return method_spans(self.optimizer, "update")
 
     def run(self, passes: Steps) -> None:
-        """Run the steps that the passes ask for.
+        """Run the steps that the passes request.
 
-        An error of a step is raised in the pass that asked for it, and then here.
+        An error of a step is raised in the pass that requested it, and then here.
         """
 
         def next_step(outcome: Any) -> bool:
-            """Whether the passes, told of the last full-length step, ask for another one."""
+            """Send the result of the last full-length step; return whether another one is requested."""
             try:
-                while (ask := passes.send(outcome)) is not StepRequest.STEP:
+                while (request := passes.send(outcome)) is not StepRequest.STEP:
                     outcome = None
-                    if ask is StepRequest.FIRST:
+                    if request is StepRequest.FIRST:
                         self.short_step()
             except StopIteration:
                 return False
@@ -95,7 +103,11 @@ class Workload(Subject):
             raise
 
     def take_steps(self, next_step: Callable[[Any], bool]) -> None:
-        """Full-length steps, numbered from 0, while `next_step`, told of the last one, wants more."""
+        """Run full-length steps 0, 1, 2, ... as long as `next_step` returns True.
+
+        Args:
+            next_step: Called with the result of the previous step, None before the first.
+        """
         number, outcome = 0, None
         while next_step(outcome):
             outcome = self.step(number)
@@ -103,18 +115,19 @@ class Workload(Subject):
 
 
 def use_libraries_once(cell: Cell, groups: RankGroups, device: torch.device) -> None:
-    """Take a step of the smallest cell with the same strategy, kernel and engine; every rank must call it.
+    """Run a step of the smallest cell with the same strategy, kernel and engine; every rank must call this.
 
-    Libraries then have their threads, connections and generated code, which are no part of a cell's size.
+    Libraries then have their threads, connections and generated code, whose memory does not depend on the
+    size of a cell.
     """
-    small = _smallest(cell)
+    small = _smallest_cell(cell)
     strategy = runnable(small.strategy)(small, groups, STRATEGIES[small.strategy])
     with strategy.install() as wiring:
         workload_code(small.workload.name)(Rank(strategy, wiring, device, StepPhase())).short_step()
 
 
-def _smallest(cell: Cell) -> Cell:
-    """Return the cell with a model of one small layer, but with all heads, because ranks share them."""
+def _smallest_cell(cell: Cell) -> Cell:
+    """Return the cell with one small layer; all heads stay, because ranks divide them."""
     model = replace(
         cell.model,
         path=None,

@@ -1,7 +1,8 @@
-"""How parameters, gradients and optimizer state are sharded. May import what lies below training.
+"""Table of the engines, which shard parameters, gradients and optimizer state.
 
-The one table of engines: a new one is a folder here, a line below and a YAML in conf/engine/. `facts.py` in
-the folder is read by processes that must not import torch; `engine.py` runs on the ranks.
+May import what lies below training. A new engine is a folder here, an entry in `ENGINE_FACTS` and a YAML file
+in conf/engine/. Processes that must not import torch read the `facts.py` of a folder; the ranks run its
+`engine.py`.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ ENGINE_FACTS: Mapping[str, EngineFacts] = {
     facts.name: facts for facts in (DDPFacts(), FSDP2Facts(), Zero3Facts())
 }
 DEFAULT_ENGINE = "fsdp2"
-"""Engine where neither the request nor `default_engine` in bench/request/resolve.py names another."""
+"""Engine if neither the request nor `default_engine` in bench/request/resolve.py names another."""
 
 
 def engine_code(name: str) -> type[Engine]:
-    """Return an engine's code, imported only where ranks run."""
+    """Return the class of an engine, which is imported only in rank processes."""
     code: type[Engine] = importlib.import_module(f"bench.training.engines.{name}.engine").ENGINE
     return code
 
 
 def is_autocast(cell: Cell) -> bool:
-    """Return whether weights stay float32, and products cast them and their inputs."""
+    """Return whether weights stay float32 and autocast casts them, and activations, for matrix products."""
     engine = ENGINE_FACTS.get(cell.engine.name)
     return engine is not None and engine.is_autocast(cell)
 
 
 def stream_bytes(cell: Cell) -> int:
-    """Return the bytes of a number between layers."""
+    """Return the bytes of one element of the hidden states between layers."""
     return FLOAT32_BYTES if is_autocast(cell) else DTYPE_BYTES[cell.dtype]

@@ -1,6 +1,6 @@
-"""Facts of an engine that need no torch: legal cells, memory, messages and time of the host.
+"""Base class of an engine's facts: legal cells, memory, messages and time of the host. No torch.
 
-Written for the formulas as in `bench.cost.memory`.
+Formulas use the symbols of `bench.cost.memory`.
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ class EngineMemory:
     states: int
     """Parameters and optimizer state, and gradients where they exist before backward begins."""
     gathered: int
-    """Weights of other shards, or low-precision copies, that are held at once."""
+    """Largest sum of weights of other shards, or of low-precision copies."""
     spare: int = 0
-    """Part of `gathered` that such an engine can do without."""
+    """Part of `gathered` that the engine can do without."""
     beyond: int = 0
-    """Bytes beyond `gathered` at the engine's own limit."""
+    """Further gathered bytes that the engine may hold, up to its own limit."""
     kept_head_gradient: int
-    """One whole gradient of the output head where it waits for the embedding's, to which the head is tied."""
+    """Whole gradient of a tied output head, while it waits for the gradient of the embedding."""
     layer_gradients: int
-    """Whole gradients in a layer's backward: the layer's, and a tied head's."""
+    """Whole gradients of a layer in its backward, and of a tied output head."""
     arriving: int = 0
-    """Gradients of all other layers, there by the last layer's backward and not before the first's."""
+    """Gradients of all other layers. All of them exist when backward reaches its last layer, and none when it
+    starts."""
     update: int = 0
-    """Gradients at a step's end, as the engine reduces them and as the optimizer takes them."""
+    """Gradients at the end of a step, in the copies that the engine reduces and that the optimizer takes."""
     loading: int
     """Bytes while the model is built."""
 
 
 class EngineHost(NamedTuple):
-    """Milliseconds of Python that an engine adds to a step, beyond torch's operators, on an expected host."""
+    """Milliseconds of an engine's Python code in a step on a typical host, without torch's operators."""
 
     layer_ms: float
     """Forward and backward of one layer in one micro-step."""
     checkpointed_layer_ms: float
-    """Forward and backward of one layer whose forward backward computes again."""
+    """Forward and backward of one checkpointed layer, whose forward runs twice."""
     step_ms: float
-    """Work once a step, whatever the number of layers."""
+    """Work per step that does not depend on the number of layers."""
 
 
 NOT_MEASURED = EngineHost(0, 0, 0)
@@ -56,38 +57,38 @@ class EngineFacts(ABC):
     """Facts of one engine."""
 
     name: ClassVar[str]
-    """Key in the table, folder and YAML."""
+    """Name of the engine: its key in the table, its folder and its YAML file."""
     dtypes: ClassVar[tuple[str, ...]]
-    """Dtypes it can train in."""
+    """Dtypes in which the engine can train."""
     package: ClassVar[str | None] = None
     """Distribution whose code runs; None for torch."""
     wrapper: ClassVar[str | None] = None
-    """Class, among a wrapped model's, by which `bench.observe` recognises the engine."""
+    """Class in a wrapped model by which `bench.observe` recognises the engine."""
     autocasts: ClassVar[bool] = False
-    """True where weights stay float32, and autocast lowers the precision of products."""
+    """True if weights stay float32 and autocast lowers the precision of matrix products."""
     offloads_optimizer: ClassVar[bool] = False
-    """True where the optimizer can work in host memory: `offload.optimizer`."""
+    """True if the optimizer can run in host memory (`offload.optimizer`)."""
     has_leaf: ClassVar[bool] = False
-    """True where modules can be chosen that have the engine's hooks: `engine.leaf`."""
+    """True if the modules that have the engine's hooks can be chosen (`engine.leaf`)."""
     copies_in_update: ClassVar[bool] = False
-    """True where gradients are scaled and copied in passes of their own before the optimizer takes them."""
+    """True if the engine scales and copies gradients in separate passes before the optimizer takes them."""
     host: ClassVar[Mapping[str, EngineHost]] = {}
-    """Time of the host by `engine.leaf`, NOT_MEASURED for others."""
+    """Time of the host by `engine.leaf`; NOT_MEASURED for values without an entry."""
 
     def is_autocast(self, cell: Cell) -> bool:
-        """Return whether products in this cell cast float32 weights and their inputs."""
+        """Return whether matrix products of this cell cast float32 weights and activations."""
         return self.autocasts and cell.dtype in LOW_PRECISION and cell.dtype in self.dtypes
 
     def refusals(self, cell: Cell) -> list[str]:
-        """Return why the engine cannot train this cell, each reason with a way out."""
+        """Return the reasons why the engine cannot train this cell, each with a way out."""
         if cell.dtype in self.dtypes:
             return []
         dtypes = " or ".join(self.dtypes)
-        return [f"dtype={cell.dtype} is not for engine={self.name}; choose dtype={dtypes}"]
+        return [f"engine={self.name} does not support dtype={cell.dtype}; choose dtype={dtypes}"]
 
     @abstractmethod
     def shards(self, cell: Cell) -> int:
-        """Return the number of ranks that share the parameters which the optimizer updates."""
+        """Return the number of shards into which optimizer states are divided."""
 
     @abstractmethod
     def memory(self, cell: Cell) -> EngineMemory:
@@ -95,4 +96,4 @@ class EngineFacts(ABC):
 
     @abstractmethod
     def messages(self, cell: Cell) -> Iterator[Sent]:
-        """Yield the messages of parameters, gradients and norms that one rank sends in one step."""
+        """Yield the messages with parameters, gradients and norms that one rank sends in one step."""

@@ -1,4 +1,4 @@
-"""Accelerate: the loop that its documentation shows, around what `Accelerator.prepare` returns."""
+"""Trainer with Accelerate: the training loop of its documentation."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from bench.training.trainers.stack import NEXT_LABELS, SHIFT_LABELS, StackTraine
 from bench.training.trainers.stack_engines import MIXED_PRECISION, bare_optimizer, parallelism
 from bench.training.trainers.trainer import NextStep, StepOutcome
 
-CUT_IN_PLACE = "torch_cp"
-"""The strategy whose batches are whole until the model is called."""
+SHARDED_IN_CONTEXT = "torch_cp"
+"""Strategy that shards a whole batch in a context around forward and backward."""
 
 
 @dataclass(slots=True)
 class AccelerateTrainer(StackTrainer):
     accelerator: Any = None
     wrapped: Any = None
-    """The model as Accelerate has prepared it."""
+    """Model that `Accelerator.prepare` returned."""
     optimizer: Any = None
     schedule: Any = None
 
@@ -43,7 +43,7 @@ class AccelerateTrainer(StackTrainer):
         )
         optimizer = make_optimizer(self.model, cell.optimizer)
         self.wrapped, self.optimizer = self.accelerator.prepare(self.model, optimizer)
-        # Not prepared: of `n` processes Accelerate takes `n` steps of a schedule at once.
+        # The schedule is not prepared: Accelerate would take a step of it for each process.
         bare = bare_optimizer(self.optimizer)
         self.schedule = make_schedule(bare, cell.optimizer)
         self.engine.attach(self.wrapped, bare, self.schedule)
@@ -60,7 +60,7 @@ class AccelerateTrainer(StackTrainer):
     def accumulate(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
         self.fed.take()
         batches = self._batches(number, seq_len)
-        with self.engine.held():
+        with self.engine.without_update():
             for _ in range(self.cell.grad_accum):
                 self._micro_step(next(batches), updates=False)
         loss_sum, valid_tokens = self.signal.take()
@@ -68,7 +68,7 @@ class AccelerateTrainer(StackTrainer):
         return loss_sum, valid_tokens
 
     def _batches(self, first: int, seq_len: int) -> Iterator[Any]:
-        return self.dealt_batches(self.accelerator, self.wrapped, first, seq_len)
+        return self.rank_batches(self.accelerator, self.wrapped, first, seq_len)
 
     def _step(self, batches: Iterator[Any]) -> StepOutcome:
         self.fed.take()
@@ -79,31 +79,31 @@ class AccelerateTrainer(StackTrainer):
             losses.append(loss)
         self.phase.enter(None)
         loss_sum, valid_tokens = self.signal.take()
-        logged, fed = torch.stack(losses).mean(), self.fed.take()
-        return StepOutcome(loss_sum, valid_tokens, self.engine.reported_norm(norm), fed, logged)
+        logged, digest = torch.stack(losses).mean(), self.fed.take()
+        return StepOutcome(loss_sum, valid_tokens, self.engine.reported_norm(norm), digest, logged)
 
     def _micro_step(self, batch: dict[str, Tensor], *, updates: bool) -> tuple[Tensor, Any]:
-        """The documentation's loop body: the loss that it logs, and what clipping returned."""
+        """Run the loop body of Accelerate's documentation; return the loss and the result of clipping."""
         accelerator, norm = self.accelerator, None
         batch = {name: column.to(accelerator.device) for name, column in batch.items()}
         with accelerator.accumulate(self.wrapped):
-            with self._sharded(batch):
+            with self._shard_context(batch):
                 loss = self._loss(batch)
                 accelerator.backward(loss)
             if updates:
                 self.phase.enter("optimizer")
                 if accelerator.sync_gradients:
-                    most = self.cell.optimizer.max_grad_norm or math.inf
-                    norm = accelerator.clip_grad_norm_(self.wrapped.parameters(), most)
+                    max_norm = self.cell.optimizer.max_grad_norm or math.inf
+                    norm = accelerator.clip_grad_norm_(self.wrapped.parameters(), max_norm)
                 self.optimizer.step()
                 if accelerator.sync_gradients:
                     self.schedule.step()
                 self.optimizer.zero_grad()
         return loss.detach(), norm
 
-    def _sharded(self, batch: dict[str, Tensor]) -> AbstractContextManager[Any]:
-        """Around forward and backward: torch's context parallelism cuts the batch to this rank's shard."""
-        if self.cell.strategy != CUT_IN_PLACE:
+    def _shard_context(self, batch: dict[str, Tensor]) -> AbstractContextManager[Any]:
+        """Return the context of a micro-step, in which torch's context parallelism shards the batch."""
+        if self.cell.strategy != SHARDED_IN_CONTEXT:
             return nullcontext()
         columns = list(batch.values())
         context: AbstractContextManager[Any] = self.accelerator.maybe_context_parallel(
@@ -112,7 +112,7 @@ class AccelerateTrainer(StackTrainer):
         return context
 
     def _loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """What the model makes of its own labels; where ranks share a sequence, the mean over all of them."""
+        """Return the loss that the model computes, averaged over the ranks of the sequence group."""
         if NEXT_LABELS in batch:
             batch["labels"] = batch[SHIFT_LABELS] = batch.pop(NEXT_LABELS).contiguous()
         loss: Tensor = self.wrapped(**batch).loss
@@ -122,12 +122,15 @@ class AccelerateTrainer(StackTrainer):
 
 
 def mean_over_group(loss: Tensor, labels: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Means of shards, weighed by their valid tokens as Accelerate's documentation says; differentiable."""
+    """Return the mean of the shards' losses, weighted by valid tokens as in Accelerate's documentation.
+
+    The result is differentiable.
+    """
     valid = count_valid(labels)
     losses = all_gather(loss, group=group)
     counts = all_gather(valid, group=group)
-    weighed = zip(losses, counts, strict=True)
-    total = sum(each * count for each, count in weighed if count > 0)
+    weighted = zip(losses, counts, strict=True)
+    total = sum(shard_loss * count for shard_loss, count in weighted if count > 0)
     mean: Tensor = total / torch.stack(counts).sum().clamp(min=1)
     return mean
 

@@ -1,4 +1,4 @@
-"""Our own training loop."""
+"""Trainer with the training loop of the harness."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from bench.training.trainers.trainer import StepOutcome, Trainer
 
 @dataclass(slots=True)
 class NativeTrainer(Trainer):
-    """Our own loop: what a careful user writes by hand, and no more."""
+    """Plain training loop, as a careful user would write it."""
 
     ready: dict[tuple[int, int], list[Batch]] = field(init=False, default_factory=dict)
-    """The batches of the next step, by its number and length, where a GPU is busy while they are made."""
+    """Prefetched batches of the next step by (step, seq_len), only on a GPU."""
 
     def step(self, number: int, seq_len: int) -> StepOutcome:
         loss_sum, valid_tokens = self.accumulate(number, seq_len)
         self.phase.enter("optimizer")
         outcome = StepOutcome(loss_sum, valid_tokens, self.engine.update(), self.fed.take())
         if self.data.device.type == "cuda":
-            # While the GPU works at this step; a CPU would only make the next one's batches earlier.
+            # The GPU is still busy with this step. On a CPU prefetching would save no time.
             self.phase.enter("load")
             self.ready = {(number + 1, seq_len): self.fetch(number + 1, seq_len)}
         self.phase.enter(None)
@@ -50,7 +50,7 @@ class NativeTrainer(Trainer):
         return loss_sum.detach()
 
     def loss_of(self, loss_sum: Tensor, batch: Batch, valid_tokens: Tensor) -> Tensor:  # noqa: ARG002
-        """What backward runs on, of the token losses of one batch of this rank."""
+        """Return the loss of one local batch for `backward`, from the sum of its token losses."""
         return backward_loss(loss_sum, valid_tokens, self.wiring.gradient_divisor)
 
 

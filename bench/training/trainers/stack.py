@@ -1,4 +1,4 @@
-"""A training stack of somebody else: its own loop, on the native loop's weights, samples and optimizer."""
+"""Base class of training stacks, with the weights, the samples and the optimizer of the native loop."""
 
 from __future__ import annotations
 
@@ -26,20 +26,27 @@ from bench.training.trainers.stack_engines import STACK_ENGINES, StackEngine, pr
 from bench.training.trainers.trainer import Trainer
 
 NEXT_LABELS = "next_labels"
-"""A column with every token's label. DeepSpeed's loader makes `shift_labels` of `labels` by itself, and the
-last token of each sequence gets none; with this column it has the label that it has in the native loop."""
+"""Column with the label of every token. DeepSpeed's loader makes `shift_labels` from `labels`, and gives the
+last token of a sequence no label. With this column the last token has its label, as in the native loop."""
 SHIFT_LABELS = "shift_labels"
 SAMPLES = 2**30
-"""How many a loader believes there are: who asks for steps decides when the loop ends."""
+"""Nominal number of samples of a loader; the loop ends when no pass requests another step."""
 
 Row = Mapping[str, Tensor]
 
 
 class StackSamples(Dataset[Row]):
-    """From step `first` on, `StepData`'s samples as a stack's distributed sampler asks for them."""
+    """Samples of `StepData` from step `first` on, in the order in which a stack's sampler takes them."""
 
     def __init__(self, data: StepData, first: int, seq_len: int, *, shares_batches: bool) -> None:
-        """With `shares_batches` the ranks of a sequence group each load a batch and train on all of them."""
+        """Create the data set.
+
+        Args:
+            data: Batches of the cell.
+            first: Number of the first step.
+            seq_len: Length of the sequences.
+            shares_batches: True if every rank of a sequence group loads a batch on which all of them train.
+        """
         self.data = data
         self.first = first
         self.seq_len = seq_len
@@ -50,43 +57,44 @@ class StackSamples(Dataset[Row]):
         return SAMPLES
 
     def __getitem__(self, index: int) -> Row:
-        """One sequence, [seq_len] by column."""
+        """Return one sequence, with columns of shape [seq_len]."""
         cell = self.data.cell
-        batch, place = divmod(index, cell.batch)
-        micro_step, group = dealt(cell, batch, self.ranks)
-        step, within = divmod(micro_step, cell.grad_accum)
-        whole = self.data.rows(self.first + step, within, group, self.seq_len)
-        ids, labels = whole.input_ids[place], whole.labels[place]
+        batch, row = divmod(index, cell.batch)
+        micro_step, data_rank = batch_place(cell, batch, self.ranks)
+        step, step_micro_step = divmod(micro_step, cell.grad_accum)
+        rows = self.data.rows(self.first + step, step_micro_step, data_rank, self.seq_len)
+        ids, labels = rows.input_ids[row], rows.labels[row]
         unshifted = torch.cat([labels.new_full((1,), IGNORED_LABEL), labels[:-1]])
         return {
             "input_ids": ids,
-            "position_ids": whole.position_ids[place],
+            "position_ids": rows.position_ids[row],
             "labels": unshifted,
             self.label_column: labels,
         }
 
 
-def dealt(cell: Cell, batch: int, ranks: int) -> tuple[int, int]:
-    """Micro-step, counted over all steps, and data-parallel group of a loader's batch.
+def batch_place(cell: Cell, batch: int, ranks: int) -> tuple[int, int]:
+    """Return the micro-step, counted over all steps, and the data-parallel rank of a loader's batch.
 
-    Batches go to processes in turn; of those, `ranks` neighbours train on one another's, first rank first.
+    The loader gives batches to the processes one after another. `ranks` neighbours form a sequence group and
+    train on the batches of all of them, that of the first rank first.
     """
     round_, process = divmod(batch, cell.dp_degree * ranks)
-    group, place = divmod(process, ranks)
-    return round_ * ranks + place, group
+    data_rank, group_rank = divmod(process, ranks)
+    return round_ * ranks + group_rank, data_rank
 
 
-def collated(rows: Sequence[Row]) -> dict[str, Tensor]:
-    """Rows as a batch, [B, seq_len] by column."""
+def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
+    """Return rows as one batch, with columns of shape [B, seq_len]."""
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def loader(samples: StackSamples) -> DataLoader[Any]:
-    """A plain loader that keeps the order; it pins rows for a GPU, as Trainer's does."""
+def make_loader(samples: StackSamples) -> DataLoader[Any]:
+    """Return a loader that keeps the order of the samples, and pins memory for a GPU as Trainer does."""
     return DataLoader(
         samples,
         batch_size=samples.data.cell.batch,
-        collate_fn=collated,
+        collate_fn=collate,
         shuffle=False,
         pin_memory=samples.data.device.type == "cuda",
     )
@@ -96,13 +104,14 @@ ATTENTION_CODE: Mapping[str, str] = {
     "deepspeed_ulysses": "deepspeed.runtime.sequence_parallel",
     "torch_cp": "torch.distributed.tensor.experimental",
 }
+"""Modules with a stack's code for attention communication, by strategy."""
 
 
 class StackSignal:
-    """Hears of every call of the model; costs a few operations on [B, S] integers and scalars a call.
+    """Recorder of the loss sum and the valid tokens of every forward pass, by hooks on the model.
 
-    A stack's loss is a mean: the mean over this rank's valid tokens, or the sum over `num_items_in_batch`.
-    Times the number it was divided by it is the sum of token losses again.
+    A stack's loss is the mean over this rank's valid tokens, or the sum divided by `num_items_in_batch`; the
+    hooks multiply it by that number. This costs a few operations on [B, S] integers and scalars per call.
     """
 
     def __init__(self, model: nn.Module, fed: InputDigest, phase: StepPhase) -> None:
@@ -114,7 +123,7 @@ class StackSignal:
         model.register_forward_hook(self._leave, with_kwargs=True)
 
     def take(self) -> tuple[Tensor, Tensor]:
-        """This rank's loss sum and valid tokens since the last time."""
+        """Return the loss sum and the number of valid tokens of this rank since the last call."""
         loss_sum, valid = torch.stack(self._sums).sum(), torch.stack(self._counts).sum()
         self._sums.clear()
         self._counts.clear()
@@ -138,7 +147,7 @@ class StackSignal:
 
 @dataclass(slots=True)
 class StackTrainer(Trainer):
-    """The model is transformers' own and computes its loss; the stack wraps, feeds, steps and logs."""
+    """Trainer whose model computes the loss; the stack wraps the model, loads batches, updates and logs."""
 
     engine: StackEngine
     model: PreTrainedModel
@@ -157,7 +166,7 @@ class StackTrainer(Trainer):
         device: torch.device,
         phase: StepPhase,
     ) -> Self:
-        """The stack over the model, of which a GPU holds as much as the engine leaves it."""
+        """Return the trainer, with the model prepared by the stack; see `Trainer.build` for the arguments."""
         cell = strategy.cell
         prepare_accelerate(cell)
         engine = STACK_ENGINES[cell.engine.name](cell, strategy.groups)
@@ -182,10 +191,10 @@ class StackTrainer(Trainer):
 
     @contextmanager
     def watched(self, watch: AttentionWatch) -> Iterator[None]:
-        """Around the function that transformers calls, which is whatever the stack has put there."""
+        """Wrap the attention function in transformers' registry, which the stack may have replaced."""
         run = ALL_ATTENTION_FUNCTIONS[self.attention_name]
 
-        def seen(
+        def watched_attention(
             module: nn.Module, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Any = None, **named: Any
         ) -> tuple[Tensor, Any]:
             def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -194,27 +203,27 @@ class StackTrainer(Trainer):
 
             return watch.run(attention, q_BNSD, k_BKSD, v_BKSD), None
 
-        with attention_replaced(self.attention_name, seen):
+        with attention_replaced(self.attention_name, watched_attention):
             yield
 
     def samples(self, first: int, seq_len: int) -> StackSamples:
-        """Those from step `first` on."""
+        """Return the samples from step `first` on."""
         return StackSamples(self.data, first, seq_len, shares_batches=self.shares_batches)
 
     @property
     def shares_batches(self) -> bool:
-        """Whether DeepSpeed's loader gathers a batch from every rank of a sequence group."""
+        """True if DeepSpeed's loader gathers a batch from every rank of a sequence group."""
         return self.cell.strategy == "deepspeed_ulysses" and self.cell.sp_degree > 1
 
     @property
     def step_period(self) -> int:
-        """DeepSpeed's loader gathers batches for as many micro-steps as ranks share a sequence."""
+        """Number of steps after which DeepSpeed's loader gathers batches of `sp_degree` micro-steps again."""
         degree = self.cell.sp_degree if self.shares_batches else 1
         return degree // math.gcd(degree, self.cell.grad_accum)
 
-    def dealt_batches(self, accelerator: Any, model: Any, first: int, seq_len: int) -> Iterator[Any]:
-        """What the stack's own loader gives this rank, from step `first` on."""
-        prepared = accelerator.prepare_data_loader(loader(self.samples(first, seq_len)))
+    def rank_batches(self, accelerator: Any, model: Any, first: int, seq_len: int) -> Iterator[Any]:
+        """Return the batches that the stack's own loader gives this rank, from step `first` on."""
+        prepared = accelerator.prepare_data_loader(make_loader(self.samples(first, seq_len)))
         if self.shares_batches:
             prepared = accelerator.deepspeed_ulysses_dl_adapter(prepared, model)
         return iter(prepared)

@@ -1,4 +1,4 @@
-"""Accelerate set up for a cell, and the engine that a stack has made of the model, as passes look at one."""
+"""Setup of Accelerate for a cell, and `Engine` classes for the engines that training stacks build."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ from bench.ranks.groups import RankGroups
 from bench.training.engines.ddp.engine import DDP
 from bench.training.engines.engine import Engine
 from bench.training.engines.fsdp2.engine import FSDP2
-from bench.training.engines.zero3.engine import Zero3, keep_own_share, zero3_config
+from bench.training.engines.zero3.engine import Zero3, shard_parameters, zero3_config
 from bench.training.optimizer import Updater
 from bench.training.trainer_facts import STACK_KERNELS
 
 MIXED_PRECISION: Mapping[str, str] = {"bf16": "bf16", "fp32": "no"}
 OWN_VARIABLES = ("ACCELERATE_USE_FSDP", "FSDP_VERSION", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_TORCH_DEVICE")
+"""Environment variables of Accelerate that this module sets."""
 
 
 def prepare_accelerate(cell: Cell) -> None:
-    """Forget the last cell of this process and tell Accelerate of the ranks, before anything is built."""
+    """Reset the state that Accelerate has from an earlier cell of this process, and configure the ranks.
+
+    Call this before the model is built.
+    """
     from accelerate.state import AcceleratorState, GradientState
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    # DeepSpeed puts its exchange around this function, and would around that of an earlier cell.
+    # DeepSpeed wraps this function, and must not wrap the one that it wrapped for an earlier cell.
     ALL_ATTENTION_FUNCTIONS._local_mapping.pop(STACK_KERNELS[cell.kernel], None)
     for name in OWN_VARIABLES:
         os.environ.pop(name, None)
@@ -43,25 +47,30 @@ def prepare_accelerate(cell: Cell) -> None:
     if engine is StackZero3:
         join_deepspeed(cell)
     if cell.cluster.device == "cpu":
-        name_the_cpu_ranks(cell.cluster.backend, engine.cpu_ranks)
+        set_cpu_process_group(cell.cluster.backend, engine.cpu_ranks)
 
 
-def name_the_cpu_ranks(backend: str, kind: str) -> None:
-    """Tell Accelerate which process group exists; it looks for one only where there is a GPU.
+def set_cpu_process_group(backend: str, distributed_type: str) -> None:
+    """Set the process group of CPU ranks in Accelerate, which looks for one only on GPUs.
 
-    Without, it takes each CPU rank for the only one. It then deals every rank the same batches, of which
-    DeepSpeed's loader trains one after another: each sequence as often as ranks share it, without a word.
+    Without this, Accelerate assumes one process and gives all ranks the same batches. DeepSpeed's loader then
+    silently trains on a sequence once for each rank that shares it.
+
+    Args:
+        backend: Backend of the process group.
+        distributed_type: Name of an Accelerate `DistributedType`.
     """
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # else it sets another number
+    # Without the variable, Accelerate changes the number of threads.
+    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
 
-    def found(*_: Any, **__: Any) -> tuple[str, DistributedType]:
-        return backend, DistributedType[kind]
+    def prepare_backend(*_: Any, **__: Any) -> tuple[str, DistributedType]:
+        return backend, DistributedType[distributed_type]
 
-    PartialState._prepare_backend = found
+    PartialState._prepare_backend = prepare_backend
 
 
 def _deepspeed_ulysses(cell: Cell) -> dict[str, Any]:
@@ -91,7 +100,7 @@ PARALLELISM: Mapping[str, Callable[[Cell], dict[str, Any]]] = {
 
 
 def parallelism(cell: Cell) -> Any:
-    """Accelerate's ParallelismConfig as its documentation says; None where no ranks share a sequence."""
+    """Return the ParallelismConfig that Accelerate's documentation recommends; None if `sp_degree` is 1."""
     from accelerate import ParallelismConfig
 
     if cell.sp_degree == 1:
@@ -100,16 +109,16 @@ def parallelism(cell: Cell) -> Any:
 
 
 class StackEngine(Engine):
-    """An engine that a stack builds; `attach` takes the result."""
+    """Engine that a stack builds; `attach` sets the result."""
 
     prefix = "model"
-    """In the native loop the model is a part of the module that computes the loss."""
+    """Prefix of parameter names, which makes them equal to those in `ModelWithLoss`."""
     variables: ClassVar[Mapping[str, str]] = {}
     """Environment variables that `accelerate launch` would set."""
     cpu_ranks: ClassVar[str] = "MULTI_GPU"
-    """Accelerate's type of CPU ranks: it shards parameters only over what it takes for devices."""
+    """Accelerate's DistributedType of CPU ranks; it shards parameters only over ranks that count as GPUs."""
     delays_sync: ClassVar[bool] = True
-    """True where micro-steps before the last run in Accelerate's `no_sync`."""
+    """True if micro-steps before the last run in Accelerate's `no_sync`."""
 
     def __init__(self, cell: Cell, groups: RankGroups) -> None:
         self.cell, self.groups = cell, groups
@@ -125,28 +134,33 @@ class StackEngine(Engine):
         """Return the arguments of transformers' TrainingArguments that choose the engine."""
 
     def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002
-        """The model for the stack, each of `layers` with its numbers when it is taken.
+        """Return the filled model for the stack, moved to where the stack expects it.
 
-        In host memory, layer by layer: FSDP2 takes each to the GPU when it shards it.
+        This base class moves it to host memory layer by layer. FSDP2 shards a layer on the GPU later.
+
+        Args:
+            model: Model on the meta device, filled in by iterating over `layers`.
+            layers: Decoder layers of the model. A layer has its weights once it is taken.
+            device: Device of this rank.
         """
         for layer in layers:
             layer.to("cpu")
         return model.to("cpu")
 
     def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
-        """The prepared model, torch's optimizer below whatever wraps it, and what sets its learning rate."""
+        """Set the prepared model, its unwrapped torch optimizer and the schedule of the learning rate."""
         self.module = model
         self.updater = Updater(getattr(model, "module", model), self.cell.optimizer, optimizer, schedule)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Around backward passes whose gradients are to stay: nothing is updated while it lasts."""
+    def without_update(self) -> Iterator[None]:
+        """Keep `backward` from updating the parameters in this context, so that gradients stay."""
         yield
 
     def reported_norm(self, clipped: Any) -> Tensor:
-        """The gradient's norm before clipping, after an update; `clipped` is what clipping returned."""
-        whole = clipped.full_tensor() if hasattr(clipped, "full_tensor") else clipped
-        return torch.as_tensor(whole)
+        """Return the gradient norm before clipping, after an update; `clipped` is the result of clipping."""
+        norm = clipped.full_tensor() if hasattr(clipped, "full_tensor") else clipped
+        return torch.as_tensor(norm)
 
 
 class StackDDP(StackEngine, DDP):
@@ -188,7 +202,7 @@ class StackFSDP2(StackEngine, FSDP2):
 
 
 class StackZero3(StackEngine, Zero3):
-    """Under Accelerate the engine's backward updates, too, at the end of a step."""
+    """ZeRO-3 under Accelerate, whose `backward` also updates at the end of a step."""
 
     variables: ClassVar[Mapping[str, str]] = {"ACCELERATE_USE_DEEPSPEED": "true"}
     delays_sync = False
@@ -204,9 +218,9 @@ class StackZero3(StackEngine, Zero3):
         return {"deepspeed": zero3_config(cell)}
 
     def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002
-        """Sharded layer by layer, as `from_pretrained` loads a model under ZeRO-3; no rank holds it whole."""
+        """Shard the model layer by layer, as `from_pretrained` does; no rank holds the whole model."""
         for part in itertools.chain(layers, [model]):
-            keep_own_share(part, self.cell)
+            shard_parameters(part, self.cell)
         return model
 
     def attach(self, model: Any, optimizer: Any, schedule: Any) -> None:
@@ -220,7 +234,7 @@ class StackZero3(StackEngine, Zero3):
         return norm
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def without_update(self) -> Iterator[None]:
         self.engine.step = lambda: None
         try:
             yield
@@ -228,7 +242,7 @@ class StackZero3(StackEngine, Zero3):
             del self.engine.step
 
     def reported_norm(self, clipped: Any) -> Tensor:
-        """DeepSpeed clips where it updates, so that it knows the norm only then."""
+        """Return the norm that DeepSpeed has after its update, which also clips."""
         del clipped
         return torch.as_tensor(self.engine.get_global_grad_norm())
 
@@ -241,8 +255,8 @@ STACK_ENGINES: Mapping[str, type[StackDDP | StackFSDP2 | StackZero3]] = {
 
 
 def bare_optimizer(wrapped: Any) -> torch.optim.Optimizer:
-    """The optimizer of torch below Accelerate's wrapper and DeepSpeed's."""
-    found: Any = wrapped.optimizer
-    while not isinstance(found, torch.optim.Optimizer):
-        found = found.optimizer
-    return found
+    """Return the torch optimizer inside the wrappers of Accelerate and DeepSpeed."""
+    optimizer: Any = wrapped.optimizer
+    while not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer

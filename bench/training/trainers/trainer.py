@@ -1,4 +1,4 @@
-"""What the passes need of a training loop."""
+"""Base class of trainers: the interface of a training loop for the passes."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ from bench.training.loss import ModelWithLoss
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One step as this rank saw it, in tensors that the device may still be computing."""
+    """Results of one step on this rank, in tensors that the device may still be computing."""
 
     loss_sum: Tensor
     """Sum of this rank's token losses."""
     valid_tokens: Tensor
-    """Tokens that count in the loss, over all ranks; over this one where the trainer `counts_own_tokens`."""
+    """Number of tokens that count in the loss of all ranks, or of this rank if `counts_own_tokens`."""
     grad_norm: Tensor
-    """Norm of the whole gradient before clipping, over all ranks."""
+    """Norm of the whole gradient of all ranks, before clipping."""
     fed_digest: Tensor
-    """Of the tokens that entered this rank's model."""
+    """Digest of the tokens that entered this rank's model."""
     logged_loss: Tensor | None = None
-    """The loss that a training stack has of this step on this rank; None where the loop is ours."""
+    """Loss that a training stack logs for this step on this rank; None with the native loop."""
 
 
 NextStep = Callable[[StepOutcome | None], bool]
-"""Told of the step that is over, None before the first; whether another one is to be run."""
+"""Function that takes the results of the last step, None before the first, and returns whether to run another
+step."""
 
 
 @dataclass(slots=True)
 class Trainer(ABC):
-    """A training loop, one optimizer step at a time. It reads the `wiring`, never a strategy's name."""
+    """Training loop, one optimizer step at a time. It reads the `wiring`, never the name of a strategy."""
 
     cell: Cell
     engine: Engine
@@ -51,15 +52,15 @@ class Trainer(ABC):
     wiring: Wiring
     data: StepData
     phase: StepPhase
-    """Told where in a step the loop is."""
+    """Recorder of the phase of a step in which the loop is."""
     fed: InputDigest
-    """Told by the model of what it is given."""
+    """Digest of the model's inputs."""
 
     counts_own_tokens: ClassVar[bool] = False
-    """Whether outcomes count the valid tokens of this rank alone; they are added up after the last step."""
+    """True if outcomes count the valid tokens of this rank only; the sum over ranks follows the last step."""
 
     logs_mean_of_ranks: ClassVar[bool] = False
-    """Whether a stack logs the mean of all ranks' `logged_loss`; it is taken after the last step."""
+    """True if a stack logs the mean of `logged_loss` over ranks, which is computed after the last step."""
 
     @classmethod
     def build(
@@ -72,20 +73,35 @@ class Trainer(ABC):
         device: torch.device,
         phase: StepPhase,
     ) -> Self:
-        """The loop around the cell's engine; the numbers of each of `layers` are set when it is taken."""
+        """Return the trainer of a cell, with the model wrapped by the cell's engine.
+
+        Args:
+            model: Model with its loss on the meta device, filled in by iterating over `layers`.
+            layers: Decoder layers of the model. A layer has its weights once it is taken, and the rest of the
+                model once all layers are.
+            data: Batches of the cell.
+            strategy: Installed strategy.
+            wiring: Needs of the strategy.
+            device: Device of this rank.
+            phase: Recorder of the phase of a step.
+        """
         engine = engine_code(strategy.cell.engine.name)(model, layers, strategy.cell, strategy.groups, device)
         return cls(strategy.cell, engine, strategy, wiring, data, phase, model.fed)
 
     @abstractmethod
     def step(self, number: int, seq_len: int) -> StepOutcome:
-        """Fetch the batches of step `number`, run all micro-steps, update."""
+        """Load the batches of step `number`, run all micro-steps and update."""
 
     @abstractmethod
     def accumulate(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
-        """All of a step but the update, gradients left in place: local loss sum, global valid tokens."""
+        """Run all micro-steps of a step without an update, so that gradients stay.
+
+        Returns:
+            Sum of this rank's token losses, and the number of valid tokens of all ranks.
+        """
 
     def run(self, next_step: NextStep) -> None:
-        """Full-length steps, numbered from 0, for as long as another one is wanted."""
+        """Run full-length steps 0, 1, 2, ... as long as `next_step` returns True."""
         number, outcome = 0, None
         while next_step(outcome):
             outcome = self.step(number, self.cell.padded_len)
@@ -93,25 +109,25 @@ class Trainer(ABC):
 
     @property
     def attention_name(self) -> str:
-        """The name under which transformers finds the attention that runs."""
+        """Name of the attention function in transformers' registry."""
         return self.wiring.attention_name
 
     @property
     def attention_code(self) -> str:
-        """How the names of the Python modules begin that hold the attention's own code."""
+        """Prefix of the names of the Python modules that hold the code of the attention."""
         return f"{self.strategy.package_name}."
 
     @property
     def step_period(self) -> int:
-        """After so many steps the loop makes the same calls again."""
+        """Number of steps after which the communication calls of the loop repeat."""
         return 1
 
     def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
-        """Let a watch see every call of attention for as long as the context lasts."""
+        """Report every attention call in this context to `watch`."""
         return self.strategy.watched(watch)
 
     def fetch(self, number: int, seq_len: int) -> list[Batch]:
-        """What this rank's model is fed in a step, one batch per micro-step; only its shard is copied."""
+        """Return this rank's batches of a step, one per micro-step; only their shards go to the device."""
         data_rank = self.strategy.groups.data_rank
         rows = [
             self.data.rows(number, micro_step, data_rank, seq_len)

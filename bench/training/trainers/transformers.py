@@ -1,4 +1,4 @@
-"""transformers' Trainer: its own loop runs every full-length step, and asks between two whether to go on."""
+"""Trainer with the loop of transformers' Trainer, which the harness continues or stops between steps."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.training.optimizer import make_optimizer, make_schedule
-from bench.training.trainers.stack import NEXT_LABELS, SAMPLES, SHIFT_LABELS, StackTrainer, collated
+from bench.training.trainers.stack import NEXT_LABELS, SAMPLES, SHIFT_LABELS, StackTrainer, collate
 from bench.training.trainers.stack_engines import bare_optimizer, parallelism
 from bench.training.trainers.trainer import NextStep, StepOutcome
 
 
-class AskingLoop:
-    """What is added to a Trainer, in front of it: it asks before each step, and puts back the last labels.
+class StepwiseMixin:
+    """Mixin for a Trainer class that asks before every step whether to go on, and restores the last label.
 
-    It keeps what the Trainer would log of each step, where it is computed: a loop that logs every step waits
+    It keeps the losses and the norm that the Trainer would log, because a Trainer that logs every step waits
     for the device in every step.
     """
 
     bench: HuggingFaceTrainer
     next_step: NextStep
     losses: list[Tensor]
-    """Of the micro-steps of the step at hand."""
+    """Losses of the current step's micro-steps."""
     grad_norm: Tensor | float
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """The batches of the next step, or none at the end."""
+        """Return the batches of the next step; at the end return none and stop the loop."""
         trainer: Any = self
-        if not self.bench.asked(self.next_step):
+        if not self.bench.finish_step(self.next_step):
             trainer.control.should_training_stop = True
             return [], None
-        found: tuple[list[Any], Any] = super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
-        return found
+        batches: tuple[list[Any], Any] = super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
+        return batches
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """The native loop's, which decays every parameter; the Trainer's own leaves out norms and biases."""
+        """Make the native loop's optimizer, which decays all parameters; Trainer's skips norms and biases."""
         trainer: Any = self
         if trainer.optimizer is None:
-            whole = trainer.model if model is None else model
-            trainer.optimizer = make_optimizer(whole, self.bench.cell.optimizer)
+            optimized = trainer.model if model is None else model
+            trainer.optimizer = make_optimizer(optimized, self.bench.cell.optimizer)
         return trainer.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:  # noqa: ARG002
-        """The native loop's, which does not end where this loop does."""
+        """Make the native loop's schedule, whose length does not depend on the length of this loop."""
         trainer: Any = self
         if trainer.lr_scheduler is None:
             trainer.lr_scheduler = make_schedule(bare_optimizer(trainer.optimizer), self.bench.cell.optimizer)
@@ -74,38 +74,38 @@ class HuggingFaceTrainer(StackTrainer):
     logs_mean_of_ranks: ClassVar[bool] = True
 
     loop: Any = None
-    """The Trainer of transformers or of a package that builds on it."""
+    """Trainer of transformers, or of a package that extends it."""
 
     def prepare(self) -> None:
         base, settings = self.classes()
-        kind: Any = type(f"Asking{base.__name__}", (AskingLoop, base), {})
-        with TemporaryDirectory() as folder:  # it makes sure that there is one, and leaves nothing there
-            self.loop = kind(
+        stepwise: Any = type(f"Stepwise{base.__name__}", (StepwiseMixin, base), {})
+        with TemporaryDirectory() as folder:  # the Trainer requires a folder but writes nothing
+            self.loop = stepwise(
                 model=self.model,
                 args=settings(output_dir=folder, **self.arguments()),
                 train_dataset=self.dataset(),
-                data_collator=collated,
+                data_collator=collate,
                 **self.extras(),
             )
         self.loop.bench, self.loop.losses = self, []
 
     def classes(self) -> tuple[Any, Any]:
-        """The one whose loop runs, and that of its settings."""
+        """Return the Trainer class and the class of its arguments."""
         from transformers import Trainer as TransformersTrainer
         from transformers import TrainingArguments
 
         return TransformersTrainer, TrainingArguments
 
     def dataset(self) -> Any:
-        """The samples of all full-length steps."""
+        """Return the samples of all full-length steps."""
         return self.samples(0, self.cell.seq_len)
 
     def extras(self) -> dict[str, Any]:
-        """Arguments of this class alone."""
+        """Return further arguments of the Trainer class."""
         return {}
 
     def arguments(self) -> dict[str, Any]:
-        """As its documentation configures it; it keeps nothing, and logs as seldom as Trainer by default."""
+        """Return the arguments that Trainer's documentation recommends, without saving and with few logs."""
         cell = self.cell
         return {
             "per_device_train_batch_size": cell.batch,
@@ -130,30 +130,28 @@ class HuggingFaceTrainer(StackTrainer):
         self.loop.next_step = next_step
         self.loop.train()
         if not self.loop.control.should_training_stop:
-            raise RuntimeError(
-                f"trainer={self.cell.trainer} ended its loop before the last step was asked for"
-            )
+            raise RuntimeError(f"trainer={self.cell.trainer} ended its loop before the last requested step")
 
-    def asked(self, next_step: NextStep) -> bool:
-        """Whether there is to be another step; tells of the last one."""
+    def finish_step(self, next_step: NextStep) -> bool:
+        """Pass the results of the last step to `next_step`; return whether to run another step."""
         loop, outcome = self.loop, None
         self.phase.enter(None)
         if loop.state.global_step > 0:
             loss_sum, valid_tokens = self.signal.take()
-            # As the Trainer adds them: some stacks' losses are in bf16.
+            # Trainer also adds in float32; some stacks' losses are in bf16.
             logged = torch.stack(loop.losses).sum(dtype=torch.float32)
             norm = self.engine.reported_norm(loop.grad_norm)
             outcome = StepOutcome(loss_sum, valid_tokens, norm, self.fed.take(), logged)
         else:
             self.engine.attach(loop.model_wrapped, bare_optimizer(loop.optimizer), loop.lr_scheduler)
-        goes_on = next_step(outcome)
+        continues = next_step(outcome)
         self.fed.take()
         loop.losses = []
         self.phase.enter("load")
-        return goes_on
+        return continues
 
     def step(self, number: int, seq_len: int) -> StepOutcome:
-        """A step outside of the loop: the Trainer's micro-steps, and then the engine's update."""
+        """Run a step outside of the loop, with the Trainer's micro-steps and the engine's update."""
         loss_sum, valid_tokens = self._micro_steps(number, seq_len)
         norm = self.engine.update()
         return StepOutcome(loss_sum, valid_tokens, norm, self.fed.take())
@@ -166,20 +164,20 @@ class HuggingFaceTrainer(StackTrainer):
     def _micro_steps(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
         self.fed.take()
         loop, steps = self.loop, self.cell.grad_accum
-        batches = self.dealt_batches(loop.accelerator, loop.model_wrapped, number, seq_len)
-        whole, items = self.classes()[0].get_batch_samples(loop, batches, steps, loop.args.device)
+        loaded = self.rank_batches(loop.accelerator, loop.model_wrapped, number, seq_len)
+        batches, items = self.classes()[0].get_batch_samples(loop, loaded, steps, loop.args.device)
         loop.current_gradient_accumulation_steps = steps
-        with self.engine.held():
-            for micro_step, batch in enumerate(whole):
+        with self.engine.without_update():
+            for micro_step, batch in enumerate(batches):
                 self._micro_step(batch, items, last=micro_step == steps - 1)
         return self.signal.take()
 
     def _micro_step(self, batch: Any, items: Any, *, last: bool) -> None:
-        """One call of the Trainer's own `training_step`."""
+        """Call the Trainer's own `training_step`."""
         loop = self.loop
         loop.accelerator.gradient_state._set_sync_gradients(last)
-        waits = not last and self.engine.delays_sync
-        with loop.accelerator.no_sync(model=loop.model_wrapped) if waits else nullcontext():
+        delays_sync = not last and self.engine.delays_sync
+        with loop.accelerator.no_sync(model=loop.model_wrapped) if delays_sync else nullcontext():
             loop.training_step(loop.model_wrapped, batch, items)
 
 

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer, which adds a fused head, metrics and checks of its own to transformers' Trainer."""
+"""Trainer with TRL's SFTTrainer, which adds a fused head, metrics and checks to transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from bench.training.trainers.transformers import HuggingFaceTrainer
 
 ROWS = 2**20
-"""More than any cell trains on: a table has to know its length."""
+"""Number of rows of the data set, which must have a length; more than any cell trains on."""
 
 
 @dataclass(slots=True)
@@ -21,21 +21,21 @@ class SupervisedTrainer(HuggingFaceTrainer):
         return SFTTrainer, SFTConfig
 
     def dataset(self) -> Any:
-        """SFTTrainer wants an object of the datasets package: numbers, which become rows when asked for."""
+        """Return a Dataset of the datasets package, whose transform replaces row numbers by samples."""
         from datasets import Dataset
 
         samples = self.samples(0, self.cell.seq_len)
 
         def rows(numbers: dict[str, list[int]]) -> dict[str, list[Tensor]]:
-            found = [samples[number] for number in numbers["number"]]
-            return {name: [row[name] for row in found] for name in found[0]}
+            sampled = [samples[number] for number in numbers["number"]]
+            return {name: [row[name] for row in sampled] for name in sampled[0]}
 
-        numbered = Dataset.from_dict({"number": range(ROWS)})
-        numbered.set_transform(rows)
-        return numbered
+        dataset = Dataset.from_dict({"number": range(ROWS)})
+        dataset.set_transform(rows)
+        return dataset
 
     def extras(self) -> dict[str, Any]:
-        """It asks for a tokenizer, which it has no use for, as the rows are tokens: one that only pads."""
+        """Return a tokenizer that only pads: SFTTrainer requires one, although the rows are tokens."""
         from tokenizers import Tokenizer
         from tokenizers.models import WordLevel
         from transformers import PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""Every pass says what it compared in a cell, over how much of it, and what it could not compare."""
+"""Every pass lists its checks of a cell: the compared quantity, its extent, or why it was not compared."""
 
 import dataclasses
 import math
@@ -33,12 +33,12 @@ LOSSES = LossesSection(
 )
 
 
-def made(name, section, cell=CELL):
-    """The checks of one pass, by what they compared."""
+def checks_of(name, section, cell=CELL):
+    """Return the checks of one pass by the compared quantity."""
     return {check.what: check for check in PASSES[name].checks(cell, section)}
 
 
-def traced(*differences, **told):
+def trace_section(*differences, **fields):
     steps = [
         TracedStep(
             step_ms=[1.0, 1.0],
@@ -48,11 +48,11 @@ def traced(*differences, **told):
         )
         for difference in differences
     ]
-    return TraceSection(step_ms=[1.0] * 2, total_ms=[0.0] * 2, exposed_ms=[0.0] * 2, steps=steps, **told)
+    return TraceSection(step_ms=[1.0] * 2, total_ms=[0.0] * 2, exposed_ms=[0.0] * 2, steps=steps, **fields)
 
 
 @pytest.mark.parametrize(
-    ("section", "error", "said"),
+    ("section", "error", "message"),
     [
         (
             ParitySection,
@@ -67,11 +67,11 @@ def traced(*differences, **told):
          "objective on engine=fsdp2: the dq is missing or not finite at 512 tokens; a cause"),
     ],
 )  # fmt: skip
-def test_the_first_error_that_is_not_within_its_limit_is_named(section, error, said):
+def test_error_gate_names_the_first_error_beyond_its_limit(section, error, message):
     limits = {"out": 0.1, "dq": 0.25, "dk": 0.1}
     wrong = section(tokens=512, errors={"out": 0.1, "dq": error, "dk": 1.0}, limits=limits)
     sections = {facts.name: wrong for facts in PASSES.values() if facts.part is type(wrong)}
-    assert first_failure(CELL, sections) == said + (" (limit 2.5e-01)" if error == 0.5 else "")
+    assert first_failure(CELL, sections) == message + (" (limit 2.5e-01)" if error == 0.5 else "")
     assert first_failure(CELL, {name: replace(wrong, errors=limits) for name in sections}) is None
 
 
@@ -83,13 +83,12 @@ def test_the_first_error_that_is_not_within_its_limit_is_named(section, error, s
         ({"a": (9.0, 1.0), "b": (math.nan, 1.0)}, "b"),
     ],
 )
-def test_nearest_to_its_limit_is_what_exceeds_it_and_first_what_is_not_finite(compared, nearest):
+def test_nearest_to_limit_puts_errors_that_are_not_finite_first(compared, nearest):
     assert nearest_to_limit(compared) == nearest
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_a_pass_with_a_gate_lists_what_the_gate_compares(name):
-    """Without any section it says of each check that it was not made, and why."""
+def test_pass_with_a_gate_lists_missing_checks_with_a_reason(name):
     has_gate = type(PASSES[name]).gate is not PassFacts.gate
     missing = [*PASSES[name].checks(CELL, None), *PASSES[name].checks(ALONE, None)]
     assert bool(missing) == has_gate
@@ -97,7 +96,7 @@ def test_a_pass_with_a_gate_lists_what_the_gate_compares(name):
     assert {(check.tokens, check.rows, check.steps, check.of_steps) for check in missing} <= {(None,) * 4}
 
 
-def test_no_check_is_missed_that_has_no_meaning_for_the_workload_and_no_two_have_one_name():
+def test_checks_have_unique_names_and_suit_the_workload():
     names = [[check.what for check in checks(cell, NOTHING)] for cell in (ALONE, CELL)]
     alone, training = map(set, names)
     assert [len(alone), len(training)] == [*map(len, names)]
@@ -109,66 +108,65 @@ def test_no_check_is_missed_that_has_no_meaning_for_the_workload_and_no_two_have
 
 
 @pytest.mark.parametrize(
-    ("told", "held", "against", "reason"),
+    ("fields", "steps", "against", "reason"),
     [
         ({}, 0, "another cell", NO_REFERENCE),
         ({"compared_with": "abc", "compared_steps": 14}, 14, "cell abc", None),
         ({"compared_with": "abc", "compared_steps": 12}, 12, "cell abc", "the first 12 steps are compared"),
     ],
 )
-def test_steps_that_no_reference_held_are_told_from_those_that_one_did(told, held, against, reason):
-    found = made("losses", replace(LOSSES, **told))
-    assert to_builtins(found["training signal"]) == {
-        "what": "training signal", "against": against, "tokens": 4096, "rows": None, "steps": held,
+def test_losses_check_counts_the_steps_that_a_reference_covers(fields, steps, against, reason):
+    by_name = checks_of("losses", replace(LOSSES, **fields))
+    assert to_builtins(by_name["training signal"]) == {
+        "what": "training signal", "against": against, "tokens": 4096, "rows": None, "steps": steps,
         "of_steps": 14, "compares_training": True, "reason": reason, "below_noise": None,
     }  # fmt: skip
-    assert (found["tokens"].steps, found["tokens"].of_steps, found["tokens"].compares_training) == (
-        14,
-        14,
-        False,
-    )
+    tokens = by_name["tokens"]
+    assert (tokens.steps, tokens.of_steps, tokens.compares_training) == (14, 14, False)
 
 
-def test_attention_at_full_length_says_how_many_rows_and_keys_or_why_none():
+def test_full_length_checks_state_rows_and_keys_or_a_reason():
     section = FullLengthSection(tokens=4096, rows=32, keys=16, errors={"out": 0.0}, limits={"out": 1.0})
 
-    def told(**other):
-        found = PASSES["full_length"].checks(CELL, replace(section, **other))
-        return [(each.tokens, each.rows, each.steps, each.reason) for each in found]
+    def extents(**fields):
+        full_length_checks = PASSES["full_length"].checks(CELL, replace(section, **fields))
+        return [(check.tokens, check.rows, check.steps, check.reason) for check in full_length_checks]
 
-    assert told() == [(4096, 32, 1, None), (4096, 16, 1, None)]
-    assert told(keys=0, keys_reason="too long") == [(4096, 32, 1, None), (None, None, None, "too long")]
-    assert told(rows=0, keys=0, reason="no gradients") == [(None, None, None, "no gradients")] * 2
+    assert extents() == [(4096, 32, 1, None), (4096, 16, 1, None)]
+    assert extents(keys=0, keys_reason="too long") == [(4096, 32, 1, None), (None, None, None, "too long")]
+    assert extents(rows=0, keys=0, reason="no gradients") == [(None, None, None, "no gradients")] * 2
 
 
-def test_a_section_without_errors_is_no_check_that_was_made():
+def test_parity_section_without_errors_is_a_missing_check():
     (check,) = PASSES["parity"].checks(make_cell(), ParitySection(tokens=0, errors={}, limits={}))
     assert check.reason == "its pass did not run"
 
 
-def test_parity_of_another_cell_says_whose_it_is():
+def test_parity_check_names_the_other_cell_that_was_checked():
     section = ParitySection(checked_cell="abc", tokens=512, errors={"out": 0.0}, limits={"out": 1.0})
-    found = made("parity", section)
-    assert found["attention"] == Check(what="attention", against="float64, in cell abc", tokens=512)
-    own = made("parity", replace(section, checked_cell=CELL.cell_id))
-    assert [(each.against, each.reason) for each in own.values()] == [("float64", None)]
+    of_other_cell = checks_of("parity", section)
+    assert of_other_cell["attention"] == Check(what="attention", against="float64, in cell abc", tokens=512)
+    of_cell = checks_of("parity", replace(section, checked_cell=CELL.cell_id))
+    assert [(check.against, check.reason) for check in of_cell.values()] == [("float64", None)]
 
 
 @pytest.mark.parametrize(
     ("section", "steps", "reason"),
     [
-        (traced(None, None, None), 3, None),
-        (traced(None, "it made 2 calls", None), 2, "it made 2 calls"),
-        (traced(None, is_inspected=True), 0, INSPECTED),
-        (traced(None, None, purposes_unknown=[None, "no marks"]), 0, "no marks"),
+        (trace_section(None, None, None), 3, None),
+        (trace_section(None, "it made 2 calls", None), 2, "it made 2 calls"),
+        (trace_section(None, is_inspected=True), 0, INSPECTED),
+        (trace_section(None, None, purposes_unknown=[None, "no marks"]), 0, "no marks"),
     ],
 )
-def test_a_traced_step_counts_where_its_calls_were_compared_with_those_of_another(section, steps, reason):
-    found = made("trace", section)["collective calls of traced steps"]
-    assert (found.steps, found.of_steps, found.reason) == (steps, len(section.steps), reason)
+def test_trace_check_counts_steps_whose_calls_were_compared(section, steps, reason):
+    check = checks_of("trace", section)["collective calls of traced steps"]
+    assert (check.steps, check.of_steps, check.reason) == (steps, len(section.steps), reason)
 
 
-def test_a_strategy_without_a_formula_has_nothing_to_compare_its_bytes_with():
-    unknown = made("engagement", object(), dataclasses.replace(CELL, strategy=OWN))
-    assert {check.reason for check in unknown.values()} == {"no formula of strategy own is known"}
-    assert {check.steps for check in made("engagement", object()).values()} == {1}
+def test_engagement_check_needs_a_formula_of_the_strategy():
+    unknown = checks_of("engagement", object(), dataclasses.replace(CELL, strategy=OWN))
+    (reason,) = {check.reason for check in unknown.values()}
+    assert "formula" in reason
+    assert "strategy own" in reason
+    assert {check.steps for check in checks_of("engagement", object()).values()} == {1}

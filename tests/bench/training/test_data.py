@@ -1,4 +1,4 @@
-"""A step's tokens are the same whatever the sharding, and real text comes from where it is said to."""
+"""Batches of a step do not depend on the sharding, and text is read from the given path."""
 
 import json
 
@@ -14,7 +14,7 @@ from tests.support.cells import make_cell
 CPU = torch.device("cpu")
 
 
-def test_labels_are_the_next_tokens_across_the_end_of_the_text():
+def test_labels_are_next_tokens_across_the_end_of_the_text():
     data = open_data(make_cell("seq_len=96k", "strategy=local"), CPU)
     batch = data.micro_batch(step=4, micro_step=0, data_rank=0, seq_len=98304)
     following = data.micro_batch(step=5, micro_step=0, data_rank=0, seq_len=98304)
@@ -22,7 +22,7 @@ def test_labels_are_the_next_tokens_across_the_end_of_the_text():
     assert batch.labels[0, -1] == following.input_ids[0, 0]
 
 
-def test_a_prompt_does_not_count():
+def test_prompt_tokens_do_not_count_in_the_loss():
     data = open_data(make_cell("seq_len=64", "data.prompt_tokens=10"), CPU)
     labels = data.micro_batch(0, 0, 0, 64).labels
     assert (labels == IGNORED_LABEL).sum() == 10
@@ -30,32 +30,32 @@ def test_a_prompt_does_not_count():
 
 
 @pytest.mark.parametrize("change", ["token", "position", "label", "twice", "missing"])
-def test_the_digest_changes_with_everything_that_can_go_wrong(change):
+def test_digest_changes_with_every_change_of_the_batch(change):
     data = open_data(make_cell("seq_len=64"), CPU)
     batch = data.micro_batch(0, 0, 0, 64)
     parts = [batch.input_ids, batch.labels, batch.position_ids.contiguous()]
-    spoil = {
+    changes = {
         "token": lambda p: [p[0].index_fill(1, torch.tensor([7]), 0), *p[1:]],
         "label": lambda p: [p[0], p[1].index_fill(1, torch.tensor([7]), 0), p[2]],
         "position": lambda p: [*p[:2], p[2].roll(1, dims=1)],
         "twice": lambda p: [torch.cat([x, x[:, :1]], dim=1) for x in p],
         "missing": lambda p: [x[:, 1:] for x in p],
     }
-    assert digest(*spoil[change](parts)) != digest(*parts)
+    assert digest(*changes[change](parts)) != digest(*parts)
 
 
-def test_text_is_read_from_a_file_a_folder_and_json_lines(tmp_path):
+def test_read_text_from_a_file_a_folder_and_json_lines(tmp_path):
     (tmp_path / "a.txt").write_text("first")
     (tmp_path / "b.md").write_text("second")
     (tmp_path / "c.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in ("x", "y")))
-    read = {
+    texts = {
         path: read_text(make_cell(f"data.path={tmp_path / path}").data) for path in ("", "a.txt", "c.jsonl")
     }
-    assert read == {"": "first\n\nsecond", "a.txt": "first", "c.jsonl": "x\n\ny"}
+    assert texts == {"": "first\n\nsecond", "a.txt": "first", "c.jsonl": "x\n\ny"}
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b" \n"])
-def test_a_file_without_text_is_refused(tmp_path, content):
+def test_read_text_refuses_a_file_without_text(tmp_path, content):
     path = tmp_path / "bad.txt"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"data\.path="):

@@ -1,4 +1,4 @@
-"""On a CPU the embedding's gradient is summed in float32, so that it errs no more than any other does."""
+"""The embedding's gradient is summed in float32 on a CPU, so that its error is near that of others."""
 
 import numpy as np
 import pytest
@@ -19,33 +19,33 @@ CASES = {
         f"{strategy} under {engine}": ((f"strategy={strategy}", f"engine={engine}"), ())
         for strategy, engine in BF16
     },
-    "with a head of its own": (("strategy=local", "engine=zero3"), UNTIED),
+    "untied": (("strategy=local", "engine=zero3"), UNTIED),
 }
 MARGIN = 1.5
 
 
 @pytest.fixture(scope="module")
 def gradients(launcher, tmp_path_factory):
-    """Of a long step of each case and, in float32, of each model."""
+    """Gradients of a long step of each case, and of each model in float32."""
     cells = {name: make_cell(*LONG, *words, *model) for name, (words, model) in CASES.items()}
     cells |= {str(model): make_cell(*LONG, *EXACT, *model) for model in ((), UNTIED)}
     return gradients_of(launcher, tmp_path_factory.mktemp("cells"), cells)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_in_bf16_the_embeddings_gradient_errs_hardly_more_than_the_worst_other(gradients, case):
-    found, exact = gradients[case], gradients[str(CASES[case][1])]
-    assert isinstance(found, dict), found
+def test_bf16_embedding_gradient_error_is_near_that_of_others(gradients, case):
+    actual, exact = gradients[case], gradients[str(CASES[case][1])]
+    assert isinstance(actual, dict), actual
     errors = {
-        name: np.linalg.norm(found[name] - exact[name]) / np.linalg.norm(exact[name])
+        name: np.linalg.norm(actual[name] - exact[name]) / np.linalg.norm(exact[name])
         for name in exact
         if name.startswith("model.")
     }
     assert errors.pop(EMBEDDING) < MARGIN * max(errors.values())
 
 
-def summed(table_VH, ids, upstream_BSH, padding_idx=None):
-    """The gradient of a table of this dtype, by our embedding."""
+def embedding_gradient(table_VH, ids, upstream_BSH, padding_idx=None):
+    """Return the gradient of a table by `WideSumEmbedding`."""
     layer = WideSumEmbedding(*table_VH.shape, padding_idx=padding_idx, _weight=table_VH.clone())
     out = layer(ids)
     assert torch.equal(out, embedding(ids, table_VH))
@@ -55,14 +55,14 @@ def summed(table_VH, ids, upstream_BSH, padding_idx=None):
 
 @pytest.mark.parametrize("padding_idx", [None, 3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_the_sum_is_rounded_once_whatever_the_dtype(dtype, padding_idx):
+def test_wide_sum_embedding_rounds_the_sum_once(dtype, padding_idx):
     torch.manual_seed(0)
     ids = torch.randint(0, 5, (2, 4096))
     upstream_BSH = torch.randn(2, 4096, 8).to(dtype)
-    found = summed(torch.randn(5, 8, dtype=dtype), ids, upstream_BSH, padding_idx)
+    actual = embedding_gradient(torch.randn(5, 8, dtype=dtype), ids, upstream_BSH, padding_idx)
     exact = torch.zeros(5, 8, dtype=torch.float64)
     counted = ids != padding_idx if padding_idx is not None else torch.ones_like(ids, dtype=torch.bool)
     exact.index_add_(0, ids[counted], upstream_BSH[counted].double())
-    assert found.dtype == dtype
+    assert actual.dtype == dtype
     rounding = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps * 100)
-    assert (found.double() - exact).norm() <= rounding * exact.norm()
+    assert (actual.double() - exact).norm() <= rounding * exact.norm()

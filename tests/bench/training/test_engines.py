@@ -1,4 +1,4 @@
-"""ZeRO-3's hooks are where `engine.leaf` puts them, and offloading counts what it moves."""
+"""ZeRO-3 has its hooks on the modules of `engine.leaf`, and offloading counts the bytes that it moves."""
 
 import pytest
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
@@ -13,7 +13,7 @@ from tests.support.many_cells import seen_inside, watch_offloading
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("leaf", ["none", "layer"])
-def test_whole_layers_have_hooks_where_asked(family, leaf):
+def test_engine_leaf_sets_the_modules_that_have_hooks(family, leaf):
     cell = make_cell("model=qwen3_nano", f"model.family={family}", "engine=zero3", f"engine.leaf={leaf}")
     model = empty_model(cell.model, attention_name="sdpa", max_positions=64)
     settings = DeepSpeedZeroConfig(**zero3_config(cell)["zero_optimization"])
@@ -21,13 +21,15 @@ def test_whole_layers_have_hooks_where_asked(family, leaf):
     assert get_z3_leaf_modules(model) == ([] if leaf == "none" else [*model.model.layers])
 
 
-def test_offloading_says_what_it_moves(launcher, tmp_path):
+def test_offloading_counts_the_bytes_that_it_moves(launcher, tmp_path):
     common = ("strategy=local", "seq_len=1k", "engine=zero3", "model.vocab_size=64", "model.num_layers=2")
     switches = ("checkpointing=true", "offload.activations=true", "offload.optimizer=true")
     cells = {"plain": make_cell(*common), "offload": make_cell(*common, *switches)}
-    seen = {name: of[0] for name, of in seen_inside(launcher, tmp_path, cells, watch_offloading).items()}
+    offloaded = {
+        name: by_rank[0] for name, by_rank in seen_inside(launcher, tmp_path, cells, watch_offloading).items()
+    }
     model = cells["offload"].model
-    assert seen == {
+    assert offloaded == {
         "plain": {"activations": None, "optimizer": None},
         "offload": {
             "activations": 2 * model.num_layers * model.hidden_size * 1024,

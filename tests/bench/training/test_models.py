@@ -1,4 +1,4 @@
-"""The shapes in conf/model/ are those of the published models."""
+"""Models have their published sizes, and weights come from the seed or from a checkpoint."""
 
 import re
 from dataclasses import replace
@@ -31,7 +31,7 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
-def test_a_model_has_its_published_number_of_parameters(name):
+def test_model_has_its_published_number_of_parameters(name):
     config = make_cell(f"model={name}").model
     model = empty_model(config, attention_name="sdpa", max_positions=8192)
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
@@ -42,7 +42,7 @@ def nano(seed=3, **changed):
     return build_model(config, attention_name="sdpa", max_positions=256, seed=seed)
 
 
-def test_random_weights_are_drawn_as_transformers_draws_them():
+def test_random_weights_have_the_distribution_of_transformers():
     model = nano(vocab_size=4096, tied_embeddings=False, family="qwen2", attention_bias=True)
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -51,10 +51,10 @@ def test_random_weights_are_drawn_as_transformers_draws_them():
     assert not layer.self_attn.q_proj.bias.any()
     assert torch.equal(layer.input_layernorm.weight, torch.ones(64))
     weights = [p.flatten()[:64].tolist() for p in model.parameters() if p.dim() > 1]
-    assert len({tuple(each) for each in weights}) == len(weights)
+    assert len({tuple(weight) for weight in weights}) == len(weights)
 
 
-def test_a_weight_depends_on_the_seed_and_its_name_and_on_no_other():
+def test_random_weight_depends_only_on_the_seed_and_its_name():
     small, large, other = nano(), nano(num_layers=2, tied_embeddings=False), nano(seed=4)
     for name, weight in small.named_parameters():
         assert torch.equal(weight, large.get_parameter(name))
@@ -62,7 +62,7 @@ def test_a_weight_depends_on_the_seed_and_its_name_and_on_no_other():
 
 
 @pytest.mark.parametrize("left_out", ["Qwen3RMSNorm", "Qwen3RotaryEmbedding"])
-def test_what_transformers_leaves_without_numbers_is_refused(monkeypatch, left_out):
+def test_a_weight_that_transformers_does_not_set_is_refused(monkeypatch, left_out):
     initialize = PreTrainedModel._init_weights
 
     def partly(model, module):
@@ -75,28 +75,29 @@ def test_what_transformers_leaves_without_numbers_is_refused(monkeypatch, left_o
 
 
 def checkpoint_of(folder, model, **saving):
-    """The numbers of a folder that the model is saved in."""
+    """Save a model and return the configuration of the checkpoint."""
     model.save_pretrained(folder, **saving)
     return make_cell("model=checkpoint", f"model.path={folder}").model
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("size", ["5GB", "50KB"], ids=["one file", "several files"])
-def test_a_local_checkpoint_folder_gives_the_same_model(tmp_path, size, tied):
+def test_checkpoint_builds_the_same_model(tmp_path, size, tied):
     model = nano(tied_embeddings=tied)
     loaded = checkpoint_of(tmp_path, model, max_shard_size=size)
     assert (loaded.num_layers, loaded.num_kv_heads, loaded.head_dim, loaded.path) == (1, 2, 16, str(tmp_path))
     assert (len([*tmp_path.glob("*.safetensors")]) > 1) == (size == "50KB")
     again = build_model(loaded, attention_name="sdpa", max_positions=256, seed=0)
     assert (again.lm_head.weight is again.model.embed_tokens.weight) == tied
-    for found, expected in zip(again.named_parameters(), model.named_parameters(), strict=True):
-        assert found[0] == expected[0]
-        assert torch.equal(found[1], expected[1])
+    pairs = zip(again.named_parameters(), model.named_parameters(), strict=True)
+    for (name, weight), (expected_name, expected_weight) in pairs:
+        assert name == expected_name
+        assert torch.equal(weight, expected_weight)
     assert torch.equal(again.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
 
 
 def damaged_checkpoint(folder, change):
-    """A checkpoint in whose file something was changed."""
+    """Return a checkpoint after `change` was applied to its tensors."""
     loaded = checkpoint_of(folder, nano())
     tensors = load_file(folder / SAFE_WEIGHTS_NAME)
     change(tensors)
@@ -105,7 +106,7 @@ def damaged_checkpoint(folder, change):
 
 
 def with_first(name, *numbers):
-    """The change that puts these numbers first into a parameter."""
+    """Return a change that sets the first elements of a parameter."""
 
     def change(tensors):
         tensors[name].view(-1)[: len(numbers)] = torch.tensor(numbers)
@@ -120,7 +121,7 @@ DAMAGES = {
     "of another shape": (
         ValueError,
         lambda tensors: tensors.update({NORM: torch.ones(1)}),
-        f"{NORM} has shape [1], not the [64] of its config.json",
+        f"{NORM} has shape [1], but its config.json requires [64]",
     ),
     "tied, but different": (
         ValueError,
@@ -144,8 +145,8 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_checkpoint_that_is_not_what_its_config_says_or_not_finite_is_refused(tmp_path, damage):
-    error, change, said = DAMAGES[damage]
+def test_checkpoint_with_a_damaged_tensor_is_refused(tmp_path, damage):
+    error, change, message = DAMAGES[damage]
     loaded = damaged_checkpoint(tmp_path, change)
-    with pytest.raises(error, match=re.escape(said)):
+    with pytest.raises(error, match=re.escape(message)):
         build_model(loaded, attention_name="sdpa", max_positions=256, seed=0)

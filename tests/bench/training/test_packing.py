@@ -1,4 +1,4 @@
-"""Packed sequences hold whole documents: where they begin, what of them counts, and what padding adds."""
+"""Packed sequences: the starts and ends of documents, the labels that count, and padding."""
 
 import json
 
@@ -7,7 +7,7 @@ import torch
 
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.data import SOURCES, open_data
-from bench.training.packing import PackedText, drawn_documents, drawn_ends
+from bench.training.packing import PackedText, drawn_documents, random_ends
 from bench.training.text import read_documents
 from tests.support.cells import make_cell
 
@@ -21,12 +21,12 @@ def packed_batch(*words, seq_len=96, length=None):
     return open_data(cell, CPU).micro_batch(0, 0, 0, length or cell.padded_len)
 
 
-def test_each_sample_begins_with_a_document_and_ends_where_those_of_the_text_do():
+def test_packed_samples_start_with_a_document_and_cut_the_last():
     packed = PackedText([8, 1, 4, 13], first=0, seq_len=10)
-    whole = [(packed.start(sample) % 26, packed.sample_ends(sample, 10)) for sample in range(4)]
-    assert whole == [(0, (8, 9, 10)), (13, (10,)), (0, (8, 9, 10)), (13, (10,))]
-    exactly = PackedText([8, 1, 4, 13], first=2, seq_len=13)
-    assert [exactly.start(sample) for sample in range(4)] == [9, 26, 39, 52]
+    samples = [(packed.start(sample) % 26, packed.sample_ends(sample, 10)) for sample in range(4)]
+    assert samples == [(0, (8, 9, 10)), (13, (10,)), (0, (8, 9, 10)), (13, (10,))]
+    exact_fit = PackedText([8, 1, 4, 13], first=2, seq_len=13)
+    assert [exact_fit.start(sample) for sample in range(4)] == [9, 26, 39, 52]
     assert packed.sample_ends(0, 9) == (8, 9)
     assert packed.sample_ends(1, 26) == (13, 21, 22, 26)
 
@@ -40,37 +40,37 @@ def test_json_lines_are_packed_document_by_document(tmp_path):
     assert [bytes(row.tolist()).decode() for row in batch.input_ids] == ["abcdefghij", "nopqrstuvw"]
     assert batch.documents.ends == ((8, 9, 10), (10,))
     assert batch.position_ids.tolist() == [[*range(8), 0, 0], [*range(10)]]
-    # The cut document goes on, so its last token here has a label; those that end have none.
+    # The document that is cut continues, so its last token here has a label; that of a complete one has none.
     last = [int(row[-1]) for row in batch.labels]
     assert bytes(last).decode() == "kx"
     assert [(row == IGNORED_LABEL).nonzero()[:, 0].tolist() for row in batch.labels] == [[7, 8], []]
-    # One that ends with the sequence has none either.
+    # The last token of a document that ends with the sequence has none either.
     assert packed_batch(f"data.path={path}", seq_len=9).labels[0, -1] == IGNORED_LABEL
 
 
 @pytest.mark.parametrize("source", sorted(SOURCES))
-def test_a_shorter_step_is_the_beginning_of_the_same_sequences(source):
+def test_shorter_step_has_the_beginning_of_the_same_sequences(source):
     whole, part = (packed_batch(f"data={source}", "batch=2", length=length) for length in (96, 40))
     assert torch.equal(whole.input_ids[:, :40], part.input_ids)
     assert torch.equal(whole.position_ids[:, :40], part.position_ids)
     assert torch.equal(whole.labels[:, :40], part.labels)
 
 
-def test_drawn_documents_have_one_of_a_single_token_and_other_boundaries_in_every_sequence():
+def test_drawn_documents_differ_and_include_a_single_token():
     ends = drawn_documents(8, 64).ends
     assert len({*ends}) == 8
     assert all(second - first == 1 for first, second, *_ in ends)
-    assert all(drawn_ends(0, row, 64, 20)[:-1] == tuple(e for e in ends[row] if e < 20) for row in range(8))
+    assert all(random_ends(0, row, 64, 20)[:-1] == tuple(e for e in ends[row] if e < 20) for row in range(8))
 
 
-def test_a_prompt_is_that_of_each_document():
+def test_prompt_tokens_are_those_of_every_document():
     batch = packed_batch("data=synthetic", "data.prompt_tokens=3")
     counted = batch.labels != IGNORED_LABEL
     assert counted.any()
     assert (batch.position_ids[counted] >= 3).all()
 
 
-def test_padding_is_a_document_of_its_own_that_does_not_count():
+def test_padding_is_a_separate_document_that_does_not_count():
     words = ("data=synthetic", "data.packing=documents", "cluster.world_size=4", "pad=true")
     cell = make_cell("seq_len=250", "strategy=ring", *words)
     assert (cell.padding, cell.padded_len, cell.shard_len, cell.tokens_per_step) == (6, 256, 64, 250)

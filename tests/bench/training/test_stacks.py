@@ -1,4 +1,4 @@
-"""Training stacks of others train the native loop's tokens to the native loop's losses."""
+"""Training stacks train on the native loop's tokens and reach the native loop's losses."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from bench.common.environment import installed
 from bench.request.legality import refusal
 from bench.training.data import open_data
 from bench.training.trainer_facts import TRAINER_FACTS
-from bench.training.trainers.stack import NEXT_LABELS, StackSamples, dealt
+from bench.training.trainers.stack import NEXT_LABELS, StackSamples, batch_place
 from tests.support.cells import make_cell, run_cell, tiny_cell
 
 PAGE = Path(__file__).parents[3] / "docs" / "stacks.md"
@@ -32,12 +32,12 @@ def losses_of(launcher, folder, *words, entry=None):
 
 @pytest.fixture(scope="module")
 def native(launcher, tmp_path_factory):
-    """The losses of the native loop with Ulysses."""
+    """Losses of the native loop with Ulysses."""
     return losses_of(launcher, tmp_path_factory.mktemp("native"), *ULYSSES)
 
 
 @pytest.mark.parametrize("trainer", ["accelerate", "transformers"])
-def test_a_stack_with_ulysses_has_the_native_loops_losses_and_norms(launcher, tmp_path, native, trainer):
+def test_stack_with_ulysses_has_the_losses_of_the_native_loop(launcher, tmp_path, native, trainer):
     stack = losses_of(launcher, tmp_path, *ULYSSES, f"trainer={trainer}")
     assert stack.loss == pytest.approx(native.loss, rel=2e-6)
     assert stack.grad_norm == pytest.approx(native.grad_norm, rel=1e-5)
@@ -49,15 +49,15 @@ def test_a_stack_with_ulysses_has_the_native_loops_losses_and_norms(launcher, tm
 
 
 def train_without_the_process_group(job, log):
-    """Accelerate as it comes: on CPU ranks it finds no process group."""
+    """Run a rank on which Accelerate finds no process group, as it does on a CPU without our setup."""
     from bench.run.node.worker import run_cell as run_in_rank
     from bench.training.trainers import stack_engines
 
-    stack_engines.name_the_cpu_ranks = lambda *_: None
+    stack_engines.set_cpu_process_group = lambda *_: None
     return run_in_rank(job, log)
 
 
-def test_a_gate_catches_sequences_that_are_trained_once_by_every_rank(launcher, tmp_path):
+def test_gate_finds_sequences_that_every_rank_trains_on(launcher, tmp_path):
     cell = tiny_cell(*TRAINED, *ULYSSES, "trainer=transformers")
     record, _ = run_cell(launcher, cell, tmp_path, train_without_the_process_group)
     assert record.status == "wrong_result"
@@ -76,7 +76,7 @@ STACKS = [trainer for trainer, facts in TRAINER_FACTS.items() if facts.is_stack]
         *((trainer, "deepspeed_ulysses", "zero3", SCHEDULED) for trainer in STACKS),
     ],
 )
-def test_every_row_of_the_table_trains_as_the_native_loop(
+def test_stack_trains_as_the_native_loop_in_every_table_row(
     launcher, tmp_path, trainer, strategy, engine, more
 ):
     if installed(trainer) is None:
@@ -87,28 +87,28 @@ def test_every_row_of_the_table_trains_as_the_native_loop(
     stack = losses_of(launcher, tmp_path, *words, f"trainer={trainer}")
     assert stack.loss == pytest.approx(native.loss, rel=2e-6)
     assert stack.grad_norm == pytest.approx(native.grad_norm, rel=1e-5)
-    if trainer != "accelerate":  # which logs the loss of its own rank only
+    if trainer != "accelerate":  # its documentation logs the loss of the local rank only
         assert stack.logged_max_difference == pytest.approx(0, abs=1e-5)
 
 
-def test_the_page_has_a_row_for_all_that_runs_and_no_other():
+def test_stacks_page_has_the_rows_of_the_table():
     rows = re.findall(r"^\| (\w+) \| (\w+) \| (\w+) \| as native", PAGE.read_text(), re.MULTILINE)
     assert rows == TRIPLES
 
 
 @pytest.mark.parametrize("words", ["batch=1", "batch=3 grad_accum=2", "dp_shard=2 cluster.world_size=4"])
-def test_ranks_that_share_batches_are_dealt_the_native_loops(words):
+def test_stack_samples_of_shared_batches_equal_native_batches(words):
     cell = make_cell("seq_len=64", "data=synthetic", *ULYSSES, *words.split())
     data = open_data(cell, torch.device("cpu"))
     samples = StackSamples(data, 0, 64, shares_batches=True)
     processes = cell.cluster.world_size
     for process in range(processes):
         group = process // cell.sp_degree
-        for round_ in range(2):  # each gathers a batch of every rank of its group, and trains on one by one
+        for round_ in range(2):  # the loader gathers a batch from every rank of the group
             for place in range(cell.sp_degree):
                 batch = round_ * processes + group * cell.sp_degree + place
                 micro_step = round_ * cell.sp_degree + place
-                assert dealt(cell, batch, cell.sp_degree) == (micro_step, group)
+                assert batch_place(cell, batch, cell.sp_degree) == (micro_step, group)
                 step, within = divmod(micro_step, cell.grad_accum)
                 expected = data.micro_batch(step, within, group, 64)
                 rows = [samples[batch * cell.batch + row] for row in range(cell.batch)]
@@ -120,15 +120,15 @@ def test_ranks_that_share_batches_are_dealt_the_native_loops(words):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("strategy=ring engine=zero3", "trainer=accelerate has no strategy=ring; take trainer=native"),
+        ("strategy=ring engine=zero3", "no strategy=ring; take trainer=native"),
         ("strategy=deepspeed_ulysses engine=fsdp2", "under engine=zero3, not fsdp2"),
         ("strategy=deepspeed_ulysses kernel=math", "no kernel=math; choose kernel=torch_flash"),
         ("strategy=deepspeed_ulysses loss=chunked", "leave loss at auto, or choose loss=untiled"),
-        ("strategy=local engine=fsdp2 dtype=fp64", "trainer=accelerate has no dtype=fp64"),
+        ("strategy=local engine=fsdp2 dtype=fp64", "no dtype=fp64; choose dtype=bf16 or fp32"),
         ("strategy=local engine=fsdp2 dp_replicate=2", "not dp_replicate=2; take dp_shard"),
         ("strategy=deepspeed_ulysses dp_shard=2 cluster.world_size=4", "take dp_shard=1, trainer=native, or"),
     ],
 )
-def test_what_a_stack_cannot_is_refused_with_a_way_out(words, reason):
+def test_stack_refuses_unsupported_settings_with_a_way_out(words, reason):
     base = ("seq_len=256", "cluster.world_size=2", "trainer=accelerate")
     assert reason in refusal(make_cell(*base, *words.split()))

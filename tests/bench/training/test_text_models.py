@@ -1,4 +1,4 @@
-"""Checkpoints as they are published: cells compute what transformers computes on one device."""
+"""Published checkpoints: the model of a cell computes the same as transformers' class on one device."""
 
 import json
 
@@ -53,7 +53,7 @@ def qwen_vl(model_class, config_class, *, tied=False, **vision):
     return model_class(config)
 
 
-def of(family, rope=None, **keys):
+def text_model(family, rope=None, **keys):
     more = {"rope_parameters": {"rope_theta": 1e4, **rope}} if rope else {}
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **TEXT, **more, **keys))
 
@@ -73,33 +73,33 @@ LONG = {
     "short_factor": [1.0] * 8, "long_factor": [1.0 + 2 * i for i in range(8)],
 }  # fmt: skip
 MODELS = FOR_IMAGES | {
-    "Mistral": lambda: of("mistral", sliding_window=None),
-    "a window as long as the sequence": lambda: of("mistral", sliding_window=TOKENS),
-    "listed windows as long": lambda: of(
+    "Mistral": lambda: text_model("mistral", sliding_window=None),
+    "a window as long as the sequence": lambda: text_model("mistral", sliding_window=TOKENS),
+    "listed windows as long": lambda: text_model(
         "qwen3", sliding_window=TOKENS, use_sliding_window=True, max_window_layers=0
     ),
-    "dynamic": lambda: of("qwen2", {"rope_type": "dynamic", "factor": 3.0}),
-    "longrope": lambda: of("llama", LONG),
-    "longrope of Mistral": lambda: of("mistral", {**LONG, "factor": 8.0}, sliding_window=None),
+    "dynamic": lambda: text_model("qwen2", {"rope_type": "dynamic", "factor": 3.0}),
+    "longrope": lambda: text_model("llama", LONG),
+    "longrope of Mistral": lambda: text_model("mistral", {**LONG, "factor": 8.0}, sliding_window=None),
 }
 
 
 @pytest.mark.parametrize("family", DEFAULTS)
-def test_a_number_that_a_configuration_for_images_leaves_out_is_transformers_own(family):
-    """As in LLaVA 1.5's, whose `text_config` names no size but that of the vocabulary."""
+def test_text_numbers_has_the_defaults_of_transformers(family):
+    """The `text_config` of LLaVA 1.5, for example, has no size but that of the vocabulary."""
     numbers = text_numbers({"model_type": "llava", "text_config": {"model_type": family, "vocab_size": 7}})
     plain = AutoConfig.for_model(family, vocab_size=7).to_dict()
-    found = {name: numbers[name] for name in DEFAULTS[family]}
-    assert found == {name: plain[name] for name in DEFAULTS[family]}
+    defaults = {name: numbers[name] for name in DEFAULTS[family]}
+    assert defaults == {name: plain[name] for name in DEFAULTS[family]}
 
 
-def saved(model, folder):
-    """A model, as it is saved there; and the cell's own of that checkpoint."""
+def save_and_build(model, folder):
+    """Save a model; return it and the model that a cell builds from the checkpoint."""
     model.eval().save_pretrained(folder)
-    return model, built_from(folder)
+    return model, build_from(folder)
 
 
-def built_from(folder):
+def build_from(folder):
     config = make_cell("model=checkpoint", f"model.path={folder}").model
     return build_model(config, attention_name="sdpa", max_positions=TOKENS, seed=0).eval()
 
@@ -107,25 +107,25 @@ def built_from(folder):
 def assert_same_logits(*models):
     ids = torch.randint(0, 140, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        found, expected = (model(input_ids=ids).logits for model in models)
-    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
+        logits, expected = (model(input_ids=ids).logits for model in models)
+    assert torch.allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_a_cells_model_computes_what_the_checkpoint_s_own_class_computes(tmp_path, case):
-    """And an observed model for images has the numbers of its text model."""
+def test_built_model_has_the_logits_of_the_checkpoints_class(tmp_path, case):
+    """An observed model for images also has the configuration of its text model."""
     torch.manual_seed(0)
-    model, built = saved(MODELS[case](), tmp_path)
+    model, built = save_and_build(MODELS[case](), tmp_path)
     assert_same_logits(model, built)
     if case in FOR_IMAGES:
-        told = observed_model(model).model_config()
-        assert (told.family, told.num_layers, told.num_heads) == (built.config.model_type, 2, 4)
+        config = observed_model(model).model_config()
+        assert (config.family, config.num_layers, config.num_heads) == (built.config.model_type, 2, 4)
         assert observed_model(model).other_layers(TOKENS) == []
 
 
 @pytest.mark.parametrize("case", ["a window as long as the sequence", "listed windows as long"])
-def test_a_window_that_hides_nothing_is_not_handed_to_attention(tmp_path, case):
-    """A strategy refuses a layer that asks for one."""
+def test_empty_model_drops_a_window_that_hides_nothing(tmp_path, case):
+    """A strategy would refuse a layer with a window."""
     model = MODELS[case]()
     model.save_pretrained(tmp_path)
     config = make_cell("model=checkpoint", f"model.path={tmp_path}").model
@@ -136,25 +136,24 @@ def test_a_window_that_hides_nothing_is_not_handed_to_attention(tmp_path, case):
         assert is_listed == (case.startswith("listed") and window is not None)
 
 
-def test_an_older_file_of_qwen2_5_vl_has_the_text_model_s_numbers_beside_the_rest(tmp_path):
+def test_older_config_of_qwen2_5_vl_without_text_config(tmp_path):
+    """Older files have the values of the text model at the top level."""
     torch.manual_seed(0)
-    model, _ = saved(FOR_IMAGES["Qwen2.5-VL"](), tmp_path)
+    model, _ = save_and_build(FOR_IMAGES["Qwen2.5-VL"](), tmp_path)
     numbers = json.loads((tmp_path / "config.json").read_text())
     text = numbers.pop("text_config")
     rope = {"type": "mrope", "mrope_section": [2, 3, 3]}
     del text["rope_parameters"], text["model_type"]
     older = {**numbers, **text, "rope_theta": 1e6, "rope_scaling": rope}
     (tmp_path / "config.json").write_text(json.dumps(older))
-    built = built_from(tmp_path)
+    built = build_from(tmp_path)
     assert built.config.model_type == "qwen2"
     assert_same_logits(built, model)
 
 
 @pytest.mark.parametrize("case", ["dynamic", "longrope"])
-def test_ranks_turn_by_the_whole_sequence_s_frequencies_and_else_the_model_is_to_blame(
-    launcher, tmp_path, case
-):
-    """Only the rank with the sequence's end would choose by that end."""
+def test_rope_frequencies_are_those_of_the_whole_sequence(launcher, tmp_path, case):
+    """Frequencies that depend on a rank's largest position are a wrong result."""
     MODELS[case]().save_pretrained(tmp_path)
     words = ("model=checkpoint", f"model.path={tmp_path}", "strategy=ulysses", "cluster.world_size=2")
     cell = make_cell(*words, "seq_len=128", "measure.steps=1", "measure.warmup_steps=0")

@@ -1,4 +1,4 @@
-"""Every strategy trains the same objective as one rank does: loss, gradient norm, every gradient."""
+"""Every strategy has the loss, the gradient norm and the gradients of one rank."""
 
 import itertools
 
@@ -13,7 +13,7 @@ from tests.support.many_cells import chosen, gradients_of
 
 FP64_LIMIT = 1e-12
 FP32_LIMIT = 1e-6
-"""ZeRO-3 knows no float64; the two others are held to 1e-12 there."""
+"""Limit in float32, for ZeRO-3, which has no float64; the other engines have FP64_LIMIT in float64."""
 BF16_FLOOR = 2e-2
 ENGINES = sorted(ENGINE_FACTS)
 FP64_ENGINES = [engine for engine in ENGINES if "fp64" in ENGINE_FACTS[engine].dtypes]
@@ -32,14 +32,14 @@ BATCHES = {
     "accumulated": ("grad_accum=2", "batch=2"),
 }
 PACKED = ("data=synthetic", "data.packing=documents")
-"""Boundaries anywhere in a shard, and documents of one token."""
+"""Words for documents with boundaries anywhere in a shard, some of them of one token."""
 GRIDS = {
     "2x1x2": ("ring", ("dp_replicate=2", "sp_degree=2"), 2),
     "1x2x2": ("ulysses", ("dp_shard=2", "sp_degree=2"), 2),
     "1x1x4": ("usp", ("sp_degree=4",), 1),
     "1x4x1": ("ring", ("dp_shard=4", "sp_degree=1"), 4),
 }
-"""dp_replicate x dp_shard x sp_degree, a strategy to run it with, and how many sequences a step has."""
+"""Strategy, words and sequences per step by dp_replicate x dp_shard x sp_degree."""
 TWO_DIMENSIONAL = ("usp",)
 UNEVEN = BATCHES["uneven, one rank with none"]
 TWO_PACKED = (*PACKED, "batch=2")
@@ -56,37 +56,38 @@ ALONE = {
     "padded": ("ring", ("seq_len=250",), ("pad=true",)),
     "padded, packed": ("ring", ("seq_len=250", *PACKED), ("pad=true",)),
 }
-"""A strategy, words of it and of one rank that does the same, and words of its own."""
+"""Strategy, words that it shares with one rank, and words only for the strategy."""
 IN_TWO_DIMENSIONS = {
     grid: (strategy, (*PACKED, "data.prompt_tokens=64"), degrees, (f"grad_accum={sequences}",))
     for grid, (strategy, degrees, sequences) in GRIDS.items()
 }
-"""Most ranks hold no token that counts; one rank accumulates what others share out."""
+"""Entries as in ALONE, with words only for one rank, which accumulates the sequences of all ranks. Most ranks
+hold no token that counts."""
 RANKS = ("cluster.world_size=4", "measure.gradients=true", "model=qwen3_nano", "model.intermediate_size=1600")
-"""ZeRO-3 shards no weight of fewer than 100,000 numbers: here those of the MLP are sharded."""
+"""Words for a model whose MLP ZeRO-3 shards; it shards no weight of fewer than 100,000 elements."""
 
 
 def words(strategy, engine, dtype, *more, heads_of=None):
-    """With the heads that another strategy needs, where it is compared with that."""
+    """Return the words of a cell, with the heads that the strategy `heads_of` needs."""
     heads = words_for(heads_of or strategy)
     return (f"strategy={strategy}", f"engine={engine}", f"dtype={dtype}", *heads, *more)
 
 
 def ranks(strategy):
-    """As few as have every kind of neighbour that the strategy knows."""
+    """Return the words for the smallest number of ranks with every kind of neighbour of the strategy."""
     return () if strategy in TWO_DIMENSIONAL else ("cluster.world_size=2",)
 
 
-def unless(is_slow):
+def slow_if(is_slow):
     return pytest.mark.slow if is_slow else ()
 
 
 def grid(strategies, *compared, all_engines=False):
-    """Strategy x engine x batch: some are always run, the rest of the grid is slow.
+    """Return the cases of strategy x engine x batch, most of them marked as slow.
 
-    `compared` are the cells of each case: the strategy, None for the case's own, and the dtype. Two ranks
-    are enough for what only an engine and a strategy together get wrong; `test_strategies` has four.
-    Strategies take turns in the engines, unless each goes through all of them.
+    `compared` are the cells of a case: the strategy, None for that of the case, and the dtype. Two ranks show
+    any mistake of an engine and a strategy together; `test_strategies` has four. Without `all_engines`, the
+    cases that are not slow have one engine per strategy.
     """
     quick = {
         (i, j, k)
@@ -105,14 +106,17 @@ def grid(strategies, *compared, all_engines=False):
                 for other, dtype in compared
             ),
             id=f"{strategy}-{engine}-{batch}",
-            marks=unless((i, j, k) not in quick),
+            marks=slow_if((i, j, k) not in quick),
         )
         for (i, strategy), (j, engine), (k, batch) in axes
     ]
 
 
 def as_one_rank(dtype, engines, cases):
-    """Each case and the same on one rank. They take turns in the engines, as ours reach each in one way."""
+    """Return pairs of a case and the same cell on one rank; one engine per case is not slow.
+
+    That is enough, because our strategies use all engines in the same way.
+    """
     return [
         pytest.param(
             (
@@ -120,7 +124,7 @@ def as_one_rank(dtype, engines, cases):
                 words("local", engine, dtype, *both, *itertools.chain(*alone)),
             ),
             id=f"{engine}-{name}",
-            marks=unless((i + j) % len(engines)),
+            marks=slow_if((i + j) % len(engines)),
         )
         for i, engine in enumerate(engines)
         for j, (name, (strategy, both, own, *alone)) in enumerate(cases.items())
@@ -129,13 +133,13 @@ def as_one_rank(dtype, engines, cases):
 
 
 def switched(engines, dtype, *more):
-    """Memory's switches against one rank without any; of each engine all at once, one by one is slow."""
-    work = BATCHES["accumulated"]  # so many rows that there are several tiles
+    """Return pairs of a cell that saves memory and one rank that does not; single switches are slow."""
+    work = BATCHES["accumulated"]  # enough rows for several tiles
     return [
         pytest.param(
             (words("ulysses", engine, dtype, *work, *own, *more), words("local", engine, dtype, *work)),
             id=f"{engine}-{name}",
-            marks=unless(name != "all"),
+            marks=slow_if(name != "all"),
         )
         for engine in engines
         for name, own in SWITCHES.items()
@@ -144,7 +148,7 @@ def switched(engines, dtype, *more):
 
 @pytest.fixture(scope="module")
 def gradients(request, launcher, tmp_path_factory):
-    """What each cell that the chosen tests compare came to: a set of ranks is started once for many."""
+    """Gradients of every cell that the selected tests compare; ranks are started once for many cells."""
     cells = itertools.chain.from_iterable(chosen(request, "gradients", "compared"))
     cells = {" ".join(words): tiny_cell(*RANKS, *words) for words in cells}
     return gradients_of(launcher, tmp_path_factory.mktemp("cells"), cells)
@@ -153,26 +157,26 @@ def gradients(request, launcher, tmp_path_factory):
 @pytest.fixture
 def compared(request, gradients):
     """Loss, gradient norm and every gradient of the cells that a test compares."""
-    found = [gradients[" ".join(words)] for words in request.param]
-    assert all(isinstance(each, dict) for each in found), found
-    return found
+    results = [gradients[" ".join(words)] for words in request.param]
+    assert all(isinstance(result, dict) for result in results), results
+    return results
 
 
 def compares(*cases):
     return pytest.mark.parametrize("compared", list(cases), indirect=True)
 
 
-def worst_error(found, expected):
-    """The largest relative error of any gradient, the loss or the norm, by Euclidean length, or nan."""
-    assert found.keys() == expected.keys()
+def worst_error(actual, expected):
+    """Return the largest relative error (Euclidean norm) of any gradient, the loss and the norm; or nan."""
+    assert actual.keys() == expected.keys()
     errors = [
-        np.linalg.norm(found[name] - expected[name]) / np.linalg.norm(expected[name]) for name in expected
+        np.linalg.norm(actual[name] - expected[name]) / np.linalg.norm(expected[name]) for name in expected
     ]
-    return np.max(errors)  # Python's own max passes over nan
+    return np.max(errors)  # Python's max may skip nan
 
 
 @compares(
-    *grid(FLOAT32, (None, "fp32"), ("local", "fp32")),  # packages meet every engine in bf16
+    *grid(FLOAT32, (None, "fp32"), ("local", "fp32")),  # packages run with all engines in bf16
     *as_one_rank("fp32", ["zero3"], IN_TWO_DIMENSIONS),
     *switched(["zero3"], "fp32", "offload.optimizer=true"),
     pytest.param(
@@ -202,19 +206,19 @@ def test_float64_gradients_equal_those_of_one_rank(compared):
         for engine in ENGINES
     )
 )
-def test_a_step_without_any_token_that_counts_has_no_loss_and_no_gradient(compared):
-    (found,) = compared
-    assert {name: np.abs(each).max() for name, each in found.items()} == dict.fromkeys(found, 0.0)
+def test_step_without_counted_tokens_has_zero_gradients(compared):
+    (values,) = compared
+    assert {name: np.abs(value).max() for name, value in values.items()} == dict.fromkeys(values, 0.0)
 
 
 @compares(*grid(PACKAGES, (None, "bf16"), ("local", "bf16"), ("local", "fp32"), all_engines=True))
-def test_bf16_gradients_err_at_most_twice_as_much_as_one_rank_does(compared):
-    found, plain, exact = compared
-    assert worst_error(found, exact) < max(BF16_FLOOR, 2 * worst_error(plain, exact))
+def test_bf16_gradient_error_is_at_most_twice_that_of_one_rank(compared):
+    actual, plain, exact = compared
+    assert worst_error(actual, exact) < max(BF16_FLOOR, 2 * worst_error(plain, exact))
 
 
 @pytest.mark.parametrize("strategy", ["deepspeed_ulysses", "ring_flash_attn"])  # ulysses: test_gates
-def test_a_divisor_wrong_by_sp_degree_never_becomes_a_number(launcher, tmp_path, strategy):
+def test_gradient_divisor_wrong_by_sp_degree_is_found(launcher, tmp_path, strategy):
     words = (f"strategy={strategy}", "engine=ddp", "data.prompt_tokens=100")
     cell = tiny_cell("cluster.world_size=2", *words)
     record, _ = run_cell(launcher, cell, tmp_path, acts.divide_by_sp_degree)

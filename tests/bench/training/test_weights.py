@@ -1,4 +1,4 @@
-"""Every engine shards the same weights as one device holds, and never has the whole model on the way."""
+"""Engines shard the weights that one device would hold, without building the whole model on a rank."""
 
 import gc
 import json
@@ -32,41 +32,42 @@ SHARDED = {
         "engine=zero3 dp_shard=4",
     ),
 }
-"""By ranks; ZeRO-3 is last, because it changes what it touches. It shards over all ranks."""
+"""Words of the cells by the number of ranks. ZeRO-3, which shards over all ranks, is last because it leaves
+changes in the process."""
 
 
 def deep_cell(ranks, words):
-    """Many layers, so that one of them is little of the whole; tied where parameters have replicas."""
+    """Return a cell whose layers are small parts of the model; embeddings are tied unless `dp_shard` is 2."""
     cell = tiny_cell("strategy=local", "data=synthetic", f"cluster.world_size={ranks}", *words.split())
     return replace(cell, model=replace(cell.model, **DEEP, tied_embeddings=cell.dp_shard != 2))
 
 
-def build_each(job, log):
-    """A rank's whole life: of each cell, what building it took and what is not as built whole."""
-    device, found, whole = join(job), {}, cache(_built_whole)
+def build_cells(job, log):
+    """Build all cells on a rank; report the memory that building took, and the weights that are wrong."""
+    device, results, whole = join(job), {}, cache(_whole_model)
     for words, fields in json.loads((job.folder / "cells.json").read_text()).items():
         cell = Cell.from_flat(fields)
         strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
         with strategy.install() as wiring:
-            workload, peak_bytes = _built(Rank(strategy, wiring, device, log.step))
-            found[words] = {"peak_bytes": peak_bytes, **_compared(workload, cell, whole(cell.model))}
+            workload, peak_bytes = _build(Rank(strategy, wiring, device, log.step))
+            results[words] = {"peak_bytes": peak_bytes, **_compare(workload, cell, whole(cell.model))}
             del workload
     finish_together(device)
-    return {"found": found}
+    return {"results": results}
 
 
-def _built(rank):
-    """The workload, and the bytes that building took until DeepSpeed made the optimizer's state."""
+def _build(rank):
+    """Return the workload, and the peak of bytes before DeepSpeed makes the optimizer's state."""
     import deepspeed
 
     gc.collect()
     initialize, before = deepspeed.initialize, []
 
-    def noting(**keywords):
+    def record_and_initialize(**keywords):
         before.append(tracker.peak_bytes)
         return initialize(**keywords)
 
-    deepspeed.initialize = noting
+    deepspeed.initialize = record_and_initialize
     with AllocationTracker() as tracker:
         start = tracker.peak_bytes
         workload = TrainWorkload(rank)
@@ -74,15 +75,15 @@ def _built(rank):
     return workload, (*before, tracker.peak_bytes)[0] - start
 
 
-def _built_whole(model):
+def _whole_model(model):
     return build_model(model, attention_name="sdpa", max_positions=256, seed=0)
 
 
-def _compared(workload, cell, plain):
-    """What of the engine's model is not as in one built whole, and whether head and embedding are tied."""
+def _compare(workload, cell, plain):
+    """Return the weights of the engine's model that differ from `plain`, and whether its head is tied."""
     from deepspeed.utils import safe_get_full_fp32_param
 
-    whole = {
+    full_tensor = {
         "ddp": lambda parameter: parameter,
         "fsdp2": lambda parameter: parameter.full_tensor(),
         "zero3": safe_get_full_fp32_param,
@@ -91,12 +92,12 @@ def _compared(workload, cell, plain):
     module = workload.trainer.engine.module
     while hasattr(module, "module"):
         module = module.module
-    held = {name: whole(parameter) for name, parameter in module.model.named_parameters()}
-    held |= dict(module.model.named_buffers())
-    rounded = {name: each.to(dtype).float() for name, each in plain.named_parameters()}
+    actual = {name: full_tensor(parameter) for name, parameter in module.model.named_parameters()}
+    actual |= dict(module.model.named_buffers())
+    rounded = {name: parameter.to(dtype).float() for name, parameter in plain.named_parameters()}
     expected = rounded | dict(plain.named_buffers())
-    wrong = sorted(held.keys() ^ expected.keys())
-    wrong += [name for name, each in expected.items() if not torch.equal(held[name], each)]
+    wrong = sorted(actual.keys() ^ expected.keys())
+    wrong += [name for name, tensor in expected.items() if not torch.equal(actual[name], tensor)]
     gathering = [getattr(parameter, "ds_process_group", None) for parameter in module.parameters()]
     return {
         "on_default_group": dist.group.WORLD in gathering,
@@ -106,7 +107,7 @@ def _compared(workload, cell, plain):
 
 
 def _bound_bytes(cell):
-    """This rank's shards and a layer and a half in float32; ZeRO-3's shards are in bf16."""
+    """Return the bytes of this rank's shards (bf16 for ZeRO-3, else float32) and 1.5 layers in float32."""
     model = cell.model
     shards = cell.cluster.world_size if cell.engine.name == "zero3" else cell.dp_shard
     layer = layer_parameters(model) // model.num_layers
@@ -115,22 +116,20 @@ def _bound_bytes(cell):
 
 
 @pytest.mark.parametrize("ranks", SHARDED)
-def test_engines_hold_the_weights_of_one_device_and_load_no_more_than_shards_and_a_layer(
-    launcher, tmp_path, ranks
-):
+def test_engines_load_the_right_weights_layer_by_layer(launcher, tmp_path, ranks):
     cells = {words: deep_cell(ranks, words) for words in SHARDED[ranks]}
     (tmp_path / "cells.json").write_text(json.dumps({name: cell.flat() for name, cell in cells.items()}))
-    ends = launcher.run(next(iter(cells.values())), tmp_path, entry=build_each)
+    ends = launcher.run(next(iter(cells.values())), tmp_path, entry=build_cells)
     assert all(end.report for end in ends), [end.failure or end.log_tail for end in ends]
-    for found in (end.report["found"] for end in ends):
-        assert {words: each["wrong"] for words, each in found.items()} == {words: [] for words in cells}
-        assert not any(each["on_default_group"] for each in found.values())
-        assert {words: each["tied"] for words, each in found.items()} == {
+    for results in (end.report["results"] for end in ends):
+        assert {words: result["wrong"] for words, result in results.items()} == {words: [] for words in cells}
+        assert not any(result["on_default_group"] for result in results.values())
+        assert {words: result["tied"] for words, result in results.items()} == {
             words: cell.model.tied_embeddings for words, cell in cells.items()
         }
         beyond = {
-            words: (found[words]["peak_bytes"], _bound_bytes(cell))
+            words: (results[words]["peak_bytes"], _bound_bytes(cell))
             for words, cell in cells.items()
-            if cell.engine.name != "ddp" and found[words]["peak_bytes"] > _bound_bytes(cell)
+            if cell.engine.name != "ddp" and results[words]["peak_bytes"] > _bound_bytes(cell)
         }
         assert beyond == {}

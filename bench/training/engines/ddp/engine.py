@@ -1,4 +1,4 @@
-"""DDP: every rank holds the whole model."""
+"""Engine of torch's DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.training.optimizer import Updater
 
 
 class DDP(TorchEngine):
-    """Every rank holds everything; low precision by autocast."""
+    """Data parallelism with the whole model on every rank, and low precision by autocast."""
 
     def wrap(self, model: ModelWithLoss, layers: Iterable[nn.Module], device: torch.device) -> None:
         deque(layers, maxlen=0)
@@ -34,8 +34,8 @@ class DDP(TorchEngine):
     @contextmanager
     def micro_step(self, *, last: bool) -> Iterator[None]:
         distributed = isinstance(self.module, DistributedDataParallel)
-        held_back = self.module.no_sync() if distributed and not last else nullcontext()
-        with held_back, self.autocast:
+        sync = self.module.no_sync() if distributed and not last else nullcontext()
+        with sync, self.autocast:
             yield
 
     @property

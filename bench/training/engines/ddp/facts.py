@@ -1,4 +1,4 @@
-"""DDP: every rank holds the whole model; gradients are summed."""
+"""Facts of DDP, which keeps the whole model on every rank and sums gradients."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from bench.training.optimizer_facts import OPTIMIZER_FACTS
 from bench.training.parameters import (
     FLOAT32_BYTES,
     head_parameters,
-    in_backward,
     one_layer_parameters,
     parameters,
+    tensors_in_backward,
     wide_bytes,
 )
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
-"""Bytes after which DDP sends a bucket: `torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`, and the default of
-`bucket_cap_mb`."""
+"""Sizes at which DDP sends the first bucket and all others: `torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`
+and the default of `bucket_cap_mb`."""
 
 
 class DDPFacts(EngineFacts):
@@ -33,7 +33,10 @@ class DDPFacts(EngineFacts):
         return 1
 
     def memory(self, cell: Cell) -> EngineMemory:
-        """Return all bytes on every rank; autocast keeps a low-precision copy of each weight for the step."""
+        """Return the bytes of unsharded states.
+
+        Autocast keeps a low-precision copy of every weight for the whole step.
+        """
         count, e, wide = parameters(cell.model), DTYPE_BYTES[cell.dtype], wide_bytes(cell)
         kept_head = wide * head_parameters(cell.model) if cell.model.tied_embeddings else 0
         return EngineMemory(
@@ -45,11 +48,11 @@ class DDPFacts(EngineFacts):
         )
 
     def messages(self, cell: Cell) -> Iterator[Sent]:
-        """Yield the last micro-step's gradients in the precision of the weights, and before them the buffers.
+        """Yield a broadcast of the buffers, and an all-reduce for each bucket of gradients.
 
-        Those are the rotary embedding's frequencies, twice, in float32 (DistributedDataParallel's
-        `_sync_buffers`; none are sent after a micro-step in `no_sync`). Buckets are those of
-        `compute_bucket_assignment_by_size`.
+        The buffers are the rotary embedding's frequencies, twice, in float32 (`_sync_buffers` of
+        DistributedDataParallel; none are sent after a micro-step in `no_sync`). Gradients are those of the
+        last micro-step, in the dtype of the weights. `compute_bucket_assignment_by_size` makes the buckets.
         """
         ranks = cell.cluster.world_size
         frequencies = 2 * (cell.model.head_dim // 2) * FLOAT32_BYTES
@@ -59,12 +62,12 @@ class DDPFacts(EngineFacts):
 
 
 def _buckets(cell: Cell) -> Iterator[int]:
-    """Yield the bytes of each bucket: tensors in the order of backward, until there are enough."""
-    limit, held = FIRST_BUCKET_BYTES, 0
-    for tensor in in_backward(cell.model):
-        held += tensor.count * wide_bytes(cell)
-        if held >= limit:
-            yield held
-            limit, held = BUCKET_BYTES, 0
-    if held:
-        yield held
+    """Yield the size of each bucket, which collects tensors in the order of backward up to its limit."""
+    limit, bucket_bytes = FIRST_BUCKET_BYTES, 0
+    for tensor in tensors_in_backward(cell.model):
+        bucket_bytes += tensor.count * wide_bytes(cell)
+        if bucket_bytes >= limit:
+            yield bucket_bytes
+            limit, bucket_bytes = BUCKET_BYTES, 0
+    if bucket_bytes:
+        yield bucket_bytes

@@ -1,4 +1,4 @@
-"""FSDP2: torch's fully_shard."""
+"""Engine of FSDP2, torch's `fully_shard`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from bench.training.optimizer import Updater
 
 
 class FSDP2(TorchEngine):
-    """torch's fully_shard, one group per layer and one for the rest."""
+    """Sharding by `fully_shard`, with one parameter group per layer and one for the rest."""
 
-    def wrap(self, model: ModelWithLoss, layers: Iterable[nn.Module], device: torch.device) -> None:  # noqa: ARG002  that of the mesh
+    def wrap(self, model: ModelWithLoss, layers: Iterable[nn.Module], device: torch.device) -> None:  # noqa: ARG002  the mesh has the device
         keywords: dict[str, Any] = {"mesh": self.groups.shard_mesh}
         if self.cell.dtype in LOW_PRECISION:
             keywords["mp_policy"] = MixedPrecisionPolicy(TORCH_DTYPES[self.cell.dtype], torch.float32)

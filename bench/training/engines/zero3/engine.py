@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO-3."""
+"""Engine of DeepSpeed ZeRO-3."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from bench.training.models import FAMILIES, TORCH_DTYPES
 from bench.training.optimizer import make_optimizer, make_schedule
 
 OFFLOADED_GRADIENT_BYTES = 4
-"""Bytes of a gradient's number in host memory: DeepSpeed's gradients there are float32."""
+"""Bytes of a gradient element in host memory, where DeepSpeed keeps float32."""
 
 
 class Zero3(Engine):
-    """DeepSpeed ZeRO-3; its own loop clips inside `step`."""
+    """Sharding by DeepSpeed ZeRO-3, whose `step` also clips gradients."""
 
-    def wrap(self, model: ModelWithLoss, layers: Iterable[nn.Module], device: torch.device) -> None:  # noqa: ARG002  DeepSpeed's own
+    def wrap(self, model: ModelWithLoss, layers: Iterable[nn.Module], device: torch.device) -> None:  # noqa: ARG002  DeepSpeed chooses it
         import deepspeed
 
         from bench.ranks.deepspeed import join_deepspeed
@@ -33,7 +33,7 @@ class Zero3(Engine):
         join_deepspeed(self.cell)
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         for part in itertools.chain(layers, [model]):
-            keep_own_share(part, self.cell)
+            shard_parameters(part, self.cell)
         self.engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=make_optimizer(model, self.cell.optimizer),
@@ -47,7 +47,7 @@ class Zero3(Engine):
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        # Our loss already counts the tokens of all micro-steps: nothing more to divide by.
+        # The loss is already divided by the tokens of all micro-steps.
         self.engine.backward(loss, scale_wrt_gas=False)
 
     def update(self) -> Tensor:
@@ -57,7 +57,7 @@ class Zero3(Engine):
     def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.utils import safe_get_full_grad
 
-        for name, parameter in self._named():
+        for name, parameter in self._parameters():
             gradient = safe_get_full_grad(parameter)
             if gradient is not None:
                 yield name, gradient
@@ -65,23 +65,23 @@ class Zero3(Engine):
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.utils import safe_get_local_fp32_param
 
-        for name, parameter in self._named():
+        for name, parameter in self._parameters():
             yield name, safe_get_local_fp32_param(parameter)
 
     def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.utils import safe_get_local_optimizer_state
 
-        for name, parameter in self._named():
+        for name, parameter in self._parameters():
             state = None
             if parameter.requires_grad:
-                with suppress(KeyError):  # without an update: DeepSpeed makes none of gradients that overflow
+                with suppress(KeyError):  # no state before the first update; DeepSpeed skips one on overflow
                     state = safe_get_local_optimizer_state(parameter, key)
             if state is not None:
                 yield name, state
 
-    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        found: Iterator[tuple[str, nn.Parameter]] = self.engine.module.named_parameters(self.prefix)
-        return found
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        parameters: Iterator[tuple[str, nn.Parameter]] = self.engine.module.named_parameters(self.prefix)
+        return parameters
 
     @property
     def shard_index(self) -> int:
@@ -90,25 +90,28 @@ class Zero3(Engine):
     def offloaded_bytes(self) -> int | None:
         if not self.cell.offload.optimizer:
             return None
-        numbers = sum(shard.numel() for _, shard in self.shards())
-        return numbers * (OFFLOADED_GRADIENT_BYTES + DTYPE_BYTES[self.cell.dtype])
+        elements = sum(shard.numel() for _, shard in self.shards())
+        return elements * (OFFLOADED_GRADIENT_BYTES + DTYPE_BYTES[self.cell.dtype])
 
 
-def keep_own_share(part: nn.Module, cell: Cell) -> None:
-    """Leave of each parameter that ZeRO-3 does not have yet only this rank's share, in the cell's dtype."""
+def shard_parameters(part: nn.Module, cell: Cell) -> None:
+    """Cast the parameters of a module to the cell's dtype and keep only this rank's shard of each.
+
+    Parameters that ZeRO-3 has sharded before are left as they are.
+    """
     import deepspeed
     from deepspeed.utils import groups
 
     for parameter in part.parameters():
         if not hasattr(parameter, "ds_id"):
             parameter.data = parameter.data.to(TORCH_DTYPES[cell.dtype])
-    # Not the default group: gathers of parameters would wait there for what strategies exchange.
-    gathering = groups._get_sequence_data_parallel_group()
-    deepspeed.zero.Init(part, data_parallel_group=gathering, config_dict_or_path=zero3_config(cell))
+    # In the default group, gathers of parameters would wait for attention communication.
+    group = groups._get_sequence_data_parallel_group()
+    deepspeed.zero.Init(part, data_parallel_group=group, config_dict_or_path=zero3_config(cell))
 
 
 def zero3_config(cell: Cell) -> dict[str, Any]:
-    """Return DeepSpeed's settings; whatever they leave out, such as bucket sizes, keeps its default."""
+    """Return DeepSpeed's settings; settings that are left out, such as bucket sizes, keep their default."""
     offload = {"device": "cpu", "pin_memory": cell.cluster.device == "cuda"}
     _, model_class = FAMILIES[cell.model.family]
     layers = {"leaf_module": {"classes": sorted(model_class._no_split_modules)}}

@@ -1,4 +1,4 @@
-"""`workload=attention`: one call's times and errors, with the same checks in front as training has."""
+"""`workload=attention`: times and errors of one call, after the checks that training has, too."""
 
 from types import SimpleNamespace
 
@@ -23,52 +23,53 @@ from tests.support.cells import CHECKS, INSTALLED, run_cell, tiny_cell, words_fo
 
 WORDS = ("workload=attention", "cluster.world_size=2", "measure.steps=2", "seq_len=512")
 FOUR_RANKS = {"usp": ("cluster.world_size=4",)}
-"""What has two dimensions."""
+"""Words for strategies with two dimensions."""
 
 KEEPS_ROUNDED = ("ring_self_attention",)
-"""Of one row here, of two keys, terms cancel whose roundings do not."""
+"""Strategies with a larger error in one row of two keys, where terms cancel but their rounding does not."""
 
 
 @pytest.fixture(scope="module")
-def record(launcher, tmp_path_factory):
-    """A strategy's record under more words."""
+def run_record(launcher, tmp_path_factory):
+    """Function that runs a cell with more words and returns its record."""
 
-    def of(*words):
+    def run(*words):
         folder = tmp_path_factory.mktemp("cell")
-        found, _ = run_cell(launcher, tiny_cell(*WORDS, *words), folder, without=CHECKS)
-        assert found.status == "ok", found.reason
-        return found
+        record, _ = run_cell(launcher, tiny_cell(*WORDS, *words), folder, without=CHECKS)
+        assert record.status == "ok", record.reason
+        return record
 
-    return of
+    return run
 
 
 @pytest.mark.parametrize("strategy", INSTALLED)
-def test_every_strategy_is_timed_forward_and_backward_and_errs_no_more_than_its_kernel(record, strategy):
+def test_attention_of_every_strategy_is_timed_and_compared(run_record, strategy):
     words = (f"strategy={strategy}", *words_for(strategy), *FOUR_RANKS.get(strategy, ()))
-    calls = (found := record(*words)).sections["attention"]
-    ranks = found.config["cluster.world_size"]
-    assert len(calls.forward_ms) == ranks == len(found.timing.step_times_ms)
+    record = run_record(*words)
+    calls = record.sections["attention"]
+    ranks = record.config["cluster.world_size"]
+    assert len(calls.forward_ms) == ranks == len(record.timing.step_times_ms)
     for rank in range(ranks):
         times = (
             calls.forward_ms[rank],
             calls.backward_ms[rank],
-            found.timing.step_times_ms[rank],
+            record.timing.step_times_ms[rank],
         )
         assert all(forward + backward <= step for forward, backward, step in zip(*times, strict=True))
     assert calls.one_device_forward_ms
     assert 0 < calls.error_ulps["out"] <= 2 * calls.control_error_ulps["out"] + 1
     factor = 3 if strategy in KEEPS_ROUNDED else 2
     assert 0 < calls.error_ulps["dq"] <= factor * calls.control_error_ulps["dq"] + 1
-    assert found.losses is None
+    assert record.losses is None
 
 
 @pytest.mark.parametrize(("strategy", "mask"), [("ring", "causal"), ("ulysses", "full")])
-def test_in_float64_the_sampled_rows_are_right_to_some_ulps(record, strategy, mask):
-    found = record(f"strategy={strategy}", f"workload.mask={mask}", "dtype=fp64", "kernel=math")
-    assert max(found.attention.error_ulps.values()) < 64
+def test_float64_error_of_sampled_rows_is_some_ulps(run_record, strategy, mask):
+    record = run_record(f"strategy={strategy}", f"workload.mask={mask}", "dtype=fp64", "kernel=math")
+    assert max(record.attention.error_ulps.values()) < 64
 
 
-def test_a_full_mask_is_twice_the_work_of_a_causal_one_less_the_diagonal():
+def test_flops_of_a_full_mask_are_twice_those_below_the_diagonal():
     cells = (tiny_cell(*WORDS, f"workload.mask={mask}") for mask in ("causal", "full"))
     causal, full = (analytic(cell).attention_forward_flops for cell in cells)
     assert full * (512 + 1) == causal * 2 * 512
@@ -77,27 +78,27 @@ def test_a_full_mask_is_twice_the_work_of_a_causal_one_less_the_diagonal():
 @pytest.mark.parametrize(
     "word", ["engine=fsdp2", "grad_accum=2", "checkpointing=true", "measure.gradients=true"]
 )
-def test_what_only_training_reads_makes_no_other_cell(word):
+def test_cell_id_ignores_settings_of_training(word):
     assert tiny_cell(*WORDS, word).cell_id == tiny_cell(*WORDS).cell_id
 
 
-def test_a_mask_that_a_package_cannot_do_is_refused_with_a_way_out():
+def test_full_mask_is_refused_if_the_package_has_none():
     reason = refusal(tiny_cell(*WORDS, "strategy=ring_flash_attn", "workload.mask=full"))
     assert "workload.mask=full" in reason
     assert "take workload.mask=causal" in reason
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_one_ulp_is_the_distance_to_the_next_number(dtype):
+def test_ulp_is_the_distance_to_the_next_number(dtype):
     value = torch.tensor([3.0, 0.001, 1000.0], dtype=dtype)
     above = torch.nextafter(value, torch.full_like(value, torch.inf))
     assert torch.equal((above - value).double(), ulp(value, dtype))
 
 
-def test_errors_are_counted_in_ulps_of_their_own_row():
+def test_error_ulps_counts_in_ulps_of_each_row():
     exact = torch.tensor([[1.0, 0.5], [0.001, 0.0005]], dtype=torch.float64)
-    found = torch.nextafter(exact.float(), torch.zeros(2, 2) + 2)
-    assert error_ulps(found, exact.float().double()).tolist() == [1.0, 1.0]
+    actual = torch.nextafter(exact.float(), torch.zeros(2, 2) + 2)
+    assert error_ulps(actual, exact.float().double()).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -111,8 +112,8 @@ def test_errors_are_counted_in_ulps_of_their_own_row():
         ("dq", "fp64", 5000.0, 1.0, True),
     ],
 )
-def test_a_timed_call_may_err_by_some_times_what_one_device_does(name, dtype, error, control, is_wrong):
-    """In fp32 and fp64 both err by the order of their sums, so that there the parity pass's floor counts."""
+def test_attention_gate_allows_a_multiple_of_one_devices_error(name, dtype, error, control, is_wrong):
+    """In fp32 and fp64 errors come from the order of sums, so that the floor of the parity pass counts."""
     errors = {"error_ulps": {name: error}, "control_error_ulps": {name: control}}
     section = AttentionSection(forward_ms=[[1.0]], backward_ms=[[1.0]], error_rows=1, **errors)
     cell = tiny_cell("workload=attention", f"dtype={dtype}")
@@ -128,8 +129,8 @@ def one_rank():
     dist.destroy_process_group()
 
 
-def test_calls_before_the_clock_fill_the_seconds_that_were_asked_for(one_rank, monkeypatch):
-    """On a GPU: training's most warm-up steps are over at once where they are single calls."""
+def test_warm_up_calls_fill_the_requested_seconds(one_rank, monkeypatch):
+    """On a GPU, training's largest number of warm-up steps takes next to no time if they are single calls."""
     cell = tiny_cell("workload=attention", "strategy=local", "cluster.world_size=1", "measure.warmup_s=3")
     strategy = runnable("local")(cell, make_groups(cell), STRATEGIES["local"])
     calls = []
@@ -142,15 +143,15 @@ def test_calls_before_the_clock_fill_the_seconds_that_were_asked_for(one_rank, m
     assert len(calls) == 1 + 1 + 3 * 64
 
 
-def test_inputs_are_laid_out_in_memory_as_a_model_hands_them_to_attention(one_rank):
+def test_inputs_have_the_strides_of_a_models_attention_inputs(one_rank):
     cell = tiny_cell("workload=attention", "strategy=local", "cluster.world_size=1", "batch=2")
     strategy = runnable("local")(cell, make_groups(cell), STRATEGIES["local"])
-    seen = {}
+    strides = {}
 
     def attention(module, q, k, v, mask, **keywords):
         out = torch.zeros_like(q.transpose(1, 2)).requires_grad_()
-        out.register_hook(lambda dout: seen.update(dout=dout.transpose(1, 2).stride()))
-        seen.update(q=q.stride(), k=k.stride(), v=v.stride())
+        out.register_hook(lambda dout: strides.update(dout=dout.transpose(1, 2).stride()))
+        strides.update(q=q.stride(), k=k.stride(), v=v.stride())
         return out, None
 
     with strategy.install() as wiring:
@@ -159,4 +160,4 @@ def test_inputs_are_laid_out_in_memory_as_a_model_hands_them_to_attention(one_ra
         model = empty_model(cell.model, attention_name=wiring.attention_name, max_positions=cell.seq_len)
         model.to_empty(device="cpu")(torch.zeros(2, cell.seq_len, dtype=torch.long)).logits.sum().backward()
     inputs = dict(zip("qkv", workload.leaves, strict=True), dout=workload.dout)
-    assert {name: x.stride() for name, x in inputs.items()} == seen
+    assert {name: x.stride() for name, x in inputs.items()} == strides
