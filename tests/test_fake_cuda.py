@@ -1,6 +1,6 @@
-"""Cells on a CUDA that the CPU plays: what only a GPU's ranks run is run, and waits for no more than it must.
+"""Cells on simulated CUDA: code of GPU ranks runs, and timed steps wait no more than docs/gpus.md lists.
 
-Nothing here has been on a GPU; `tests/gpu` holds what needs one.
+These tests need no GPU; `tests/gpu` has those that do.
 """
 
 import os
@@ -66,7 +66,7 @@ ONE_STEP = ObserveRequest(strategy="own", folder=Path(), steps=1, warmup_steps=0
 ULYSSES = "strategy=deepspeed_ulysses"
 PAGE = (Path(__file__).parents[1] / "docs" / "gpus.md").read_text()
 LISTED = set(re.findall(r"`(\w+/\w+\.py:\w+)`", PAGE))
-"""The functions of which the page says that they make the host wait in a timed step."""
+"""Functions that docs/gpus.md lists as making the host wait in a timed step."""
 
 
 def fake_cell(*words):
@@ -89,7 +89,7 @@ CELLS = {
 
 
 @pytest.mark.parametrize("words", CELLS.values(), ids=CELLS)
-def test_a_cell_runs(fake_gpus, launcher, tmp_path, words):
+def test_cell_runs_on_fake_cuda(fake_gpus, launcher, tmp_path, words):
     if "trainer=trl" in words and installed("trl") is None:
         pytest.skip("trl is not installed")
     without = ("parity", "full_length") if "measure.trace=true" in words else CHECKS
@@ -98,8 +98,8 @@ def test_a_cell_runs(fake_gpus, launcher, tmp_path, words):
     assert record.provenance == Provenance.SYNTHETIC
     notes = notes_of(folder)
     assert problems(notes) == []
-    assert all(each["steps"] > 0 and each["calls"] for each in notes)
-    waits = {text.rpartition(" in ")[2] for each in notes for text in each["waits"]}
+    assert all(of_rank["steps"] > 0 and of_rank["calls"] for of_rank in notes)
+    waits = {text.rpartition(" in ")[2] for of_rank in notes for text in of_rank["waits"]}
     assert waits <= LISTED, waits - LISTED
     if "measure.trace=true" in words:
         attention = ["aten::_scaled_dot_product_flash_attention_for_cpu"]
@@ -121,7 +121,7 @@ ONE_H100 = replace(TWO_H100, gpus=(NAME,), gpu_memory_bytes=(MEMORY_BYTES,))
 
 
 @pytest.mark.parametrize("words", REPLAYED, ids=" ".join)
-def test_a_rank_of_four_is_replayed_on_one_gpu(fake_gpus, launcher, tmp_path, words):
+def test_rank_of_four_is_replayed_on_one_gpu(fake_gpus, launcher, tmp_path, words):
     cell = make_cell(*SHORT, "mode=replay", "cluster.world_size=4", *words, machine=ONE_H100)
     record, folder = run_cell(launcher, cell, tmp_path, without=[*CHECKS, *NEED_ALL_RANKS])
     assert record.status == "ok", record.reason
@@ -130,25 +130,25 @@ def test_a_rank_of_four_is_replayed_on_one_gpu(fake_gpus, launcher, tmp_path, wo
     assert sum(band.high for band in record.analytic.link_ms.values()) > 0
 
 
-CAN = (
+RUNS_ON_FAKE = (
     "local", "ulysses", "ring", "usp", "ulysses_chunked", "gather_kv", "ring_self_attention",
     "distflash_attn", "deepspeed_ulysses", "deepspeed_fpdt", "ring_flash_attn", "ring_flash_attn_llama3",
 )  # fmt: skip
-"""All but those whose package calls an operator that only CUDA has."""
+"""Strategies whose packages call no operator that only CUDA has."""
 
 
-def test_every_strategy_that_can_sends_what_it_has_to(fake_gpus, launcher, tmp_path):
-    cells = {name: fake_cell(f"strategy={name}", "engine=fsdp2", *words_for(name)) for name in CAN}
-    seen = seen_inside(launcher, tmp_path, cells)
+def test_strategies_send_the_bytes_of_their_formulas(fake_gpus, launcher, tmp_path):
+    cells = {name: fake_cell(f"strategy={name}", "engine=fsdp2", *words_for(name)) for name in RUNS_ON_FAKE}
+    inspections = seen_inside(launcher, tmp_path, cells)
     for name, cell in cells.items():
-        most = max(rank["sent_bytes"].get("attention", 0) for rank in seen[name])
+        most = max(rank["sent_bytes"].get("attention", 0) for rank in inspections[name])
         assert most == (STRATEGIES[name].communication_bytes(cell) or 0), name
     for folder in tmp_path.iterdir():
         assert problems(notes_of(folder)) == []
 
 
 @pytest.mark.parametrize("name", STRATEGIES.ours)
-def test_what_a_strategy_sends_on_gpus_is_known_without_running_it(name):
+def test_bytes_and_memory_of_gpu_cells_need_no_run(name):
     for layout, options in variants(STRATEGIES[name]):
         choices = (f"layout={layout}", *(f"strategy.{key}={text}" for key, text in options))
         cell = fake_cell(f"strategy={name}", "engine=fsdp2", *words_for(name), *choices)
@@ -156,22 +156,22 @@ def test_what_a_strategy_sends_on_gpus_is_known_without_running_it(name):
         assert memory_need(cell).total > 0
 
 
-def test_a_rank_is_idle_where_its_gpu_is(monkeypatch):
+def test_rank_is_idle_if_its_gpu_is_idle(monkeypatch):
     monkeypatch.setattr(local, "idle_gpus", lambda: {1})
     for words, idle in (((), {5}), (("cluster.ranks_per_gpu=2", "cluster.world_size=2"), set())):
         ranks = SimpleNamespace(_cluster=fake_cell(*words).cluster, ranks=[4, 5])
         assert local.LocalRanks._idle(ranks) == idle
 
 
-def test_a_tensor_that_the_limited_gpu_has_no_room_for_is_out_of_memory(fake_gpus, launcher, tmp_path):
+def test_tensor_above_the_memory_limit_is_out_of_memory(fake_gpus, launcher, tmp_path):
     cell = fake_cell("strategy=ring", "engine=ddp", "cluster.memory_limit_gib=0.000001")
     record, _ = run_cell(launcher, cell, tmp_path, without=CHECKS)
     assert record.status == "out_of_memory"
     assert record.failure.out_of_memory.memory == "device"
 
 
-def test_a_cell_can_be_looked_into(fake_gpus, launcher, tmp_path):
-    """Ranges for Nsight Systems; under a limit that it keeps."""
+def test_cell_has_nvtx_ranges_under_a_memory_limit(fake_gpus, launcher, tmp_path):
+    """The ranges are for Nsight Systems; the limit is not reached."""
     words = ("measure.nvtx=true", "cluster.memory_limit_gib=60")
     cell = fake_cell("strategy=usp", "engine=ddp", *words)
     record, folder = run_cell(launcher, cell, tmp_path, without=("parity", "full_length"))
@@ -181,41 +181,41 @@ def test_a_cell_can_be_looked_into(fake_gpus, launcher, tmp_path):
         step = [f"timing {phase}" for phase in ("load", "forward", "loss", "backward", "optimizer")]
         assert (note["ranges"][0], note["ranges"][-1]) == ("start", "finish")
         assert " ".join(step) in " ".join(note["ranges"])
-        assert len(note["open_ranges"]) == 1  # the last, which ends with the process
+        assert len(note["open_ranges"]) == 1  # the last range ends with the process
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_each_rank_is_bound_to_the_cpus_near_its_gpu(fake_gpus, launcher, tmp_path):
-    """Each GPU of the fake has a node of its own, with one CPU. Torch asks only whether numactl is there."""
+def test_rank_is_bound_to_the_cpus_near_its_gpu(fake_gpus, launcher, tmp_path):
+    """Every fake GPU has its own NUMA node with one CPU. torch only looks for the file numactl."""
     (tmp_path / "numactl").touch(0o755)
-    near = fake_cell("strategy=ring", "engine=ddp", "cluster.numa_binding=node")
-    with_numactl = replace(near, env=(("PATH", f"{tmp_path}:{os.environ['PATH']}"),))
+    bound = fake_cell("strategy=ring", "engine=ddp", "cluster.numa_binding=node")
+    with_numactl = replace(bound, env=(("PATH", f"{tmp_path}:{os.environ['PATH']}"),))
     record, _ = run_cell(launcher, with_numactl, tmp_path, without=CHECKS)
     assert record.status == "ok", record.reason
     assert record.telemetry.cpus == [str(cpu) for cpu in sorted(os.sched_getaffinity(0))[:2]]
-    without = replace(near, env=(("PATH", str(tmp_path / "nowhere")),))
+    without = replace(bound, env=(("PATH", str(tmp_path / "nowhere")),))
     record, _ = run_cell(launcher, without, tmp_path, without=CHECKS)
     assert (record.status, record.failure.kind) == ("unsupported", "RefusedError")
     assert "cluster.numa_binding=node: torch cannot bind this rank: numactl CLI is required" in record.reason
 
 
 def losses_on(launcher, folder, machine, *words):
-    alike = ("strategy=ulysses", "engine=ddp", "dtype=fp32", "kernel=math", "loss=untiled")
-    cell = make_cell(*SHORT, *alike, "checkpointing=false", *words, machine=machine)
+    equal = ("strategy=ulysses", "engine=ddp", "dtype=fp32", "kernel=math", "loss=untiled")
+    cell = make_cell(*SHORT, *equal, "checkpointing=false", *words, machine=machine)
     record, _ = run_cell(launcher, cell, folder, without=CHECKS)
     assert record.status == "ok", record.reason
     return record.losses
 
 
-def test_rows_that_are_made_ahead_are_those_of_their_step(fake_gpus, launcher, tmp_path):
-    """A step's losses are those of CPU ranks, which make each step's rows when it begins."""
-    ahead = losses_on(launcher, tmp_path / "gpu", TWO_H100)
-    at_once = losses_on(launcher, tmp_path / "cpu", TWO_CORES, "cluster.world_size=2")
-    assert ahead.loss == pytest.approx(at_once.loss, rel=1e-6)
+def test_rows_fetched_ahead_belong_to_their_step(fake_gpus, launcher, tmp_path):
+    """The losses equal those of CPU ranks, which fetch the rows of a step at its start."""
+    fetched_ahead = losses_on(launcher, tmp_path / "gpu", TWO_H100)
+    fetched_at_start = losses_on(launcher, tmp_path / "cpu", TWO_CORES, "cluster.world_size=2")
+    assert fetched_ahead.loss == pytest.approx(fetched_at_start.loss, rel=1e-6)
 
 
 def break_the_rules(job, log):
-    """What each of these says, which a CPU would let pass."""
+    """Run code that a CPU permits and a GPU does not, on a rank."""
     device = join(job)
     on_device, on_host = torch.ones(3, device=device), torch.ones(3)
     rules = {
@@ -250,7 +250,7 @@ def break_the_rules(job, log):
     return {"legal": legal, "device": str(device_of(torch.nn.Linear(1, 1)))}
 
 
-def test_the_fake_refuses_and_notes_what_a_gpu_does(fake_gpus, launcher, tmp_path):
+def test_fake_raises_and_records_like_a_gpu(fake_gpus, launcher, tmp_path):
     end, _ = launcher.run(fake_cell(), tmp_path, entry=break_the_rules)
     assert end.report is not None, end.log_tail
     assert end.report["device"] == "cuda:0"
@@ -258,15 +258,15 @@ def test_the_fake_refuses_and_notes_what_a_gpu_does(fake_gpus, launcher, tmp_pat
     notes = notes_of(tmp_path)
     waits = [name.partition(" in ")[0] for name in notes[0]["waits"]]
     assert waits == ["tensor", "item", "to from pageable memory"]
-    assert [each.partition(",")[0] for each in problems(notes)] == [
-        f"rank {rank}: {what}"
+    assert [problem.partition(",")[0] for problem in problems(notes)] == [
+        f"rank {rank}: {fault}"
         for rank in (0, 1)
-        for what in ("sum uses what recv receives", "add_ changes what send sends")
+        for fault in ("sum uses what recv receives", "add_ changes what send sends")
     ]
 
 
 def observe_a_loop(job, log):
-    """A loop of one's own on two GPUs, each with a copy of the model, watched by `bench.observe`."""
+    """Train a DistributedDataParallel model in the user's own loop under `bench.observe`, on a rank."""
     device = join(job)
     model = empty_model(fake_cell().model, attention_name="sdpa", max_positions=64)
     for _ in filled_layers(model, numbers_of(fake_cell().model, 0), device):
@@ -275,7 +275,7 @@ def observe_a_loop(job, log):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(ONE_STEP.steps_needed):
         ids = torch.randint(256, (1, 64), device=device)
-        with bench.observe(model, folder=job.folder / "seen", steps=1, warmup_steps=0, report=False):
+        with bench.observe(model, folder=job.folder / "observed", steps=1, warmup_steps=0, report=False):
             model(input_ids=ids).logits.float().square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -283,10 +283,10 @@ def observe_a_loop(job, log):
     return {}
 
 
-def test_a_loop_of_ones_own_is_observed(fake_gpus, launcher, tmp_path):
+def test_own_training_loop_is_observed(fake_gpus, launcher, tmp_path):
     ends = launcher.run(fake_cell(), tmp_path, entry=observe_a_loop)
     assert all(end.report is not None for end in ends), ends[0].log_tail
-    (record,) = read_lines(tmp_path / "seen" / "records.jsonl")
+    (record,) = read_lines(tmp_path / "observed" / "records.jsonl")
     assert record["status"] == "ok", record["reason"]
     assert record["trace"]["failure"] is None
     assert min(record["memory"]["peak_allocated_bytes"]) > 0
@@ -294,21 +294,21 @@ def test_a_loop_of_ones_own_is_observed(fake_gpus, launcher, tmp_path):
 
 
 def place_models(job, log):
-    """What of a model a rank holds, and where, when a training stack is about to take it."""
+    """Return the parameters that a rank holds, and their side, before a training stack takes the model."""
     device, placed = join(job), {}
     for engine in ("ddp", "fsdp2", "zero3"):
         cell = fake_cell("strategy=local", f"engine={engine}", "trainer=accelerate", "dp_shard=2")
         prepare_accelerate(cell)
         model = empty_model(cell.model, attention_name="sdpa", max_positions=cell.seq_len)
         layers = filled_layers(model, numbers_of(cell.model, 0), device)
-        taken = STACK_ENGINES[engine](cell, make_groups(cell)).placed(model, layers, device)
-        parameters = [*taken.parameters()]
-        sides = {vars(each).get("_side") for each in parameters}
-        placed[engine] = [sum(each.numel() for each in parameters), *sides]
+        placed_model = STACK_ENGINES[engine](cell, make_groups(cell)).placed(model, layers, device)
+        parameters = [*placed_model.parameters()]
+        sides = {vars(parameter).get("_side") for parameter in parameters}
+        placed[engine] = [sum(parameter.numel() for parameter in parameters), *sides]
     return placed
 
 
-def test_no_gpu_holds_the_whole_model_of_a_stack_that_shards_it(fake_gpus, launcher, tmp_path):
+def test_no_gpu_holds_the_whole_model_if_a_stack_shards_it(fake_gpus, launcher, tmp_path):
     ends = launcher.run(fake_cell(), tmp_path, entry=place_models)
     assert all(end.report is not None for end in ends), ends[0].log_tail
     for end in ends:
@@ -327,7 +327,7 @@ REDUCED, SENT = call("allreduce", [3]), call("send", [3], 1)
 
 
 @pytest.mark.parametrize(
-    ("calls", "said"),
+    ("calls", "beginnings"),
     [
         (([REDUCED], [call("broadcast", [3])]), [UNEQUAL]),
         (([REDUCED], [call("allreduce", [4])]), [UNEQUAL]),
@@ -336,20 +336,20 @@ REDUCED, SENT = call("allreduce", [3]), call("send", [3], 1)
         (([call("alltoall_base", [3])], [call("alltoall_base", [5])]), []),
     ],
 )
-def test_the_order_of_calls_is_held_against_that_of_the_other_ranks(calls, said):
-    found = problems([{"faults": [], "calls": each} for each in calls])
-    assert [each[: len(one)] for each, one in zip(found, said, strict=True)] == said
+def test_problems_compares_the_calls_of_the_ranks(calls, beginnings):
+    found = problems([{"faults": [], "calls": of_rank} for of_rank in calls])
+    assert [text[: len(start)] for text, start in zip(found, beginnings, strict=True)] == beginnings
 
 
 class OnGpu(torch.Tensor):
-    """A tensor that says it is on a GPU; operators take it for what it is."""
+    """CPU tensor that reports a GPU as its device; operators treat it as a CPU tensor."""
 
     device = property(lambda _: torch.device("cuda", 0))
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if isinstance(func, torch._ops.OpOverloadPacket):
-            return func(*(plain(each) if isinstance(each, cls) else each for each in args), **(kwargs or {}))
+            return func(*(plain(arg) if isinstance(arg, cls) else arg for arg in args), **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)
 
 
@@ -358,7 +358,7 @@ def plain(tensor):
 
 
 def cudnn_forward(q, k, v, bias, with_lse, dropout=0.0, causal=False, debug=False, *, scale=None):
-    """cuDNN's contract: the LSE has a last dimension of 1."""
+    """Return the outputs of cuDNN's operator, whose LSE has a last dimension of 1."""
     out, lse = KERNELS["math"].forward(q, k, v, causal, scale)
     none = torch.empty(0)
     return out, lse.unsqueeze(-1), none, none, q.shape[2], k.shape[2], none, none, none
@@ -382,8 +382,8 @@ def cudnn_on_cpu():
 
 
 @pytest.mark.parametrize("name", ["cudnn", "torch_flash"])
-def test_a_kernel_calls_its_operators_as_on_a_gpu(name, cudnn_on_cpu):
-    """Their contracts are played on the CPU: what they compute is the formula's."""
+def test_kernel_calls_its_gpu_operators(name, cudnn_on_cpu):
+    """The operators are replaced by CPU code with the same arguments that computes the formula."""
     flash_operator_for_cpu()
     torch.manual_seed(0)
     *qkv, dout = (torch.randn(2, 4, 32, 16).as_subclass(OnGpu) for _ in range(4))
@@ -398,9 +398,9 @@ def test_a_kernel_calls_its_operators_as_on_a_gpu(name, cudnn_on_cpu):
         torch.testing.assert_close(ours, formula)
 
 
-def test_what_ran_on_the_fake_is_evidence_for_nothing(fake_gpus, launcher, tmp_path):
+def test_synthetic_records_support_no_claim(fake_gpus, launcher, tmp_path):
     from analysis.cells.cells import SYNTHETIC_CAVEAT
-    from analysis.compare import changes  # not where ranks import this file for what they run
+    from analysis.compare import changes  # imported here, because ranks import this file
     from analysis.read.archive import read_archive
     from analysis.report import write_report
 

@@ -3,8 +3,8 @@
     python -m tests.benchmarks.overhead [WORD ...]
 
 Bare and timed steps are interleaved in one set of processes, on one model, optimizer and data. Prints the
-ratio with its 95 % interval, and how many collective calls each kind of step makes. Exits 1 where the
-interval lies outside of 1.00 +-MARGIN or the numbers of calls differ. Nothing else should run meanwhile.
+ratio with its 95 % interval, and the number of collective calls of both kinds of step. Exits 1 if the
+interval lies outside of 1.00 +-MARGIN or the numbers of calls differ. Run nothing else at the same time.
 """
 
 import math
@@ -37,7 +37,8 @@ from bench.training.data import InputDigest
 from tests.support.cells import make_cell
 
 CELL = ("seq_len=1k", "cluster.world_size=2", "engine=ddp")
-"""Short steps show a fixed cost best, and more of them in a minute outweigh that each is noisier."""
+"""Options of the cell. Short steps show a fixed cost best; they are noisier, but more of them fit a
+minute."""
 ROUNDS = 60
 MARGIN = 0.02
 """Largest distance of the ratio from 1.00, and largest half-width of an interval that confirms it."""
@@ -50,7 +51,7 @@ correlated (lag 1: 0.4 to 0.7 on two busy cores), so a sample is a round, not a 
 
 
 class UnseenTokens(InputDigest):
-    """Record of tokens that stays empty, as a bare step has none."""
+    """Digest of tokens that stays empty, because a bare step has none."""
 
     def add(self, input_ids, labels, position_ids):
         pass
@@ -58,7 +59,7 @@ class UnseenTokens(InputDigest):
 
 @dataclass(frozen=True)
 class Steps:
-    """The two kinds of step, on one workload; each takes the step's number."""
+    """Timed and bare steps on one workload."""
 
     workload: TrainWorkload
 
@@ -93,7 +94,7 @@ class Steps:
         engine.model.fed = recorded
 
     def calls(self, step):
-        """Return how many collective calls a step makes."""
+        """Return the number of collective calls of a step."""
         tap = CommunicationTap(AttentionWatch())
         with tap:
             step(0)
@@ -105,34 +106,34 @@ class Steps:
         Every other round exchanges the two kinds: a round's first step finds colder caches than the others.
         """
         order = [int(place) ^ number % 2 for place in ORDER]
-        took_ms = []
+        times_ms = []
         for is_timed in order:
             dist.barrier()
-            took_ms.append(self.timed_ms(self.timed if is_timed else self.bare, number))
-        slowest_ms = torch.tensor(took_ms, dtype=torch.float64)
+            times_ms.append(self.timed_ms(self.timed if is_timed else self.bare, number))
+        slowest_ms = torch.tensor(times_ms, dtype=torch.float64)
         dist.all_reduce(slowest_ms, op=dist.ReduceOp.MAX)
         logs = [*zip(order, slowest_ms.log().tolist(), strict=True)]
         return [fmean(log for is_timed, log in logs if is_timed == kind) for kind in (0, 1)]
 
 
 def compare(job, log, rounds):
-    """Run a rank's whole life. Every rank returns the same: what the slowest rank took."""
+    """Compare the steps on a rank; all ranks return the times of the slowest rank."""
     with log.during("compare"):
         device, cell = join(job), job.cell
         strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
         with strategy.install() as wiring:
             steps = Steps(TrainWorkload(Rank(strategy, wiring, device, log.step)))
-            steps.round(0)  # pays for all that happens only once
+            steps.round(0)  # includes one-time costs
             calls = {"bare": steps.calls(steps.bare), "timed": steps.calls(steps.timed)}
-            found = [steps.round(number) for number in range(rounds)]
+            logs = [steps.round(number) for number in range(rounds)]
     return {
         "calls": calls,
-        "log_ratios": [timed - bare for bare, timed in found],
-        "bare_ms": [math.exp(bare) for bare, _ in found],
+        "log_ratios": [timed - bare for bare, timed in logs],
+        "bare_ms": [math.exp(bare) for bare, _ in logs],
     }
 
 
-def measured(cell, launcher, rounds=ROUNDS, entry=compare):
+def measure_overhead(cell, launcher, rounds=ROUNDS, entry=compare):
     """Return the report of `compare`, run by the ranks of a cell."""
     with tempfile.TemporaryDirectory() as folder:
         first = launcher.run(cell, Path(folder), entry=partial(entry, rounds=rounds))[0]
@@ -143,8 +144,9 @@ def measured(cell, launcher, rounds=ROUNDS, entry=compare):
 def signed_rank(n):
     """Return the k for which [k-th smallest, k-th largest] of the means of all pairs covers the centre.
 
-    With at least 95 % of n symmetric samples; 0 below six. From the normal approximation of Wilcoxon's
-    statistic, rounded down: the exact interval or a slightly wider one.
+    The interval covers the centre of n symmetric samples in at least 95 % of cases. k is 0 for fewer than six
+    samples. It comes from the normal approximation of Wilcoxon's statistic, rounded down, which gives the
+    exact interval or a slightly wider one.
     """
     pairs = n * (n + 1) / 2
     deviation = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
@@ -155,8 +157,8 @@ def centre_interval(samples):
     """Return the centre of six or more symmetric samples and its 95 % interval.
 
     The centre is the median of the means of all pairs (J. L. Hodges and E. L. Lehmann, 1963); the interval
-    inverts the signed-rank test (F. Wilcoxon, 1945). Rounds are symmetric: where the two kinds of step differ
-    by a factor, exchanging them turns a round's deviation into its negative.
+    inverts the signed-rank test (F. Wilcoxon, 1945). Rounds are symmetric: if the two kinds of step differ by
+    a factor, exchanging them turns a round's deviation into its negative.
     """
     means = sorted((one + other) / 2 for i, one in enumerate(samples) for other in samples[: i + 1])
     k = signed_rank(len(samples))
@@ -164,7 +166,7 @@ def centre_interval(samples):
 
 
 def verdict(found):
-    """Return the lines to print, and what misses its goal."""
+    """Return the lines to print, and the goals that are missed."""
     calls, (centre, logs) = found["calls"], centre_interval(found["log_ratios"])
     low, high = math.exp(logs.low), math.exp(logs.high)
     ratio = f"{math.exp(centre):.3f} ({low:.3f} to {high:.3f}), n={len(found['log_ratios'])} rounds"
@@ -189,7 +191,7 @@ def main():
 
     cell = make_cell(*sys.argv[1:], *CELL)
     with lease((), WhenTaken.WAIT, print):
-        lines, missed = verdict(measured(cell, Launcher(), entry=entry))
+        lines, missed = verdict(measure_overhead(cell, Launcher(), entry=entry))
     print(f"a step, {cell.strategy} ddp, {cell.seq_len} tokens, 2 CPU ranks, against a bare loop's")
     print(*lines, sep="\n")
     return int(bool(missed))

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.replay_memory [STRATEGY ...]
 
-Prints Markdown: a row for each strategy and number of ranks, a column for each engine, in it the peaks of the
-first and the last rank. Exits 1 where a peak is further off than NOISE_BYTES.
+Prints Markdown: a row for each strategy and number of ranks, and a column for each engine with the peaks of
+the first and the last rank. Exits 1 if a replayed peak differs by more than NOISE_BYTES.
 """
 
 import itertools
@@ -20,10 +20,12 @@ from tests.support.cells import INSTALLED, NEED_ALL_RANKS, make_cell, words_for
 
 ENGINES, RANKS = ("zero3", "fsdp2", "ddp"), (2, 4)
 NOISE_BYTES = 128
-"""Peaks of real ranks often differ by so much from one run to the next."""
+"""Usual difference between the peaks of two runs of real ranks."""
 REAL_RUNS = 3
-"""How often the real cell runs where the replay is not equal to it: some runs hold a buffer more, we guess
-because gloo frees tensors late."""
+"""Largest number of runs of the real cell, which runs again if the replay differs.
+
+Some runs hold one more buffer, probably because gloo frees tensors late.
+"""
 CELL = (
     "seq_len=2k", "checkpointing=true", "measure.steps=1", "measure.warmup_steps=1", "measure.budget_s=100",
     "measure.trace=false", "measure.repeats=1", "measure.reference_budget_s=0",
@@ -40,7 +42,7 @@ class Peaks:
     calls: dict[str, int]
 
     @classmethod
-    def of(cls, report):
+    def of_report(cls, report):
         memory, engagement = report["memory"], report["engagement"]
         sent = {purpose: sizes[0] for purpose, sizes in engagement["sent_bytes"].items()}
         steady, life = memory["peak_allocated_bytes"][0], memory["whole_life_allocated_bytes"][0]
@@ -48,39 +50,39 @@ class Peaks:
 
 
 def peaks_of(launcher, folder, words):
-    """By rank what every running rank of the cell held; or why the cell is not legal, or how it ended."""
+    """Return the peaks by rank, or a text: why the cell is not legal, or how it failed."""
     cell = make_cell(*words)
     if (reason := refusal(cell)) is not None:
         return reason
     ends = launcher.run(cell, folder, known=frozenset(NEED_ALL_RANKS))
     failed = [end.failure or {"message": end.log_tail} for end in ends if end.report is None]
-    return failed[0]["message"] if failed else {end.rank: Peaks.of(end.report) for end in ends}
+    return failed[0]["message"] if failed else {end.rank: Peaks.of_report(end.report) for end in ends}
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A replayed rank and the runs of the real one, the nearest first."""
+class PeakComparison:
+    """Peaks of a replayed rank and of the real rank's runs, the nearest run first."""
 
     real: list[Peaks]
     replayed: Peaks
 
     @classmethod
-    def of(cls, real, replayed):
-        return cls(sorted(real, key=lambda each: abs(each.steady - replayed.steady)), replayed)
+    def of_runs(cls, real, replayed):
+        return cls(sorted(real, key=lambda peaks: abs(peaks.steady - replayed.steady)), replayed)
 
     @property
     def difference(self):
-        """Bytes between the replayed peak and the nearest of the real ones."""
+        """Bytes of the replayed peak less the nearest real peak."""
         return self.replayed.steady - self.real[0].steady
 
     @property
-    def sends_otherwise(self):
-        """Whether the package sends other bytes than over gloo."""
+    def sends_other_bytes(self):
+        """Whether attention sends other bytes than the real rank over gloo."""
         return self.replayed.sent_bytes.get("attention") != self.real[0].sent_bytes.get("attention")
 
     @property
     def text(self):
-        """`2,436,725 =`, or how far the replayed peak is from the nearest of several runs."""
+        """Nearest real peak and the difference to it, such as `2,436,725 =`."""
         nearest, runs = self.real[0], len(self.real)
         texts = [f"{nearest.steady:,}", f"{self.difference:+,}" if self.difference else "="]
         if runs > 1:
@@ -91,7 +93,7 @@ class Compared:
 
 
 def compare(launcher, folder, words, ranks):
-    """By rank the real and the replayed peaks of one cell, or a text that says why there are none."""
+    """Return the comparison of one cell by rank, or for all ranks a text that states why there is none."""
     replayed, real = {}, []
     for rank in ranks:
         found = peaks_of(launcher, folder / str(rank), [*words, "mode=replay", f"replay.rank={rank}"])
@@ -103,22 +105,24 @@ def compare(launcher, folder, words, ranks):
         if isinstance(found, str):
             return dict.fromkeys(ranks, found)
         real.append(found)
-        compared = {rank: Compared.of([run[rank] for run in real], replayed[rank]) for rank in ranks}
-        if not any(each.difference for each in compared.values()):
+        comparisons = {
+            rank: PeakComparison.of_runs([run[rank] for run in real], replayed[rank]) for rank in ranks
+        }
+        if not any(comparison.difference for comparison in comparisons.values()):
             break
-    return compared
+    return comparisons
 
 
 def words_of(strategy, ranks, engine):
-    """The cell that is compared."""
-    where = (f"cluster.world_size={ranks}", f"engine={engine}")
-    return [f"strategy={strategy}", *words_for(strategy), *where, *CELL]
+    """Return the options of the cell that is compared."""
+    placement = (f"cluster.world_size={ranks}", f"engine={engine}")
+    return [f"strategy={strategy}", *words_for(strategy), *placement, *CELL]
 
 
 def rows(launcher, folder, strategies):
-    """For each strategy and number of ranks what `compare` found, by engine and rank."""
+    """Yield strategy, number of ranks, and the result of `compare` by engine and rank."""
     for strategy, count in itertools.product(strategies, RANKS):
-        found = {
+        by_engine = {
             engine: compare(
                 launcher,
                 folder / f"{strategy}-{count}-{engine}",
@@ -127,30 +131,36 @@ def rows(launcher, folder, strategies):
             )
             for engine in ENGINES
         }
-        yield strategy, count, found
+        yield strategy, count, by_engine
 
 
 def main():
     strategies = sys.argv[1:] or [name for name in INSTALLED if STRATEGIES[name].shares_sequences]
-    compared = {}
+    comparisons = {}
     print(f"| strategy | ranks | {' | '.join(ENGINES)} |", f"|{' --- |' * (2 + len(ENGINES))}", sep="\n")
     with tempfile.TemporaryDirectory() as folder:
-        for strategy, count, found in rows(Launcher([LocalNode()]), Path(folder), strategies):
+        for strategy, count, by_engine in rows(Launcher([LocalNode()]), Path(folder), strategies):
             texts = [
-                ", ".join(each if isinstance(each, str) else each.text for each in by_rank.values())
-                for by_rank in found.values()
+                ", ".join(result if isinstance(result, str) else result.text for result in by_rank.values())
+                for by_rank in by_engine.values()
             ]
             print(f"| `{strategy}` | {count} | {' | '.join(texts)} |", flush=True)
-            made = [
-                each for by_rank in found.values() for each in by_rank.values() if not isinstance(each, str)
-            ]
-            compared.setdefault(strategy, []).extend(made)
-    every = [each for of_strategy in compared.values() for each in of_strategy]
-    equal = [each for each in every if not each.difference]
-    otherwise = [name for name, its in compared.items() if any(each.sends_otherwise for each in its)]
+            comparisons.setdefault(strategy, []).extend(
+                result
+                for by_rank in by_engine.values()
+                for result in by_rank.values()
+                if not isinstance(result, str)
+            )
+    every = [comparison for of_strategy in comparisons.values() for comparison in of_strategy]
+    equal = [comparison for comparison in every if not comparison.difference]
+    different = [
+        name
+        for name, of_strategy in comparisons.items()
+        if any(comparison.sends_other_bytes for comparison in of_strategy)
+    ]
     print(f"\n{len(equal)} of {len(every)} peaks are equal to the byte.")
-    print(f"Attention sends other bytes than over gloo: {', '.join(otherwise) or 'none'}.")
-    return int(any(abs(each.difference) > NOISE_BYTES for each in every))
+    print(f"Attention sends other bytes than over gloo: {', '.join(different) or 'none'}.")
+    return int(any(abs(comparison.difference) > NOISE_BYTES for comparison in every))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Compute time of a replayed rank over that of the real rank, on CPU: the figures of docs/replay.md.
+"""Ratio of a replayed rank's compute time to that of the real rank, on CPU: the numbers of docs/replay.md.
 
     python -m tests.benchmarks.replay_time [STRATEGY ...]
 
-Two ranks with one core each, so nothing else should run. Real and replayed cells are interleaved, each in a
-fresh process. A step's compute is the CPU time of the rank's main thread: gloo copies in threads of its own.
+Two ranks use one core each; run nothing else at the same time. Real and replayed cells are interleaved, and
+every cell runs in a fresh process. Compute of a step is the CPU time of the rank's main thread, which
+excludes copies of gloo, because gloo copies in its own threads.
 """
 
 import sys
@@ -21,18 +22,18 @@ STRATEGIES_COMPARED = ("ulysses", "ring", "deepspeed_ulysses", "ring_flash_attn"
 PROCESSES = 8
 CELL = ("cluster.world_size=2", "cluster.threads_per_rank=1", "seq_len=8k", "measure.reference_budget_s=0")
 GOAL = 0.05
-"""How far the ratio may be from 1."""
+"""Largest distance of the ratio from 1."""
 
 
 def compute_ms(launcher, folder, words):
-    """The median step of rank 0."""
+    """Return the compute milliseconds of the median step of rank 0."""
     first = launcher.run(make_cell(*CELL, *words), folder, entry=time_steps)[0]
     assert first.report is not None, first.failure or first.log_tail
     return median(first.report["compute_ms"])
 
 
 def row_of(strategy, real, replayed):
-    """The line of the table, and whether it is within the goal."""
+    """Return the line of the table, and whether the ratio is within the goal."""
     ratio, interval = ratio_interval(replayed, real)
     texts = (f"`{strategy}`", f"{median(real):.0f}", f"{median(replayed):.0f}", f"{ratio:.3f}")
     return f"| {' | '.join(texts)} | {interval.low:.3f} to {interval.high:.3f} |", abs(ratio - 1) <= GOAL

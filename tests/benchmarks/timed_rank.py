@@ -1,4 +1,4 @@
-"""What a rank of replay_time does, in a module that the fork server can import."""
+"""Entry point of the ranks of replay_time, in a module that the fork server can import."""
 
 import time
 
@@ -12,7 +12,7 @@ STEPS = 3
 
 
 def time_steps(job, log):
-    """A rank's whole life: milliseconds of main-thread CPU time of each full-length step but the first."""
+    """Return the main-thread CPU milliseconds of all full-length steps but the first, on a rank."""
     device, cell = join(job), job.cell
     strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
     with strategy.install() as wiring:

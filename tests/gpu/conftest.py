@@ -1,4 +1,4 @@
-"""What the tests on a GPU share."""
+"""Fixtures of the tests on a GPU."""
 
 import pytest
 import torch
@@ -6,6 +6,6 @@ import torch
 
 @pytest.fixture(scope="session")
 def strangers():
-    """How many processes are on the GPU that are no ranks: this one, from now on."""
+    """Return the number of processes on the GPU that are not ranks: one, because this process uses it too."""
     torch.zeros(1, device="cuda:0")
     return 1

@@ -1,4 +1,4 @@
-"""One rank with a GPU to itself: a real model by the user's own command, the allocator, telemetry."""
+"""One rank alone on a GPU: a real model through the command line, allocator settings, telemetry."""
 
 import csv
 import subprocess
@@ -20,17 +20,17 @@ pytestmark = [*NEEDS_GPU]
 
 STEPS, WARM_UP_S = 4, 2
 ENOUGH_BYTES = 32 * 2**30
-"""About 10 GB of parameters, gradients and optimizer state; without checkpointing 19 GB of activations."""
+"""GPU memory that the cells need: 10 GB of model state, and 19 GB of activations without checkpointing."""
 ESTIMATE_OFF = 0.15
-"""How far the estimate may be from a GPU's peak: its workspaces were read, not measured."""
+"""Largest relative error of the estimate of peak memory, whose workspaces come from source code."""
 FIRST_LOSS = (2, 14)
-"""Random weights know nothing, log(151,936) = 11.9, and learn from the steps that warm the GPU up."""
+"""Range of the first timed loss: log(151,936) = 11.9 at random weights, less what warm-up steps learn."""
 
 
 @pytest.mark.parametrize(
     ("engine", "checkpointing"), [*((engine, "auto") for engine in sorted(ENGINE_FACTS)), ("zero3", "false")]
 )
-def test_a_real_model_trains_at_8k_as_a_user_would_run_it(tmp_path, engine, checkpointing, strangers):
+def test_real_model_trains_at_8k_from_the_command_line(tmp_path, engine, checkpointing, strangers):
     package = ENGINE_FACTS[engine].package
     if package and installed(package) is None:
         pytest.skip(f"engine={engine} needs the package {package}")
@@ -76,20 +76,20 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("asked", SETTINGS)
-def test_what_is_asked_of_the_allocator_is_in_effect(launcher, tmp_path, asked):
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_allocator_settings_are_in_effect(launcher, tmp_path, setting):
     words = ("strategy=local", "engine=ddp", "seq_len=1k", "measure.steps=1", "measure.trace=false")
-    cell = gpu_cell(*words, f"++env.PYTORCH_ALLOC_CONF='{asked}'")
+    cell = gpu_cell(*words, f"++env.PYTORCH_ALLOC_CONF='{setting}'")
     record = run_on_gpu(launcher, cell, tmp_path)
     assert record.status == "ok", record.reason
-    assert SETTINGS[asked].items() <= record.memory.allocator_settings.items()
+    assert SETTINGS[setting].items() <= record.memory.allocator_settings.items()
 
 
-def test_nvml_gives_power_and_clock_and_counts_the_processes_beside(strangers):
+def test_nvml_reports_power_clock_and_other_processes(strangers):
     a = torch.randn(4096, 4096, device="cuda:0", dtype=torch.bfloat16)
-    opened = open_nvml(torch.device("cuda", 0))
-    assert not isinstance(opened, str), opened
-    telemetry = TelemetrySampler(opened, period_s=0.05)
+    device = open_nvml(torch.device("cuda", 0))
+    assert not isinstance(device, str), device
+    telemetry = TelemetrySampler(device, period_s=0.05)
     until = time.monotonic() + 1
     with telemetry.window():
         while time.monotonic() < until:

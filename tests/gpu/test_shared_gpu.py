@@ -1,4 +1,4 @@
-"""Every strategy on NCCL ranks that share one GPU: results, gates, bytes and traces; never a speed."""
+"""Results, gates, bytes and traces of every strategy on NCCL ranks that share one GPU; no speeds."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ MESHES = ("dp_shard=2 sp_degree=2", "dp_replicate=2 sp_degree=2")
 
 
 def cells():
-    """Every strategy with every engine on 2 ranks; on 4 with one of them each, and each mesh once."""
+    """Return all pairs of strategy and engine on 2 ranks, all strategies on 4 ranks, and all meshes."""
     on_four = zip(PARALLEL, itertools.cycle(ENGINES), strict=False)
     return [
         *((strategy, engine, 2, "") for strategy, engine in itertools.product(PARALLEL, ENGINES)),
@@ -38,13 +38,13 @@ def cells():
 
 @pytest.fixture(scope="module", params=cells(), ids=lambda case: "-".join(map(str, filter(None, case))))
 def record(request, launcher, tmp_path_factory, strangers):  # counted from before the first cell
-    """A cell's record; each cell is run once for all the tests below."""
+    """Return the record of a cell, which runs once for all tests below."""
     strategy, engine, ranks, mesh = request.param
     cell = gpu_cell(*QUICK, f"strategy={strategy}", f"engine={engine}", *mesh.split(), ranks=ranks)
     return run_on_gpu(launcher, cell, tmp_path_factory.mktemp("cell"))
 
 
-def test_a_cell_passes_every_gate_and_sends_the_bytes_of_the_formula(record, strangers):
+def test_cell_passes_its_gates_and_sends_the_formula_bytes(record, strangers):
     assert record.status == "ok", f"{record.reason}\n{record.failure and record.failure.log_tail}"
     ranks = record.config["cluster.world_size"]
     assert record.config["cluster.ranks_per_gpu"] == ranks
@@ -56,16 +56,16 @@ def test_a_cell_passes_every_gate_and_sends_the_bytes_of_the_formula(record, str
     assert record.telemetry.other_processes in (None, [strangers] * ranks)
 
 
-def test_every_instant_of_the_traced_step_is_booked_once_and_every_transfer_has_a_purpose(record):
+def test_traced_step_adds_up_and_all_purposes_are_known(record):
     assert record.status == "ok", record.reason
     trace, ranks = record.trace, record.config["cluster.world_size"]
     assert trace.purposes_unknown == [None] * ranks
     assert trace.waiting_unknown is None
     for rank, step_ms in enumerate(trace.step_ms):
-        booked = sum(times[rank] for times in trace.compute_ms.values()) + trace.idle_ms[rank]
-        booked += sum(times[rank] for times in trace.purpose_exposed_ms.values())
-        booked += sum(times[rank] for times in trace.copies_ms.values())
-        assert booked == pytest.approx(step_ms, rel=0.02)
+        total_ms = sum(times[rank] for times in trace.compute_ms.values()) + trace.idle_ms[rank]
+        total_ms += sum(times[rank] for times in trace.purpose_exposed_ms.values())
+        total_ms += sum(times[rank] for times in trace.copies_ms.values())
+        assert total_ms == pytest.approx(step_ms, rel=0.02)
         assert trace.exposed_ms[rank] / ROUNDING <= trace.total_ms[rank] <= step_ms * ROUNDING
         assert trace.compute_ms["attention"][rank] > 0
         assert trace.compute_ms["optimizer"][rank] > 0
@@ -73,8 +73,8 @@ def test_every_instant_of_the_traced_step_is_booked_once_and_every_transfer_has_
 
 
 def attention_cases(ranks):
-    """Legal cells by what sets them apart: strategy, layout, options, kernel, dtype and mask."""
-    known = {}
+    """Return legal cells by strategy, layout, options, kernel, dtype and mask."""
+    cells_by_case = {}
     for strategy in PARALLEL:
         facts = STRATEGIES[strategy]
         for (layout, options), kernel in itertools.product(variants(facts), GPU_KERNELS):
@@ -85,14 +85,14 @@ def attention_cases(ranks):
                 if available(kernel, "cuda") and refusal(cell) is None:
                     for mask in MASKS:
                         if not facts.mask_refusals(replace(cell, workload=replace(cell.workload, mask=mask))):
-                            known[strategy, layout, options, kernel, dtype, mask] = cell
-    return known
+                            cells_by_case[strategy, layout, options, kernel, dtype, mask] = cell
+    return cells_by_case
 
 
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
-def test_output_lse_and_gradients_match_float64_on_every_layout_kernel_and_dtype(launcher, tmp_path, ranks):
-    known = attention_cases(ranks)
-    cases = {case: known[case] for case in pairwise({case: case for case in known})}
+def test_attention_matches_float64_in_all_layouts_and_dtypes(launcher, tmp_path, ranks):
+    cells_by_case = attention_cases(ranks)
+    cases = {case: cells_by_case[case] for case in pairwise({case: case for case in cells_by_case})}
     errors = errors_of(launcher, tmp_path, cases)
     limits = json.loads((tmp_path / "limits.json").read_text())
     wrong = {
@@ -103,7 +103,7 @@ def test_output_lse_and_gradients_match_float64_on_every_layout_kernel_and_dtype
 
 
 @pytest.mark.parametrize("strategy", PARALLEL)
-def test_attention_alone_errs_no_more_than_its_kernel(launcher, tmp_path, strategy):
+def test_attention_workload_errs_no_more_than_its_kernel(launcher, tmp_path, strategy):
     words = ("workload=attention", "seq_len=2k", "measure.steps=2", "measure.warmup_steps=1")
     record = run_on_gpu(launcher, gpu_cell(*words, f"strategy={strategy}", ranks=2), tmp_path)
     assert record.status == "ok", record.reason

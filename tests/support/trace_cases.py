@@ -1,4 +1,4 @@
-"""Steps on real gloo ranks of which it is known where their time went."""
+"""Steps on real gloo ranks whose use of time is known beforehand."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from bench.attention.watch import AttentionWatch
 from bench.measure.hooks import method_spans
 from bench.measure.tap import CommunicationTap
 from bench.measure.trace import trace
-from bench.measure.trace.section import RankSteps
+from bench.measure.trace.section import RankTracedSteps
 from bench.measure.trace.trace import StepTracer, read_step
 
 SLEEP_S = 0.4
@@ -23,18 +23,18 @@ TRACED = 2
 PAYLOAD = 1 << 12
 BIG_PAYLOAD = 1 << 18
 MATRIX_SIZE = 1800
-"""Few long products rather than many short ones: between two operators a busy machine takes the core away."""
+"""Rows of a matrix whose product takes long: on a busy machine a rank loses its core between operators."""
 
 
 class Optimizer:
-    """The part of an engine that a traced step asks for."""
+    """Optimizer of a traced step, which does nothing."""
 
     def update(self):
         return None
 
 
 class LateProfiler(profile):
-    """torch's profiler where it takes longer to start on some ranks than on others."""
+    """Profiler that starts later on rank 1 than on other ranks."""
 
     def start(self):
         super().start()
@@ -44,14 +44,14 @@ class LateProfiler(profile):
 
 @dataclass
 class Case:
-    """One rank of a synthetic step; attention is whatever runs inside `watch`."""
+    """Synthetic steps of one rank; code inside `watch` counts as attention."""
 
     rank: int
     watch: AttentionWatch
     optimizer: Optimizer
 
-    def sleep_before_the_exchange(self):
-        """Rank 1 comes late to an exchange of attention, then all meet again for a gradient."""
+    def sleep_before_all_to_all(self):
+        """Let rank 1 be late for an all-to-all of attention, then all-reduce a gradient."""
         if self.rank == 1:
             time.sleep(SLEEP_S)
         self.watch._enter()
@@ -60,8 +60,8 @@ class Case:
         self.watch._leave()
         dist.all_reduce(torch.ones(PAYLOAD))
 
-    def hide_an_exchange_behind_compute(self):
-        """An all-reduce is in flight while this rank multiplies, and done long before it stops."""
+    def hide_all_reduce_behind_compute(self):
+        """Multiply matrices while an all-reduce is in flight, and long after it has ended."""
         sent, matrix = torch.ones(BIG_PAYLOAD), torch.ones(MATRIX_SIZE, MATRIX_SIZE)
         work = dist.all_reduce(sent, async_op=True)
         for _ in range(4):
@@ -69,23 +69,23 @@ class Case:
         work.wait()
 
     def pass_on_late(self):
-        """A ring whose rank 0 sends late: its follower waits for it, nobody else does for long."""
+        """Send around a ring in which rank 0 is late: only the next rank waits for long."""
         size = dist.get_world_size()
         sent, received = torch.ones(PAYLOAD), torch.empty(PAYLOAD)
         self.watch._enter()
         if self.rank == 0:
             time.sleep(SLEEP_S)
-        hops = [
+        sends = [
             dist.P2POp(dist.isend, sent, (self.rank + 1) % size),
             dist.P2POp(dist.irecv, received, (self.rank - 1) % size),
         ]
-        for work in dist.batch_isend_irecv(hops):
+        for work in dist.batch_isend_irecv(sends):
             work.wait()
         self.watch._leave()
 
 
 def trace_case(job, log):
-    """A rank's whole life: the case named by the folder, tapped once, then traced."""
+    """Run the case that the folder is named after on a rank: once under the tap, then traced."""
     from bench.run.node.worker import join
 
     if job.folder.name == Case.pass_on_late.__name__:
@@ -95,17 +95,17 @@ def trace_case(job, log):
     run_step = getattr(case, job.folder.name)
     with CommunicationTap(case.watch) as tap:
         run_step()
-    again = CommunicationTap(case.watch)
+    traced_tap = CommunicationTap(case.watch)
     with log.during("trace"):
         optimizing = partial(method_spans, case.optimizer, "update")
-        tracer = StepTracer(case.watch, optimizing, lambda: again, device, job.folder)
-        tracer.warm()
+        tracer = StepTracer(case.watch, optimizing, lambda: traced_tap, device, job.folder)
+        tracer.warm_up()
         for _ in range(TRACED):
             with tracer.step():
                 run_step()
-    made = [call.members for call in again.calls]
-    assert made == TRACED * [call.members for call in tap.calls]
-    calls = [asdict(call) for call in again.calls]
+    members = [call.members for call in traced_tap.calls]
+    assert members == TRACED * [call.members for call in tap.calls]
+    calls = [asdict(call) for call in traced_tap.calls]
     (job.folder / f"calls-{job.rank}.json").write_text(json.dumps(calls))
-    read = RankSteps(steps=[read_step(each, tap.calls, "cpu") for each in tracer.traced], median=0)
-    return {"trace": to_builtins(read), "phases_s": log.phases_s}
+    steps = RankTracedSteps(steps=[read_step(traced, tap.calls, "cpu") for traced in tracer.traced], median=0)
+    return {"trace": to_builtins(steps), "phases_s": log.phases_s}

@@ -1,1 +1,1 @@
-"""Seconds by arithmetic, which run_sweep.py hands to the core. May import what lies below extras."""
+"""Time model of steps, which run_sweep.py registers with the core. May import what lies below extras."""

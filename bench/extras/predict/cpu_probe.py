@@ -1,7 +1,7 @@
-"""Times attention and matrix products on this CPU: `python -m bench.extras.predict.cpu_probe`.
+"""Command that times attention and matrix products on this CPU: `python -m bench.extras.predict.cpu_probe`.
 
-The plan starts it as a child process, so that the launcher itself runs no tensor operation. Asked for on
-standard input and answered on standard output, both JSON: a list of `ProbeTask`, a list of `ProbeTimes`.
+The plan starts it as a child process, so that the launcher itself runs no tensor operation. It reads a list
+of `ProbeTask` as JSON from standard input and writes a list of `ProbeTimes` as JSON to standard output.
 """
 
 from __future__ import annotations
@@ -22,33 +22,35 @@ from bench.ranks.products import use_wide_products
 
 
 def main() -> None:
-    """Answer the tasks, one after another."""
+    """Time the tasks, one after another."""
     tasks = msgspec.json.decode(sys.stdin.buffer.read(), type=list[ProbeTask])
-    # Forked before the first tensor operation: OpenMP's threads do not survive a fork.
-    with_ranks = [_on_ranks(task) for task in tasks]
-    sys.stdout.buffer.write(msgspec.json.encode(with_ranks))
+    # This process forks, so it must run no tensor operation: OpenMP's threads do not survive a fork.
+    times = [_slowest_rank(task) for task in tasks]
+    sys.stdout.buffer.write(msgspec.json.encode(times))
 
 
-def _on_ranks(task: ProbeTask) -> ProbeTimes:
-    """The slowest of as many processes at a time as the cell has ranks here."""
+def _slowest_rank(task: ProbeTask) -> ProbeTimes:
+    """Return the longest times of `task.ranks` processes that run the task at the same time."""
     with multiprocessing.get_context("fork").Pool(task.ranks) as pool:
-        found = pool.map(_times, [task] * task.ranks, chunksize=1)
+        by_rank = pool.map(_time_task, [task] * task.ranks, chunksize=1)
     return ProbeTimes(
-        attention_s=max(each.attention_s for each in found),
-        products_s=max(each.products_s for each in found),
+        attention_s=max(times.attention_s for times in by_rank),
+        products_s=max(times.products_s for times in by_rank),
     )
 
 
-def _times(task: ProbeTask) -> ProbeTimes:
+def _time_task(task: ProbeTask) -> ProbeTimes:
     torch.set_num_threads(task.threads)
-    products = use_wide_products()
-    times = ProbeTimes(attention_s=_seconds(_attention(task)), products_s=_seconds(_products(task)))
-    del products
+    wide_products = use_wide_products()  # in effect while this object exists
+    times = ProbeTimes(
+        attention_s=_fastest_s(_attention_call(task)), products_s=_fastest_s(_linear_call(task))
+    )
+    del wide_products
     return times
 
 
-def _attention(task: ProbeTask) -> Callable[[], object]:
-    """Forward and backward of a head for each thread."""
+def _attention_call(task: ProbeTask) -> Callable[[], object]:
+    """Return a function that runs forward and backward of causal attention on the task's heads."""
     shape, dtype = (1, task.heads, LENGTH, task.head_dim), getattr(torch, TORCH_NAMES[task.dtype])
     q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
     dout = torch.ones(shape, dtype=dtype)
@@ -56,8 +58,8 @@ def _attention(task: ProbeTask) -> Callable[[], object]:
     return lambda: attend(q, k, v, kernel=kernel, causal=True).backward(dout)
 
 
-def _products(task: ProbeTask) -> Callable[[], object]:
-    """A linear layer from the model's hidden size to its MLP's, forward and backward."""
+def _linear_call(task: ProbeTask) -> Callable[[], object]:
+    """Return a function that runs forward and backward of a linear layer, hidden size to MLP size."""
     dtype = getattr(torch, TORCH_NAMES[task.dtype])
     x, weight = (
         torch.randn(size, task.hidden_size, dtype=dtype, requires_grad=True)
@@ -67,8 +69,8 @@ def _products(task: ProbeTask) -> Callable[[], object]:
     return lambda: linear(x, weight).backward(dout)
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    """The faster of two calls: the first also takes memory."""
+def _fastest_s(call: Callable[[], object]) -> float:
+    """Return the seconds of the faster of two calls; the first call also allocates memory."""
     return min(timeit.repeat(call, number=1, repeat=2))
 
 

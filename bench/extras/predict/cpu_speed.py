@@ -1,7 +1,7 @@
-"""How fast this CPU is, compared with the one of conf/hardware/cpu.yaml, measured in about a second.
+"""Speed of this CPU relative to the CPU of conf/hardware/cpu.yaml, from a probe of about a second.
 
-The cost model says how a step's parts grow with its sizes; a probe of this machine says how much longer
-attention, and all else, takes here.
+The cost model gives the time of a step's parts on that CPU, for every size. The probe gives two factors for
+this CPU, one for attention and one for everything else.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ from bench.extras.predict.time import PredictedParts
 from bench.strategies.schedule import Block
 
 LENGTH, ROWS = 4096, 8192
-"""Of the timed attention and of the timed linear layer: longer ones run at their rates."""
+"""Tokens of the timed attention, and rows of the timed linear layer; longer ones run at the same rates."""
 LARGEST_HEAD_DIM, LARGEST_PRODUCT = 256, 2**22
-"""Larger models are not probed: it would take longer than a person waits for a plan."""
-MOST_TASKS = 6
-"""Of a plan whose cells ask for more none is timed: a dozen take half a minute."""
+"""Largest model that is probed; a larger one takes longer than a user waits for a plan."""
+MAX_TASKS = 6
+"""Largest number of tasks; a plan with more is not probed at all, because a dozen take half a minute."""
 TIMEOUT_S = 20.0
 PRODUCTS = 3
-"""A linear layer's forward, and the two of its backward."""
+"""Matrix products of a linear layer: one in forward, two in backward."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeTask:
-    """What is timed: one rank's attention and products, on as many processes as a cell has ranks here."""
+    """Sizes of the attention and the linear layer that the probe times."""
 
     ranks: int
+    """Number of rank processes that run at the same time."""
     threads: int
+    """Number of threads of a rank."""
     heads: int
-    """That one rank computes at a time, on a thread each."""
+    """Number of heads that a rank computes at a time, one on each thread."""
     head_dim: int
     hidden_size: int
     intermediate_size: int
@@ -49,8 +51,8 @@ class ProbeTask:
     kernel: str
 
     @classmethod
-    def of(cls, cell: Cell) -> ProbeTask:
-        """That of a cell on CPU ranks."""
+    def for_cell(cls, cell: Cell) -> ProbeTask:
+        """Return the task of a cell on CPU ranks."""
         model = cell.model
         return cls(
             ranks=len(cell.running_ranks) // cell.cluster.nodes,
@@ -65,40 +67,41 @@ class ProbeTask:
 
     @property
     def is_quick(self) -> bool:
-        """Whether it takes about a second."""
+        """Whether the task takes about a second."""
         product = self.hidden_size * self.intermediate_size
         return self.head_dim <= LARGEST_HEAD_DIM and product <= LARGEST_PRODUCT
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeTimes:
-    """Seconds of forward and backward."""
+    """Seconds of forward and backward of a task."""
 
     attention_s: float
-    """Of the task's heads."""
+    """Seconds of attention on the task's heads."""
     products_s: float
-    """Of one linear layer."""
+    """Seconds of one linear layer."""
 
 
 def heads_of_call(cell: Cell) -> int:
-    """Query heads that one call of attention computes on a rank."""
+    """Return the number of query heads that one call of attention computes on a rank."""
     return cell.model.num_heads // cell.ulysses_degree
 
 
-def probed(tasks: Iterable[ProbeTask]) -> dict[ProbeTask, ProbeTimes]:
-    """What a child process measured of these tasks.
+def run_probe(tasks: Iterable[ProbeTask]) -> dict[ProbeTask, ProbeTimes]:
+    """Return the times of the quick tasks, measured in a child process.
 
-    Nothing where it fails, or where there are more than MOST_TASKS: a plan can do without.
+    The result is empty if the process fails or if there are more than MAX_TASKS: a plan does not need the
+    probe.
     """
-    asked = [*dict.fromkeys(task for task in tasks if task.is_quick)]
-    if not 0 < len(asked) <= MOST_TASKS:
+    quick = [*dict.fromkeys(task for task in tasks if task.is_quick)]
+    if not 0 < len(quick) <= MAX_TASKS:
         return {}
     try:
         done = subprocess.run(
             [sys.executable, "-m", "bench.extras.predict.cpu_probe"],
             cwd=REPOSITORY,
             env=os.environ | {"PYTHONPATH": os.fspath(REPOSITORY)},
-            input=msgspec.json.encode(asked),
+            input=msgspec.json.encode(quick),
             capture_output=True,
             check=True,
             timeout=TIMEOUT_S,
@@ -106,20 +109,28 @@ def probed(tasks: Iterable[ProbeTask]) -> dict[ProbeTask, ProbeTimes]:
         times = msgspec.json.decode(done.stdout, type=list[ProbeTimes])
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
         return {}
-    return dict(zip(asked, times, strict=True))
+    return dict(zip(quick, times, strict=True))
 
 
-def seconds_here(cell: Cell, parts: PredictedParts, other_cpu: Hardware, times: ProbeTimes) -> float:
-    """Return the seconds of a step here; `parts` are those of one thread of the other CPU."""
-    speeds, task, e = Speeds(other_cpu, End.EXPECTED), ProbeTask.of(cell), DTYPE_BYTES[cell.dtype]
+def step_s_on_this_cpu(cell: Cell, parts: PredictedParts, other_cpu: Hardware, times: ProbeTimes) -> float:
+    """Return the seconds of one step of a cell on this CPU.
+
+    Args:
+        cell: Cell on CPU ranks.
+        parts: Parts of its step on one thread of the other CPU.
+        other_cpu: Rates of one thread of the other CPU.
+        times: Times of the cell's `ProbeTask` on this CPU.
+    """
+    speeds, task, e = Speeds(other_cpu, End.EXPECTED), ProbeTask.for_cell(cell), DTYPE_BYTES[cell.dtype]
     block = Block(1, 1, 1, LENGTH, LENGTH, is_causal=True)
     head_s = sum(
-        speeds.block_s(block, task.head_dim, cell.kernel, number_bytes=e, backward=each)
-        for each in (False, True)
+        speeds.block_s(block, task.head_dim, cell.kernel, number_bytes=e, backward=backward)
+        for backward in (False, True)
     )
     product = Operation("product", ROWS, task.intermediate_size, task.hidden_size, e)
     heads = heads_of_call(cell)
-    rounds_of_a_head = -(-heads // task.heads) / heads
-    attention = times.attention_s / head_s * rounds_of_a_head
-    rest = times.products_s / (PRODUCTS * speeds.operation_s(product))
-    return (parts.attention_ms * attention + (parts.step_ms - parts.attention_ms) * rest) / 1e3
+    rounds_per_head = -(-heads // task.heads) / heads
+    attention_factor = times.attention_s / head_s * rounds_per_head
+    other_factor = times.products_s / (PRODUCTS * speeds.operation_s(product))
+    other_ms = parts.step_ms - parts.attention_ms
+    return (parts.attention_ms * attention_factor + other_ms * other_factor) / 1e3

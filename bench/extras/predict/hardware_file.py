@@ -1,4 +1,4 @@
-"""What a device and its links can do, as a file of conf/hardware/ says it: peaks, and what is sustained."""
+"""Rates of a device and its links from a file of conf/hardware/: peaks, and the shares sustained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.request.choices import options, read_option
 
 @dataclass(frozen=True, slots=True)
 class DeviceLink:
-    """Link between one device and the others."""
+    """Link between a device and other devices."""
 
     name: str
     bytes_per_s: float
@@ -22,52 +22,54 @@ class DeviceLink:
     latency_s: float
     """Latency of one message, or of the first step of a collective."""
     hop_latency_s: float = 0.0
-    """Of each further step of a collective."""
+    """Latency of each further step of a collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One kind of device, of which a node holds some."""
+    """Rates of one kind of device. A share has a band, from its lowest to its highest value."""
 
     peak_flops_per_s: float
-    """Dense, in 16 bits."""
+    """Peak of dense 16-bit matrix products."""
     memory_bytes_per_s: float
+    """Peak bandwidth of the device's memory."""
     devices_per_node: int
     node: DeviceLink
-    """To the devices of the same node."""
+    """Link to the devices of the same node."""
     network: DeviceLink
-    """To those of other nodes."""
+    """Link to the devices of other nodes."""
     matmul: Band
-    """Share of the peak that large matrix products sustain."""
+    """Share of `peak_flops_per_s` that large matrix products sustain."""
     memory: Band
-    """Share of the memory's peak that elementwise operations sustain."""
+    """Share of `memory_bytes_per_s` that elementwise operations sustain."""
     link: Band
-    """Share of a link's rate that large messages sustain."""
+    """Share of a link's bandwidth that large messages sustain."""
     attention_forward: Mapping[str, Band]
-    """Share of the peak that a kernel sustains on large blocks, by its name."""
+    """Share of `peak_flops_per_s` that a kernel sustains on large blocks in forward, by kernel."""
     attention_backward: Mapping[str, Band]
+    """Share of `peak_flops_per_s` that a kernel sustains on large blocks in backward, by kernel."""
     host_s_per_operation: Band
     """Seconds that Python takes to start one operation."""
 
 
-SLOWEST: Mapping[End, End] = {End.LOW: End.HIGH, End.EXPECTED: End.EXPECTED, End.HIGH: End.LOW}
-"""A rate's lowest end makes a time's highest."""
-NEEDED = ("links", "rates", "host_s_per_operation", "devices_per_node")
-"""What a file must have for a time to be predicted."""
+RATE_END: Mapping[End, End] = {End.LOW: End.HIGH, End.EXPECTED: End.EXPECTED, End.HIGH: End.LOW}
+"""End of a rate's band for each end of a time: the lowest rate gives the highest time."""
+REQUIRED_KEYS = ("links", "rates", "host_s_per_operation", "devices_per_node")
+"""Keys that a file must have for times to be predicted."""
 
 
-def lacking(facts: Mapping[str, Any]) -> list[str]:
-    """What one file's content does not say and a prediction of times needs."""
-    return [key for key in NEEDED if key not in facts]
+def missing_keys(facts: Mapping[str, Any]) -> list[str]:
+    """Return the keys of REQUIRED_KEYS that the contents of a file lack."""
+    return [key for key in REQUIRED_KEYS if key not in facts]
 
 
 def hardware_from(facts: Mapping[str, Any]) -> Hardware:
-    """One file's content as numbers; raises ConfigError where it lacks what a prediction needs."""
-    missing = lacking(facts)
+    """Return the contents of a file as rates; raise ConfigError if keys for predicting times are missing."""
+    missing = missing_keys(facts)
     if missing:
         raise ConfigError(
-            f"hardware={facts['name']}: its file in conf/hardware/ has no {missing[0]}, without which no time"
-            " can be predicted; add it (docs/hardware.md), or name a device whose file has it, such as"
+            f"hardware={facts['name']}: its file in conf/hardware/ lacks {missing[0]}, which predicting times"
+            " needs; add it (docs/hardware.md), or name a device whose file has it, such as"
             " hardware=h100_80gb"
         )
     rates = facts["rates"]
@@ -87,25 +89,26 @@ def hardware_from(facts: Mapping[str, Any]) -> Hardware:
 
 
 def has_rates(name: str) -> bool:
-    """Whether times can be predicted for a device: it has a file, which says what it sustains."""
-    return name in options("hardware") and not lacking(read_option("hardware", name))
+    """Return whether a device has a file with all keys for predicting times."""
+    return name in options("hardware") and not missing_keys(read_option("hardware", name))
 
 
 @cache
 def hardware_of(name: str) -> Hardware:
-    """Return a device of conf/hardware/ as the cost model needs it.
+    """Return the rates of a device of conf/hardware/.
 
-    Raises ConfigError where no file says enough of it.
+    Raises:
+        ConfigError: The device has no file, or its file lacks keys for predicting times.
     """
     if name not in options("hardware"):
         raise ConfigError(
-            f"hardware={name}: no file of conf/hardware/ describes it, and without one no time can be"
-            " predicted; name a device that has one, such as hardware=h100_80gb"
+            f"hardware={name}: no file of conf/hardware/ describes this device, so no time can be predicted;"
+            " name a device that has a file, such as hardware=h100_80gb"
         )
     return hardware_from(read_option("hardware", name))
 
 
 @cache
 def another_cpu() -> Hardware:
-    """Return the rates of one thread of a CPU that may not be this one, from conf/hardware/cpu.yaml."""
+    """Return the rates of one thread of the CPU in conf/hardware/cpu.yaml, which may differ from this CPU."""
     return hardware_from(read_option("hardware", "cpu")["another_cpu"])

@@ -1,8 +1,6 @@
-"""What one rank computes in a step: operations of a few kinds, by their sizes.
+"""Operations that one rank computes in a step, by kind and size.
 
-Written for the formulas: R the rows (tokens) of a rank's micro-step, h the hidden size, f the intermediate
-size, V the vocabulary, e the bytes of a number in the cell's dtype. The list is that of transformers' Llama
-and Qwen layers as they run, operator by operator, without compilation.
+The list follows transformers' Llama and Qwen layers as they run without compilation, operator by operator.
 """
 
 from __future__ import annotations
@@ -19,182 +17,191 @@ from bench.training.engines import ENGINE_FACTS, is_autocast, stream_bytes
 from bench.training.parameters import HEAD_NORM_FAMILIES, kv_size, parameters, q_size, trained_tensors
 
 INPUT_CASTS = 5
-"""Projections of a layer whose input is float32 under autocast: Q, K, V, the gate and what it gates."""
+"""Projections of a layer whose input autocast converts from float32: Q, K, V, gate and up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A number of equal operations."""
+    """Equal operations: `count` times the same kind with the same size."""
 
     kind: str
-    """A name of KINDS."""
+    """Key of OPERATION_KINDS."""
     rows: int
     columns: int
     inner: int = 1
-    """Of a matrix product what is summed over."""
+    """Inner dimension of a matrix product."""
     number_bytes: int = 2
+    """Bytes of a number in the operation's dtype."""
     count: int = 1
 
     @property
     def flops(self) -> int:
-        """Of one."""
+        """Floating-point operations of one operation."""
         return 2 * self.rows * self.columns * self.inner if self.kind == "product" else 0
 
     @property
     def moved_bytes(self) -> int:
-        """Read and written by one, if nothing stays in a cache."""
-        numbers, kind = self.rows * self.columns, KINDS[self.kind]
+        """Bytes that one operation reads and writes if nothing stays in a cache."""
+        numbers, kind = self.rows * self.columns, OPERATION_KINDS[self.kind]
         if self.kind == "product":
             return self.number_bytes * (numbers + self.rows * self.inner + self.columns * self.inner)
         return numbers * (kind.narrow * self.number_bytes + kind.wide * 4)
 
     @property
     def launches(self) -> int:
-        """Operators that Python starts for one."""
-        return KINDS[self.kind].launches
+        """Operators that Python launches for one operation."""
+        return OPERATION_KINDS[self.kind].launches
 
 
-class Kind(NamedTuple):
-    """How much work one operation of a kind is that is no product."""
+class OperationKind(NamedTuple):
+    """Launches and memory traffic of one operation of a kind."""
 
     launches: int
+    """Operators that Python launches."""
     narrow: int = 0
-    """How often each number is read or written in the cell's dtype."""
+    """Number of times that a number is read or written in the operation's dtype; 0 for products."""
     wide: int = 0
-    """How often each number is read or written in float32."""
+    """Number of times that a number is read or written in float32; 0 for products."""
 
 
-KINDS: Mapping[str, Kind] = {
-    "product": Kind(1),
-    # x.float(), its square, mean, product, cast, weight: transformers' RMSNorm.
-    "norm": Kind(7, 4, 6),
-    "norm_backward": Kind(12, 6, 10),
-    # Two products, a negated half, a concatenation and a sum: transformers' apply_rotary_pos_emb.
-    "rotary": Kind(5, 10),
-    "rotary_backward": Kind(6, 10),
-    "activation": Kind(2, 5),
-    "activation_backward": Kind(4, 8),
-    "sum": Kind(1, 3),
-    "cast": Kind(1, 2),
-    # Positions times frequencies, twice, their cosine and sine, and a cast of both.
-    "angles": Kind(7, 2, 6),
-    # Of Ring Self-Attention: -inf written, the product put in its place, masked, softmax over the row.
-    # Backward less delta, times the probabilities, times the scale.
-    "scores": Kind(6, 7),
-    "scores_backward": Kind(3, 7),
-    "embedding": Kind(1, 2),
-    "embedding_backward": Kind(2, 1, 2),
-    # The cast, log-softmax and the gather of each row's label.
-    "token_loss": Kind(4, 1, 3),
-    "token_loss_backward": Kind(4, 1, 4),
-    # Heads' rows beside a kernel: put in another order, merged into wide ones, added to wide ones.
-    "pack": Kind(1, 2),
-    "merge": Kind(4, 0, 2),
-    "accumulate": Kind(1, 0, 2),
-    # Weights, gradient and both moments read, all but the gradient written; wide copies and the norm beside.
-    "update": Kind(12, 4, 8),
-    # DeepSpeed clips, scales and copies besides: 17.9 ms for 0.6B parameters, some 52 bytes of each at the
-    # share of the bandwidth in conf/hardware/h100_80gb.yaml (results/reference/h100).
-    "copying_update": Kind(12, 4, 11),
+OPERATION_KINDS: Mapping[str, OperationKind] = {
+    "product": OperationKind(1),
+    # transformers' RMSNorm: x.float(), square, mean, product, cast, weight.
+    "norm": OperationKind(7, 4, 6),
+    "norm_backward": OperationKind(12, 6, 10),
+    # transformers' apply_rotary_pos_emb: two products, a negated half, a concatenation and a sum.
+    "rotary": OperationKind(5, 10),
+    "rotary_backward": OperationKind(6, 10),
+    "activation": OperationKind(2, 5),
+    "activation_backward": OperationKind(4, 8),
+    "sum": OperationKind(1, 3),
+    "cast": OperationKind(1, 2),
+    # Positions times frequencies, a second time, cosine and sine of the result, and a cast of both.
+    "angles": OperationKind(7, 2, 6),
+    # Ring Self-Attention: write -inf, copy the product into it, mask, softmax over the row. In backward:
+    # subtract delta, multiply by the probabilities, multiply by the scale.
+    "scores": OperationKind(6, 7),
+    "scores_backward": OperationKind(3, 7),
+    "embedding": OperationKind(1, 2),
+    "embedding_backward": OperationKind(2, 1, 2),
+    # A cast, log-softmax, and the gather of every row's label.
+    "token_loss": OperationKind(4, 1, 3),
+    "token_loss_backward": OperationKind(4, 1, 4),
+    # Rows of heads before and after kernels: reordered, merged into float32 rows, added to float32 rows.
+    "pack": OperationKind(1, 2),
+    "merge": OperationKind(4, 0, 2),
+    "accumulate": OperationKind(1, 0, 2),
+    # AdamW reads weights, gradients and both moments and writes all but the gradients; float32 copies and the
+    # gradient norm add to this.
+    "update": OperationKind(12, 4, 8),
+    # DeepSpeed also clips, scales and copies: 17.9 ms for 0.6B parameters, about 52 bytes per parameter at
+    # the share of bandwidth in conf/hardware/h100_80gb.yaml (results/reference/h100).
+    "copying_update": OperationKind(12, 4, 11),
 }
-"""Every kind but attention's blocks, which kernels compute."""
+"""All kinds of operations but the blocks of attention, which kernels compute."""
 
 
 def micro_step(cell: Cell) -> Iterator[Operation]:
-    """All but attention of one micro-step, forward and backward."""
-    layers, recomputed = cell.model.num_layers, 2 if cell.checkpointing else 1
+    """Yield the operations of one micro-step, forward and backward, without attention."""
+    layers, forwards = cell.model.num_layers, 2 if cell.checkpointing else 1
     for operation in layer_forward(cell):
-        yield _times(operation, layers * recomputed)
+        yield _repeat(operation, layers * forwards)
     for operation in layer_backward(cell):
-        yield _times(operation, layers)
-    yield from _ends(cell)
+        yield _repeat(operation, layers)
+    yield from _embedding_and_loss(cell)
 
 
-def step_end(cell: Cell) -> Iterator[Operation]:
-    """The optimizer's update of a rank's share of the parameters: so many tensors of so many numbers."""
+def optimizer_update(cell: Cell) -> Iterator[Operation]:
+    """Yield the optimizer's update of a rank's parameters, as equal operations on all tensors."""
     engine, tensors = ENGINE_FACTS[cell.engine.name], len(trained_tensors(cell.model))
     count = parameters(cell.model) // engine.shards(cell)
     kind = "copying_update" if engine.copies_in_update else "update"
-    yield _one(cell, kind, tensors, max(1, count // tensors))
+    yield _elementwise(cell, kind, tensors, max(1, count // tensors))
 
 
 def layer_forward(cell: Cell) -> Iterator[Operation]:
-    """One layer's forward pass; under autocast five projections cast their input."""
+    """Yield the operations of one layer's forward; under autocast INPUT_CASTS projections cast inputs."""
     rows, model = _rows(cell), cell.model
-    yield from _of(cell, _projections(cell))
-    yield _stream(cell, "norm", rows, model.hidden_size, 2)
+    yield from _products(cell, _projection_sizes(cell))
+    yield _in_stream_dtype(cell, "norm", rows, model.hidden_size, 2)
     yield from _head_norms(cell, "norm")
-    yield _stream(cell, "rotary", rows * (model.num_heads + model.num_kv_heads), model.head_dim)
-    yield _stream(cell, "sum", rows, model.hidden_size, 2)
+    yield _in_stream_dtype(cell, "rotary", rows * (model.num_heads + model.num_kv_heads), model.head_dim)
+    yield _in_stream_dtype(cell, "sum", rows, model.hidden_size, 2)
     if is_autocast(cell):
-        yield _stream(cell, "cast", rows, model.hidden_size, INPUT_CASTS)
+        yield _in_stream_dtype(cell, "cast", rows, model.hidden_size, INPUT_CASTS)
     yield from _mlp_forward(cell)
 
 
 def layer_backward(cell: Cell) -> Iterator[Operation]:
-    """One layer's backward pass: each product's two, and with a tiled MLP that once more forward.
+    """Yield the operations of one layer's backward: two products for every product of forward.
 
-    Five gradients are added where an input was used more than once: both residual sums, Q with K with V, and
-    the gate with what it gates.
+    With a tiled MLP, backward also runs the MLP's forward again. Inputs that several operators use need five
+    sums of gradients: two residual sums, two for Q, K and V, and one for gate and up.
     """
     rows, model = _rows(cell), cell.model
-    for columns, inner in (*_projections(cell), *_mlp(cell)):
+    for columns, inner in (*_projection_sizes(cell), *_mlp_sizes(cell)):
         yield from _product_backward(cell, rows, columns, inner)
-    yield _stream(cell, "norm_backward", rows, model.hidden_size, 2)
+    yield _in_stream_dtype(cell, "norm_backward", rows, model.hidden_size, 2)
     yield from _head_norms(cell, "norm_backward")
-    yield _stream(cell, "rotary_backward", rows * (model.num_heads + model.num_kv_heads), model.head_dim)
-    yield _stream(cell, "sum", rows, model.hidden_size, 5)
+    yield _in_stream_dtype(
+        cell, "rotary_backward", rows * (model.num_heads + model.num_kv_heads), model.head_dim
+    )
+    yield _in_stream_dtype(cell, "sum", rows, model.hidden_size, 5)
     if is_autocast(cell):
-        yield _stream(cell, "cast", rows, model.hidden_size, INPUT_CASTS)
-    yield _one(cell, "activation_backward", rows, model.intermediate_size)
+        yield _in_stream_dtype(cell, "cast", rows, model.hidden_size, INPUT_CASTS)
+    yield _elementwise(cell, "activation_backward", rows, model.intermediate_size)
     if cell.tiled_mlp:
         yield from _mlp_forward(cell)
 
 
-def _ends(cell: Cell) -> Iterator[Operation]:
-    """Embedding, last norm, output head and loss, forward and backward; a chunked loss computes twice."""
+def _embedding_and_loss(cell: Cell) -> Iterator[Operation]:
+    """Yield the operations of embedding, last norm, output head and loss, forward and backward.
+
+    A chunked loss computes its forward twice.
+    """
     rows, model = _rows(cell), cell.model
     is_chunked = cell.loss == "chunked"
     forwards = 2 if is_chunked else 1
-    at_once = min(rows, CHUNK_ROWS) if is_chunked else rows
-    chunks = math.ceil(rows / at_once)
-    yield _stream(cell, "angles", rows, model.head_dim)
-    yield _stream(cell, "embedding", rows, model.hidden_size)
-    yield _stream(cell, "embedding_backward", rows, model.hidden_size)
-    yield _stream(cell, "norm", rows, model.hidden_size)
-    yield _stream(cell, "norm_backward", rows, model.hidden_size)
-    yield _times(_product(cell, at_once, model.vocab_size, model.hidden_size), forwards * chunks)
-    for each in _product_backward(cell, at_once, model.vocab_size, model.hidden_size):
-        yield _times(each, chunks)
-    yield _one(cell, "token_loss", at_once, model.vocab_size, forwards * chunks)
-    yield _one(cell, "token_loss_backward", at_once, model.vocab_size, chunks)
+    chunk_rows = min(rows, CHUNK_ROWS) if is_chunked else rows
+    chunks = math.ceil(rows / chunk_rows)
+    yield _in_stream_dtype(cell, "angles", rows, model.head_dim)
+    yield _in_stream_dtype(cell, "embedding", rows, model.hidden_size)
+    yield _in_stream_dtype(cell, "embedding_backward", rows, model.hidden_size)
+    yield _in_stream_dtype(cell, "norm", rows, model.hidden_size)
+    yield _in_stream_dtype(cell, "norm_backward", rows, model.hidden_size)
+    yield _repeat(_product(cell, chunk_rows, model.vocab_size, model.hidden_size), forwards * chunks)
+    for product in _product_backward(cell, chunk_rows, model.vocab_size, model.hidden_size):
+        yield _repeat(product, chunks)
+    yield _elementwise(cell, "token_loss", chunk_rows, model.vocab_size, forwards * chunks)
+    yield _elementwise(cell, "token_loss_backward", chunk_rows, model.vocab_size, chunks)
 
 
 def _mlp_forward(cell: Cell) -> Iterator[Operation]:
-    yield from _of(cell, _mlp(cell))
-    yield _one(cell, "activation", _rows(cell), cell.model.intermediate_size)
+    yield from _products(cell, _mlp_sizes(cell))
+    yield _elementwise(cell, "activation", _rows(cell), cell.model.intermediate_size)
 
 
-def _projections(cell: Cell) -> tuple[tuple[int, int], ...]:
-    """Columns and inner sizes of Q, K, V and the output."""
+def _projection_sizes(cell: Cell) -> tuple[tuple[int, int], ...]:
+    """Return output and input size of the Q, K, V and output projections."""
     q, kv, h = q_size(cell.model), kv_size(cell.model), cell.model.hidden_size
     return (q, h), (kv, h), (kv, h), (h, q)
 
 
-def _mlp(cell: Cell) -> tuple[tuple[int, int], ...]:
+def _mlp_sizes(cell: Cell) -> tuple[tuple[int, int], ...]:
+    """Return output and input size of the gate, up and down projections."""
     h, f = cell.model.hidden_size, cell.model.intermediate_size
     return (f, h), (f, h), (h, f)
 
 
 def _head_norms(cell: Cell, kind: str) -> Iterator[Operation]:
-    """Of each head of Q and of K, in families that have them."""
+    """Yield the norms of the heads of Q and K, in model families that have these norms."""
     if cell.model.family in HEAD_NORM_FAMILIES:
-        yield _stream(cell, kind, _rows(cell) * cell.model.num_heads, cell.model.head_dim)
-        yield _stream(cell, kind, _rows(cell) * cell.model.num_kv_heads, cell.model.head_dim)
+        yield _in_stream_dtype(cell, kind, _rows(cell) * cell.model.num_heads, cell.model.head_dim)
+        yield _in_stream_dtype(cell, kind, _rows(cell) * cell.model.num_kv_heads, cell.model.head_dim)
 
 
-def _of(cell: Cell, products: tuple[tuple[int, int], ...]) -> Iterator[Operation]:
-    for columns, inner in products:
+def _products(cell: Cell, sizes: tuple[tuple[int, int], ...]) -> Iterator[Operation]:
+    for columns, inner in sizes:
         yield _product(cell, _rows(cell), columns, inner)
 
 
@@ -203,21 +210,21 @@ def _product(cell: Cell, rows: int, columns: int, inner: int) -> Operation:
 
 
 def _product_backward(cell: Cell, rows: int, columns: int, inner: int) -> Iterator[Operation]:
-    """The gradients of a linear layer's input and weight."""
+    """Yield the products that compute the gradients of a linear layer's input and weight."""
     yield _product(cell, rows, inner, columns)
     yield _product(cell, columns, inner, rows)
 
 
-def _one(cell: Cell, kind: str, rows: int, columns: int, count: int = 1) -> Operation:
+def _elementwise(cell: Cell, kind: str, rows: int, columns: int, count: int = 1) -> Operation:
     return Operation(kind, rows, columns, number_bytes=DTYPE_BYTES[cell.dtype], count=count)
 
 
-def _stream(cell: Cell, kind: str, rows: int, columns: int, count: int = 1) -> Operation:
-    """One between layers, where autocast leaves everything in float32."""
-    return replace(_one(cell, kind, rows, columns, count), number_bytes=stream_bytes(cell))
+def _in_stream_dtype(cell: Cell, kind: str, rows: int, columns: int, count: int = 1) -> Operation:
+    """Return an elementwise operation in the dtype of the residual stream, float32 under autocast."""
+    return replace(_elementwise(cell, kind, rows, columns, count), number_bytes=stream_bytes(cell))
 
 
-def _times(operation: Operation, count: int) -> Operation:
+def _repeat(operation: Operation, count: int) -> Operation:
     return replace(operation, count=operation.count * count)
 
 
@@ -226,11 +233,15 @@ def _rows(cell: Cell) -> int:
 
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
-"""Of a flash kernel: Q K^T and P V; backward computes the scores again (arXiv:2307.08691, section 3.1)."""
+"""Matrix products of a flash kernel: Q K^T and P V in forward; backward also computes the scores again
+(arXiv:2307.08691, section 3.1)."""
 
 
 def unfused_block(block: Block, head_dim: int, number_bytes: int, *, backward: bool) -> tuple[Operation, ...]:
-    """A block of `ring_self_attention`, all of whose scores are in memory; masked ones are computed, too."""
+    """Return the operations of one block of `ring_self_attention`, which calls no attention kernel.
+
+    All scores of the block are in memory, and masked scores are computed too.
+    """
     count = block.sequences * block.heads
     queries, keys = block.queries, block.keys
 
@@ -238,10 +249,10 @@ def unfused_block(block: Block, head_dim: int, number_bytes: int, *, backward: b
         return Operation("product", rows, columns, inner, number_bytes, count)
 
     scores = Operation("scores_backward" if backward else "scores", queries, keys, 1, number_bytes, count)
-    of_keys = (product(keys, head_dim, queries),) * 2 if backward else ()
-    return (product(queries, keys, head_dim), scores, product(queries, head_dim, keys), *of_keys)
+    key_gradients = (product(keys, head_dim, queries),) * 2 if backward else ()
+    return (product(queries, keys, head_dim), scores, product(queries, head_dim, keys), *key_gradients)
 
 
 def block_flops(block: Block, head_dim: int, products: int) -> int:
-    """Of one kernel call, by the pairs that the mask leaves."""
+    """Return the floating-point operations of one kernel call on the pairs that the mask leaves."""
     return 2 * products * block.area * head_dim

@@ -1,4 +1,4 @@
-"""From a prediction to the record of a cell that never ran: what a measurement would have filled."""
+"""Record of a predicted cell: the prediction in the sections that a measurement would fill."""
 
 from __future__ import annotations
 
@@ -19,28 +19,31 @@ from bench.record.record import Record, Status
 from bench.request.hardware import usable_bytes
 
 
-def predicted(cell: Cell, record: Record) -> Record:
-    """Fill a legal cell's record: one step of its slowest rank, or that there is no room for it."""
+def complete_predicted(cell: Cell, record: Record) -> Record:
+    """Return the record of a legal cell with the prediction of one step on its slowest rank.
+
+    The status is out of memory if the cell needs more memory than a rank has.
+    """
     prediction = prediction_of(cell)
-    assert prediction is not None  # a cell without one was refused
+    assert prediction is not None  # a cell without a prediction was refused
     record = replace(record, analytic=replace(record.analytic, prediction=prediction.stored()))
     if prediction.fit is Fit.OUT_OF_MEMORY:
         assert prediction.usable_bytes is not None
-        need, has = round(prediction.needed_bytes.expected), prediction.usable_bytes
-        reason = f"needs about {size_label(need)} per rank and has {size_label(has)}"
+        need, usable = round(prediction.needed_bytes.expected), prediction.usable_bytes
+        reason = f"needs about {size_label(need)} per rank and has {size_label(usable)}"
         return replace(record, status=Status.OUT_OF_MEMORY, reason=reason)
     return replace(record, **sections_of(cell, prediction))
 
 
 def prediction_of(cell: Cell) -> Prediction | None:
-    """Return what is expected of a legal cell; None where no formula or no rates are known."""
+    """Return the prediction for a legal cell; None if there is no formula, or no rates of its hardware."""
     if not has_rates(cell.hardware):
         return None
     return predict(cell, hardware_of(cell.hardware), usable_bytes(cell, this_machine()))
 
 
 def sections_of(cell: Cell, prediction: Prediction) -> Sections:
-    """The expected values, of one rank and one step."""
+    """Return the sections of a record with the expected values of one rank and one step."""
     step_ms = prediction.step_time_ms.expected
     return {
         "timing": TimingSection(
@@ -55,7 +58,7 @@ def sections_of(cell: Cell, prediction: Prediction) -> Sections:
 
 
 def _trace(parts: PredictedParts) -> TraceSection:
-    """The parts as a trace books them: each instant once."""
+    """Return the parts as a trace section, in which every instant counts once."""
     exposed_ms = {"attention": [parts.transfer_ms], "parameters": [parts.model_state_ms]}
     waiting_ms = {"attention": [0.0], "parameters": [0.0]}
     total_ms = {**exposed_ms, "attention": [parts.transfer_ms + parts.hidden_transfer_ms]}

@@ -1,4 +1,4 @@
-"""Predicted time and memory of a cell, with their bands, and the time of a step on this machine."""
+"""Predicted time and memory of a cell with their bands, and expected step times for a plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from bench.config import Cell
 from bench.cost.band import Band, End, Fit, fit_of
 from bench.cost.memory import MemoryNeed, allocated_band, memory_need, needed_band
-from bench.extras.predict.cpu_speed import ProbeTask, ProbeTimes, probed, seconds_here
+from bench.extras.predict.cpu_speed import ProbeTask, ProbeTimes, run_probe, step_s_on_this_cpu
 from bench.extras.predict.hardware_file import Hardware, another_cpu, hardware_of, has_rates
 from bench.extras.predict.speeds import Speeds
 from bench.extras.predict.time import PredictedParts, step_parts, step_work
@@ -16,36 +16,36 @@ from bench.plan.estimate import Expected
 from bench.record.analytic import PredictedStep
 from bench.request.modes import starts_ranks
 
-PROBED = "attention and matrix products timed here just now"
+PROBED = "a short timing of attention and matrix products on this CPU"
 OTHER_CPU = "the cost model at another CPU's rates"
-CAVEAT = "that other CPU is an AMD EPYC; this one may take a multiple"
+CAVEAT = "the other CPU is an AMD EPYC; this CPU may take several times as long"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One step of a cell, on the rank with most to do."""
+    """Prediction of one step of a cell, on the rank with the largest workload."""
 
     step_time_ms: Band
     parts: PredictedParts
     """Parts of the expected step."""
     peak_allocated_bytes: Band
-    """Bytes of tensors at their peak."""
+    """Peak bytes of tensors."""
     needed_bytes: Band
-    """Bytes of tensors, CUDA's context and what the allocator cannot use."""
+    """Bytes of tensors, of CUDA's context and of memory that the allocator cannot use."""
     memory: MemoryNeed
     """The expected need, term by term."""
     usable_bytes: int | None
-    """Bytes that one rank may take; None where they are not known."""
+    """Bytes that one rank may use; None if unknown."""
 
     @property
     def fit(self) -> Fit | None:
-        """None where it is not known what a rank may take."""
+        """Comparison of needed and usable memory; None if usable memory is unknown."""
         if self.usable_bytes is None:
             return None
         return fit_of(self.needed_bytes, self.usable_bytes)
 
     def stored(self) -> PredictedStep:
-        """Return what the record's `analytic` holds."""
+        """Return the prediction as the record's `analytic` section stores it."""
         return PredictedStep(
             step_time_ms=self.step_time_ms,
             parts=asdict(self.parts),
@@ -58,14 +58,21 @@ class Prediction:
 
 
 def predict(cell: Cell, hardware: Hardware, usable_bytes: int | None) -> Prediction | None:
-    """The prediction for a legal cell; None where a strategy, engine or workload has no formula, or the
-    hardware no rate of its kernel.
+    """Return the prediction for a legal cell.
+
+    Args:
+        cell: Cell to predict.
+        hardware: Rates of its device.
+        usable_bytes: Bytes that one rank may use; None if unknown.
+
+    Returns:
+        None if strategy, engine or workload have no formula, or the hardware has no rate of the kernel.
     """
     memory = memory_need(cell)
     work = None if memory is None or cell.data.packs else step_work(cell)
     if memory is None or work is None:
         return None
-    if not Speeds(hardware, End.EXPECTED).knows(cell):
+    if not Speeds(hardware, End.EXPECTED).has_rates_of(cell):
         return None
     ends = {end: step_parts(cell, work, Speeds(hardware, end)) for end in End}
     return Prediction(
@@ -79,34 +86,39 @@ def predict(cell: Cell, hardware: Hardware, usable_bytes: int | None) -> Predict
 
 
 def timed_here(cells: Iterable[Cell]) -> Callable[[Cell], Expected | None]:
-    """Return what says how long steps of these legal cells take, after timing this CPU for its cells."""
-    times = probed(ProbeTask.of(cell) for cell in cells if _needs_probe(cell))
-    return lambda cell: _as_probed(cell, times) or modelled(cell)
+    """Return a function from a legal cell to its expected step time, after a probe of this CPU.
+
+    Args:
+        cells: Legal cells of the plan; the probe runs for those with CPU ranks.
+    """
+    on_cpu = (cell for cell in cells if starts_ranks(cell) and cell.cluster.device == "cpu")
+    times = run_probe(ProbeTask.for_cell(cell) for cell in on_cpu)
+    return lambda cell: _from_probe(cell, times) or modelled(cell)
 
 
-def _needs_probe(cell: Cell) -> bool:
-    return starts_ranks(cell) and cell.cluster.device == "cpu"
-
-
-def _as_probed(cell: Cell, times: dict[ProbeTask, ProbeTimes]) -> Expected | None:
-    its = times.get(ProbeTask.of(cell))
-    prediction = None if its is None else predict(cell, another_cpu(), None)
-    if its is None or prediction is None:
+def _from_probe(cell: Cell, times: dict[ProbeTask, ProbeTimes]) -> Expected | None:
+    """Return the expected step time by the probe; None if it did not time the cell's task."""
+    task_times = times.get(ProbeTask.for_cell(cell))
+    prediction = None if task_times is None else predict(cell, another_cpu(), None)
+    if task_times is None or prediction is None:
         return None
-    return Expected(seconds_here(cell, prediction.parts, another_cpu(), its), PROBED)
+    return Expected(step_s_on_this_cpu(cell, prediction.parts, another_cpu(), task_times), PROBED)
 
 
 def modelled(cell: Cell) -> Expected | None:
-    """Return what arithmetic expects of a step: by the file of a GPU, or on a CPU by another CPU's rates."""
+    """Return the step time by the cost model: with the rates of a GPU's file, or on a CPU of another CPU.
+
+    None if there is no formula or no rate.
+    """
     if cell.cluster.device == "cpu":
-        expected = _predicted(cell, another_cpu(), OTHER_CPU, threads=cell.cluster.threads_per_rank)
+        expected = _by_cost_model(cell, another_cpu(), OTHER_CPU, threads=cell.cluster.threads_per_rank)
         return expected and replace(expected, caveat=CAVEAT)
     if not has_rates(cell.hardware):
         return None
-    return _predicted(cell, hardware_of(cell.hardware), f"the cost model on hardware={cell.hardware}")
+    return _by_cost_model(cell, hardware_of(cell.hardware), f"the cost model on hardware={cell.hardware}")
 
 
-def _predicted(cell: Cell, hardware: Hardware, basis: str, threads: int = 1) -> Expected | None:
-    """Return the step's expected seconds; `hardware` is one of `threads` that share a rank's work."""
+def _by_cost_model(cell: Cell, hardware: Hardware, basis: str, threads: int = 1) -> Expected | None:
+    """Return the expected step time if `threads` units of the hardware share the workload of a rank."""
     prediction = predict(cell, hardware, None)
     return None if prediction is None else Expected(prediction.step_time_ms.expected / 1e3 / threads, basis)

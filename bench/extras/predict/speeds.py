@@ -1,4 +1,4 @@
-"""How many seconds an operation, a kernel call, a message or the host's Python takes on a device."""
+"""Seconds of operations, kernel calls, communication and the host's Python on a device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bench.config import Cell
 from bench.cost.band import End
-from bench.extras.predict.hardware_file import SLOWEST, DeviceLink, Hardware
+from bench.extras.predict.hardware_file import RATE_END, DeviceLink, Hardware
 from bench.extras.predict.operations import (
     BACKWARD_PRODUCTS,
     FORWARD_PRODUCTS,
@@ -21,80 +21,88 @@ from bench.training.engines import ENGINE_FACTS
 from bench.training.engines.facts import NOT_MEASURED
 
 HALF_RATE_KEYS = 350
-"""A kernel call on so few keys runs at half of what long ones sustain. Assumed, after how the causal curves
-of arXiv:2307.08691, figure 5, rise from 512 to 16k tokens."""
+"""Number of keys at which a kernel call runs at half the rate of a long call. Assumed, from the rise of the
+causal curves in arXiv:2307.08691, figure 5, between 512 and 16k tokens."""
 LAUNCHES_PER_BLOCK = 4
+"""Operators that Python launches for one kernel call."""
 LAUNCHES_PER_COMMUNICATION = 6
-"""The call and the copies around it."""
+"""Operators that Python launches for one communication call and the copies before and after it."""
 MESSAGES = ("send", "all_to_all")
-"""Kinds whose messages leave at once, not step after step."""
+"""Kinds of communication that send all messages at once, and not in the steps of a ring."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Rates of one device, as shares of its peaks, at one end of what is not known of them."""
+    """Time model of one device at one end of the bands of its rates."""
 
     hardware: Hardware
     end: End
-    """End of the times: the high end has the lowest rates."""
+    """End of the predicted times; the high end has the lowest rates."""
 
-    def knows(self, cell: Cell) -> bool:
-        """Return whether there are rates of the cell's kernel."""
+    def has_rates_of(self, cell: Cell) -> bool:
+        """Return whether the hardware has rates of the cell's kernel, or the strategy calls no kernel."""
         return cell.kernel in self.hardware.attention_forward or STRATEGIES[cell.strategy].is_unfused
 
     def operation_s(self, operation: Operation) -> float:
-        """Return the seconds of one such operation.
+        """Return the seconds of one operation, by the roofline model (doi:10.1145/1498765.1498785).
 
-        The roofline: the longer of computing and moving (doi:10.1145/1498765.1498785).
+        That is the longer of the time to compute and the time to read and write memory.
         """
-        hardware, slowest = self.hardware, SLOWEST[self.end]
-        compute_s = operation.flops / (hardware.peak_flops_per_s * hardware.matmul.at(slowest))
-        moved_s = operation.moved_bytes / (hardware.memory_bytes_per_s * hardware.memory.at(slowest))
+        hardware, rate_end = self.hardware, RATE_END[self.end]
+        compute_s = operation.flops / (hardware.peak_flops_per_s * hardware.matmul.at(rate_end))
+        moved_s = operation.moved_bytes / (hardware.memory_bytes_per_s * hardware.memory.at(rate_end))
         return max(compute_s, moved_s)
 
     def block_s(
         self, block: Block, head_dim: int, kernel: str, *, number_bytes: int, backward: bool
     ) -> float:
-        """Seconds of one call of a kernel, by the shares of 16 bits; without a kernel, of its operations."""
+        """Return the seconds of one kernel call at 16-bit rates; without a kernel, of its operations."""
         if kernel not in self.hardware.attention_forward:
             operations = unfused_block(block, head_dim, number_bytes, backward=backward)
-            return sum(each.count * self.operation_s(each) for each in operations)
+            return sum(operation.count * self.operation_s(operation) for operation in operations)
         shares = self.hardware.attention_backward if backward else self.hardware.attention_forward
         products = BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS
-        rate = self.hardware.peak_flops_per_s * shares[kernel].at(SLOWEST[self.end])
+        rate = self.hardware.peak_flops_per_s * shares[kernel].at(RATE_END[self.end])
         slowdown = 1 + HALF_RATE_KEYS / block.keys if block.keys else 1
         return block_flops(block, head_dim, products) / rate * slowdown
 
-    def communication_s(self, exchange: Communication) -> float:
-        """Seconds of one call to the communication library, once all have arrived.
+    def communication_s(self, communication: Communication) -> float:
+        """Return the seconds of one communication call from the arrival of its last rank.
 
-        Latency, and bytes over the slowest link that they cross; nothing where a rank meets no other.
+        That is the latency plus the bytes over the slowest link that they cross; 0 for a group of one rank.
         """
-        if exchange.ranks <= 1:
+        if communication.ranks <= 1:
             return 0.0
-        inside = min(exchange.span, self.hardware.devices_per_node)
-        times = [self._bytes_over_s(self.hardware.node, exchange.sent_bytes)]
-        if exchange.span > inside:
-            here = max(1, inside // exchange.stride)
-            times.append(self._bytes_over_s(self.hardware.network, _bytes_of_card(exchange, here)))
-        return self._latency_s(exchange, inside) + max(times)
+        inside = min(communication.span, self.hardware.devices_per_node)
+        times = [self._bytes_over_s(self.hardware.node, communication.sent_bytes)]
+        if communication.span > inside:
+            ranks_per_node = max(1, inside // communication.stride)
+            times.append(
+                self._bytes_over_s(self.hardware.network, _network_card_bytes(communication, ranks_per_node))
+            )
+        return self._latency_s(communication, inside) + max(times)
 
-    def _latency_s(self, exchange: Communication, inside: int) -> float:
-        """Of a message, or of a collective's ring: the first step, and a hop each further one.
+    def _latency_s(self, communication: Communication, inside: int) -> float:
+        """Return the latency of a message, or of the steps of a collective's ring.
 
-        Hops from node to node are one fewer than the nodes (NCCL, src/graph/tuning.cc, `nInterSteps`).
+        A ring has its first step and one hop for each further step. One hop fewer than there are nodes goes
+        from node to node (NCCL, src/graph/tuning.cc, `nInterSteps`).
+
+        Args:
+            communication: Communication call.
+            inside: Number of consecutive ranks that are on one node.
         """
         node, network = self.hardware.node, self.hardware.network
-        first = network.latency_s if exchange.span > inside else node.latency_s
-        if exchange.kind in MESSAGES:
+        first = network.latency_s if communication.span > inside else node.latency_s
+        if communication.kind in MESSAGES:
             return first
-        hops = exchange.ranks - 2
-        between_nodes = min(hops, math.ceil(exchange.span / inside) - 1)
+        hops = communication.ranks - 2
+        between_nodes = min(hops, math.ceil(communication.span / inside) - 1)
         within = (hops - between_nodes) * node.hop_latency_s
         return first + within + between_nodes * network.hop_latency_s
 
     def host_s(self, cell: Cell, launches: int) -> float:
-        """Return the host's seconds of one step: starting `launches` operations, and the engine's Python."""
+        """Return the host's seconds of one step: `launches` operator launches, and the engine's Python."""
         host = ENGINE_FACTS[cell.engine.name].host.get(cell.engine.leaf, NOT_MEASURED)
         layer_ms = host.checkpointed_layer_ms if cell.checkpointing else host.layer_ms
         engine_s = 1e-3 * (cell.grad_accum * cell.model.num_layers * layer_ms + host.step_ms)
@@ -102,15 +110,24 @@ class Speeds:
         return (launches + engine_s / band.expected) * band.at(self.end)
 
     def _bytes_over_s(self, link: DeviceLink, sent_bytes: float) -> float:
-        return sent_bytes / (link.bytes_per_s * self.hardware.link.at(SLOWEST[self.end]))
+        return sent_bytes / (link.bytes_per_s * self.hardware.link.at(RATE_END[self.end]))
 
 
-def _bytes_of_card(exchange: Communication, here: int) -> float:
-    """Bytes that one GPU's network card sends to other nodes; `here` ranks of the exchange share its node.
+def _network_card_bytes(communication: Communication, ranks_per_node: int) -> float:
+    """Return the bytes that the network card of one GPU sends to other nodes.
 
-    Of an all-to-all its rank's part for other nodes; of a message from the last rank of a node all. A
-    collective's ring leaves a node once, and NCCL lays a ring through each card (`src/graph/search.cc`).
+    In an all-to-all a card sends the part of its rank's payload that is for other nodes. A message from the
+    last rank of a node leaves by one card in full. A collective's ring leaves a node once, and NCCL lays one
+    ring through every card (`src/graph/search.cc`), so the cards share the payload.
+
+    Args:
+        communication: Communication call.
+        ranks_per_node: Number of its ranks on one node.
     """
-    if exchange.is_even:
-        return exchange.sent_bytes * (exchange.ranks - here) / (exchange.ranks - 1)
-    return exchange.sent_bytes if exchange.kind in MESSAGES else exchange.sent_bytes / here
+    if communication.is_even:
+        return communication.sent_bytes * (communication.ranks - ranks_per_node) / (communication.ranks - 1)
+    return (
+        communication.sent_bytes
+        if communication.kind in MESSAGES
+        else communication.sent_bytes / ranks_per_node
+    )

@@ -1,4 +1,4 @@
-"""The modes whose records rest on a model of time: `predict`, and the link of `replay`."""
+"""Modes that use the time model: `predict`, and `replay` for the time on the link."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import structs
 from bench.config import Cell, ConfigError
 from bench.cost.band import Band, End
 from bench.extras.predict.hardware_file import Hardware, hardware_of, has_rates
-from bench.extras.predict.predicted import predicted
+from bench.extras.predict.predicted import complete_predicted
 from bench.extras.predict.speeds import Speeds
 from bench.record.record import Provenance, Record
 from bench.request.modes import MODES, PREDICT, REPLAY, Mode, replay_refusals
@@ -23,22 +23,25 @@ DIRECTIONS = ("send", "recv")
 
 
 def register() -> None:
-    """Add the modes to the table of the core."""
+    """Add the modes `replay` and `predict` to the core's table MODES."""
     MODES[REPLAY] = Mode(
         provenance=Provenance.REPLAYED,
         refusals=lambda cell: [*replay_refusals(cell), *package_refusals(cell)],
-        complete=with_link,
+        complete=add_link_ms,
     )
     MODES[PREDICT] = Mode(
         provenance=Provenance.PREDICTED,
         refusals=prediction_refusals,
         starts_ranks=False,
-        complete=predicted,
+        complete=complete_predicted,
     )
 
 
-def with_link(cell: Cell, record: Record) -> Record:
-    """Add the milliseconds of one replayed step on the link, by purpose; null where its rates are unknown."""
+def add_link_ms(cell: Cell, record: Record) -> Record:
+    """Return the record with the milliseconds that one replayed step takes on the link, by purpose.
+
+    They are null if the rates of the link are unknown.
+    """
     return structs.replace(record, analytic=structs.replace(record.analytic, link_ms=_link_ms(cell, record)))
 
 
@@ -52,62 +55,68 @@ def _link_ms(cell: Cell, record: Record) -> dict[str, Band] | None:
 
 
 def link_ms(messages: Sequence[Messages], hardware: Hardware) -> dict[str, Band]:
-    """Return milliseconds of one step on the link by purpose, as if no computation hid any of it.
+    """Return the milliseconds that one step takes on the link by purpose, if no compute hides any of them.
 
-    One message comes after another, at the rates of the hardware's file.
+    Messages follow one another at the rates of the hardware's file.
     """
-    low, expected, high = (_taken_ms(messages, Speeds(hardware, end)) for end in End)
+    low, expected, high = (_ms_by_purpose(messages, Speeds(hardware, end)) for end in End)
     return {purpose: Band(low[purpose], ms, high[purpose]) for purpose, ms in expected.items()}
 
 
-def _taken_ms(messages: Sequence[Messages], speeds: Speeds) -> dict[str, float]:
-    """By purpose; a link carries a send and a receive at the same time, so the longer of both counts."""
-    taken = defaultdict[tuple[str, str], float](float)
-    for each in messages:
-        kind = each.exchange.kind
-        exchange = replace(each.exchange, kind="send") if kind == "recv" else each.exchange
-        ms = 1e3 * each.count * speeds.communication_s(exchange)
-        taken[each.purpose, kind if kind in DIRECTIONS else ""] += ms
-    purposes = dict.fromkeys(purpose for purpose, _ in taken)
-    return {each: taken[each, ""] + max(taken[each, kind] for kind in DIRECTIONS) for each in purposes}
+def _ms_by_purpose(messages: Sequence[Messages], speeds: Speeds) -> dict[str, float]:
+    """Return the milliseconds on the link by purpose.
+
+    A link carries a send and a receive at the same time, so the longer of both counts.
+    """
+    by_direction = defaultdict[tuple[str, str], float](float)
+    for message in messages:
+        kind = message.exchange.kind
+        communication = replace(message.exchange, kind="send") if kind == "recv" else message.exchange
+        ms = 1e3 * message.count * speeds.communication_s(communication)
+        by_direction[message.purpose, kind if kind in DIRECTIONS else ""] += ms
+    return {
+        purpose: by_direction[purpose, ""] + max(by_direction[purpose, kind] for kind in DIRECTIONS)
+        for purpose in dict.fromkeys(purpose for purpose, _ in by_direction)
+    }
 
 
 def prediction_refusals(cell: Cell) -> list[str]:
-    """Why no arithmetic tells what the cell takes. A prediction needs none of the cell's packages."""
+    """Return why the cell cannot be predicted. A prediction needs none of the cell's packages."""
     if cell.hardware == "cpu":
-        way_out = "leave mode=predict out to measure it, or name a GPU, such as hardware=h100_80gb"
-        return [f"mode=predict is for GPUs: no file says how fast this CPU is; {way_out}"]
+        way_out = "leave mode=predict out to measure the cell, or name a GPU, such as hardware=h100_80gb"
+        return [f"mode=predict is for GPUs: no file has the rates of this CPU; {way_out}"]
     try:
         hardware = hardware_of(cell.hardware)
     except ConfigError as error:
         return [str(error)]
     reasons = []
     if cell.cluster.device == "cpu":
-        reasons.append(f"hardware={cell.hardware} is a GPU, and the ranks are on the CPU; take cluster=auto")
+        reasons.append(f"hardware={cell.hardware} is a GPU, but the ranks are on the CPU; take cluster=auto")
     if cell.cluster.ranks_per_gpu > 1:
         reasons.append(
-            f"mode=predict does not know how ranks share a GPU, as with cluster.ranks_per_gpu="
-            f"{cell.cluster.ranks_per_gpu}; take cluster.ranks_per_gpu=1"
+            f"mode=predict has no model of ranks that share a GPU (cluster.ranks_per_gpu="
+            f"{cell.cluster.ranks_per_gpu}); take cluster.ranks_per_gpu=1"
         )
     if not cell.workload.trains:
-        reasons.append(f"mode=predict is not for workload={cell.workload.name}; take workload=train")
+        reasons.append(f"mode=predict cannot predict workload={cell.workload.name}; take workload=train")
     if cell.data.packs:
         reasons.append(
-            "mode=predict is not for data.packing=documents, whose lengths it does not know; take"
-            " data.packing=none"
+            "mode=predict cannot predict data.packing=documents, because the documents' lengths are unknown;"
+            " take data.packing=none"
         )
     if STRATEGIES[cell.strategy].schedule(cell) is None:
         reasons.append(
-            f"mode=predict knows no schedule of {cell.strategy}; give its facts one: StrategyFacts.schedule"
+            f"mode=predict needs a schedule, which strategy={cell.strategy} lacks; define"
+            " StrategyFacts.schedule"
         )
     return reasons + _rate_refusals(cell, hardware)
 
 
 def _rate_refusals(cell: Cell, hardware: Hardware) -> list[str]:
-    """Which of the cell's operations the hardware's file has no figures of."""
-    if Speeds(hardware, End.EXPECTED).knows(cell):
+    """Return a refusal if the hardware's file has no rate of the cell's kernel."""
+    if Speeds(hardware, End.EXPECTED).has_rates_of(cell):
         return []
     bound = STRATEGIES[cell.strategy].kernels
     known = [kernel for kernel in hardware.attention_forward if bound is None or kernel in bound]
-    way_out = f"choose kernel={' or '.join(known)}, or measure it" if known else "measure it"
-    return [f"mode=predict knows no rate of kernel={cell.kernel} on hardware={cell.hardware}; {way_out}"]
+    way_out = f"choose kernel={' or '.join(known)}, or measure the cell" if known else "measure the cell"
+    return [f"mode=predict has no rate of kernel={cell.kernel} on hardware={cell.hardware}; {way_out}"]

@@ -1,7 +1,7 @@
-"""What holds memory at this moment: every block that Python or an autograd graph can reach, by class.
+"""Live blocks of tensor memory that Python or an autograd graph can reach, by role, dtype and shape.
 
-Made for the moment after a failed allocation: it allocates no tensor, runs no operator and unpacks no saved
-tensor (a checkpoint would compute its whole forward again).
+The code runs after a failed allocation. It therefore allocates no tensor, runs no operator and unpacks no
+saved tensor, because a checkpoint would then compute its whole forward again.
 """
 
 from __future__ import annotations
@@ -20,35 +20,40 @@ from torch._subclasses.fake_tensor import FakeTensor
 from bench.measure.memory.section import BlockClass
 
 ROLES = ("parameter", "gradient", "optimizer state", "activation", "other")
-"""A block that several tensors view has the first of their roles."""
+"""Roles in order of precedence: a block that several tensors view has the first of their roles."""
 MAX_CLASSES = 10
+"""Largest number of classes that are reported."""
 
 
 @dataclass(slots=True)
-class _Block:
-    """One storage: its size, the largest tensor seen in it, and the first role of any."""
+class _LiveBlock:
+    """Storage with its role, and the dtype and shape of the largest tensor that views it."""
 
     size_bytes: int
     role: str
     tensor_bytes: int = 0
+    """Size of the largest tensor."""
     dtype: str = ""
     shape: tuple[int, ...] = ()
 
 
 def largest_classes(device_type: str) -> list[BlockClass]:
-    """Live blocks on devices of this type, by role, dtype and shape: the classes with most bytes first."""
-    found = reachable_objects()
-    tensors = [each for each in found if issubclass(type(each), Tensor)]
-    optimizers = [each for each in found if issubclass(type(each), torch.optim.Optimizer)]
-    blocks: dict[int, _Block] = {}
-    for role, held in _by_role(tensors, optimizers):
-        for tensor in held:
-            # Of a distributed tensor this rank's part.
-            _note(blocks, role, getattr(tensor, "_local_tensor", tensor), device_type)
+    """Return the classes of live blocks on this type of device, those with the most bytes first.
+
+    A class has one role, dtype and shape. At most MAX_CLASSES are returned.
+    """
+    objects = reachable_objects()
+    tensors = [item for item in objects if issubclass(type(item), Tensor)]
+    optimizers = [item for item in objects if issubclass(type(item), torch.optim.Optimizer)]
+    blocks: dict[int, _LiveBlock] = {}
+    for role, of_role in _tensors_by_role(tensors, optimizers):
+        for tensor in of_role:
+            # A distributed tensor counts with this rank's part.
+            _add_block(blocks, role, getattr(tensor, "_local_tensor", tensor), device_type)
     classes: defaultdict[tuple[str, str, tuple[int, ...]], list[int]] = defaultdict(list)
     for block in blocks.values():
         classes[block.role, block.dtype, block.shape].append(block.size_bytes)
-    ordered = sorted(classes.items(), key=lambda each: -sum(each[1]))
+    ordered = sorted(classes.items(), key=lambda item: -sum(item[1]))
     return [
         BlockClass(role=role, dtype=dtype, shape=list(shape), count=len(sizes), total_bytes=sum(sizes))
         for (role, dtype, shape), sizes in ordered[:MAX_CLASSES]
@@ -56,62 +61,63 @@ def largest_classes(device_type: str) -> list[BlockClass]:
 
 
 def reachable_objects() -> list[Any]:
-    """All that Python's garbage collector knows of."""
+    """Return all objects that Python's garbage collector tracks."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return gc.get_objects()
 
 
-def _by_role(
+def _tensors_by_role(
     tensors: list[Tensor], optimizers: list[torch.optim.Optimizer]
 ) -> Iterator[tuple[str, Iterable[Tensor]]]:
-    """Tensors by what they are for, in the order of ROLES."""
+    """Yield each role of ROLES with its tensors, in order."""
     parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
-    shards = [shard for each in parameters if isinstance(shard := getattr(each, "ds_tensor", None), Tensor)]
+    shards = [shard for p in parameters if isinstance(shard := getattr(p, "ds_tensor", None), Tensor)]
     yield ROLES[0], [*parameters, *shards]
-    yield ROLES[1], [each.grad for each in tensors if each.is_leaf and each.grad is not None]
+    yield ROLES[1], [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
     yield ROLES[2], _optimizer_state(optimizers)
-    yield ROLES[3], [*_saved(tensors), *(each for each in tensors if each.grad_fn is not None)]
+    yield ROLES[3], [*_saved_tensors(tensors), *(tensor for tensor in tensors if tensor.grad_fn is not None)]
     yield ROLES[4], tensors
 
 
 def _optimizer_state(optimizers: list[torch.optim.Optimizer]) -> Iterator[Tensor]:
-    """Moments, and the copies that an engine lets its optimizer work on."""
+    """Yield the optimizers' moments, and the copies of parameters that an engine gives to its optimizer."""
     for optimizer in optimizers:
         for state in getattr(optimizer, "state", {}).values():
-            yield from (each for each in state.values() if isinstance(each, Tensor))
+            yield from (value for value in state.values() if isinstance(value, Tensor))
         for group in getattr(optimizer, "param_groups", ()):
             yield from group["params"]
 
 
-def _saved(tensors: list[Tensor]) -> Iterator[Tensor]:
-    """What the graphs behind these tensors keep for backward."""
-    pending: list[Any] = [each.grad_fn for each in tensors if each.grad_fn is not None]
-    seen: set[Any] = set()
+def _saved_tensors(tensors: list[Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors that the autograd graphs of `tensors` save for backward."""
+    pending: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    visited: set[Any] = set()
     while pending:
         node = pending.pop()
-        if node in seen:
+        if node in visited:
             continue
-        seen.add(node)
-        pending += [each for each, _ in node.next_functions if each is not None]
+        visited.add(node)
+        pending += [successor for successor, _ in node.next_functions if successor is not None]
         for name in dir(node):
             if name.startswith("_raw_saved"):
-                yield from _raw(node, name)
+                yield from _raw_tensors(node, name)
 
 
-def _raw(node: Any, name: str) -> Iterator[Tensor]:
-    """The tensors behind one saved attribute; none where backward has freed it or a hook has packed it."""
+def _raw_tensors(node: Any, name: str) -> Iterator[Tensor]:
+    """Yield the tensors of one saved attribute; none if backward has freed it or a hook has packed it."""
     try:
         packed = getattr(node, name)
-        for each in packed if isinstance(packed, tuple | list) else (packed,):
-            data = getattr(each, "data", None)
+        for saved in packed if isinstance(packed, tuple | list) else (packed,):
+            data = getattr(saved, "data", None)
             if isinstance(data, Tensor):
                 yield data
     except RuntimeError:
         return
 
 
-def _note(blocks: dict[int, _Block], role: str, tensor: Tensor, device_type: str) -> None:
+def _add_block(blocks: dict[int, _LiveBlock], role: str, tensor: Tensor, device_type: str) -> None:
+    """Add the storage of a tensor to `blocks`, by address; skip other devices and tensors without storage."""
     is_fake = isinstance(tensor, FakeTensor)
     if is_fake or tensor.device.type != device_type or tensor.layout != torch.strided:
         return
@@ -119,10 +125,10 @@ def _note(blocks: dict[int, _Block], role: str, tensor: Tensor, device_type: str
         storage = tensor.untyped_storage()
         size_bytes, address = storage.nbytes(), storage.data_ptr()
     except (RuntimeError, NotImplementedError):
-        return  # a wrapper without memory of its own
+        return  # a wrapper subclass has no storage
     if not size_bytes:
         return
-    block = blocks.setdefault(address, _Block(size_bytes, role))
+    block = blocks.setdefault(address, _LiveBlock(size_bytes, role))
     if tensor.nbytes > block.tensor_bytes:
         block.tensor_bytes, block.shape = tensor.nbytes, tuple(tensor.shape)
         block.dtype = str(tensor.dtype).removeprefix("torch.")

@@ -1,6 +1,7 @@
-"""Peak memory of a rank, over its whole life and in steady state.
+"""Memory pass on a rank: peak memory over its whole life and in steady state.
 
-CUDA's allocator keeps peaks itself; on the CPU live tensors are tracked. Pages of the process stand beside.
+CUDA's allocator keeps the peaks itself. On a CPU the pass tracks live tensors. The pages of the process are
+recorded too.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from bench.measure.rank_pass import Measurement, RankPass
 from bench.ranks.memory_limit import process_bytes
 
 PeakTracker = AllocationTracker | CudaTracker
-"""While it is on, its peaks grow; it may be entered again later."""
+"""Context that raises its peaks while it is entered; it may be entered several times."""
 
 
 class MemoryPass(RankPass):
-    """`life` is on while the rank builds and takes its first step, `steady` in a later step."""
+    """Peaks of building and the first step in `life`, and of a later step in `steady`."""
 
     def __init__(self, measurement: Measurement) -> None:
         super().__init__(measurement)
         device, phase = measurement.device, measurement.log.step
 
-        def make() -> PeakTracker:
+        def new_tracker() -> PeakTracker:
             return CudaTracker(device, phase) if device.type == "cuda" else AllocationTracker(phase)
 
         self.base_resident_bytes = process_bytes("VmRSS")
-        self.life, self.steady = make(), make()
+        self.life, self.steady = new_tracker(), new_tracker()
         self.offloaded_activation_bytes: int | None = None
 
     def around_building(self) -> AbstractContextManager[Any]:
@@ -43,14 +44,15 @@ class MemoryPass(RankPass):
 
     @contextmanager
     def around_window(self) -> Iterator[None]:
-        """On a GPU peaks start anew, and what they were stays part of the life's; those of the window are the
-        steady state's, whatever a later step is looked at for.
+        """On a GPU, record the peaks so far in `life` and the peaks of the window in `steady`.
+
+        Steady-state peaks are thus those of timed steps; the inspected step adds the phases.
         """
         if isinstance(self.life, CudaTracker):
-            self.life.note(None)
+            self.life.record(None)
         yield
         if isinstance(self.steady, CudaTracker):
-            self.steady.note(None)
+            self.steady.record(None)
 
     @contextmanager
     def around_inspected_step(self) -> Iterator[None]:
@@ -65,19 +67,19 @@ class MemoryPass(RankPass):
         self.allocator_settings = _allocator_settings(self.measurement.device)
 
     def part(self) -> MemorySection:
-        """All peaks; the whole life's are at least those of the steady state."""
+        """Return all peaks; those of the whole life are at least those of the steady state."""
         trainer = self.measurement.subject.trainer
         longest = max(self.life, self.steady, key=lambda tracker: tracker.peak_bytes)
-        taken, kept = self.steady.phases.taken, self.steady.phases.kept
+        phases = self.steady.phases
         return MemorySection(
             peak_allocated_bytes=of_one(self.steady.peak_bytes),
-            peak_reserved_bytes=of_one(_reserved(self.steady)),
+            peak_reserved_bytes=of_one(_peak_reserved_bytes(self.steady)),
             peak_phase=of_one(self.steady.peak_phase),
-            forward_peak_bytes=of_one(taken["forward"]),
-            forward_saved_bytes=of_one(kept["forward"]),
-            backward_peak_bytes=of_one(taken["backward"]),
+            forward_peak_bytes=of_one(phases.peak_bytes["forward"]),
+            forward_saved_bytes=of_one(phases.saved_bytes["forward"]),
+            backward_peak_bytes=of_one(phases.peak_bytes["backward"]),
             whole_life_allocated_bytes=of_one(longest.peak_bytes),
-            whole_life_reserved_bytes=of_one(_reserved(self.life, self.steady)),
+            whole_life_reserved_bytes=of_one(_peak_reserved_bytes(self.life, self.steady)),
             whole_life_phase=of_one(longest.peak_phase),
             peak_resident_bytes=of_one(process_bytes("VmHWM")),
             base_resident_bytes=of_one(self.base_resident_bytes),
@@ -88,14 +90,14 @@ class MemoryPass(RankPass):
         )
 
 
-def _reserved(*trackers: PeakTracker) -> int | None:
-    """The most that the allocator held; the CPU's keeps no such count."""
-    known = [each.peak_reserved_bytes for each in trackers if isinstance(each, CudaTracker)]
-    return max(known, default=None)
+def _peak_reserved_bytes(*trackers: PeakTracker) -> int | None:
+    """Return the peak bytes that CUDA's allocator reserved; None on a CPU."""
+    peaks = [tracker.peak_reserved_bytes for tracker in trackers if isinstance(tracker, CudaTracker)]
+    return max(peaks, default=None)
 
 
 def _allocator_settings(device: torch.device) -> dict[str, str] | None:
-    """What CUDA's allocator says that it runs with, for the record; None on a CPU."""
+    """Return the settings that CUDA's allocator reports; None on a CPU."""
     if device.type != "cuda":
         return None
     backend = torch.cuda.memory.get_allocator_backend()

@@ -1,4 +1,4 @@
-"""Peak memory by rank: the memory pass without torch."""
+"""Memory section of a record: peak memory by rank. No torch."""
 
 from __future__ import annotations
 
@@ -16,59 +16,68 @@ from bench.measure.telemetry import section as telemetry
 
 
 class BlockClass(Struct, frozen=True, kw_only=True):
-    """Blocks of memory of one kind."""
+    """Live blocks of memory with equal role, dtype and shape."""
 
     role: str
-    """Purpose of the storages."""
+    """Role of the blocks: parameter, gradient, optimizer state, activation or other."""
     dtype: str
-    """Dtype of the largest tensor in such a block; `shape` is of the same one."""
+    """Dtype of the largest tensor in a block."""
     shape: list[int]
+    """Shape of the largest tensor in a block."""
     count: int
-    """Number of storages."""
+    """Number of blocks."""
     total_bytes: int
-    """All of them together."""
+    """Bytes of all these blocks together."""
 
 
 class MemorySection(Struct, frozen=True, kw_only=True):
-    """Peaks per rank, in bytes; null where not measured or not known.
+    """Peak memory in bytes, as lists by rank; null if not measured or not known.
 
-    `allocated` counts tensors, `reserved` what the allocator holds for them. `peak_` is of the steady state:
-    the timed window on a GPU, one later step on the CPU. `whole_life_` is the most of building the model, the
-    first short step, which makes the optimizer's state, and the steady state. `_phase` is the part of the
-    step in which the peak was reached: load (building, fetching), forward, loss, backward, optimizer.
+    Steady state is the timed window on a GPU, and one later step on a CPU. The whole life covers building the
+    model, the short first step, which makes the optimizer's state, and the steady state. A phase is load
+    (building, fetching a batch), forward, loss, backward or optimizer.
     """
 
     peak_allocated_bytes: SizesPerRank | None
+    """Peak bytes of tensors in steady state."""
     peak_reserved_bytes: SizesPerRank | None = None
+    """Peak bytes that CUDA's allocator reserved in steady state; null on a CPU."""
     peak_resident_bytes: SizesPerRank | None = None
-    """The process's pages."""
+    """Peak resident bytes of the rank process (VmHWM)."""
     base_resident_bytes: SizesPerRank | None = None
-    """What a rank holds before it builds anything."""
+    """Resident bytes of the rank process before it builds anything."""
     peak_phase: list[str] | None = None
+    """Phase in which the steady state first reached its peak."""
     forward_peak_bytes: SizesPerRank | None = None
-    """The peak of a forward less what was there when it began; of `workload=attention` what a call takes."""
+    """Peak of a forward pass above the bytes live at its start; with `workload=attention` that of one
+    call."""
     forward_saved_bytes: SizesPerRank | None = None
-    """What was there when it ended, less the same: what backward needs, and the result."""
+    """Bytes live at the end of a forward pass above those at its start: tensors saved for backward, and the
+    result."""
     backward_peak_bytes: SizesPerRank | None = None
-    """The peak of a backward less what was there when it began."""
+    """Peak of a backward pass above the bytes live at its start."""
     whole_life_allocated_bytes: SizesPerRank | None = None
+    """Peak bytes of tensors over the whole life."""
     whole_life_reserved_bytes: SizesPerRank | None = None
+    """Peak bytes that CUDA's allocator reserved over the whole life; null on a CPU."""
     whole_life_phase: list[str] | None = None
+    """Phase in which the whole life first reached its peak."""
     device_used_bytes: Annotated[list[Amount], Meta(min_length=1)] | None = None
-    """The most that the whole device held while the clock ran, by NVML."""
+    """Largest memory in use on the rank's whole device within the timed window, by NVML."""
     device_used_reason: str | None = None
-    """Why that is not known."""
+    """Reason why `device_used_bytes` is null."""
     limit_base_bytes: SizesPerRank | None = None
-    """What a memory limit counts from."""
+    """Bytes that `cluster.memory_limit_gib` does not count: on a CPU those that the rank process held when
+    the limit was set, on a GPU 0. Null without a limit."""
     allocator_settings: dict[str, str] | None = None
-    """What CUDA's allocator says that it runs with, in torch's words; of the first rank, as all are told the
-    same. Null on a CPU."""
+    """Settings that CUDA's allocator reports on the first rank, with torch's names; all ranks have the same
+    settings. Null on a CPU."""
     offloaded_activation_bytes: SizesPerRank | None = None
-    """Layers' inputs that one step handed to host memory, and as many came back; on a CPU rank, whose only
-    memory that is, none were copied. Null without `offload.activations`."""
+    """Bytes of layer inputs that one step moves to host memory, and again back. A CPU rank counts them
+    without a copy, since host memory is its only memory. Null without `offload.activations`."""
     offloaded_optimizer_bytes: SizesPerRank | None = None
-    """Gradients that one step has to copy to the optimizer in host memory, and weights back, together; a CPU
-    rank copies them within its memory. Null without `offload.optimizer`."""
+    """Bytes of gradients that one step copies to the optimizer in host memory, plus bytes of weights that it
+    copies back. A CPU rank copies them within its memory. Null without `offload.optimizer`."""
 
     def __post_init__(self) -> None:
         steady = (self.peak_allocated_bytes, self.peak_phase)
@@ -77,8 +86,9 @@ class MemorySection(Struct, frozen=True, kw_only=True):
                 check_lengths("Expected a size for each phase", sizes or [], phases)
 
 
-OF_ALL_RANKS = ("device_used_bytes", "device_used_reason", "allocator_settings")
-"""What is no list by rank, or is not in a rank's part: telemetry has seen it."""
+NOT_PER_RANK = ("device_used_bytes", "device_used_reason", "allocator_settings")
+"""Fields that are not merged by rank: telemetry supplies the first two, and the third is equal on all
+ranks."""
 
 
 class MemoryFacts(PassFacts[MemorySection, MemorySection]):
@@ -89,12 +99,12 @@ class MemoryFacts(PassFacts[MemorySection, MemorySection]):
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> MemorySection:  # noqa: ARG002
         parts, telemetries = self.parts(reports), telemetry.FACTS.parts(reports)
         used = together(telemetries, "device_used_bytes")["device_used_bytes"]
-        per_rank = [name for name in MemorySection.__struct_fields__ if name not in OF_ALL_RANKS]
+        per_rank = [name for name in MemorySection.__struct_fields__ if name not in NOT_PER_RANK]
         return replace(
             parts[0],
             **together(parts, *per_rank),
             device_used_bytes=used and [worst(samples) for samples in used],
-            device_used_reason=None if used else telemetry.reasons(telemetries),
+            device_used_reason=None if used else telemetry.joined_reasons(telemetries),
         )
 
 

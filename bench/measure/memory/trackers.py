@@ -1,4 +1,4 @@
-"""Peaks of tensor memory by phase of the step: CUDA keeps them itself, on a CPU storages are counted."""
+"""Trackers of peak tensor memory by phase of the step, from CUDA's allocator or by counting CPU storages."""
 
 from __future__ import annotations
 
@@ -18,25 +18,31 @@ from bench.ranks.log import StepPhase
 
 
 class PhaseBytes:
-    """Bytes by phase; of a phase that comes several times the most."""
+    """Growth of memory by phase; the largest value if a phase runs several times."""
 
     def __init__(self) -> None:
-        self.taken: Counter[str] = Counter()
-        """Its peak, less what was there at its start."""
-        self.kept: Counter[str] = Counter()
-        """What was there at its end, less what was there at its start."""
+        self.peak_bytes: Counter[str] = Counter()
+        """Peak of each phase above the bytes live at its start."""
+        self.saved_bytes: Counter[str] = Counter()
+        """Bytes live at the end of each phase above those at its start."""
         self._start_bytes = 0
 
     def end(self, name: str | None, peak_bytes: int, live_bytes: int) -> None:
-        """A phase ends, and another begins with what is live; None is what lies between phases."""
+        """End a phase and begin the next.
+
+        Args:
+            name: Phase that ends; None for the time between phases.
+            peak_bytes: Peak of the phase.
+            live_bytes: Bytes that are live now.
+        """
         if name is not None:
-            self.taken[name] = max(self.taken[name], peak_bytes - self._start_bytes)
-            self.kept[name] = max(self.kept[name], live_bytes - self._start_bytes)
+            self.peak_bytes[name] = max(self.peak_bytes[name], peak_bytes - self._start_bytes)
+            self.saved_bytes[name] = max(self.saved_bytes[name], live_bytes - self._start_bytes)
         self._start_bytes = live_bytes
 
 
 class CudaTracker:
-    """CUDA's own peaks, read and set back whenever a part of the step ends; waits for nothing."""
+    """Peaks of CUDA's allocator, read and reset whenever a phase ends, without a synchronisation."""
 
     def __init__(self, device: torch.device, phase: StepPhase) -> None:
         self.device = device
@@ -50,15 +56,15 @@ class CudaTracker:
     def __enter__(self) -> Self:
         torch.cuda.reset_peak_memory_stats(self.device)
         self.phases.end(None, 0, torch.cuda.memory_allocated(self.device))
-        self.phase.on_change = self.note
+        self.phase.on_change = self.record
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.note(self.phase.name)
+        self.record(self.phase.name)
         self.phase.on_change = None
 
-    def note(self, phase: str | None) -> None:
-        """Take in the peaks since the last time, reached in `phase`."""
+    def record(self, phase: str | None) -> None:
+        """Record the peaks since the last call, as peaks of `phase`; None if no phase is known."""
         peak_bytes = torch.cuda.max_memory_allocated(self.device)
         self.peak_bytes = max(self.peak_bytes, peak_bytes)
         if phase is not None and peak_bytes > self._phase_bytes:
@@ -69,11 +75,11 @@ class CudaTracker:
 
 
 class AllocationTracker(TorchDispatchMode):
-    """While it is on, `peak_bytes` grows to the most bytes that tensors held at once, first in `peak_phase`.
+    """Mode that counts the bytes of live CPU tensors: `peak_bytes`, first reached in `peak_phase`.
 
-    Counted are the storages that Python can reach at the start and those that operators touch; sizes are
-    read anew each time, because FSDP2 empties storages without freeing them. Not counted: what a kernel
-    takes and gives back within itself.
+    It counts the storages that Python can reach on entry and those that operators read or write. It reads
+    their sizes at every operator, because FSDP2 empties storages without freeing them. It does not count
+    memory that a kernel allocates and frees within itself.
     """
 
     def __init__(self, phase: StepPhase | None = None) -> None:
@@ -81,7 +87,8 @@ class AllocationTracker(TorchDispatchMode):
         self.phase = phase or StepPhase()
         self.errors = KeptErrors()
         self._live: set[ref[torch.UntypedStorage]] = set()
-        """No WeakSet: to go through it is Python, which `watch_modules` sees in the first step, each time."""
+        """References to live storages. A WeakSet would not do: iterating it runs Python code, which
+        `watch_modules` would record in the first step."""
         self.peak_bytes = 0
         self.peak_phase: str | None = None
         self.phases = PhaseBytes()
@@ -90,11 +97,11 @@ class AllocationTracker(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """What is compiled stays compiled: under any other mode torch runs it operator by operator."""
+        """Return True, so that compiled code stays compiled; under other modes torch runs it by operators."""
         return True
 
     def __enter__(self) -> Self:
-        self._note(each for each in reachable_objects() if type(each) in {Tensor, torch.nn.Parameter})
+        self._count(item for item in reachable_objects() if type(item) in {Tensor, torch.nn.Parameter})
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -111,16 +118,17 @@ class AllocationTracker(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its operators on local tensors come by one by one
+            return NotImplemented  # DTensor then calls its operators on local tensors, which this mode sees
         with self.errors:
             if self.phase.name != self._phase_name:
                 self._next_phase()
         result = func(*args, **(kwargs or {}))
         with self.errors:
-            self._note(_tensors_in((result, args)))
+            self._count(_tensors_in((result, args)))
         return result
 
-    def _note(self, tensors: Iterable[Tensor]) -> None:
+    def _count(self, tensors: Iterable[Tensor]) -> None:
+        """Add the storages of CPU tensors to the live ones, and update the peaks."""
         for tensor in tensors:
             if tensor.device.type == "cpu":
                 self._live.add(ref(tensor.untyped_storage(), self._live.discard))
@@ -135,9 +143,9 @@ class AllocationTracker(TorchDispatchMode):
         self._phase_name, self._phase_peak_bytes = self.phase.name, live_bytes
 
     def _live_bytes(self) -> int:
-        # Copied at once: storages that end meanwhile leave the set.
-        found = [storage for each in [*self._live] if (storage := each()) is not None]
-        return sum(map(torch.UntypedStorage.nbytes, found))
+        # The set is copied first: a storage that is freed meanwhile removes its reference from it.
+        storages = [storage for reference in [*self._live] if (storage := reference()) is not None]
+        return sum(map(torch.UntypedStorage.nbytes, storages))
 
 
 def _tensors_in(nested: Any) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""What the rank's device and the machine did while the clock ran."""
+"""Telemetry pass on a rank: NVML samples of its device, and load of the machine, in the timed window."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from bench.measure.telemetry.section import RankTelemetry
 from bench.ranks.device import own_cpus
 
 PERIOD_S = 0.2
+"""Seconds between two samples of a node, whichever of its ranks take them."""
 MAX_SAMPLES = 1000
-"""Beyond it every other sample is dropped and the next are taken half as often."""
+"""Largest number of samples; beyond it every other sample is dropped and the period doubles."""
 SLOW_CLOCK = 0.75
-"""NVBench's threshold: a run below this part of the device's clock is throttled."""
+"""Share of the device's clock below which a run counts as throttled (NVBench's threshold)."""
 
 CLOCK_EVENTS: Mapping[str, int] = {
     "idle": 0x1,
@@ -39,65 +40,70 @@ CLOCK_EVENTS: Mapping[str, int] = {
 }
 """Bits of NVML's clock event reasons (nvml.h, nvmlClocksEventReason*)."""
 FAULTS = ("hardware_slowdown", "software_thermal", "hardware_thermal", "power_brake")
-"""Reasons that a healthy device does not give under load."""
+"""Clock-event reasons that a healthy device does not report under load."""
 EXPLAINED = ("idle", "power_cap")
-"""Reasons for a low clock that are no fault: nothing to do, and the device's own power limit."""
+"""Clock-event reasons for a low clock that are not a fault: an idle device, and its power limit."""
 
-Figure = Callable[[Any, Any], float]
-FIGURES: Mapping[str, Figure] = {
+NvmlQuery = Callable[[Any, Any], float]
+QUERIES: Mapping[str, NvmlQuery] = {
     "power_w": lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
     "sm_clock_mhz": lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
     "clock_events": lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
     "utilisation": lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
     "device_used_bytes": lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used,
 }
-"""What is sampled, from NVML's module and a device's handle."""
+"""Sampled values by name, each a function of the pynvml module and a device handle."""
 
 
 @dataclass(frozen=True, slots=True)
 class NvmlDevice:
-    """One device as NVML sees it; `nvml` is the pynvml module, `ranks_beside` share it with this rank."""
+    """Device in NVML."""
 
     nvml: Any
+    """The pynvml module."""
     handle: Any
-    ranks_beside: int = 0
+    other_ranks: int = 0
+    """Number of other ranks of the cell on this device."""
 
     def reference_clock_mhz(self) -> float | None:
-        """The SM clock that the device could run at; None where the driver does not say."""
+        """Return the maximum SM clock of the device; None if the driver does not report it."""
         try:
             return float(self.nvml.nvmlDeviceGetMaxClockInfo(self.handle, self.nvml.NVML_CLOCK_SM))
         except self.nvml.NVMLError:
             return None
 
     def other_processes(self) -> int | None:
-        """Processes on the device that are no rank of the cell."""
+        """Return the number of processes on the device that are not ranks of the cell.
+
+        None if NVML does not list this process, because it reports process IDs of another PID namespace.
+        """
         try:
-            pids = [each.pid for each in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)]
+            pids = [process.pid for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)]
         except self.nvml.NVMLError:
             return None
-        return max(0, len(pids) - 1 - self.ranks_beside) if os.getpid() in pids else None
+        return max(0, len(pids) - 1 - self.other_ranks) if os.getpid() in pids else None
 
 
 class TelemetrySampler:
-    """Watches one rank's window; `read` gives what the last one showed."""
+    """Sampler of one rank's device in the timed window; `read` returns the values of the last window."""
 
-    def __init__(self, opened: NvmlDevice | str, period_s: float = PERIOD_S) -> None:
-        """`opened` is the rank's device, or the reason why there is none."""
+    def __init__(self, device: NvmlDevice | str, period_s: float = PERIOD_S) -> None:
+        """Create a sampler of a device; a string is the reason why the rank has no device in NVML."""
         self.period_s = period_s
-        self.device = None if isinstance(opened, str) else opened
-        self.reasons: list[str] = [opened] if isinstance(opened, str) else []
-        self._samples: dict[str, list[float]] = {name: [] for name in FIGURES} if self.device else {}
-        self._clear()
+        self.device = None if isinstance(device, str) else device
+        self.reasons: list[str] = [device] if isinstance(device, str) else []
+        self._samples: dict[str, list[float]] = {name: [] for name in QUERIES} if self.device else {}
+        self._reset()
 
-    def _clear(self) -> None:
+    def _reset(self) -> None:
         self._times_ms: list[float] = []
         self._samples = {name: [] for name in self._samples}
         self._load_average, self._switches = os.getloadavg()[0], 0
 
     @contextmanager
     def window(self) -> Iterator[None]:
-        """Around steps under the clock: a thread samples, nothing of it runs between the steps."""
-        self._clear()
+        """Sample in a thread while the context lasts; the thread that runs the steps does nothing more."""
+        self._reset()
         stop = threading.Event()
         thread = threading.Thread(target=self._sample_until, args=(stop,), daemon=True)
         if self.device is not None:
@@ -112,22 +118,24 @@ class TelemetrySampler:
                 thread.join()
 
     def read(self) -> RankTelemetry:
-        """What the last window showed."""
-        known = self._samples
-        events = known.get("clock_events")
-        seen = [name for name, bit in CLOCK_EVENTS.items() if any(int(bits) & bit for bits in events or ())]
+        """Return the telemetry of the last window."""
+        samples = self._samples
+        events = samples.get("clock_events")
+        event_names = [
+            name for name, bit in CLOCK_EVENTS.items() if any(int(bits) & bit for bits in events or ())
+        ]
         clock = self.device.reference_clock_mhz() if self.device else None
         return RankTelemetry(
             reason="; ".join(self.reasons) or None,
-            sample_ms=[self._times_ms if known else []],
-            power_w=of_one(known.get("power_w")),
-            sm_clock_mhz=of_one(known.get("sm_clock_mhz")),
+            sample_ms=[self._times_ms if samples else []],
+            power_w=of_one(samples.get("power_w")),
+            sm_clock_mhz=of_one(samples.get("sm_clock_mhz")),
             reference_clock_mhz=of_one(clock),
-            utilisation=of_one(known.get("utilisation")),
-            device_used_bytes=of_one(known.get("device_used_bytes")),
-            clock_events=None if events is None else [seen],
+            utilisation=of_one(samples.get("utilisation")),
+            device_used_bytes=of_one(samples.get("device_used_bytes")),
+            clock_events=None if events is None else [event_names],
             other_processes=of_one(self.device.other_processes() if self.device else None),
-            throttled=throttled(known.get("sm_clock_mhz"), events, clock),
+            throttled=is_throttled(samples.get("sm_clock_mhz"), events, clock),
             load_average=self._load_average,
             involuntary_context_switches=[self._switches],
             cpus=of_one(own_cpus()),
@@ -145,27 +153,34 @@ class TelemetrySampler:
                 return
 
     def _sample(self, time_ms: float) -> None:
-        """One sample of every figure; a figure that fails is given up for good, with its reason."""
+        """Sample every value; a query that fails is not made again, and its error becomes a reason."""
         device = self.device
         assert device is not None
         for name, samples in [*self._samples.items()]:
             try:
-                samples.append(float(FIGURES[name](device.nvml, device.handle)))
+                samples.append(float(QUERIES[name](device.nvml, device.handle)))
             except device.nvml.NVMLError as error:
                 del self._samples[name]
-                when = f"lost after {len(samples)} samples" if samples else "not given"
-                self.reasons.append(f"{name} {when}: {error}")
+                problem = f"lost after {len(samples)} samples" if samples else "not reported"
+                self.reasons.append(f"{name} {problem}: {error}")
         self._times_ms.append(time_ms)
 
 
-def throttled(
+def is_throttled(
     clocks_mhz: Sequence[float] | None, events: Sequence[float] | None, reference_mhz: float | None
 ) -> bool | None:
-    """Whether the device was held back: by heat or a power brake, or its median clock was under 75 %.
+    """Return whether the device was throttled: by heat, by a power brake, or with a median clock below 75 %.
 
-    `events` are the samples' reason bits. The clock counts in samples whose reasons do not explain it: an
-    idle device is slow, and one at its power cap runs as fast as it is allowed to. None where neither clock
-    nor reasons are known.
+    The median is over the samples whose reasons do not explain a low clock. An idle device is slow, and a
+    device at its power cap runs as fast as it may.
+
+    Args:
+        clocks_mhz: SM clock of each sample.
+        events: Bits of the clock-event reasons of each sample.
+        reference_mhz: Maximum SM clock of the device.
+
+    Returns:
+        None if neither clocks nor reasons are known.
     """
     faults = sum(CLOCK_EVENTS[name] for name in FAULTS)
     if events is not None and any(int(bits) & faults for bits in events):
@@ -178,39 +193,45 @@ def throttled(
     return bool(unexplained) and statistics.median(unexplained) < SLOW_CLOCK * reference_mhz
 
 
-def open_nvml(device: torch.device, nvml: Any | None = None, *, ranks_beside: int = 0) -> NvmlDevice | str:
-    """This rank's device in NVML, found by its UUID; `nvml` stands in for the pynvml module."""
+def open_nvml(device: torch.device, nvml: Any | None = None, *, other_ranks: int = 0) -> NvmlDevice | str:
+    """Return this rank's device in NVML, or the reason why there is none.
+
+    Args:
+        device: Device of the rank; NVML finds it by its UUID.
+        nvml: Replacement of the pynvml module.
+        other_ranks: Number of other ranks of the cell on this device.
+    """
     if device.type != "cuda":
         return "no NVML figures: the ranks run on the CPU"
     nvml = nvml or importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        return NvmlDevice(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), ranks_beside)
+        return NvmlDevice(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), other_ranks)
     except nvml.NVMLError as error:
         return f"no NVML figures: {error}"
 
 
 class TelemetryPass(RankPass):
-    telemetry: TelemetrySampler | None = None
-    found: RankTelemetry | None = None
+    sampler: TelemetrySampler | None = None
+    telemetry: RankTelemetry | None = None
 
     def around_window(self) -> AbstractContextManager[Any]:
-        if self.telemetry is None:
+        if self.sampler is None:
             subject = self.measurement.subject
-            device = open_nvml(subject.device, ranks_beside=subject.ranks_beside)
-            # All ranks of a node together ask the driver as often as one alone would.
+            device = open_nvml(subject.device, other_ranks=subject.ranks_beside)
+            # All ranks of a node together query the driver as often as one rank alone would.
             ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            self.telemetry = TelemetrySampler(device, PERIOD_S * ranks)
-        return self.telemetry.window()
+            self.sampler = TelemetrySampler(device, PERIOD_S * ranks)
+        return self.sampler.window()
 
     def run(self) -> Steps:
-        """Reads at once what the window showed: other processes may come and go while traces are read."""
-        self.found = None if self.telemetry is None else self.telemetry.read()
+        """Read the telemetry before other passes run, because processes may come and go in the meantime."""
+        self.telemetry = None if self.sampler is None else self.sampler.read()
         yield from ()
 
     def part(self) -> RankTelemetry | None:
-        return self.found
+        return self.telemetry
 
 
 PASS = TelemetryPass

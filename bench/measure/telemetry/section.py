@@ -1,4 +1,4 @@
-"""What devices and machine did while the clock ran: the telemetry pass without torch."""
+"""Telemetry section of a record: state of devices and machine in the timed window. No torch."""
 
 from __future__ import annotations
 
@@ -12,41 +12,45 @@ from bench.measure.facts import PassFacts, RankReport, together
 
 
 class TelemetrySection(Struct, frozen=True, kw_only=True):
-    """Devices and machine over the timed window, per rank; samples in order."""
+    """State of devices and machine in the timed window, as lists by rank; samples are in order of time."""
 
     reason: str | None
-    """Why figures are null."""
+    """Reason why values are null."""
     throttled: bool | None
-    """Whether any device was held back: by heat, by a power brake, or with its median SM clock under 75 % of
-    `reference_clock_mhz` while it was neither idle nor at its power cap."""
+    """Whether any device was throttled: by heat, by a power brake, or with its median SM clock below 75 % of
+    `reference_clock_mhz` in samples in which it was neither idle nor at its power cap. Null if unknown."""
     sample_ms: list[list[float]] | None
-    """When samples were taken, from the window's start."""
+    """Times of the samples, from the start of the window."""
     power_w: Annotated[list[list[float]], Meta(min_length=1)] | None
+    """Power draw of the device, by rank and sample."""
     sm_clock_mhz: list[list[float]] | None
+    """SM clock of the device, by rank and sample."""
     reference_clock_mhz: list[float] | None
+    """Maximum SM clock of the device."""
     utilisation: list[list[float]] | None
+    """Share of time in which a kernel ran, 0 to 1, by rank and sample."""
     clock_events: list[list[str]] | None
-    """Every clock-event reason that NVML gave, by name."""
+    """Names of all clock-event reasons that NVML reported in any sample."""
     other_processes: list[int] | None
-    """Processes that used a rank's device and are no ranks of the cell; null where NVML counts processes in
-    another namespace."""
+    """Number of processes on a rank's device that are not ranks of the cell; null if NVML reports process IDs
+    of another PID namespace."""
     load_average: float
-    """The machine's at the window's start."""
+    """One-minute load average of the first rank's machine at the start of the window."""
     involuntary_context_switches: list[int]
-    """How often a rank lost its core in the window."""
+    """Number of times in the window that a rank lost its core to another process."""
     cpus: list[str] | None
-    """CPUs of each rank, as `0-15,32-47`; null where the ranks do not know them."""
+    """CPUs of each rank, such as `0-15,32-47`; null if unknown."""
 
 
 class RankTelemetry(TelemetrySection, frozen=True, kw_only=True):
-    """One rank's, whose lists by rank are of one."""
+    """Telemetry of one rank. Lists by rank have one entry."""
 
     device_used_bytes: list[list[float]] | None
-    """For the memory pass, in samples as the others."""
+    """Memory in use on the device, by rank and sample, for the memory pass."""
 
 
-OF_ALL_RANKS = ("reason", "throttled", "load_average")
-"""What is no list by rank."""
+NOT_PER_RANK = ("reason", "throttled", "load_average")
+"""Fields that are not lists by rank."""
 
 
 class TelemetryFacts(PassFacts[RankTelemetry, TelemetrySection]):
@@ -56,20 +60,20 @@ class TelemetryFacts(PassFacts[RankTelemetry, TelemetrySection]):
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> TelemetrySection:  # noqa: ARG002
         parts = self.parts(reports)
-        held_back = [part.throttled for part in parts]
-        per_rank = [name for name in TelemetrySection.__struct_fields__ if name not in OF_ALL_RANKS]
+        throttled = [part.throttled for part in parts]
+        per_rank = [name for name in TelemetrySection.__struct_fields__ if name not in NOT_PER_RANK]
         return TelemetrySection(
             **together(parts, *per_rank),
-            reason=reasons(parts),
-            throttled=True if True in held_back else None if None in held_back else False,
+            reason=joined_reasons(parts),
+            throttled=True if True in throttled else None if None in throttled else False,
             load_average=parts[0].load_average,
         )
 
 
-def reasons(parts: Sequence[RankTelemetry]) -> str | None:
-    """Why figures are missing, each reason once."""
-    met = dict.fromkeys(part.reason for part in parts if part.reason is not None)
-    return "; ".join(met) or None
+def joined_reasons(parts: Sequence[RankTelemetry]) -> str | None:
+    """Return the different reasons why values are missing, as one text; None if no value is missing."""
+    reasons = dict.fromkeys(part.reason for part in parts if part.reason is not None)
+    return "; ".join(reasons) or None
 
 
 FACTS = TelemetryFacts()

@@ -1,4 +1,4 @@
-"""When steps end: device events on CUDA, a monotonic clock on the CPU. Adds no synchronisation."""
+"""Step times from CUDA events on a GPU and from a monotonic clock on a CPU, without added synchronisation."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import torch
 
 
 class StepClock:
-    """Mark the start, then the end of every step; read the times when all steps are done."""
+    """Marks between steps, whose times are read when all steps are done."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._marks: list[Any] = []
 
     def mark(self) -> None:
+        """Mark the start of the first step or the end of a step."""
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -24,7 +25,7 @@ class StepClock:
             self._marks.append(time.perf_counter())
 
     def step_times_ms(self) -> list[float]:
-        """Milliseconds between consecutive marks; waits for the device."""
+        """Return the milliseconds between consecutive marks; waits for the device."""
         synchronise(self.device)
         pairs = zip(self._marks, self._marks[1:], strict=False)
         if self.device.type == "cuda":
@@ -33,6 +34,6 @@ class StepClock:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for all work queued on a GPU; the CPU has none."""
+    """Wait for all work queued on a GPU; a CPU queues none."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""The timed pass: warm up, agree on a number of steps, run them back to back after one barrier."""
+"""Timing pass on a rank: warm up, agree on a number of steps, run them back to back after one barrier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from bench.ranks.device import release_unused
 from bench.ranks.log import RankStage
 
 SETTLING_STEPS = 2
-"""Full-length steps after the first of which the fastest says how many steps the budget has room for."""
+"""Largest number of full-length steps, after the first, before the number of timed steps is decided.
+
+The fastest of all these steps decides how many timed steps fit the budget."""
 
 
 class TimingPass(RankPass):
@@ -23,8 +25,8 @@ class TimingPass(RankPass):
         with self.measurement.log.during("timing"):
             yield from self.measurement.first_step()
             if self.measurement.measure.budget_s > 0 or self.measurement.measure.warmup_steps > 0:
-                # A full-length step comes before the timed ones, with a budget the first one: what building,
-                # checks and the short step left would count as its own.
+                # Building, checks and the short step left memory unused, which would count as memory of the
+                # next step. That is a full-length step, and with a budget it may be the timed step.
                 release_unused(self.measurement.subject.device)
             self.measurement.timed = yield from self.timed_steps()
 
@@ -37,50 +39,50 @@ class TimingPass(RankPass):
     def timed_steps(self) -> Generator[StepRequest, Any, TimedSteps]:
         """Time steps within `measure.steps` and `measure.budget_s`, at least `measure.min_timed_steps`.
 
-        A short step has paid for lazy initialisation by now. Where the budget leaves no room for full-length
-        warm-up steps and no least number is asked for, the first full-length step is the timed one and the
-        warm-up is called short. The listener is told of what comes before it begins, and of nothing while
-        a window lasts.
+        Lazy initialisation is over by now, after the short step. If the budget leaves no time for full-length
+        warm-up steps and `measure.min_timed_steps` is 0, the first full-length step is the timed step and
+        `warmup` is "short". The launcher is informed before each stage, and of nothing within a window.
         """
         measure, tell = self.measurement.measure, self.measurement.log.tell
         outcomes: list[Any] = []
-        rounds, more, step_s = measure.steps, measure.warmup_steps, None
+        n_timed, n_warmup, step_s = measure.steps, measure.warmup_steps, None
         if measure.budget_s > 0:
             tell(RankStage("timing", FIRST_STEP, 1))
-            single = [(yield from self._window(1, outcomes, "short"))]
+            single_steps = [(yield from self._timed_window(1, outcomes, "short"))]
             if measure.warmup_s > 0:
-                yield from self._settling_steps(outcomes, single)
-            done_s = [each.window_ms / 1e3 for each in single]
+                yield from self._settling_steps(outcomes, single_steps)
+            done_s = [step.window_ms / 1e3 for step in single_steps]
             step_s = min(done_s)
-            rounds = self.agreed(affordable_steps(measure, step_s))
-            if rounds == 0:
-                return single[-1]
-            more = self.agreed(warm_up_steps(measure, step_s, done_s))
-        if more > 0:
-            tell(RankStage("timing", WARM_UP, more, step_s))
-        for _ in range(more):
+            n_timed = self.agreed(affordable_steps(measure, step_s))
+            if n_timed == 0:
+                return single_steps[-1]
+            n_warmup = self.agreed(warm_up_steps(measure, step_s, done_s))
+        if n_warmup > 0:
+            tell(RankStage("timing", WARM_UP, n_warmup, step_s))
+        for _ in range(n_warmup):
             yield StepRequest.BETWEEN
             outcomes.append((yield StepRequest.STEP))
-        tell(RankStage("timing", None, rounds, step_s))
-        return (yield from self._window(rounds, outcomes, "full"))
+        tell(RankStage("timing", None, n_timed, step_s))
+        return (yield from self._timed_window(n_timed, outcomes, "full"))
 
-    def _settling_steps(self, outcomes: list[Any], single: list[TimedSteps]) -> Steps:
-        """Run more steps before the number of timed steps is decided, where the warm-up has time for them.
+    def _settling_steps(self, outcomes: list[Any], single_steps: list[TimedSteps]) -> Steps:
+        """Run more steps before the number of timed steps is decided, until `measure.warmup_s` has passed.
 
-        On a GPU the first full-length step allocates and compiles. The second one of ZeRO-3 is 1.6 to 9 times
-        as long as the third, because DeepSpeed then walks its order of modules (results/reference/h100).
+        On a GPU the first full-length step allocates and compiles. With ZeRO-3 the second step takes 1.6 to 9
+        times as long as the third, because DeepSpeed then walks its order of modules
+        (results/reference/h100).
         """
         for _ in range(SETTLING_STEPS):
-            done_s = [each.window_ms / 1e3 for each in single]
+            done_s = [step.window_ms / 1e3 for step in single_steps]
             if self.agreed(warm_up_steps(self.measurement.measure, min(done_s), done_s)) == 0:
                 return
             self.measurement.log.tell(RankStage("timing", WARM_UP, 1, min(done_s)))
-            single.append((yield from self._window(1, outcomes, "full")))
+            single_steps.append((yield from self._timed_window(1, outcomes, "full")))
 
-    def _window(
+    def _timed_window(
         self, steps: int, outcomes: list[Any], warmup: str
     ) -> Generator[StepRequest, Any, TimedSteps]:
-        """So many steps under the clock; between two of them nothing of ours runs but its marks."""
+        """Time `steps` steps; between two steps the harness does nothing but mark the clock."""
         device, clocks = self.measurement.subject.device, []
         yield StepRequest.BETWEEN
         with self.measurement.window():

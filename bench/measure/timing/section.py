@@ -1,4 +1,4 @@
-"""How long steps took: the timed pass without torch."""
+"""Timing section of a record: step times of all ranks. No torch."""
 
 from __future__ import annotations
 
@@ -14,34 +14,38 @@ from bench.measure.facts import PassFacts, RankReport, together
 from bench.ranks.log import RankStage
 
 FIRST_STEP, WARM_UP = "first step", "warm-up"
-"""Parts of the pass: the first full-length step, which is the timed one where the budget has room for no
-other, and the warm-up steps after it. The timed steps are no part by name."""
+"""Parts of the pass: the first full-length step, which is the timed step if the budget has no time for
+another, and the warm-up steps after it. The timed steps have no part name."""
 
 FIRST_STEP_TOKENS = 2048
+"""Largest length of the short first step."""
 MAX_WARM_UP_STEPS = 100
-"""How many full-length steps `measure.warmup_s` may lead to: each trains, and is compared with others."""
+"""Largest number of full-length steps that `measure.warmup_s` may lead to.
+
+The number is limited because every step trains, and its loss is compared with that of other cells.
+"""
 
 
 class RankTiming(Struct, frozen=True, kw_only=True):
-    """Steps of one rank, back to back after one barrier; its lists by rank have one entry."""
+    """Timed steps of one rank, back to back after one barrier. Lists by rank have one entry."""
 
     step_times_ms: Annotated[list[Times], Meta(min_length=1)]
-    """By rank and step."""
+    """Milliseconds of every timed step, by rank and step."""
     window_ms: Times
-    """By rank, the whole timed window."""
+    """Milliseconds by rank from the start of the first timed step to the end of the last."""
     warmup: Name
-    """`full` when full-length steps ran before the clock, `short` when the budget left room for shorter ones
-    only, as it may on a CPU."""
+    """`full` if full-length steps ran before the timed ones; `short` if the budget left time for a shorter
+    step only, which happens on a CPU."""
 
     def __post_init__(self) -> None:
         check_lengths("Expected equally many step_times_ms for each rank", *self.step_times_ms)
 
 
 class TimingSection(RankTiming, frozen=True, kw_only=True):
-    """Steps of all ranks."""
+    """Timed steps of all ranks."""
 
     tokens_per_step: Count
-    """Tokens of all ranks together."""
+    """Tokens of one step, of all ranks together."""
 
 
 class TimingFacts(PassFacts[RankTiming, TimingSection]):
@@ -65,20 +69,29 @@ class TimingFacts(PassFacts[RankTiming, TimingSection]):
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> TimingSection:
         parts = self.parts(reports)
-        of_all = together(parts, "step_times_ms", "window_ms")
-        return TimingSection(**of_all, warmup=parts[0].warmup, tokens_per_step=cell.tokens_per_step)
+        per_rank = together(parts, "step_times_ms", "window_ms")
+        return TimingSection(**per_rank, warmup=parts[0].warmup, tokens_per_step=cell.tokens_per_step)
 
 
 def affordable_steps(measure: MeasureConfig, step_s: float) -> int:
-    """Timed steps that fit the budget after the warm-up; 0 where the first step has to do."""
+    """Return the number of timed steps that fit the budget after the warm-up.
+
+    0 if the first full-length step has to be the timed step.
+    """
     fits = int(measure.budget_s / step_s) if _has_room(measure, step_s) else 0
     return min(max(fits, measure.min_timed_steps), measure.steps)
 
 
 def warm_up_steps(measure: MeasureConfig, step_s: float, done_s: Sequence[float]) -> int:
-    """Full-length steps still to come before the clock, after those that took `done_s` seconds each.
+    """Return the number of full-length warm-up steps that are still to run.
 
-    As many as asked for, where the budget has room for them, and enough for `measure.warmup_s` to pass.
+    At least `measure.warmup_steps` run in all, if the budget has time for them, and more until
+    `measure.warmup_s` seconds have passed.
+
+    Args:
+        measure: Settings of the measurement.
+        step_s: Seconds of one full-length step.
+        done_s: Seconds of every full-length step that has run.
     """
     asked = measure.warmup_steps if _has_room(measure, step_s) else 0
     by_time = math.ceil(max(0.0, measure.warmup_s - sum(done_s)) / step_s)
@@ -86,12 +99,17 @@ def warm_up_steps(measure: MeasureConfig, step_s: float, done_s: Sequence[float]
 
 
 def _has_room(measure: MeasureConfig, step_s: float) -> bool:
-    """Whether the budget holds a timed step beside the warm-up that was asked for."""
+    """Return whether the budget has time for a timed step in addition to `measure.warmup_steps`."""
     return int(measure.budget_s / step_s) > measure.warmup_steps + 1
 
 
 def first_step_tokens(seq_len: int, multiple: int) -> int:
-    """Tokens of the step that pays for all that happens once: at most 2,048 that the layout divides."""
+    """Return the tokens of the short first step: at most `seq_len` and 2,048, but at least one `multiple`.
+
+    Args:
+        seq_len: Length of a full-length step.
+        multiple: Number that must divide the tokens, for the layout.
+    """
     return min(seq_len, max(multiple, FIRST_STEP_TOKENS // multiple * multiple))
 
 

@@ -1,4 +1,4 @@
-"""The timeline of a rank on CPU cores: torch's operators, and gloo's transfers joined to the tap's calls."""
+"""Timeline of a CPU rank: torch's operators as compute, gloo's transfers matched with the tap's calls."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from bench.measure.trace.reader import Track
 from bench.measure.trace.timeline import (
     CLOCK_MARK,
     MOVEMENTS,
-    Flight,
-    Issued,
-    JoinError,
-    Regions,
+    CommunicationSpan,
+    IssuedCall,
+    MatchError,
+    StepRegions,
     Timeline,
     by_part,
-    paired,
-    unknown_call,
+    pair_calls,
+    placeholder_call,
 )
 
-CALLS = ("c10d::", "_c10d_functional::", "deepspeed::dim_zero_all_to_all")
-"""Operators that ask for communication or wait for it; DTensor's wait inside operators that calculate."""
+COMMUNICATION_PREFIXES = ("c10d::", "_c10d_functional::", "deepspeed::dim_zero_all_to_all")
+"""Name prefixes of operators that start communication or wait for it; DTensor waits inside compute
+operators."""
 
 GLOO_EVENTS: Mapping[str, str] = {
     "all_to_all": "gloo:all_to_all",
     "all_gather": "gloo:all_gather",
     "all_reduce": "gloo:all_reduce",
-    "reduce_scatter": "gloo:all_reduce",  # gloo has none of its own
+    "reduce_scatter": "gloo:all_reduce",  # gloo has no reduce-scatter
     "broadcast": "gloo:broadcast",
     "reduce": "gloo:reduce",
     "gather": "gloo:gather",
@@ -39,77 +40,83 @@ GLOO_EVENTS: Mapping[str, str] = {
     "recv_any_source": "gloo:recvAnySource",
     "barrier": "gloo:barrier",
 }
-"""What gloo's worker threads call the transfer that a call of this kind asks for."""
+"""Name of the trace event in which a gloo worker thread carries out a call, by the kind of the call."""
 
 
 def cpu_timeline(
     tracks: Mapping[str, Track],
-    regions: Regions,
-    issued: Mapping[str, Sequence[Issued]],
+    regions: StepRegions,
+    issued: Mapping[str, Sequence[IssuedCall]],
     calls: Sequence[CollectiveCall],
 ) -> Timeline:
-    """The timeline of a rank on CPU cores and gloo.
+    """Return the timeline of a CPU rank on gloo.
 
-    Compute is what `aten::` operators take on the thread that ran the step, less the waits in them: never
-    autograd's nodes, nor gloo's own threads, whose copies are part of a transfer. `calls` are the tap's, of
-    this step or of one that made the same calls; where it did not, all communication is for purpose `other`,
-    and the timeline says why.
+    Compute is the time of `aten::` operators on the thread that ran the step, less the communication calls
+    and waits inside them. Autograd nodes do not count, and neither do copies on gloo's own threads, which are
+    part of a transfer. If the calls do not match, all communication has the purpose `other` and the timeline
+    states the reason.
+
+    Args:
+        tracks: Events of the trace on the host's monotonic clock.
+        regions: The rank's regions of the step.
+        issued: Calls of the step in the trace, by kind.
+        calls: Calls that the tap recorded, in this step or in another step that makes the same calls.
     """
     operators, annotations = tracks["operators"], tracks["annotations"]
-    thread = annotations.thread[annotations.named(CLOCK_MARK.__eq__)][0]
-    is_compute = operators.named(lambda name: name.startswith("aten::")) & (operators.thread == thread)
+    thread = annotations.thread[annotations.name_mask(CLOCK_MARK.__eq__)][0]
+    is_compute = operators.name_mask(lambda name: name.startswith("aten::")) & (operators.thread == thread)
     rows = operators.outermost(np.flatnonzero(is_compute))
     spans = operators.spans[rows]
-    compute = by_part(spans, spans[:, 0], operators.named(MOVEMENTS.__contains__)[rows], regions)
-    calling = operators.spans[operators.named(lambda name: name.startswith(CALLS))]
-    transfers, purposes_unknown = _transfers(annotations, regions), None
+    compute = by_part(spans, spans[:, 0], operators.name_mask(MOVEMENTS.__contains__)[rows], regions)
+    calling = operators.spans[operators.name_mask(lambda name: name.startswith(COMMUNICATION_PREFIXES))]
+    transfers, purposes_unknown = _gloo_transfers(annotations, regions), None
     try:
-        flights = _joined_flights(transfers, paired(issued, calls))
-    except JoinError as error:
-        flights, purposes_unknown = _unjoined_flights(transfers), str(error)
+        communications = _match(transfers, pair_calls(issued, calls))
+    except MatchError as error:
+        communications, purposes_unknown = _with_placeholders(transfers), str(error)
     return Timeline(
         step=regions.step_us,
-        compute={part: subtract(found, calling) for part, found in compute.items()},
-        flights=flights,
+        compute={part: subtract(spans, calling) for part, spans in compute.items()},
+        communications=communications,
         unmatched=purposes_unknown,
         purposes_unknown=purposes_unknown,
     )
 
 
-def _transfers(annotations: Track, regions: Regions) -> dict[str, Spans]:
-    """Gloo's events of the step by name, in order of their starts."""
-    found = {}
+def _gloo_transfers(annotations: Track, regions: StepRegions) -> dict[str, Spans]:
+    """Return the spans of the step's gloo events by name, sorted by start."""
+    transfers = {}
     for event in dict.fromkeys(GLOO_EVENTS.values()):
-        spans = annotations.spans[annotations.named(event.__eq__)]
+        spans = annotations.spans[annotations.name_mask(event.__eq__)]
         spans = spans[np.argsort(spans[:, 0])]
-        found[event] = spans[[regions.hold(start) for start in spans[:, 0]]] if len(spans) else spans
-    return found
+        transfers[event] = spans[[regions.contains(start) for start in spans[:, 0]]] if len(spans) else spans
+    return transfers
 
 
-def _joined_flights(
-    transfers: Mapping[str, Spans], pairs: Sequence[tuple[Issued, CollectiveCall]]
-) -> list[Flight]:
-    """The tap's k-th call of a kind, the k-th `c10d::` event of it and the k-th of gloo's, joined.
+def _match(
+    transfers: Mapping[str, Spans], pairs: Sequence[tuple[IssuedCall, CollectiveCall]]
+) -> list[CommunicationSpan]:
+    """Return the calls with their transfers: the k-th call of a kind belongs to the k-th gloo event.
 
-    The `c10d::` event says when this rank arrived, gloo's how long the transfer took.
+    The `c10d::` operator gives the arrival of this rank, the gloo event the start and end of the transfer.
     """
-    flights = []
+    communications = []
     for event, spans in transfers.items():
-        mine = sorted((p for p in pairs if GLOO_EVENTS[p[1].kind] == event), key=lambda p: p[0].start)
-        if len(mine) != len(spans):
-            raise JoinError(f"{len(mine)} calls, {len(spans)} transfers named {event}")
-        flights += [
-            Flight(call, issued.start, start, end)
-            for (issued, call), (start, end) in zip(mine, spans.tolist(), strict=True)
+        of_event = sorted((p for p in pairs if GLOO_EVENTS[p[1].kind] == event), key=lambda p: p[0].start)
+        if len(of_event) != len(spans):
+            raise MatchError(f"the trace has {len(of_event)} calls and {len(spans)} transfers named {event}")
+        communications += [
+            CommunicationSpan(call, issued.start, start, end)
+            for (issued, call), (start, end) in zip(of_event, spans.tolist(), strict=True)
         ]
-    return flights
+    return communications
 
 
-def _unjoined_flights(transfers: Mapping[str, Spans]) -> list[Flight]:
-    """Gloo's transfers by kind alone, ranks unknown."""
+def _with_placeholders(transfers: Mapping[str, Spans]) -> list[CommunicationSpan]:
+    """Return the transfers with their kind alone, without ranks and with the purpose `other`."""
     kinds = {event: kind for kind, event in GLOO_EVENTS.items() if kind != "reduce_scatter"}
     return [
-        Flight(unknown_call(kinds[event], "other", number), start, start, end)
+        CommunicationSpan(placeholder_call(kinds[event], "other", number), start, start, end)
         for event, spans in transfers.items()
         for number, (start, end) in enumerate(spans.tolist())
     ]

@@ -1,8 +1,9 @@
-"""The timeline of a rank on a GPU: its kernels and copies, and NCCL's kernels joined to the tap's calls.
+"""Timeline of a GPU rank: kernels and copies by their launches, NCCL kernels matched with the tap's calls.
 
-A call launches its kernel before it returns. In a batch of sends and receives no call launches anything: one
-kernel for all of them follows when the batch ends, and the profiler gives it neither ranks nor a size. So the
-host's order says which calls a kernel serves, and the tap what these are.
+A collective launches its kernel before the call returns. In a batch of sends and receives the calls launch
+nothing: one kernel for all of them is launched when the batch ends, and the profiler records neither its
+ranks nor its size. The order of calls and launches on the host therefore decides which calls a kernel carries
+out, and the tap supplies ranks, size and purpose of these calls.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from bench.measure.trace.reader import TraceError, Track
 from bench.measure.trace.timeline import (
     COPY_PARTS,
     MOVEMENTS,
-    Flight,
-    Issued,
-    JoinError,
-    Regions,
+    CommunicationSpan,
+    IssuedCall,
+    MatchError,
+    StepRegions,
     Timeline,
     by_part,
-    paired,
-    unknown_call,
+    pair_calls,
+    placeholder_call,
 )
 
 NCCL_PREFIX = "nccl"
@@ -39,169 +40,194 @@ KINDS_BY_KERNEL: Mapping[str, str] = {
     "Reduce": "reduce",
     "SendRecv": "send_recv",
 }
-"""By a part of the kernel's own name; an all-to-all is sends and receives to NCCL."""
+"""Kind of communication by a part of the NCCL kernel's name; NCCL runs an all-to-all as sends and
+receives."""
 NO_KERNELS = (
-    "the profiler saw no kernel of the GPU; another tool may hold CUPTI (Nsight, DCGM's profiling), or the"
-    " driver may permit it to root only (NVreg_RestrictProfilingToAdminUsers)"
+    "the profiler recorded no GPU kernel: another tool may hold CUPTI (Nsight, DCGM profiling), or the"
+    " driver may permit profiling to root only (NVreg_RestrictProfilingToAdminUsers)"
 )
 
 
 def cuda_timeline(
     tracks: Mapping[str, Track],
-    regions: Regions,
-    issued: Mapping[str, Sequence[Issued]],
+    regions: StepRegions,
+    issued: Mapping[str, Sequence[IssuedCall]],
     calls: Sequence[CollectiveCall],
 ) -> Timeline:
-    """The timeline of a rank on a GPU: kernels and copies, booked where they were launched from.
+    """Return the timeline of a GPU rank; the launch of a kernel or copy decides to which part it belongs.
 
-    `calls` are the tap's, of this step or of one that made the same calls. Where NCCL's kernels cannot be
-    joined to them the timeline says why, and a kernel is booked by its name and the place of its launch.
-    Raises TraceError where the trace holds no kernel: no step without one is a step.
+    If the NCCL kernels do not match the calls, the kind of a kernel comes from its name and its purpose from
+    the place of its launch, and the timeline states the reason.
+
+    Args:
+        tracks: Events of the trace on the host's monotonic clock.
+        regions: The rank's regions of the step.
+        issued: Calls of the step in the trace, by kind.
+        calls: Calls that the tap recorded, in this step or in another step that makes the same calls.
+
+    Raises:
+        TraceError: The trace has no kernel, although every step on a GPU launches some.
     """
     if not len(tracks["kernels"]):
         raise TraceError(NO_KERNELS)
     operators = tracks["operators"]
-    kernels = _launched(tracks["kernels"], tracks["launches"])
-    copies = _launched(tracks["copies"], tracks["launches"])
-    is_nccl = tracks["kernels"].named(lambda name: name.startswith(NCCL_PREFIX))
-    called = operators.outermost(np.flatnonzero(operators.named(lambda name: name.startswith("aten::"))))
-    moves = union(operators.spans[called[operators.named(MOVEMENTS.__contains__)[called]]])
-    is_movement = covers(moves, kernels.called) & (kernels.launch >= 0)
-    copied = by_part(copies.spans, copies.called, np.ones(len(copies.spans), dtype=np.bool_), regions)
-    # A barrier comes before the step, and its kernel is in the trace too.
-    nccl = np.flatnonzero(is_nccl & (kernels.called >= regions.step_us[0]))
+    kernels = _with_launches(tracks["kernels"], tracks["launches"])
+    copies = _with_launches(tracks["copies"], tracks["launches"])
+    is_nccl = tracks["kernels"].name_mask(lambda name: name.startswith(NCCL_PREFIX))
+    outermost = operators.outermost(
+        np.flatnonzero(operators.name_mask(lambda name: name.startswith("aten::")))
+    )
+    moves = union(operators.spans[outermost[operators.name_mask(MOVEMENTS.__contains__)[outermost]]])
+    is_movement = covers(moves, kernels.launched) & (kernels.launch_row >= 0)
+    copy_parts = by_part(copies.spans, copies.launched, np.ones(len(copies.spans), dtype=np.bool_), regions)
+    # The kernel of the barrier before the step is in the trace too.
+    nccl = np.flatnonzero(is_nccl & (kernels.launched >= regions.step_us[0]))
+    unmatched = None
     try:
-        flights, unmatched = _joined_flights(tracks["launches"], paired(issued, calls), nccl, kernels), None
-    except JoinError as error:
-        flights, unmatched = _unjoined_flights(tracks["kernels"], regions, nccl, kernels), str(error)
+        communications = _match(tracks["launches"], pair_calls(issued, calls), nccl, kernels)
+    except MatchError as error:
+        communications, unmatched = _with_placeholders(tracks["kernels"], regions, nccl, kernels), str(error)
     return Timeline(
         step=regions.step_us,
-        compute=by_part(kernels.spans[~is_nccl], kernels.called[~is_nccl], is_movement[~is_nccl], regions),
-        flights=flights,
-        copies={part: copied[part] for part in COPY_PARTS},
+        compute=by_part(kernels.spans[~is_nccl], kernels.launched[~is_nccl], is_movement[~is_nccl], regions),
+        communications=communications,
+        copies={part: copy_parts[part] for part in COPY_PARTS},
         unmatched=unmatched,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Launched:
-    """What ran on the device, by row."""
+class _DeviceEvents:
+    """Kernels or copies of the device with their launches, one row each."""
 
     spans: Spans
-    launch: NDArray[np.int64]
-    """Its launch's row, -1 where the trace does not hold it."""
-    called: NDArray[np.float64]
-    """When it was launched; without a launch when it began."""
+    launch_row: NDArray[np.int64]
+    """Row of the launch in the track of launches; -1 if the trace does not hold it."""
+    launched: NDArray[np.float64]
+    """Time of the launch; start of the event if the trace does not hold the launch."""
 
 
-def _launched(device: Track, launches: Track) -> _Launched:
-    launch, called = np.full(len(device), -1, dtype=np.int64), device.spans[:, 0].copy()
+def _with_launches(device: Track, launches: Track) -> _DeviceEvents:
+    """Return the events of a device track with their launches, which have the same correlation ID."""
+    launch_row, launched = np.full(len(device), -1, dtype=np.int64), device.spans[:, 0].copy()
     if len(launches):
         order = np.argsort(launches.correlation, kind="stable")
         known = launches.correlation[order]
         at = np.minimum(np.searchsorted(known, device.correlation), len(known) - 1)
         is_known = (known[at] == device.correlation) & (device.correlation >= 0)
-        launch[is_known] = order[at[is_known]]
-        called[is_known] = launches.spans[launch[is_known], 0]
-    return _Launched(device.spans, launch, called)
+        launch_row[is_known] = order[at[is_known]]
+        launched[is_known] = launches.spans[launch_row[is_known], 0]
+    return _DeviceEvents(device.spans, launch_row, launched)
 
 
-def _joined_flights(
+def _match(
     launches: Track,
-    pairs: Sequence[tuple[Issued, CollectiveCall]],
+    pairs: Sequence[tuple[IssuedCall, CollectiveCall]],
     nccl: NDArray[np.int64],
-    kernels: _Launched,
-) -> list[Flight]:
-    """The tap's calls in flight, each from the start of its first kernel to the end of its last.
+    kernels: _DeviceEvents,
+) -> list[CommunicationSpan]:
+    """Return the tap's calls in flight, each from the start of its first kernel to the end of its last.
 
-    A kernel starts when its rank arrives and spins until the others do, so its start is this rank's arrival.
+    An NCCL kernel starts when its rank arrives and spins until the other ranks arrive, so its start is the
+    arrival of this rank.
     """
-    if lost := int((kernels.launch[nccl] < 0).sum()):
-        raise JoinError(f"the trace does not hold the launches of {lost} of {len(nccl)} NCCL kernels")
-    launched = [
-        Launch(int(row), int(launches.thread[kernels.launch[row]]), float(kernels.called[row]))
+    if lost := int((kernels.launch_row[nccl] < 0).sum()):
+        raise MatchError(f"the trace lacks the launches of {lost} of {len(nccl)} NCCL kernels")
+    nccl_launches = [
+        KernelLaunch(int(row), int(launches.thread[kernels.launch_row[row]]), float(kernels.launched[row]))
         for row in nccl
     ]
-    flights = []
-    for each in served(pairs, launched):
-        spans = kernels.spans[each.rows]
+    communications = []
+    for matched in match_kernels(pairs, nccl_launches):
+        spans = kernels.spans[matched.kernel_rows]
         start, end = float(spans[:, 0].min()), float(spans[:, 1].max())
-        flights.append(Flight(each.call, start, start, end))
-    return flights
+        communications.append(CommunicationSpan(matched.call, start, start, end))
+    return communications
 
 
-def _unjoined_flights(
-    device: Track, regions: Regions, nccl: NDArray[np.int64], kernels: _Launched
-) -> list[Flight]:
-    """NCCL's kernels by their names and where they were launched, ranks and sizes unknown."""
-    in_attention = covers(union(spans_of(regions.attention_ns) / 1e3), kernels.called)
-    flights = []
+def _with_placeholders(
+    device: Track, regions: StepRegions, nccl: NDArray[np.int64], kernels: _DeviceEvents
+) -> list[CommunicationSpan]:
+    """Return the NCCL kernels without ranks and sizes, their kind and purpose from name and launch."""
+    in_attention = covers(union(spans_of(regions.attention_ns) / 1e3), kernels.launched)
+    communications = []
     for number, row in enumerate(nccl[np.argsort(kernels.spans[nccl, 0])]):
         name = device.names[device.name[row]]
         kind = next((kind for part, kind in KINDS_BY_KERNEL.items() if part in name), "other")
         purpose = "attention" if in_attention[row] else PURPOSE_OF_KIND.get(kind, "other")
         start, end = kernels.spans[row].tolist()
-        flights.append(Flight(unknown_call(kind, purpose, number), start, start, end))
-    return flights
+        communications.append(CommunicationSpan(placeholder_call(kind, purpose, number), start, start, end))
+    return communications
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """The launch of one NCCL kernel: the kernel's row, and when and on which thread of the host it was."""
+class KernelLaunch:
+    """Launch of one NCCL kernel: the kernel's row, the host thread and the time of the launch."""
 
-    row: int
+    kernel_row: int
     thread: int
     time: float
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """A call as the host issued it, and the rows of the kernels that carried it out."""
+class MatchedCall:
+    """A communication call and the kernels that carried it out."""
 
-    issued: Issued
+    issued: IssuedCall
     call: CollectiveCall
-    rows: list[int] = field(default_factory=list)
+    kernel_rows: list[int] = field(default_factory=list)
 
     @property
     def lacks_kernel(self) -> bool:
-        """A call of a single rank may need none."""
-        return not self.rows and len(self.call.members) > 1
+        """Whether a kernel is missing; a call among one rank may need none."""
+        return not self.kernel_rows and len(self.call.members) > 1
 
 
-def served(pairs: Iterable[tuple[Issued, CollectiveCall]], launches: Sequence[Launch]) -> list[Served]:
-    """Every call of several ranks with its kernels; one of a single rank may need none.
+def match_kernels(
+    pairs: Iterable[tuple[IssuedCall, CollectiveCall]], launches: Sequence[KernelLaunch]
+) -> list[MatchedCall]:
+    """Return the calls that have kernels, in the order in which the host issued them.
 
-    Raises JoinError where such a call has no kernel, and where a kernel has no call.
+    Raises:
+        MatchError: A call of several ranks has no kernel, or a kernel has no call.
     """
-    found = sorted((Served(*pair) for pair in pairs), key=lambda each: each.issued.start)
+    calls = sorted((MatchedCall(*pair) for pair in pairs), key=lambda call: call.issued.start)
     for thread in {launch.thread for launch in launches}:
-        _join(
-            [each for each in found if each.issued.thread == thread],
-            sorted((each for each in launches if each.thread == thread), key=lambda launch: launch.time),
+        _assign_kernels(
+            [call for call in calls if call.issued.thread == thread],
+            sorted(
+                (launch for launch in launches if launch.thread == thread), key=lambda launch: launch.time
+            ),
         )
-    idle = [each.call.kind for each in found if each.lacks_kernel]
+    idle = [call.call.kind for call in calls if call.lacks_kernel]
     if idle:
-        raise JoinError(f"{len(idle)} calls launched no NCCL kernel, the first of {idle[0]}")
-    return [each for each in found if each.rows]
+        raise MatchError(f"{len(idle)} calls launched no NCCL kernel, the first of kind {idle[0]}")
+    return [call for call in calls if call.kernel_rows]
 
 
-def _join(calls: Sequence[Served], launches: Iterable[Launch]) -> None:
-    """Give the calls of one thread its kernels: one launched inside a call, or after a batch of calls."""
-    starts = [each.issued.start for each in calls]
-    batch: list[Served] = []
-    closed = 0
+def _assign_kernels(calls: Sequence[MatchedCall], launches: Iterable[KernelLaunch]) -> None:
+    """Add the kernels of one host thread to its calls.
+
+    A kernel launched within a call belongs to that call. Any other kernel belongs to the batch of calls
+    before it that have no kernel yet.
+    """
+    starts = [call.issued.start for call in calls]
+    batch: list[MatchedCall] = []
+    n_assigned = 0
     for launch in launches:
-        made = bisect_right(starts, launch.time)
-        if made and launch.time <= calls[made - 1].issued.end:
-            calls[made - 1].rows.append(launch.row)
+        n_issued = bisect_right(starts, launch.time)
+        if n_issued and launch.time <= calls[n_issued - 1].issued.end:
+            calls[n_issued - 1].kernel_rows.append(launch.kernel_row)
             continue
-        if made > closed or not batch:
-            batch = [each for each in calls[closed:made] if each.lacks_kernel]
-        closed = made
+        if n_issued > n_assigned or not batch:
+            batch = [call for call in calls[n_assigned:n_issued] if call.lacks_kernel]
+        n_assigned = n_issued
         if not batch:
-            raise JoinError("an NCCL kernel was launched by no call of the step")
-        meetings = {each.call.meeting[:2] for each in batch}
-        if len(meetings) > 1:
-            raise JoinError(f"an NCCL kernel was launched for calls of {len(meetings)} kinds or groups")
-        for each in batch:
-            each.rows.append(launch.row)
+            raise MatchError("an NCCL kernel was launched by none of the step's calls")
+        groups = {call.call.meeting[:2] for call in batch}
+        if len(groups) > 1:
+            raise MatchError(
+                f"an NCCL kernel was launched after a batch of {len(groups)} kinds or groups of calls"
+            )
+        for call in batch:
+            call.kernel_rows.append(launch.kernel_row)

@@ -1,6 +1,6 @@
-"""Spans of time as rows of (start, end): merged before they are measured, because calls overlap and nest.
+"""Arithmetic on spans of time, which may overlap and nest: union, intersection, difference and total length.
 
-Arrays, because one traced step of a large model holds millions of them. No torch.
+Spans are NumPy arrays, because one traced step of a large model has millions of them. No torch.
 """
 
 from __future__ import annotations
@@ -12,45 +12,48 @@ from numpy.typing import NDArray
 
 Span = tuple[float, float]
 Spans = NDArray[np.float64]
-"""[n, 2], in any order, overlapping or not."""
+"""Array [n, 2] of (start, end), in any order; spans may overlap."""
 
 
 def spans_of(pairs: Iterable[Span] | Spans) -> Spans:
-    """The pairs as an array [n, 2]."""
+    """Return pairs of (start, end) as an array [n, 2]."""
     return np.asarray(pairs if isinstance(pairs, np.ndarray) else [*pairs], dtype=np.float64).reshape(-1, 2)
 
 
 def union(spans: Iterable[Span] | Spans) -> Spans:
-    """The same times covered, as disjoint spans in order; empty spans cover nothing."""
-    found = spans_of(spans)
-    found = found[found[:, 1] > found[:, 0]]
-    if not len(found):
-        return found
-    found = found[np.argsort(found[:, 0], kind="stable")]
-    covered_until = np.maximum.accumulate(found[:, 1])
-    first = np.flatnonzero(np.append(True, found[1:, 0] > covered_until[:-1]))
-    last = np.append(first[1:], len(found)) - 1
-    return np.stack([found[first, 0], covered_until[last]], axis=1)
+    """Return disjoint spans, in order, that cover exactly the time that `spans` cover."""
+    spans = spans_of(spans)
+    spans = spans[spans[:, 1] > spans[:, 0]]
+    if not len(spans):
+        return spans
+    spans = spans[np.argsort(spans[:, 0], kind="stable")]
+    covered_until = np.maximum.accumulate(spans[:, 1])
+    first = np.flatnonzero(np.append(True, spans[1:, 0] > covered_until[:-1]))
+    last = np.append(first[1:], len(spans)) - 1
+    return np.stack([spans[first, 0], covered_until[last]], axis=1)
 
 
 def length(spans: Iterable[Span] | Spans) -> float:
-    """Time that at least one of the spans covers, in the spans' unit."""
+    """Return the time that at least one of the spans covers, in the unit of the spans."""
     merged = union(spans)
     return float((merged[:, 1] - merged[:, 0]).sum())
 
 
 def intersect(first: Iterable[Span] | Spans, second: Iterable[Span] | Spans) -> Spans:
-    """The times that both cover, as disjoint spans in order."""
-    return _pieces(union(first), union(second), wanted=True)
+    """Return disjoint spans, in order, of the time that both arguments cover."""
+    return _pieces(union(first), union(second), in_second=True)
 
 
 def subtract(first: Iterable[Span] | Spans, second: Iterable[Span] | Spans) -> Spans:
-    """The times that the first covers and the second does not, as disjoint spans in order."""
-    return _pieces(union(first), union(second), wanted=False)
+    """Return disjoint spans, in order, of the time that `first` covers and `second` does not."""
+    return _pieces(union(first), union(second), in_second=False)
 
 
 def covers(merged: Spans, times: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """For each time whether the merged spans cover it, their ends left out."""
+    """Return a mask [n] of the times that lie in a span; the end of a span does not belong to it.
+
+    `merged` must be disjoint and in order, as `union` returns spans.
+    """
     if not len(merged):
         return np.zeros(len(times), dtype=np.bool_)
     at = np.searchsorted(merged[:, 0], times, side="right") - 1
@@ -58,8 +61,9 @@ def covers(merged: Spans, times: NDArray[np.float64]) -> NDArray[np.bool_]:
     return inside
 
 
-def _pieces(first: Spans, second: Spans, *, wanted: bool) -> Spans:
+def _pieces(first: Spans, second: Spans, *, in_second: bool) -> Spans:
+    """Return the part of `first` that lies inside or outside of `second`; both must be disjoint."""
     edges = np.unique(np.concatenate([first.ravel(), second.ravel()]))
     pieces = np.stack([edges[:-1], edges[1:]], axis=1)
     middles = pieces.mean(axis=1)
-    return union(pieces[covers(first, middles) & (covers(second, middles) == wanted)])
+    return union(pieces[covers(first, middles) & (covers(second, middles) == in_second)])

@@ -1,6 +1,6 @@
-"""A Chrome trace of torch's profiler read piece by piece, and the columns that are kept of it. No torch.
+"""Streaming reader of Chrome traces by torch.profiler, which stores the events as NumPy columns. No torch.
 
-A trace of a gigabyte has four million events: as columns they take some hundred MiB.
+A trace of one gigabyte has four million events. Their columns take a few hundred MiB.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from bench.measure.trace.intervals import Spans
 Event = Mapping[str, Any]
 
 KEPT_TRACE = "rank_{rank}.trace.json.gz"
-"""What a rank leaves in its folder where traces are kept."""
-CHUNK_LETTERS = 1 << 22
+"""File name of the trace that a rank stores in its folder with `measure.keep_traces=true`."""
+CHUNK_CHARACTERS = 1 << 22
+"""Number of characters that the reader takes from the file at a time."""
 
 TRACKS: Mapping[str, str] = {
     "cpu_op": "operators",
@@ -33,53 +34,64 @@ TRACKS: Mapping[str, str] = {
     "cuda_runtime": "launches",
     "cuda_driver": "launches",
 }
-"""Which categories of events are kept, and under which name."""
+"""Name of the track for each Kineto category that the reader keeps; other categories are dropped."""
 
 _EVENTS_START = re.compile(r'"traceEvents"\s*:\s*\[')
 _GAP = re.compile(r"[\s,]*")
 
 
 class TraceError(ValueError):
-    """A file that is no Chrome trace, or not a whole one."""
+    """A file that is not a complete Chrome trace, or a trace that lacks events every step has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Events of one kind as columns of equal length; times in microseconds of the trace's own clock.
+    """Columns of the events of one track, all of equal length.
 
-    `name[i]` is an index into `names`, `correlation` ties a launch to what it launched (-1: nothing).
+    Times are microseconds of the trace's own clock.
     """
 
     names: tuple[str, ...]
+    """Distinct names of the events."""
     name: NDArray[np.int64]
+    """Index into `names` of each event."""
     thread: NDArray[np.int64]
+    """Number of the host thread or CUDA stream of each event; all tracks of a trace share the numbers."""
     spans: Spans
+    """Start and end of each event, [n, 2]."""
     correlation: NDArray[np.int64]
+    """Kineto's correlation ID, which a launch shares with the kernel or copy it launched; -1 without one."""
 
     def __len__(self) -> int:
         return len(self.name)
 
-    def named(self, is_wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
-        """Which rows have a name that is wanted."""
+    def name_mask(self, is_wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Return a mask of the events whose name satisfies `is_wanted`."""
         wanted = np.array([is_wanted(name) for name in self.names], dtype=np.bool_)
         return wanted[self.name] if len(wanted) else np.zeros(0, dtype=np.bool_)
 
     def outermost(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of the rows that lie in no other of them on their thread, by thread and time."""
+        """Return the rows that are not nested in another of `rows` on their thread, by thread and start."""
         spans, thread = self.spans[rows], self.thread[rows]
         rows = rows[np.lexsort((-spans[:, 1], spans[:, 0], thread))]
-        kept = [_not_nested(self.spans, rows[self.thread[rows] == each]) for each in np.unique(thread)]
-        return np.concatenate(kept) if kept else rows
+        of_threads = [
+            _without_nested(self.spans, rows[self.thread[rows] == number]) for number in np.unique(thread)
+        ]
+        return np.concatenate(of_threads) if of_threads else rows
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a Chrome trace, one by one; raises TraceError where it is not whole."""
+    """Yield the events of a Chrome trace one by one.
+
+    Raises:
+        TraceError: The file has no `traceEvents`, or ends within them.
+    """
     decode = json.JSONDecoder().raw_decode
     with path.open(encoding="utf-8") as file:
-        buffer = file.read(CHUNK_LETTERS)
+        buffer = file.read(CHUNK_CHARACTERS)
         start = _EVENTS_START.search(buffer)
         if start is None:
-            raise TraceError(f"{path}: no Chrome trace: it has no traceEvents")
+            raise TraceError(f"{path} is not a Chrome trace: it has no traceEvents")
         at = start.end()
         while True:
             gap = _GAP.match(buffer, at)
@@ -89,31 +101,33 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 event, at = decode(buffer, at)
             except json.JSONDecodeError:
-                more = file.read(CHUNK_LETTERS)
+                more = file.read(CHUNK_CHARACTERS)
                 if not more:
-                    raise TraceError(f"{path}: no complete Chrome trace: an event has no end") from None
+                    raise TraceError(
+                        f"{path} is not a complete Chrome trace: its last event is cut off"
+                    ) from None
                 buffer, at = buffer[at:] + more, 0
             else:
                 yield event
 
 
 def read_tracks(events: Iterable[Event]) -> dict[str, Track]:
-    """The complete events by track; every track of TRACKS is there."""
-    threads: dict[Any, int] = {}
-    columns = {track: _Columns(threads) for track in TRACKS.values()}
+    """Return every track of TRACKS with its complete events ("ph": "X"); a track may be empty."""
+    thread_ids: dict[Any, int] = {}
+    builders = {track: _TrackBuilder(thread_ids) for track in TRACKS.values()}
     for event in events:
         track = TRACKS.get(event.get("cat", ""))
         if track is not None and event["ph"] == "X":
-            columns[track].add(event)
-    return {track: found.track() for track, found in columns.items()}
+            builders[track].add(event)
+    return {track: builder.build() for track, builder in builders.items()}
 
 
-class _Columns:
-    """A track that grows; threads have the same numbers on all tracks."""
+class _TrackBuilder:
+    """Columns of one track while the trace is read; `thread_ids` is shared by all tracks."""
 
-    def __init__(self, threads: dict[Any, int]) -> None:
+    def __init__(self, thread_ids: dict[Any, int]) -> None:
         self.name_ids: dict[str, int] = {}
-        self.thread_ids = threads
+        self.thread_ids = thread_ids
         self.name, self.thread, self.correlation = array("q"), array("q"), array("q")
         self.times = array("d")
 
@@ -125,7 +139,7 @@ class _Columns:
         self.times.append(start + event["dur"])
         self.correlation.append(event.get("args", {}).get("correlation", -1))
 
-    def track(self) -> Track:
+    def build(self) -> Track:
         return Track(
             names=tuple(self.name_ids),
             name=np.array(self.name, dtype=np.int64),
@@ -135,8 +149,11 @@ class _Columns:
         )
 
 
-def _not_nested(spans: Spans, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of rows in order of their starts, longest first, those that begin after all before have ended."""
+def _without_nested(spans: Spans, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the rows that start when all earlier rows have ended.
+
+    `rows` must be sorted by start, and by falling end where starts are equal.
+    """
     ended = np.maximum.accumulate(spans[rows, 1])
-    begins = np.append(True, spans[rows[1:], 0] >= ended[:-1])
-    return np.asarray(rows[begins], dtype=np.int64)
+    is_outermost = np.append(True, spans[rows[1:], 0] >= ended[:-1])
+    return np.asarray(rows[is_outermost], dtype=np.int64)

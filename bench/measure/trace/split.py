@@ -1,8 +1,9 @@
-"""Where one rank's traced step went: a timeline booked, each instant once. No torch.
+"""Split of one rank's traced step into compute, exposed communication, copies and idle time. No torch.
 
-The order decides what an instant is booked as: compute before communication before device copies, and among
-these COMPUTE_PARTS, PURPOSES and COPY_PARTS in their order; what is left is idle. So the parts add up to the
-step. A copy hides no communication: it takes none of the units that compute.
+Every instant is counted once, for the first part that claims it: compute before communication before device
+copies, and within these COMPUTE_PARTS, PURPOSES and COPY_PARTS in their order. An instant that no part claims
+is idle, so the parts add up to the step. A copy does not hide communication, because it keeps no compute unit
+busy.
 """
 
 from __future__ import annotations
@@ -19,43 +20,46 @@ from bench.measure.trace.timeline import COMPUTE_PARTS, COPY_PARTS, Timeline
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """One rank's step, times in milliseconds.
+class StepSplit:
+    """Milliseconds of one rank's traced step.
 
-    `total_ms` is when any communication was in flight, `exposed_ms` the part of it without compute.
-    `purpose_total_ms` overlap where communication for two purposes is in flight at once;
-    `compute_ms`, `exposed_spans_ms` by purpose, `copies_ms` and `idle_ms` do not. Spans count from the step's
-    start.
+    `compute_ms`, `exposed_spans_ms`, `copies_ms` and `idle_ms` do not overlap and add up to `step_ms`.
     """
 
     step_ms: float
     total_ms: float
+    """Time in which any communication was in flight."""
     exposed_ms: float
+    """The part of `total_ms` in which the rank computed nothing."""
     communication_ms: dict[str, float]
+    """Time in flight by kind of communication."""
     calls: dict[str, int]
+    """Number of calls by kind."""
     purpose_total_ms: dict[str, float]
+    """Time in flight by purpose; two purposes in flight at the same time both count."""
     compute_ms: dict[str, float]
     exposed_spans_ms: dict[str, list[tuple[float, float]]]
+    """Exposed spans by purpose, from the start of the step."""
     copies_ms: dict[str, float]
     idle_ms: float
 
 
-def split(timeline: Timeline) -> Split:
-    """Book every instant of a timeline's step; see the module for the order."""
+def split(timeline: Timeline) -> StepSplit:
+    """Return the split of a timeline's step; the module states which part an instant counts for."""
     start, end = timeline.step
     whole = spans_of([timeline.step])
     kinds, purposes = defaultdict(list), defaultdict(list)
-    for flight in timeline.flights:
-        # A ring's hop is one kind to a reader, whichever of its two ends a rank is at.
-        kinds[flight.call.meeting[0]].append((flight.start, flight.end))
-        purposes[flight.call.purpose].append((flight.start, flight.end))
+    for communication in timeline.communications:
+        # A ring hop is one kind (send_recv), whether this rank sends or receives.
+        kinds[communication.call.meeting[0]].append((communication.start, communication.end))
+        purposes[communication.call.purpose].append((communication.start, communication.end))
     by_kind, by_purpose = (
-        {name: intersect(spans, whole) for name, spans in found.items()} for found in (kinds, purposes)
+        {name: intersect(spans, whole) for name, spans in named.items()} for named in (kinds, purposes)
     )
-    compute, left = _booked(timeline.compute, COMPUTE_PARTS, whole)
-    exposed, left = _booked(by_purpose, PURPOSES, left)
-    copies, left = _booked(timeline.copies, COPY_PARTS, left)
-    return Split(
+    compute, rest = _claim(timeline.compute, COMPUTE_PARTS, whole)
+    exposed, rest = _claim(by_purpose, PURPOSES, rest)
+    copies, rest = _claim(timeline.copies, COPY_PARTS, rest)
+    return StepSplit(
         step_ms=(end - start) / 1e3,
         total_ms=length(np.concatenate([spans_of([]), *by_kind.values()])) / 1e3,
         exposed_ms=sum(map(length, exposed.values())) / 1e3,
@@ -67,18 +71,18 @@ def split(timeline: Timeline) -> Split:
             purpose: [*map(tuple, ((spans - start) / 1e3).tolist())] for purpose, spans in exposed.items()
         },
         copies_ms=_lengths_ms(copies),
-        idle_ms=length(left) / 1e3,
+        idle_ms=length(rest) / 1e3,
     )
 
 
-def _booked(claims: Mapping[str, Spans], order: Sequence[str], left: Spans) -> tuple[dict[str, Spans], Spans]:
-    """What each claim, in this order, gets of the spans that are left, and what is left then."""
-    booked = {}
+def _claim(claims: Mapping[str, Spans], order: Sequence[str], free: Spans) -> tuple[dict[str, Spans], Spans]:
+    """Return the part of `free` that each claim receives, in this order, and the rest of `free`."""
+    received = {}
     for name in (name for name in order if name in claims):
-        booked[name] = intersect(claims[name], left)
-        left = subtract(left, booked[name])
-    return booked, left
+        received[name] = intersect(claims[name], free)
+        free = subtract(free, received[name])
+    return received, free
 
 
-def _lengths_ms(spans: Mapping[str, Spans]) -> dict[str, float]:
-    return {name: length(found) / 1e3 for name, found in spans.items()}
+def _lengths_ms(named: Mapping[str, Spans]) -> dict[str, float]:
+    return {name: length(spans) / 1e3 for name, spans in named.items()}

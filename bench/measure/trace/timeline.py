@@ -1,8 +1,8 @@
-"""One rank's traced step as spans of time: what computed, what communicated, for which purpose. No torch.
+"""Timeline of one rank's traced step: spans of compute by part, and of communication by call. No torch.
 
-All times are microseconds of the host's monotonic clock. A `Timeline` says nothing yet about shares. A rank
-asks for communication by `c10d::` operators, and the profiler writes down when; how much each call carried it
-does not say, so kinds and counts are compared with those of an inspected step.
+All times are microseconds of the host's monotonic clock. torch.profiler records when a rank calls a `c10d::`
+operator, but not for which purpose and with which ranks. These facts come from the tap's calls of an
+inspected step: the k-th call of a kind in the trace is matched with the k-th call of that kind in the tap.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from bench.measure.trace.intervals import Spans, covers, spans_of, union
 from bench.measure.trace.reader import TraceError, Track
 
 CLOCK_MARK = "bench::clock"
-"""An annotation inside which a rank reads its monotonic clock: it ties the trace's clock to that one."""
+"""Name of the annotations in which a rank reads its monotonic clock, so that trace times can be converted."""
 
 COMPUTE_PARTS = ("attention", "packing", "optimizer", "other")
 COPY_PARTS = ("packing", "optimizer", "other")
-"""A copy or fill in attention is packing: it calculates nothing."""
+"""Parts of device copies and fills; in attention these are packing, because they calculate nothing."""
 
 MOVEMENTS = frozenset(
     f"aten::{name}"
@@ -35,85 +35,109 @@ MOVEMENTS = frozenset(
         "split_with_sizes_copy",
     )
 )  # fmt: skip
-"""Operators that arrange, copy or convert and calculate nothing: packing, where attention calls them."""
+"""Operators that reorder, copy or convert tensors and calculate nothing; in attention they count as
+packing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Regions:
-    """What a rank knew of its own step: spans in ns of the monotonic clock."""
+class StepRegions:
+    """Spans of a step and its regions, recorded by the rank in nanoseconds of its monotonic clock."""
 
     step_ns: tuple[int, int]
     clock_marks_ns: Sequence[int]
+    """Clock readings inside the trace's CLOCK_MARK annotations, in order."""
     attention_ns: Sequence[tuple[int, int]]
+    """Spans in which the rank was inside attention, forward or backward."""
     optimizer_ns: Sequence[tuple[int, int]]
+    """Spans in which the rank ran the optimizer."""
 
     @property
     def step_us(self) -> tuple[float, float]:
-        """Start and end of the step."""
+        """Start and end of the step in microseconds."""
         return self.step_ns[0] / 1e3, self.step_ns[1] / 1e3
 
-    def hold(self, time_us: float) -> bool:
-        """Whether the time lies in the step."""
+    def contains(self, time_us: float) -> bool:
+        """Return whether the time lies in the step."""
         start, end = self.step_us
         return start <= time_us <= end
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
-    """One call in flight, from `start` to `end`; `arrival` is when this rank was ready for it.
+class CommunicationSpan:
+    """One communication call of this rank while it is in flight.
 
-    Where the call is not known it has a kind, a purpose and a number, and no group and members.
+    A call that could not be matched with the tap has a kind, a purpose and a number only
+    (`placeholder_call`).
     """
 
     call: CollectiveCall
     arrival: float
+    """Time at which this rank called."""
     start: float
     end: float
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A step: `compute` spans by part of COMPUTE_PARTS, and every call in flight."""
+    """Compute, communication and copies of one traced step."""
 
     step: tuple[float, float]
     compute: Mapping[str, Spans]
-    flights: Sequence[Flight]
+    """Compute spans of each part of COMPUTE_PARTS."""
+    communications: Sequence[CommunicationSpan]
     copies: Mapping[str, Spans] = field(default_factory=dict)
-    """By part of COPY_PARTS what a GPU copied or filled without a kernel; a CPU does nothing of the kind."""
+    """Spans of GPU copies and fills without a kernel, by part of COPY_PARTS; empty on a CPU."""
     unmatched: str | None = None
-    """Why the flights cannot be put beside those of other ranks; None where they can."""
+    """Reason why the communications cannot be compared with those of other ranks; None if they can."""
     purposes_unknown: str | None = None
-    """Why their purposes are not known either; None where they are."""
+    """Reason why the purposes of the communications are unknown; None if they are known."""
 
 
-class JoinError(ValueError):
-    """What the tap saw and what the profiler saw are not the same calls."""
+class MatchError(ValueError):
+    """Calls of the tap and calls of the profiler that do not match."""
 
 
-def unknown_call(kind: str, purpose: str, number: int) -> CollectiveCall:
-    """What stands for a call of which only this is known."""
+def placeholder_call(kind: str, purpose: str, number: int) -> CollectiveCall:
+    """Return a call without group, members and bytes, for communication that matches no call of the tap."""
     return CollectiveCall(kind, purpose, group="", members=(), ordinal=number, sent_bytes=0, arrival_ns=0)
 
 
-def on_hosts_clock(tracks: Mapping[str, Track], marks_ns: Sequence[int]) -> dict[str, Track]:
-    """The tracks in times of the host's monotonic clock, which the rank read in annotations of the trace.
+def on_host_clock(tracks: Mapping[str, Track], marks_ns: Sequence[int]) -> dict[str, Track]:
+    """Return the tracks with their times converted to the host's monotonic clock.
 
-    The shortest mark says it best: it is off by half of its length at the most, some microseconds.
+    The conversion uses the shortest CLOCK_MARK annotation. Its error is at most half the length of that
+    annotation, a few microseconds.
+
+    Args:
+        tracks: Tracks in times of the trace's own clock.
+        marks_ns: Clock readings of the rank, one inside each CLOCK_MARK annotation, in order.
+
+    Raises:
+        TraceError: The trace has more or fewer annotations than there are readings, or none.
     """
     annotations = tracks["annotations"]
-    spans = annotations.spans[annotations.named(CLOCK_MARK.__eq__)]
+    spans = annotations.spans[annotations.name_mask(CLOCK_MARK.__eq__)]
     spans = spans[np.argsort(spans[:, 0])]
     if not len(spans) or len(spans) != len(marks_ns):
-        raise TraceError(f"the trace holds {len(spans)} marks of the clock, not {len(marks_ns)}")
-    best = int(np.argmin(spans[:, 1] - spans[:, 0]))
-    shift = marks_ns[best] / 1e3 - float(spans[best].mean())
+        raise TraceError(
+            f"the trace has {len(spans)} annotations {CLOCK_MARK}, but the rank made {len(marks_ns)}"
+        )
+    shortest = int(np.argmin(spans[:, 1] - spans[:, 0]))
+    shift = marks_ns[shortest] / 1e3 - float(spans[shortest].mean())
     return {name: replace(track, spans=track.spans + shift) for name, track in tracks.items()}
 
 
 def by_part(
-    spans: Spans, called_us: NDArray[np.float64], is_movement: NDArray[np.bool_], regions: Regions
+    spans: Spans, called_us: NDArray[np.float64], is_movement: NDArray[np.bool_], regions: StepRegions
 ) -> dict[str, Spans]:
-    """Compute spans by part, from when each was called or launched."""
+    """Return the spans merged by part of COMPUTE_PARTS.
+
+    Args:
+        spans: Compute spans, [n, 2].
+        called_us: Time at which the work of each span was called or launched, [n]; it decides the part.
+        is_movement: Mask of the spans that only move data, [n].
+        regions: The rank's regions of the step.
+    """
     in_attention = covers(union(spans_of(regions.attention_ns) / 1e3), called_us)
     in_optimizer = covers(union(spans_of(regions.optimizer_ns) / 1e3), called_us) & ~in_attention
     masks = {
@@ -126,51 +150,59 @@ def by_part(
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
-    """One call as the profiler saw it on the host: its thread, and when it began and returned."""
+class IssuedCall:
+    """Host thread, start and return of one communication call, as the profiler recorded them."""
 
     thread: int
     start: float
     end: float
 
 
-def issued_calls(operators: Track, regions: Regions) -> dict[str, list[Issued]]:
-    """Per kind this rank's calls of the step, in order; a dispatch mode makes one look like several."""
-    rows = np.flatnonzero(operators.named(lambda n: n.startswith("c10d::") and n in COLLECTIVES))
-    rows = operators.outermost(rows)
-    issued: dict[str, list[Issued]] = {}
+def issued_calls(operators: Track, regions: StepRegions) -> dict[str, list[IssuedCall]]:
+    """Return the step's communication calls of this rank by kind, in order.
+
+    A dispatch mode makes one call appear as several nested operators; only the outermost counts.
+    """
+    is_call = operators.name_mask(lambda name: name.startswith("c10d::") and name in COLLECTIVES)
+    rows = operators.outermost(np.flatnonzero(is_call))
+    issued: dict[str, list[IssuedCall]] = {}
     for row in rows[np.argsort(operators.spans[rows, 0])]:
         start, end = operators.spans[row].tolist()
-        if regions.hold(start):
+        if regions.contains(start):
             kind = COLLECTIVES[operators.names[operators.name[row]]].kind
-            issued.setdefault(kind, []).append(Issued(int(operators.thread[row]), start, end))
+            issued.setdefault(kind, []).append(IssuedCall(int(operators.thread[row]), start, end))
     return issued
 
 
-def paired(
-    issued: Mapping[str, Sequence[Issued]], calls: Sequence[CollectiveCall]
-) -> list[tuple[Issued, CollectiveCall]]:
-    """Of every kind the k-th call that the profiler saw with the tap's k-th.
+def pair_calls(
+    issued: Mapping[str, Sequence[IssuedCall]], calls: Sequence[CollectiveCall]
+) -> list[tuple[IssuedCall, CollectiveCall]]:
+    """Return pairs of the profiler's k-th call and the tap's k-th call of every kind.
 
-    Raises JoinError unless they are as many.
+    Raises:
+        MatchError: The profiler and the tap have different numbers of calls of a kind.
     """
     tapped: dict[str, list[CollectiveCall]] = {}
     for call in calls:
         tapped.setdefault(call.kind, []).append(call)
-    counts, seen = ({kind: len(each) for kind, each in found.items()} for found in (tapped, issued))
-    if counts != seen:
-        raise JoinError(f"the tap saw {counts}, the profiler {seen}")
-    return [pair for kind, found in issued.items() for pair in zip(found, tapped[kind], strict=True)]
+    tap_counts, profiler_counts = (
+        {kind: len(of_kind) for kind, of_kind in by_kind.items()} for by_kind in (tapped, issued)
+    )
+    if tap_counts != profiler_counts:
+        raise MatchError(f"the tap recorded the calls {tap_counts}, the profiler {profiler_counts}")
+    return [pair for kind, of_kind in issued.items() for pair in zip(of_kind, tapped[kind], strict=True)]
 
 
-def call_differences(issued: Mapping[str, Sequence[Issued]], calls: Sequence[CollectiveCall]) -> str | None:
-    """The first kind of call of which a traced step made more or fewer than the inspected one's `calls`.
+def call_differences(
+    issued: Mapping[str, Sequence[IssuedCall]], calls: Sequence[CollectiveCall]
+) -> str | None:
+    """Return a message on the first kind whose number of calls differs from the inspected step's `calls`.
 
-    As in `it made 0 calls of all_to_all, the inspected step 8 (attention)`; None where there is none.
+    For example `it made 0 calls of all_to_all, the inspected step 8 (attention)`. None if no kind differs.
     """
     for kind in dict.fromkeys([*(call.kind for call in calls), *issued]):
-        made, purposes = len(issued.get(kind, ())), [call.purpose for call in calls if call.kind == kind]
-        if made != len(purposes):
-            why = f" ({', '.join(dict.fromkeys(purposes))})" if purposes else ""
-            return f"it made {made} calls of {kind}, the inspected step {len(purposes)}{why}"
+        count, purposes = len(issued.get(kind, ())), [call.purpose for call in calls if call.kind == kind]
+        if count != len(purposes):
+            names = f" ({', '.join(dict.fromkeys(purposes))})" if purposes else ""
+            return f"it made {count} calls of {kind}, the inspected step {len(purposes)}{names}"
     return None

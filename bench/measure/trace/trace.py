@@ -1,7 +1,7 @@
-"""One step after another under torch.profiler, apart from timing because tracing slows a step.
+"""Tracing of steps under torch.profiler, apart from timing, because tracing slows a step.
 
-Nothing is added to the step but marks: when attention and the optimizer were entered and left, and a few
-readings of the clock beside it.
+A traced step has no instruments but the profiler, the start and end of attention and the optimizer, and a few
+readings of the clock before it.
 """
 
 from __future__ import annotations
@@ -25,111 +25,120 @@ from bench.measure.hooks import Spans
 from bench.measure.timing.clock import synchronise
 from bench.measure.trace.cpu_timeline import cpu_timeline
 from bench.measure.trace.cuda_timeline import cuda_timeline
-from bench.measure.trace.one_profiler import tracing
+from bench.measure.trace.exclusive_profiler import exclusive_profiling
 from bench.measure.trace.reader import KEPT_TRACE, Track, read_events, read_tracks
 from bench.measure.trace.split import split
 from bench.measure.trace.timeline import (
     CLOCK_MARK,
-    Issued,
-    Regions,
+    IssuedCall,
+    StepRegions,
     Timeline,
     call_differences,
     issued_calls,
-    on_hosts_clock,
+    on_host_clock,
 )
 from bench.measure.trace.waiting import RankTrace
 
 CLOCK_MARKS = 5
+"""Number of clock readings before a traced step, of which the most precise is used."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 TIME_NAMESPACE = Path("/proc/self/ns/time")
 
 TORCH_ATTENTION = re.compile(r"aten::_scaled_dot_product_\w+(?<!_backward)$")
-"""What `scaled_dot_product_attention` calls in forward, one operator for each of its kernels."""
+"""Forward operators of torch's `scaled_dot_product_attention`, one for each of its kernels."""
 
 MakeTimeline = Callable[
-    [Mapping[str, Track], Regions, Mapping[str, Sequence[Issued]], Sequence[CollectiveCall]], Timeline
+    [Mapping[str, Track], StepRegions, Mapping[str, Sequence[IssuedCall]], Sequence[CollectiveCall]], Timeline
 ]
 TIMELINES: Mapping[str, MakeTimeline] = {"cpu": cpu_timeline, "cuda": cuda_timeline}
 
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """One step as it was traced: the file, and what the rank itself knew of the step."""
+    """Trace file of one step, and the regions of the step that the rank recorded."""
 
     path: Path
-    regions: Regions
+    regions: StepRegions
 
 
 @dataclass(slots=True)
 class StepTracer:
-    """Traces the steps that run in `step`, one by one; every rank must enter it.
+    """Tracer of the steps that run within `step`, one by one; every rank must enter `step`.
 
-    `attention` tells attention's borders, `optimizing` notes when the optimizer was at work. `looking` is on
-    during the step and no longer: a tap must not see the barrier before it. `meet` is called before every
-    collective. Steps run on after a profiler that failed, as the other ranks' do, and `failure` says why; no
-    more steps of this rank are traced.
-
-    The barrier is inside the profiler: rank by rank this takes more or less long to start, and the difference
-    would pass for waiting in the step.
+    If the profiler fails, steps go on without it, as the other ranks need them; `failure` states the reason
+    and this rank traces no more steps.
     """
 
     attention: AttentionWatch
+    """Recorder of the spans of attention."""
     optimizing: Callable[[], AbstractContextManager[Spans]]
-    looking: Callable[[], AbstractContextManager[object]]
+    """Context that yields the spans of the optimizer."""
+    watching: Callable[[], AbstractContextManager[object]]
+    """Context around the step alone; a tap in it must not see the barrier before the step."""
     device: torch.device
     folder: Path
+    """Folder of the trace files."""
     meet: Callable[[], None] = lambda: None
+    """Function called before every collective of the tracer."""
     traced: list[StepTrace] = field(default_factory=list)
     failure: str | None = None
+    """Reason why tracing failed on this rank; None if it did not."""
 
-    def warm(self) -> None:
-        """Pay for the profiler's first use, without a training step: a shorter one would make ZeRO-3 record
-        its order of parameters anew, and the next step would hold calls that no other has.
+    def warm_up(self) -> None:
+        """Use the profiler once on a small operator, because its first use is slow.
+
+        A short training step would not do: it would make ZeRO-3 record its order of parameters anew, and the
+        next step would have calls that no other step has.
         """
-        with tracing(profile(activities=_activities(self.device))) as traced:
+        with exclusive_profiling(profile(activities=_activities(self.device))) as profiler:
             torch.ones(1, device=self.device).add(1)
             synchronise(self.device)
-        self.failure = traced.failure
+        self.failure = profiler.failure
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Run one step under the profiler, its Chrome trace written to the folder."""
-        attention_before = len(self.attention.spans_ns)
+        """Run one step under the profiler and write its Chrome trace to the folder.
+
+        The barrier before the step runs under the profiler too. The profiler takes longer to start on some
+        ranks than on others, and without the barrier the difference would count as waiting in the step.
+        """
+        n_attention_spans = len(self.attention.spans_ns)
         path = self.folder / f"trace-{dist.get_rank()}-{len(self.traced)}.json"
-        with self._written(path):
+        with self._profile_to(path):
             self.meet()
             dist.barrier()
             synchronise(self.device)
             marks_ns = [_mark_clock() for _ in range(CLOCK_MARKS)]
-            with self.optimizing() as optimizer_ns, self.looking():
+            with self.optimizing() as optimizer_ns, self.watching():
                 start_ns = time.monotonic_ns()
                 yield
                 synchronise(self.device)
                 end_ns = time.monotonic_ns()
-        attention_ns = self.attention.spans_ns[attention_before:]
-        regions = Regions((start_ns, end_ns), marks_ns, attention_ns, optimizer_ns)
+        attention_ns = self.attention.spans_ns[n_attention_spans:]
+        regions = StepRegions((start_ns, end_ns), marks_ns, attention_ns, optimizer_ns)
         self.traced.append(StepTrace(path, regions))
 
     @contextmanager
-    def _written(self, path: Path) -> Iterator[None]:
-        """Under the profiler, whose Chrome trace is then in this file; without either once it has failed."""
+    def _profile_to(self, path: Path) -> Iterator[None]:
+        """Run the profiler and write its trace to `path`; do neither if the profiler has failed before."""
         if self.failure is not None:
             yield
             return
         profiler = profile(activities=_activities(self.device))
-        with tracing(profiler) as traced:
+        with exclusive_profiling(profiler) as running:
             yield
-        self.failure = traced.failure
+        self.failure = running.failure
         if self.failure is None:
             try:
                 profiler.export_chrome_trace(str(path))
             except (OSError, RuntimeError) as error:
-                self.failure = f"the trace was not written: {error}"
+                self.failure = f"the trace could not be written: {error}"
 
     def read(self, calls: Sequence[CollectiveCall]) -> RankTrace | None:
-        """What the last step's trace says; None, and `failure`, where it is not there or no good.
+        """Return the contents of the last step's trace; None if tracing or reading failed, see `failure`.
 
-        `calls` are those of an inspected step.
+        Args:
+            calls: Calls that the tap recorded in an inspected step.
         """
         if self.failure is not None:
             return None
@@ -139,10 +148,10 @@ class StepTracer:
             self.failure = f"the trace cannot be read: {error}"
             return None
 
-    def median(self) -> int:
-        """Which of the steps is of median length, by its slowest rank; of two in the middle the shorter.
+    def median_step(self) -> int:
+        """Return the index of the step of median length, the same on all ranks; every rank must call this.
 
-        Every rank must call it; all are told the same.
+        The length of a step is that of its slowest rank. Of two steps in the middle the shorter is taken.
         """
         steps_ns = [step.regions.step_ns for step in self.traced]
         slowest_ms = torch.tensor([(end - start) / 1e6 for start, end in steps_ns], device=self.device)
@@ -152,16 +161,22 @@ class StepTracer:
 
 
 def read_step(traced: StepTrace, calls: Sequence[CollectiveCall], device_type: str) -> RankTrace:
-    """What the traced step says of this rank; `calls` are those of an inspected step."""
+    """Return the contents of a step's trace.
+
+    Args:
+        traced: Trace file and regions of the step.
+        calls: Calls that the tap recorded in an inspected step.
+        device_type: "cpu" or "cuda".
+    """
     regions = traced.regions
-    tracks = on_hosts_clock(read_tracks(read_events(traced.path)), regions.clock_marks_ns)
+    tracks = on_host_clock(read_tracks(read_events(traced.path)), regions.clock_marks_ns)
     issued = issued_calls(tracks["operators"], regions)
     timeline = TIMELINES[device_type](tracks, regions, issued, calls)
     return RankTrace(
         split=split(timeline),
         start_us=timeline.step[0],
-        flights=[*timeline.flights],
-        clock=_clock(),
+        communications=[*timeline.communications],
+        clock=_clock_id(),
         purposes_unknown=timeline.purposes_unknown,
         unmatched=timeline.unmatched,
         call_differences=call_differences(issued, calls),
@@ -169,29 +184,32 @@ def read_step(traced: StepTrace, calls: Sequence[CollectiveCall], device_type: s
     )
 
 
-def keep_trace(traced: Sequence[StepTrace], kept: int, folder: Path) -> None:
-    """Leave one trace, gzipped, as KEPT_TRACE in the rank's folder, and no other; Perfetto opens it."""
+def keep_trace(traced: Sequence[StepTrace], index: int, folder: Path) -> None:
+    """Store the trace at `index` as a gzipped file KEPT_TRACE in the folder, and delete all trace files.
+
+    Perfetto opens the gzipped file.
+    """
     packed_path = folder / KEPT_TRACE.format(rank=dist.get_rank())
-    with traced[kept].path.open("rb") as plain, gzip.open(packed_path, "wb", compresslevel=6) as packed:
+    with traced[index].path.open("rb") as plain, gzip.open(packed_path, "wb", compresslevel=6) as packed:
         shutil.copyfileobj(plain, packed)
     for step in traced:
         step.path.unlink(missing_ok=True)
 
 
 def _activities(device: torch.device) -> list[ProfilerActivity]:
-    """What the profiler looks at: a GPU's kernels and copies beside the operators."""
+    """Return the profiler's activities: CPU operators, on a GPU also kernels and copies."""
     on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
     return [ProfilerActivity.CPU, *on_gpu]
 
 
-def _clock() -> str:
-    """What processes have in common that read the same monotonic clock: the boot, and any shift of it."""
+def _clock_id() -> str:
+    """Return the boot ID and time namespace, which are equal for processes that read one monotonic clock."""
     boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
-    shift = TIME_NAMESPACE.readlink().name if TIME_NAMESPACE.is_symlink() else ""
-    return f"{boot} {shift}"
+    namespace = TIME_NAMESPACE.readlink().name if TIME_NAMESPACE.is_symlink() else ""
+    return f"{boot} {namespace}"
 
 
 def _mark_clock() -> int:
-    """The monotonic clock, read inside an annotation that the trace will hold."""
+    """Return the monotonic clock in nanoseconds, read inside an annotation that the trace will contain."""
     with record_function(CLOCK_MARK):
         return time.monotonic_ns()

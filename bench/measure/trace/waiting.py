@@ -1,7 +1,7 @@
-"""How long ranks waited for one another: their traced steps put side by side after the fact. No torch.
+"""Waiting of ranks for one another, from the arrivals in all ranks' traced steps. No torch.
 
-Nothing is exchanged in the step for this: the ranks of a host share a monotonic clock, and those of several
-hosts have been compared before and after the step.
+The traces are compared after the step, so measuring waiting adds no communication to it. Ranks of one host
+share a monotonic clock. The clocks of several hosts are compared before and after the step.
 """
 
 from __future__ import annotations
@@ -11,95 +11,96 @@ from dataclasses import dataclass, field, replace
 
 from bench.measure.calls import Meeting
 from bench.measure.trace.intervals import Span, intersect, length
-from bench.measure.trace.split import Split
-from bench.measure.trace.timeline import Flight
+from bench.measure.trace.split import StepSplit
+from bench.measure.trace.timeline import CommunicationSpan
 
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """A rank's clock less rank 0's."""
+    """Difference of a rank's monotonic clock to the clock of rank 0, in microseconds."""
 
-    us: float
+    offset_us: float
     bound_us: float
-    """It may be wrong by so much."""
+    """Largest error of `offset_us`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace:
-    """One rank's traced step, for the launcher to put beside the others'."""
+    """One rank's traced step, as the rank reports it to the launcher."""
 
-    split: Split
+    split: StepSplit
     start_us: float
-    """When the step began, by the host's monotonic clock as all times of `flights`."""
-    flights: list[Flight]
+    """Start of the step, in microseconds of the host's monotonic clock like all times of `communications`."""
+    communications: list[CommunicationSpan]
     clock: str
-    """Ranks with the same one read one monotonic clock."""
+    """Identity of the monotonic clock; ranks with equal values read the same clock."""
     purposes_unknown: str | None
-    """Why the calls could not be told apart by purpose; null where they could."""
+    """Reason why the purposes of the calls are unknown; None if they are known."""
     unmatched: str | None
-    """Why they cannot be put beside those of other ranks; null where they can."""
+    """Reason why the calls cannot be compared with those of other ranks; None if they can."""
     call_differences: str | None
-    """What the step called more or less often than the inspected one; null where it made the same calls."""
+    """Message on a kind whose number of calls differs from the inspected step; None if no kind differs."""
     torch_attention: list[str] = field(default_factory=list)
-    """The operators that torch's own `scaled_dot_product_attention` chose, by name."""
+    """Names of the operators that torch's `scaled_dot_product_attention` chose."""
     offset: ClockOffset | None = None
-    """How far its clock is from that of rank 0, where they were compared."""
+    """Difference to the clock of rank 0; None if the clocks were not compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Milliseconds by purpose and rank.
-
-    `waiting_ms` is the latest arrival of those that had to meet minus one's own, `exposed_ms` the part of
-    it that is exposed: the rank neither computed nor was anything on its way.
-    """
+    """Milliseconds that ranks waited, as lists by rank for each purpose."""
 
     waiting_ms: dict[str, list[float]]
+    """Time from a rank's arrival until the last rank of the collective arrived."""
     exposed_ms: dict[str, list[float]]
+    """The part of `waiting_ms` in which the rank computed nothing."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Arrival:
-    """When a rank came to a meeting."""
+    """Time at which a rank called a collective, by the clock of rank 0."""
 
     us: float
-    """By the clock of rank 0."""
     clock: str
     bound_us: float
+    """Largest error of the clock's comparison with rank 0."""
 
     @classmethod
-    def of(cls, flight: Flight, trace: RankTrace) -> Arrival:
+    def of_call(cls, communication: CommunicationSpan, trace: RankTrace) -> Arrival:
         offset = trace.offset or ClockOffset(0.0, 0.0)
-        return cls(flight.arrival - offset.us, trace.clock, offset.bound_us)
+        return cls(communication.arrival - offset.offset_us, trace.clock, offset.bound_us)
 
     def us_until(self, last: Arrival) -> float:
-        """How long it waited for the last; 0 where the comparison of their clocks cannot tell."""
+        """Return the microseconds until the last arrival, or 0 if they are within the clocks' error."""
         late_us = last.us - self.us
-        unknown_us = 0.0 if last.clock == self.clock else last.bound_us + self.bound_us
-        return late_us if late_us > unknown_us else 0.0
+        error_us = 0.0 if last.clock == self.clock else last.bound_us + self.bound_us
+        return late_us if late_us > error_us else 0.0
 
 
-def waiting(traces: Sequence[RankTrace]) -> Waiting | str:
-    """Waiting of every rank from the traces of all, or why their clocks or calls cannot be compared.
+def compute_waiting(traces: Sequence[RankTrace]) -> Waiting | str:
+    """Return the waiting of every rank, or the reason why it is unknown.
 
-    Of ranks on several hosts lateness that the comparison of their clocks cannot tell from none is none.
+    Between ranks on different hosts, lateness below the error of the clocks' comparison counts as 0.
+
+    Args:
+        traces: Traces of the same step by rank.
     """
     if len({trace.clock for trace in traces}) == 1:
         traces = [replace(trace, offset=ClockOffset(0.0, 0.0)) for trace in traces]
     arrivals: dict[Meeting, list[Arrival]] = {}
     for trace in traces:
-        for flight in trace.flights:
-            arrivals.setdefault(flight.call.meeting, []).append(Arrival.of(flight, trace))
-    if (why := _why_unknown(traces, arrivals)) is not None:
-        return why
-    spans = [_spans_by_purpose(trace, arrivals) for trace in traces]
+        for communication in trace.communications:
+            arrivals.setdefault(communication.call.meeting, []).append(Arrival.of_call(communication, trace))
+    if (reason := _unknown_reason(traces, arrivals)) is not None:
+        return reason
+    by_rank = [_waiting_spans(trace, arrivals) for trace in traces]
     purposes = sorted({purpose for trace in traces for purpose in trace.split.purpose_total_ms})
     return Waiting(
-        {purpose: [length(mine.get(purpose, [])) for mine in spans] for purpose in purposes},
+        {purpose: [length(spans.get(purpose, [])) for spans in by_rank] for purpose in purposes},
         {
             purpose: [
-                length(intersect(mine.get(purpose, []), trace.split.exposed_spans_ms.get(purpose, [])))
-                for mine, trace in zip(spans, traces, strict=True)
+                length(intersect(spans.get(purpose, []), trace.split.exposed_spans_ms.get(purpose, [])))
+                for spans, trace in zip(by_rank, traces, strict=True)
             ]
             for purpose in purposes
         },
@@ -107,33 +108,44 @@ def waiting(traces: Sequence[RankTrace]) -> Waiting | str:
 
 
 def clock_bound_us(traces: Sequence[RankTrace]) -> float | None:
-    """The largest error of the ranks' clocks; None where all read the same, or where it is not known."""
+    """Return the largest error of the clocks' comparison in microseconds.
+
+    None if all ranks read one clock, or if the clocks were not compared.
+    """
     bounds = [trace.offset.bound_us for trace in traces if trace.offset is not None]
     if len({trace.clock for trace in traces}) == 1 or len(bounds) < len(traces):
         return None
     return max(bounds)
 
 
-def _why_unknown(traces: Sequence[RankTrace], arrivals: Mapping[Meeting, list[Arrival]]) -> str | None:
-    """Why waiting cannot be known: no part of it is then given out for the whole."""
+def _unknown_reason(traces: Sequence[RankTrace], arrivals: Mapping[Meeting, list[Arrival]]) -> str | None:
+    """Return why waiting is unknown, None if it is known.
+
+    One unmatched call makes all waiting unknown, because a sum over the other calls would be too small.
+    """
     if any(trace.offset is None for trace in traces):
-        return "the ranks' clocks cannot be compared: they run on several hosts"
+        return "the ranks run on several hosts, whose clocks were not compared"
     for rank, trace in enumerate(traces):
         if trace.unmatched is not None:
             return f"rank {rank}: {trace.unmatched}"
-    for (kind, _, members, ordinal), came in arrivals.items():
-        if len(came) != len(set(members)):
+    for (kind, _, members, ordinal), arrived in arrivals.items():
+        if len(arrived) != len(set(members)):
             ranks = ", ".join(map(str, sorted(set(members))))
-            return f"{kind} {ordinal} of ranks {ranks} was found on {len(came)} of them"
+            return (
+                f"{kind} number {ordinal} of ranks {ranks} is in the traces of {len(arrived)} of these ranks"
+            )
     return None
 
 
-def _spans_by_purpose(trace: RankTrace, arrivals: Mapping[Meeting, list[Arrival]]) -> dict[str, list[Span]]:
-    """When this rank was there and the last one was not, in ms from the step's start."""
+def _waiting_spans(trace: RankTrace, arrivals: Mapping[Meeting, list[Arrival]]) -> dict[str, list[Span]]:
+    """Return the spans, by purpose, from this rank's arrival to the last one, in ms from the step's start.
+
+    A span ends with its communication at the latest.
+    """
     spans: dict[str, list[Span]] = {}
-    for flight in trace.flights:
-        late_us = Arrival.of(flight, trace).us_until(max(arrivals[flight.call.meeting]))
-        until = min(flight.arrival + late_us, flight.end)
-        since_ms, until_ms = ((time - trace.start_us) / 1e3 for time in (flight.arrival, until))
-        spans.setdefault(flight.call.purpose, []).append((since_ms, until_ms))
+    for communication in trace.communications:
+        late_us = Arrival.of_call(communication, trace).us_until(max(arrivals[communication.call.meeting]))
+        until = min(communication.arrival + late_us, communication.end)
+        since_ms, until_ms = ((time - trace.start_us) / 1e3 for time in (communication.arrival, until))
+        spans.setdefault(communication.call.purpose, []).append((since_ms, until_ms))
     return spans

@@ -48,7 +48,10 @@ SECOND_LINES = {
     "an unknown status": (section(status="fine"), "Invalid enum value 'fine' at `status`"),
     "an unknown provenance": (section(provenance="guessed"), "Invalid enum value 'guessed' at `provenance`"),
     "a negative share": (trace_with(exposed_ms=[-1.0]), "Expected `float` >= 0.0 at `trace.exposed_ms[0]`"),
-    "a trace of no ranks": (trace_with(step_ms=[]), "without a failure needs times of every rank at `trace`"),
+    "a trace of no ranks": (
+        trace_with(step_ms=[]),
+        "needs step_ms, total_ms and exposed_ms of every rank at `trace`",
+    ),
     "a trace of unequal ranks": (trace_with(idle_ms=[1.0, 1.0]), "values of equally many ranks at `trace`"),
     "parts of unequal ranks": (
         trace_with(compute_ms={part: [1.0, 1.0] for part in ("attention", "packing", "optimizer", "other")}),

@@ -32,7 +32,7 @@ CALL = {
 }  # fmt: skip
 FLIGHT = {"call": CALL, "arrival": 0.0, "start": 0.0, "end": 1.0}
 STEP = {
-    "split": SPLIT, "start_us": 0.0, "flights": [FLIGHT], "clock": "one",
+    "split": SPLIT, "start_us": 0.0, "communications": [FLIGHT], "clock": "one",
     "purposes_unknown": None, "unmatched": None, "call_differences": None,
 }  # fmt: skip
 TELEMETRY = {

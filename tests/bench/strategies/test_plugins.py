@@ -180,7 +180,7 @@ REFUSED = {
     "no schedule to predict from": (
         "schedule = lambda self, cell: None; communication_bytes = lambda self, cell: 0",
         ("mode=predict", *H100),
-        "mode=predict knows no schedule of my_ring; give its facts one: StrategyFacts.schedule",
+        "mode=predict needs a schedule, which strategy=my_ring lacks; define StrategyFacts.schedule",
     ),
 }
 """What is added to the facts, the words that are typed, `strategy=my_ring` if no other, and what is said."""

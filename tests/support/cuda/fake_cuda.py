@@ -1,18 +1,18 @@
-"""A CUDA that the CPU plays, in the ranks of a test alone: no kernels of CUDA, no speed, no device memory.
+"""CUDA simulated on the CPU in the rank processes of a test, without CUDA kernels, speed or device memory.
 
-What it has in common with the real one is what Python sees: `torch.cuda`, NVML, NCCL's process groups (gloo
-carries them), streams, events, traces with kernels, and the rules that a CPU does not have:
+It simulates what Python can see: `torch.cuda`, NVML, NCCL process groups (on gloo), streams, events and
+traces with kernels. It also enforces rules that a CPU does not have:
 
-- A tensor has a side, the device's or the host's. Ops on tensors of both sides, `numpy()` of the device's and
-  pinning it raise as on a GPU. Where a side is not known, as of gradients that C++ makes, nothing raises.
-- Whatever would make the host wait for the device, and every copy from memory that is not pinned, is noted
-  while a timed step runs, with the place in the code.
-- Every collective that Python calls is noted. What an asynchronous one receives must not be used before it is
-  waited for, nor what it sends be changed.
+- A tensor is on the side of the device or of the host. Operators on tensors of both sides, and `numpy()` and
+  pinning of a device tensor, raise as on a GPU. If a side is unknown, as with gradients from C++, nothing
+  raises.
+- Within a timed step, the fake records operations that make the host wait for the device, and copies from
+  memory that is not pinned, with the function that calls them.
+- The fake records every collective that Python calls. Before an asynchronous one is waited for, code must not
+  use the tensors that it receives or change the tensors that it sends.
 
-All streams are one: of ours no code makes another.
-
-`problems` compares what the ranks noted. Meshes are of the CPU: FSDP2 uses no streams here.
+There is one stream, because the product creates no other. `problems` compares the records of the ranks. All
+meshes are CPU meshes, so FSDP2 uses no streams here.
 """
 
 import contextlib
@@ -50,11 +50,11 @@ NOTES = "fake_cuda_{rank}.json"
 HOST, DEVICE = "host", "device"
 CPU = torch.device("cpu")
 ON_DEVICE = torch.device("cpu", 0)
-"""What a tensor of the device says it is on: a CPU to all who ask, and yet not the host's."""
-AS_THEY_ARE = {torch.device, torch._C._nn._parse_to}
-"""Functions to which a device is a name; so are operators that another mode has seen already."""
+"""Device that a device tensor reports: a CPU, but distinct from the host's."""
+PASSED_UNCHANGED = {torch.device, torch._C._nn._parse_to}
+"""Functions that take a device as a value; operators that another mode has handled pass unchanged too."""
 FROM_NUMBERS = {"tensor", "as_tensor", "scalar_tensor", "asarray"}
-MADE_ANEW = FROM_NUMBERS | {
+CREATES_TENSOR = FROM_NUMBERS | {
     "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "randperm", "linspace", "eye",
     "from_numpy", "frombuffer", "empty_strided",
 }  # fmt: skip
@@ -67,7 +67,7 @@ BOTH_SIDES = {
     "_foreach_copy_", "set_", "grad", "is_set_to",
 }  # fmt: skip
 """Functions that take tensors of both sides."""
-LOOKS_ONLY = {
+READS_NO_NUMBERS = {
     "__get__", "size", "stride", "dim", "numel", "nelement", "element_size", "is_contiguous", "data_ptr",
     "storage_offset", "untyped_storage", "__len__", "view", "narrow", "split", "chunk", "unbind", "transpose",
     "t", "permute", "unsqueeze", "squeeze", "expand", "select", "detach", "__getitem__", "unflatten",
@@ -75,11 +75,11 @@ LOOKS_ONLY = {
     "_has_compatible_shallow_copy_type", "register_hook", "retain_grad", "is_complex", "type", "get_device",
     "is_pinned", "is_shared", "__iter__",
 }  # fmt: skip
-"""Functions that read no numbers."""
+"""Functions that do not read the numbers of a tensor."""
 
 
 class Stream:
-    """A name: what is queued is done at once."""
+    """Stream on which all operations run at once."""
 
     def __init__(self, device=None, priority=0, **_):
         self.device, self.priority, self.device_type, self.device_index = device, priority, 1, 0
@@ -105,7 +105,7 @@ class Stream:
 
 
 class Event:
-    """A mark in a stream, and the time at which it was made."""
+    """Event with the time at which it was recorded."""
 
     def __init__(self, enable_timing=False, **_):
         self.is_timed, self.at_s = enable_timing, None
@@ -117,7 +117,9 @@ class Event:
         return True
 
     def elapsed_time(self, other):
-        assert [self.is_timed, other.is_timed] == [True, True], "an event that takes no time was asked for it"
+        assert [self.is_timed, other.is_timed] == [True, True], (
+            "elapsed_time() needs events with enable_timing=True"
+        )
         return (other.at_s - self.at_s) * 1e3
 
 
@@ -125,14 +127,14 @@ PlainGenerator = torch.Generator
 
 
 class Generator(PlainGenerator):
-    """A generator of the CPU, whatever device it is for."""
+    """CPU generator, for any device."""
 
     def __new__(cls, device="cpu"):
-        return PlainGenerator.__new__(PlainGenerator, moved(device))
+        return PlainGenerator.__new__(PlainGenerator, on_cpu(device))
 
 
-def moved(value):
-    """The CPU in place of a GPU, wherever it stands."""
+def on_cpu(value):
+    """Return the CPU in place of a GPU; other values unchanged."""
     if isinstance(value, torch.device):
         return CPU if value.type == "cuda" or value == ON_DEVICE else value
     is_cuda = isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
@@ -140,30 +142,30 @@ def moved(value):
 
 
 def side_of(value):
-    """The side that a device is on; None of what is no device."""
+    """Return the side of a device; None if the value is not a device."""
     if isinstance(value, torch.device) or (isinstance(value, str) and value in ("cpu", "cuda")):
         return HOST if torch.device(value) == CPU else DEVICE
     return DEVICE if isinstance(value, str) and value.startswith("cuda:") else None
 
 
 def tensors_in(value):
-    """The tensors in an argument or a list of them, however deep."""
+    """Yield the tensors in an argument or in nested lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from tensors_in(each)
+        for item in value:
+            yield from tensors_in(item)
 
 
-def place_of(tensor):
-    """Where its numbers lie in memory, from and to."""
+def memory_range(tensor):
+    """Return the first and last address of a tensor's numbers."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return start, start + (last + 1) * tensor.element_size()
 
 
-def where():
-    """The innermost function that is neither torch's nor of this file, as `folder/file.py:function`."""
+def calling_function():
+    """Return the innermost function outside of torch and this file, as `folder/file.py:function`."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         path, name = frame.f_code.co_filename, frame.f_code.co_name
@@ -174,7 +176,7 @@ def where():
 
 
 class FakeCuda:
-    """What one rank's device is asked to do."""
+    """State of one rank's simulated device, and records of its use."""
 
     def __init__(self):
         self.stream = Stream()
@@ -194,116 +196,122 @@ class FakeCuda:
         return len(self.ranges)
 
     def wait(self, what):
-        """The host waits for the device, also as it copies between it and memory that is not pinned."""
+        """Record that the host waits for the device, or copies from memory that is not pinned."""
         if self.is_counting:
-            self.waits[f"{what} in {where()}"] += 1
+            self.waits[f"{what} in {calling_function()}"] += 1
 
     def synchronize(self, _device=None):
         self.wait("synchronize")
-        for work, flight in self.in_flight.items():  # gloo does not say of a send or receive that it is over
-            while flight.kind not in ("send", "recv") and not work.is_completed():
+        for work, pending in self.in_flight.items():  # gloo does not report that a send or receive is over
+            while pending.kind not in ("send", "recv") and not work.is_completed():
                 os.sched_yield()
         self.in_flight.clear()
 
     def check(self, name, tensors):
-        """Whether these may be used now."""
-        if name in LOOKS_ONLY:
+        """Record a fault if an operator uses tensors of a pending collective."""
+        if name in READS_NO_NUMBERS:
             return
         is_changing = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
-        for flight in self.in_flight.values():
-            if any(overlaps(each, flight.received) for each in tensors):
-                self.faults.append(f"{name} uses what {flight.kind} receives, in {where()}")
-            if is_changing and overlaps(tensors[0], flight.sent):
-                self.faults.append(f"{name} changes what {flight.kind} sends, in {where()}")
+        for pending in self.in_flight.values():
+            if any(overlaps(tensor, pending.received) for tensor in tensors):
+                self.faults.append(f"{name} uses what {pending.kind} receives, in {calling_function()}")
+            if is_changing and overlaps(tensors[0], pending.sent):
+                self.faults.append(f"{name} changes what {pending.kind} sends, in {calling_function()}")
 
     def notes(self):
-        """For the file."""
+        """Return the records that are written to the rank's folder."""
         names = ("calls", "faults", "waits", "steps", "ranges", "open_ranges")
         return {name: getattr(self, name) for name in names}
 
 
-class Flight:
-    """A collective that nobody has waited for; it keeps its tensors, so that nothing takes their place."""
+class PendingCollective:
+    """Collective that was not waited for; it holds its tensors, so that no others take their memory."""
 
     def __init__(self, kind, received, sent):
-        self.kind, self.kept = kind, (received, sent)
-        self.received, self.sent = ([place_of(each) for each in tensors] for tensors in (received, sent))
+        self.kind, self.tensors = kind, (received, sent)
+        self.received, self.sent = (
+            [memory_range(tensor) for tensor in tensors] for tensors in (received, sent)
+        )
 
 
-def overlaps(tensor, places):
-    """Whether a tensor's numbers lie in one of these places."""
-    if not places or tensor.layout != torch.strided or not tensor.numel() or tensor.is_meta:
+def overlaps(tensor, ranges):
+    """Return whether a tensor's numbers lie in one of these memory ranges."""
+    if not ranges or tensor.layout != torch.strided or not tensor.numel() or tensor.is_meta:
         return False
-    start, end = place_of(tensor)
-    return any(start < stop and begin < end for begin, stop in places)
+    start, end = memory_range(tensor)
+    return any(start < stop and begin < end for begin, stop in ranges)
 
 
 CUDA = FakeCuda()
 
 
 class OnDevice(TorchFunctionMode):
-    """Runs everything on the CPU, and keeps which side a tensor is on as an attribute of it."""
+    """Mode that runs all functions on the CPU and stores the side of a tensor as its attribute."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        if func in AS_THEY_ARE or isinstance(func, torch._ops.OpOverload):
+        if func in PASSED_UNCHANGED or isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         tensors = [*tensors_in([*args, *kwargs.values()])]
-        asked = self._asked(name, args, kwargs)
+        requested = self._requested_side(name, args, kwargs)
         self._refuse(name, tensors, kwargs)
         if tensors and CUDA.in_flight:
             CUDA.check(name, tensors)
-        self._count(name, tensors, args, kwargs, asked)
+        self._count(name, tensors, args, kwargs, requested)
         if func == torch.Tensor.device.__get__:
             return _device_of(args[0])
         if func is torch.Tensor.is_pinned:
             return is_pinned(args[0])
         pinned = kwargs.pop("pin_memory", False) or func is torch.Tensor.pin_memory
         if func is torch.Tensor.pin_memory or func is torch.Tensor.cuda:
-            made = args[0].clone()
+            result = args[0].clone()
         else:
-            swapped = {key: moved(value) for key, value in kwargs.items()}
-            made = func(*map(moved, args), **swapped)
-        if name in ("to", "cpu") and made is args[0] and {vars(made).get("_side"), asked} == {HOST, DEVICE}:
-            made = made.clone()  # a CPU has nothing to copy
-        return self._marked(func, made, tensors, asked, pinned=pinned)
+            swapped = {key: on_cpu(value) for key, value in kwargs.items()}
+            result = func(*map(on_cpu, args), **swapped)
+        if (
+            name in ("to", "cpu")
+            and result is args[0]
+            and {vars(result).get("_side"), requested} == {HOST, DEVICE}
+        ):
+            result = result.clone()  # a CPU has nothing to copy
+        return self._with_side(func, result, tensors, requested, pinned=pinned)
 
-    def _asked(self, name, args, kwargs):
-        """The side that the caller names."""
+    def _requested_side(self, name, args, kwargs):
+        """Return the side that the call names; None if it names none."""
         if name in ("cuda", "cpu"):
             return DEVICE if name == "cuda" else HOST
-        named = [kwargs.get("device"), *(args[1:] if name == "to" else ())]
-        found = [side for value in named if (side := side_of(value)) is not None]
-        if found:
-            return found[0]
-        return HOST if name in MADE_ANEW else None
+        devices = [kwargs.get("device"), *(args[1:] if name == "to" else ())]
+        sides = [side for value in devices if (side := side_of(value)) is not None]
+        if sides:
+            return sides[0]
+        return HOST if name in CREATES_TENSOR else None
 
     def _refuse(self, name, tensors, kwargs):
-        """What a GPU cannot do."""
-        sides = {vars(each).get("_side") for each in tensors if each.dim() > 0}
+        """Raise the error of a GPU for calls that it does not support."""
+        sides = {vars(tensor).get("_side") for tensor in tensors if tensor.dim() > 0}
         if name == "numpy" and DEVICE in sides:
             raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
-        if name == "pin_memory" and any(0 in each.stride() for each in tensors if each.numel() > 1):
+        if name == "pin_memory" and any(0 in tensor.stride() for tensor in tensors if tensor.numel() > 1):
             raise RuntimeError("more than one element of the written-to tensor refers to a single memory")
         if name == "pin_memory" and DEVICE in sides:
             raise RuntimeError("cannot pin 'torch.cuda.LongTensor' only dense CPU tensors can be pinned")
-        if {HOST, DEVICE} <= sides and name not in BOTH_SIDES | LOOKS_ONLY:
+        if {HOST, DEVICE} <= sides and name not in BOTH_SIDES | READS_NO_NUMBERS:
             raise RuntimeError(
                 f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and"
                 f" cpu! ({name})"
             )
 
-    def _count(self, name, tensors, args, kwargs, asked):
-        """What the host waits for, and what is copied from memory that is not pinned."""
+    def _count(self, name, tensors, args, kwargs, requested):
+        """Record waits of the host, and copies from memory that is not pinned."""
         if not CUDA.is_counting:
             return
-        sides = [vars(each).get("_side") for each in tensors] or [None]
-        is_from_numbers = name in FROM_NUMBERS and asked == DEVICE and not tensors
+        sides = [vars(tensor).get("_side") for tensor in tensors] or [None]
+        is_from_numbers = name in FROM_NUMBERS and requested == DEVICE and not tensors
         if is_from_numbers or (name in READ_BY_HOST and sides[0] != HOST):
             CUDA.wait(name)
-        elif name in ("to", "cpu", "cuda") and asked not in (None, sides[0]) and tensors:
-            self._count_copy(name, asked, tensors[0], waits=not _non_blocking(args, kwargs))
+        elif name in ("to", "cpu", "cuda") and requested not in (None, sides[0]) and tensors:
+            self._count_copy(name, requested, tensors[0], waits=not _non_blocking(args, kwargs))
         elif name == "copy_" and {*sides} == {HOST, DEVICE}:
             self._count_copy(name, sides[0], tensors[1], waits=not _non_blocking(args, kwargs))
 
@@ -316,32 +324,32 @@ class OnDevice(TorchFunctionMode):
             elif waits:
                 CUDA.wait(f"{name} from pinned memory")
 
-    def _marked(self, func, made, tensors, asked, *, pinned):
-        """The result with its side."""
-        sides = {vars(each).get("_side") for each in tensors}
-        side = asked or (DEVICE if DEVICE in sides else HOST if sides == {HOST} else None)
+    def _with_side(self, func, result, tensors, requested, *, pinned):
+        """Return the result after storing the side of its tensors."""
+        sides = {vars(tensor).get("_side") for tensor in tensors}
+        side = requested or (DEVICE if DEVICE in sides else HOST if sides == {HOST} else None)
         if func == torch.Tensor.data.__set__:
             mark(tensors[0], vars(tensors[1]).get("_side"), pinned=is_pinned(tensors[1]))
-            return made
-        is_of_pinned = any(is_pinned(each) and is_view(made, each) for each in tensors[:1])
+            return result
+        is_of_pinned = any(is_pinned(tensor) and is_view(result, tensor) for tensor in tensors[:1])
         pinned = pinned or (side == HOST and is_of_pinned)
-        for each in tensors_in(made):
-            if vars(each).get("_side") is None or asked is not None or pinned:
-                mark(each, HOST if pinned else side, pinned=pinned)
-        if side == DEVICE and asked == DEVICE and isinstance(made, torch.Tensor):
-            self._refuse_without_room(made)
-        return made
+        for tensor in tensors_in(result):
+            if vars(tensor).get("_side") is None or requested is not None or pinned:
+                mark(tensor, HOST if pinned else side, pinned=pinned)
+        if side == DEVICE and requested == DEVICE and isinstance(result, torch.Tensor):
+            self._refuse_without_room(result)
+        return result
 
-    def _refuse_without_room(self, made):
-        if made.nbytes > CUDA.fraction * MEMORY_BYTES:
+    def _refuse_without_room(self, result):
+        if result.nbytes > CUDA.fraction * MEMORY_BYTES:
             raise torch.OutOfMemoryError(
-                f"CUDA out of memory. Tried to allocate {made.nbytes / 2**20:.2f} MiB. GPU 0 has a total"
+                f"CUDA out of memory. Tried to allocate {result.nbytes / 2**20:.2f} MiB. GPU 0 has a total"
                 " capacity of 79.65 GiB, which a test plays."
             )
 
 
 def mark(tensor, side, *, pinned=False):
-    """Keep a tensor's side."""
+    """Store the side of a tensor, and whether it is pinned."""
     tensor._side, tensor._pinned = side, pinned
 
 
@@ -349,19 +357,19 @@ def is_pinned(tensor):
     return vars(tensor).get("_pinned", False)
 
 
-def is_view(made, tensor):
-    """Whether it has the memory of a tensor."""
-    is_tensor = isinstance(made, torch.Tensor)
-    return is_tensor and made.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+def is_view(result, tensor):
+    """Return whether the result shares the memory of a tensor."""
+    is_tensor = isinstance(result, torch.Tensor)
+    return is_tensor and result.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
 
 
 def _device_of(tensor):
-    """What it says it is on; of an unknown side the device, as nearly all that C++ makes is there."""
+    """Return the device of a tensor; the GPU if its side is unknown, as with most tensors of C++."""
     return CPU if vars(tensor).get("_side") == HOST else torch.device("meta") if tensor.is_meta else ON_DEVICE
 
 
 def _non_blocking(args, kwargs):
-    return bool(kwargs.get("non_blocking") or any(each is True for each in args[2:3]))
+    return bool(kwargs.get("non_blocking") or any(arg is True for arg in args[2:3]))
 
 
 class Properties:
@@ -375,8 +383,8 @@ def _index_of(device):
     return (device.index or 0) if isinstance(device, torch.device) else int(device or 0)
 
 
-def _play_the_device(count):
-    """`torch.cuda`, by its names."""
+def _fake_device(count):
+    """Replace the functions of `torch.cuda` and related modules."""
     for name, function in _functions(count).items():
         setattr(torch.cuda, name, function)
         if hasattr(torch.cuda.memory, name):
@@ -408,7 +416,7 @@ def _play_the_device(count):
 
 
 def _functions(count):
-    """Those of `torch.cuda` by their names."""
+    """Return replacements of functions and classes of `torch.cuda` by name."""
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -452,11 +460,11 @@ SENT_AND_RECEIVED = {
     "alltoall": (1, 0), "send": (0, None), "recv": (None, 0), "gather": (1, 0), "scatter": (1, 0),
     "barrier": (None, None),
 }  # fmt: skip
-"""By a process group's method, which argument it sends and which it receives."""
+"""Indices of the sent and the received argument of every method of a process group."""
 
 
-def _play_nccl():
-    """Process groups of gloo, which take themselves for NCCL's and note every call."""
+def _fake_nccl():
+    """Create gloo process groups where NCCL groups are requested."""
     d = dist.distributed_c10d
     init, new_group, barrier = d.init_process_group, d.new_group, d.barrier
 
@@ -464,73 +472,73 @@ def _play_nccl():
         carried = {("nccl", "cuda"): "gloo", ("fake", None): "fake"}
         return init(carried[backend, getattr(device_id, "type", None)], *args, **kwargs)
 
-    def new_group_of_gloo(ranks=None, timeout=None, backend=None, *args, device_id=None, **kwargs):
+    def new_gloo_group(ranks=None, timeout=None, backend=None, *args, device_id=None, **kwargs):
         return new_group(ranks, timeout, "gloo" if backend else None, *args, **kwargs)
 
-    def barrier_of_gloo(group=None, async_op=False, device_ids=None):
+    def gloo_barrier(group=None, async_op=False, device_ids=None):
         return barrier(group, async_op)
 
     for module in (dist, d):
         module.init_process_group = init_process_group
-        module.new_group = new_group_of_gloo
-        module.barrier = barrier_of_gloo
+        module.new_group = new_gloo_group
+        module.barrier = gloo_barrier
     init_mesh = dist.device_mesh.init_device_mesh
 
-    def mesh_of_the_cpu(device_type, *args, **kwargs):
-        return init_mesh(moved(device_type), *args, **kwargs)
+    def cpu_mesh(device_type, *args, **kwargs):
+        return init_mesh(on_cpu(device_type), *args, **kwargs)
 
     d._get_object_coll_device = lambda _=None: "cuda"
     parallel = DistributedDataParallel.__init__
 
-    def on_a_gpu(self, module, device_ids=None, output_device=None, **kwargs):
+    def init_on_gpu(self, module, device_ids=None, output_device=None, **kwargs):
         assert device_ids in (None, [CUDA.device]), device_ids
         parallel(self, module, **kwargs)
 
-    DistributedDataParallel.__init__ = on_a_gpu
+    DistributedDataParallel.__init__ = init_on_gpu
     for module in (dist, dist.device_mesh, bench.ranks.groups):
-        module.init_device_mesh = mesh_of_the_cpu
+        module.init_device_mesh = cpu_mesh
     _fully_shard._get_device_from_mesh = lambda _: ON_DEVICE
 
 
-def _note_calls():
-    """What is handed to process groups, and when it is waited for."""
-    for name, which in SENT_AND_RECEIVED.items():
-        setattr(ProcessGroup, name, _noted(name, getattr(ProcessGroup, name), *which))
+def _record_calls():
+    """Record the calls of process groups, and the waits for them."""
+    for name, arguments in SENT_AND_RECEIVED.items():
+        setattr(ProcessGroup, name, _recording_call(name, getattr(ProcessGroup, name), *arguments))
     for kind in (Work, PythonCallbackWork):
-        kind.wait = _waited(kind.wait)
+        kind.wait = _recording_wait(kind.wait)
 
 
-def _waited(wait):
-    def waited(work, *args):
+def _recording_wait(wait):
+    def record_and_wait(work, *args):
         CUDA.in_flight.pop(work, None)
         return wait(work, *args)
 
-    return waited
+    return record_and_wait
 
 
-def _noted(name, method, sent, received):
-    def call(group, *args, **kwargs):
-        gives, takes = (
-            [] if which is None or len(args) <= which else [*tensors_in(args[which])]
-            for which in (sent, received)
+def _recording_call(name, method, sent, received):
+    def record_and_call(group, *args, **kwargs):
+        sent_tensors, received_tensors = (
+            [] if index is None or len(args) <= index else [*tensors_in(args[index])]
+            for index in (sent, received)
         )
-        if any(vars(each).get("_side") == HOST for each in (*gives, *takes)):
+        if any(vars(tensor).get("_side") == HOST for tensor in (*sent_tensors, *received_tensors)):
             raise RuntimeError(f"No backend type associated with device type cpu ({name})")
-        CUDA.check(name, gives)
+        CUDA.check(name, sent_tensors)
         peer = args[1] if name in ("send", "recv") else None
-        sizes = [each.numel() for each in (takes if sent is None else gives)]
+        sizes = [tensor.numel() for tensor in (received_tensors if sent is None else sent_tensors)]
         ranks = dist.get_process_group_ranks(group)
         CUDA.calls.append([group.group_name, ranks, name, peer, sizes if name != "barrier" else []])
         work = method(group, *args, **kwargs)
         if work is not None:
-            CUDA.in_flight[work] = Flight(name, takes, gives)
+            CUDA.in_flight[work] = PendingCollective(name, received_tensors, sent_tensors)
         return work
 
-    return call
+    return record_and_call
 
 
-def _play_autograd():
-    """Backward runs Python, too, with no mode on; autocast and its questions are those of the CPU."""
+def _fake_autograd():
+    """Enter the mode in backward too, which runs Python without a mode; use the CPU's autocast."""
     engine = torch.autograd._engine_run_backward
 
     def run(*args, **kwargs):
@@ -541,28 +549,28 @@ def _play_autograd():
     autocast = torch.amp.autocast_mode.autocast
     enter = autocast.__init__
     autocast.__init__ = lambda self, device_type, *args, **kwargs: enter(
-        self, moved(device_type), *args, **kwargs
+        self, on_cpu(device_type), *args, **kwargs
     )
-    checkpoint = torch.utils.checkpoint  # which compares tensors that a mode has seen with others
+    checkpoint = torch.utils.checkpoint  # which compares tensors with and without a side
     checkpoint._allowed_determinism_checks_to_fns["default"] = lambda x: {"shape": x.shape, "dtype": x.dtype}
     grouped = torch._C._group_tensors_by_device_and_dtype
 
     def grouped_on_device(*args):
-        of_device = grouped(*args).items()
-        return {(_device_of(lists[0][0]), dtype): (lists, rest) for (_, dtype), (lists, rest) in of_device}
+        groups = grouped(*args).items()
+        return {(_device_of(lists[0][0]), dtype): (lists, rest) for (_, dtype), (lists, rest) in groups}
 
     torch._C._group_tensors_by_device_and_dtype = grouped_on_device
     is_enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
-    torch.is_autocast_enabled = lambda device="cpu": is_enabled(moved(device))
-    torch.get_autocast_dtype = lambda device: dtype(moved(device))
+    torch.is_autocast_enabled = lambda device="cpu": is_enabled(on_cpu(device))
+    torch.get_autocast_dtype = lambda device: dtype(on_cpu(device))
 
 
-def _play_the_profiler():
-    """A trace of the CPU's operators, each of which has launched a kernel."""
+def _fake_profiler():
+    """Profile the CPU's operators, and add a kernel of every operator to the trace."""
     start, export = profile.__init__, profile.export_chrome_trace
 
     def without_cuda(self, *args, activities=None, **kwargs):
-        activities = [each for each in activities or () if each is not ProfilerActivity.CUDA]
+        activities = [activity for activity in activities or () if activity is not ProfilerActivity.CUDA]
         start(self, *args, activities=activities, **kwargs)
 
     def with_kernels(self, path, *args, **kwargs):
@@ -575,70 +583,71 @@ def _play_the_profiler():
 
 
 def _kernels(events):
-    """Of each outermost operator a launch, and a kernel or copy at once; of each collective one of NCCL's.
+    """Yield a launch and a kernel or copy for every outermost operator.
 
-    Of a batch of sends and receives there is one kernel, which is launched after the last of them.
+    A collective has an NCCL kernel. A batch of sends and receives has one kernel, launched after the last
+    call.
     """
-    operators = [each for each in events if each.get("cat") == "cpu_op" and each["ph"] == "X"]
+    operators = [event for event in events if event.get("cat") == "cpu_op" and event["ph"] == "X"]
     end, batches = {}, {}
-    for each in sorted(operators, key=lambda each: (each["ts"], -each["dur"])):
-        name, thread, stop = each["name"], each["tid"], each["ts"] + each["dur"]
+    for operator in sorted(operators, key=lambda event: (event["ts"], -event["dur"])):
+        name, thread, stop = operator["name"], operator["tid"], operator["ts"] + operator["dur"]
         kind = COLLECTIVES[name].kind if name in COLLECTIVES else None
         if kind in ("send", "recv"):
-            batches[thread] = {**each, "ts": stop + AFTER_US, "dur": 1}
+            batches[thread] = {**operator, "ts": stop + AFTER_US, "dur": 1}
         elif kind is not None:
-            yield from _launched(each, f"ncclDevKernel_{kind}", "kernel")
-        elif name.startswith("aten::") and each["ts"] >= end.get(thread, 0):
+            yield from _launch_and_kernel(operator, f"ncclDevKernel_{kind}", "kernel")
+        elif name.startswith("aten::") and operator["ts"] >= end.get(thread, 0):
             end[thread] = stop
             if thread in batches:
-                yield from _launched(batches.pop(thread), "ncclDevKernel_SendRecv", "kernel")
-            yield from _launched(each, name, "gpu_memcpy" if name == "aten::copy_" else "kernel")
+                yield from _launch_and_kernel(batches.pop(thread), "ncclDevKernel_SendRecv", "kernel")
+            yield from _launch_and_kernel(operator, name, "gpu_memcpy" if name == "aten::copy_" else "kernel")
 
 
-def _launched(operator, name, category):
-    """The launch, and what it launched."""
+def _launch_and_kernel(operator, name, category):
+    """Yield a launch and the kernel or copy that it launched."""
     number = next(LAUNCHES)
     both = {"ph": "X", "pid": operator["pid"], "ts": operator["ts"], "args": {"correlation": number}}
     yield {**both, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": operator["tid"], "dur": 0}
-    is_noted = name.startswith("nccl") and not name.endswith("SendRecv")
-    notes = {"In msg nelems": 1, "dtype": "Float"} if is_noted else {}
-    args = {"correlation": number, **notes}
+    has_arguments = name.startswith("nccl") and not name.endswith("SendRecv")
+    nccl_arguments = {"In msg nelems": 1, "dtype": "Float"} if has_arguments else {}
+    args = {"correlation": number, **nccl_arguments}
     yield {**both, "cat": category, "name": name, "tid": 7, "dur": operator["dur"], "args": args}
 
 
 LAUNCHES = itertools.count()
 AFTER_US = 0.01
-"""How long after the last call of a batch its kernel is launched."""
+"""Microseconds from the last call of a batch to the launch of its kernel."""
 
 
 def _count_in_timed_steps():
-    """From the first mark of a step to the second."""
+    """Record waits from the first mark of a timed step to the second."""
     mark_time = StepClock.mark
 
-    def marked(clock):
+    def mark_and_count(clock):
         CUDA.is_counting = False
         mark_time(clock)
         CUDA.is_counting = len(clock._marks) == 1
         CUDA.steps += CUDA.is_counting
 
-    StepClock.mark = marked
+    StepClock.mark = mark_and_count
 
 
 def install(job):
-    """Play CUDA for the rest of this process."""
+    """Simulate CUDA for the rest of this process."""
     count = job.cell.cluster.world_size
     sys.modules["pynvml"] = FakeNvml(count)
-    _play_the_device(count)
-    _play_nccl()
-    _note_calls()
-    _play_autograd()
-    _play_the_profiler()
+    _fake_device(count)
+    _fake_nccl()
+    _record_calls()
+    _fake_autograd()
+    _fake_profiler()
     _count_in_timed_steps()
     OnDevice().__enter__()
 
 
-def played(entry, job, log):
-    """A rank's life on the fake, `entry` or else the cell's passes; what it noted is left in its folder."""
+def run_on_fake(entry, job, log):
+    """Run `entry`, or the cell's passes, on the fake, and write the records to the rank's folder."""
     install(job)
     try:
         return (entry or run_cell)(job, log)
@@ -649,19 +658,16 @@ def played(entry, job, log):
 
 @contextlib.contextmanager
 def gpus_played(launcher):
-    """While it lasts, each rank that the launcher starts for a GPU is on the fake, of which NVML knows two.
-
-    Records have the provenance `synthetic`.
-    """
+    """Run the launcher's GPU ranks on a fake of two GPUs; records have the provenance `synthetic`."""
     run = launcher.run
 
-    def run_on_fake(self, cell, place, *, entry=None, **named):
+    def run_with_fake(self, cell, place, *, entry=None, **named):
         if cell.cluster.device == "cuda":
-            entry = partial(played, entry)
+            entry = partial(run_on_fake, entry)
         return run(cell, place, entry=entry, **named)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(type(launcher), "run", run_on_fake)
+        patched.setattr(type(launcher), "run", run_with_fake)
         patched.setitem(sys.modules, "pynvml", FakeNvml(2))
         for name in ("measure", "replay"):
             patched.setitem(MODES, name, replace(MODES[name], provenance=Provenance.SYNTHETIC))
@@ -672,40 +678,42 @@ def gpus_played(launcher):
 
 
 UNEVEN = {"alltoall", "alltoall_base", "gather", "scatter"}
-"""Collectives of which ranks may hand over unequal parts."""
+"""Collectives in which ranks may send unequal parts."""
 
 
 def notes_of(folder):
-    """What each rank of a cell noted, by rank."""
+    """Return the records of a cell's ranks, by rank."""
     paths = sorted(folder.glob(NOTES.format(rank="*")), key=lambda path: int(path.stem.rpartition("_")[2]))
     return [json.loads(path.read_text()) for path in paths]
 
 
 def problems(notes):
-    """Every fault that a rank noted, and each group's first call that is not the same on all its ranks."""
-    own = [f"rank {rank}: {fault}" for rank, each in enumerate(notes) for fault in each["faults"]]
-    return [*own, *_out_of_order(notes), *_unpaired(notes)]
+    """Return the faults of all ranks, and the first call of every group that differs between its ranks."""
+    faults = [f"rank {rank}: {fault}" for rank, of_rank in enumerate(notes) for fault in of_rank["faults"]]
+    return [*faults, *_out_of_order(notes), *_unpaired(notes)]
 
 
 def _out_of_order(notes):
     groups = defaultdict(dict)
-    for rank, each in enumerate(notes):
-        for name, ranks, kind, peer, sizes in each["calls"]:
-            made = groups[name, tuple(ranks)].setdefault(rank, [])
+    for rank, of_rank in enumerate(notes):
+        for name, ranks, kind, peer, sizes in of_rank["calls"]:
+            calls = groups[name, tuple(ranks)].setdefault(rank, [])
             if peer is None:
-                made.append((kind, None if kind in UNEVEN else tuple(sizes)))
+                calls.append((kind, None if kind in UNEVEN else tuple(sizes)))
     for (name, ranks), by_rank in groups.items():
         for number, calls in enumerate(itertools.zip_longest(*(by_rank.get(rank, []) for rank in ranks))):
             if len({*calls}) > 1:
-                told = ", ".join(f"{each} on rank {rank}" for rank, each in zip(ranks, calls, strict=True))
-                yield f"call {number} of group {name} is {told}"
+                differences = ", ".join(
+                    f"{call} on rank {rank}" for rank, call in zip(ranks, calls, strict=True)
+                )
+                yield f"call {number} of group {name} is {differences}"
                 break
 
 
 def _unpaired(notes):
     sent, received = defaultdict(list), defaultdict(list)
-    for rank, each in enumerate(notes):
-        for name, ranks, kind, peer, sizes in each["calls"]:
+    for rank, of_rank in enumerate(notes):
+        for name, ranks, kind, peer, sizes in of_rank["calls"]:
             if kind == "send":
                 sent[name, rank, ranks[peer]].append(sizes)
             elif kind == "recv":
@@ -713,5 +721,5 @@ def _unpaired(notes):
     for pair in {**sent, **received}:
         if sent[pair] != received[pair]:
             name, source, target = pair
-            told = f"which receives {received[pair]}, in group {name}"
-            yield f"rank {source} sends {sent[pair]} to rank {target}, {told}"
+            reception = f"which receives {received[pair]}, in group {name}"
+            yield f"rank {source} sends {sent[pair]} to rank {target}, {reception}"

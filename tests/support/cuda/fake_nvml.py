@@ -1,6 +1,6 @@
-"""NVML as a machine of several H100 would have it.
+"""Fake of NVML for a machine with several H100.
 
-`fake_cuda.py` puts one in pynvml's place in the ranks, and the fixture `fake_gpus` in the launcher.
+`fake_cuda.py` replaces pynvml with it in the ranks, and the fixture `fake_gpus` in the launcher.
 """
 
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ MEMORY_BYTES = 85_520_809_984
 
 
 def uuid(device):
-    """Without the prefix, as torch has it."""
+    """Return the UUID of a device without its prefix, as torch has it."""
     return f"00000000-0000-0000-0000-{device:012d}"
 
 
@@ -39,11 +39,11 @@ ANSWERS = {
     "nvmlDeviceGetComputeRunningProcesses": [],
     "nvmlDeviceGetCudaComputeCapability": (9, 0),
 }
-"""Of functions that say the same of every device."""
+"""Answers of functions that are equal for all devices."""
 
 
 class FakeNvml:
-    """pynvml for `count` equal GPUs, all of them joined by NVLink."""
+    """Fake of pynvml for `count` equal GPUs that are all connected by NVLink."""
 
     NVMLError = NVMLError
     NVMLError_InvalidArgument = type("NVMLError_InvalidArgument", (NVMLError,), {})

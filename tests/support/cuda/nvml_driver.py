@@ -1,4 +1,4 @@
-"""A stand-in for NVML and its driver, which lacks what a test says, or dies."""
+"""Fake of NVML and its driver that lacks some functions or fails after some samples."""
 
 import threading
 from functools import partial
@@ -10,13 +10,13 @@ class NVMLError(Exception):
 
 
 class Driver:
-    """NVML's functions for one device, in pynvml's words; `dies_after` samples of the clock it is lost."""
+    """Fake of pynvml for one device, which is lost after `dies_after` samples of its clock."""
 
     NVMLError = NVMLError
     NVML_CLOCK_SM = 1
 
     def __init__(self, *, dies_after=None, without=(), events=0, pids=()):
-        self.dies_after, self.without, self.asked, self.threads = dies_after, without, 0, set()
+        self.dies_after, self.without, self.clock_samples, self.threads = dies_after, without, 0, set()
         answers = {
             "PowerUsage": ("power", 350_000),
             "ClockInfo": ("clock", 1_900),
@@ -27,14 +27,14 @@ class Driver:
             "ComputeRunningProcesses": ("processes", [SimpleNamespace(pid=pid) for pid in pids]),
         }
         for function, answer in answers.items():
-            setattr(self, f"nvmlDeviceGet{function}", partial(self._give, *answer))
+            setattr(self, f"nvmlDeviceGet{function}", partial(self._answer, *answer))
 
-    def _give(self, name, value, *_):
+    def _answer(self, name, value, *_):
         self.threads.add(threading.current_thread())
-        self.asked += name == "clock"
+        self.clock_samples += name == "clock"
         if name in self.without:
             raise NVMLError("Not Supported")
-        if self.dies_after is not None and self.asked > self.dies_after:
+        if self.dies_after is not None and self.clock_samples > self.dies_after:
             raise NVMLError("GPU is lost")
         return value
 

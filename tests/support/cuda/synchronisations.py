@@ -1,4 +1,4 @@
-"""What makes the host wait for a device, found on a CPU, where the waiting itself cannot be seen."""
+"""Detection, on a CPU, of operations that would make the host wait for a GPU."""
 
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
@@ -14,20 +14,20 @@ WAITING = {
     aten.nonzero.default,
     aten.equal.default,
 }
-"""A number read from the device, Python's numbers copied to it, and what has to know a result's size."""
+"""Operators that read a number from the device, copy Python's numbers to it, or need the size of a result."""
 READING = ("tolist", "cpu", "numpy")
-"""Methods that read a tensor of a CPU without an operator, and on a GPU copy and wait."""
+"""Methods that read a CPU tensor without an operator, but copy and wait on a GPU."""
 
 
 class _Operators(TorchDispatchMode):
-    """Also those within a DTensor's own: it handles its operator first, and calls others on plain tensors."""
+    """Mode that records waiting operators, also those that a DTensor calls on its local tensors."""
 
     def __init__(self, found):
         super().__init__()
         self.found = found
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(issubclass(each, DTensor) for each in types):
+        if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         if func in WAITING or (func is aten._to_copy.default and _changes_device(args[0], kwargs)):
             self.found.append(str(func))
@@ -39,22 +39,22 @@ def _changes_device(tensor, kwargs):
     return device is not None and torch.device(device).type != tensor.device.type
 
 
-def _noted(name, found):
+def _recording(name, found):
     method = getattr(torch.Tensor, name)
 
-    def noted(tensor, *args, **kwargs):
+    def record_and_read(tensor, *args, **kwargs):
         found.append(name)
         return method(tensor, *args, **kwargs)
 
-    return patch.object(torch.Tensor, name, noted)
+    return patch.object(torch.Tensor, name, record_and_read)
 
 
 @contextmanager
 def synchronisations():
-    """The names of what waited, in order, while the context lasts."""
+    """Yield a list that collects the names of waiting operations, in order, while the context lasts."""
     found = []
     with ExitStack() as stack:
         for name in READING:
-            stack.enter_context(_noted(name, found))
+            stack.enter_context(_recording(name, found))
         stack.enter_context(_Operators(found))
         yield found

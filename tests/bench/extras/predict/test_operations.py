@@ -1,4 +1,4 @@
-"""The list of operations computes what the FLOP formulas count."""
+"""The FLOPs of the operations equal those of the FLOP formulas."""
 
 import pytest
 import torch
@@ -26,9 +26,9 @@ CELLS = [
 
 
 def computed_flops(cell):
-    """Of one rank, which has as much to do as any other in these cells."""
+    """Return the FLOPs of one rank; all ranks have equal workloads in these cells."""
     schedule = STRATEGIES[cell.strategy].schedule(cell)
-    products = sum(each.count * each.flops for each in micro_step(cell))
+    products = sum(operation.count * operation.flops for operation in micro_step(cell))
     forwards = 2 if cell.checkpointing else 1
     attention = sum(
         times * block_flops(block, cell.model.head_dim, factor)
@@ -48,13 +48,13 @@ def test_products_and_blocks_add_up_to_the_executed_flops(words):
     assert cell.cluster.world_size * computed_flops(cell) == hardware_flops(cell, causal=True)
 
 
-def test_an_unfused_block_computes_in_backward_the_products_of_ring_self_attention():
+def test_unfused_block_has_the_products_of_ring_self_attention():
     kv_heads, groups, queries, keys, head_dim = 2, 3, 8, 6, 4
     rows = torch.randn(1, kv_heads, groups, queries, head_dim)
-    of_keys = torch.randn(1, kv_heads, keys, head_dim)
+    key_rows = torch.randn(1, kv_heads, keys, head_dim)
     probs = torch.rand(1, kv_heads, groups, queries, keys)
     with FlopCounterMode(display=False) as counted:
-        block_backward((rows, rows, rows[..., :1]), (of_keys, of_keys), probs)
+        block_backward((rows, rows, rows[..., :1]), (key_rows, key_rows), probs)
     block = Block(1, kv_heads * groups, kv_heads, queries, keys, is_causal=True)
     operations = unfused_block(block, head_dim, 4, backward=True)
-    assert counted.get_total_flops() == sum(each.count * each.flops for each in operations)
+    assert counted.get_total_flops() == sum(operation.count * operation.flops for operation in operations)

@@ -1,4 +1,4 @@
-"""`mode=predict`: the record of a cell that never ran, and requests that no arithmetic answers."""
+"""Records of `mode=predict`, and refusals of cells that cannot be predicted."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -26,8 +26,8 @@ def record_of(*words):
     return cell, run(planned_cell(cell, TWO_CORES), None, Path())
 
 
-def test_a_record_has_what_a_measurement_would_have_filled():
-    """The parts of the step add up to it, as a trace's do, and the step is that of the prediction."""
+def test_predicted_record_has_the_sections_of_a_measurement():
+    """The parts add up to the step as those of a trace do, and the step is that of the prediction."""
     cell, record = record_of("seq_len=128k", "strategy=ring")
     assert (record.status, record.provenance) == (Status.OK, Provenance.PREDICTED)
     prediction, trace = prediction_of(cell), record.trace
@@ -42,14 +42,14 @@ def test_a_record_has_what_a_measurement_would_have_filled():
     assert as_record(as_line(record)).timing is not None
 
 
-def test_a_cell_is_on_as_many_devices_as_it_asks_for_whatever_is_here():
+def test_predicted_cell_may_have_more_devices_than_this_machine():
     cell, record = record_of("seq_len=1m", "cluster.world_size=1024", "strategy=usp", "model=qwen3_32b")
     assert (cell.cluster.world_size, cell.cluster.device, cell.hardware) == (1024, "cuda", "h100_80gb")
     assert record.status is Status.OK
     assert make_cell(*H100).cluster.world_size == 8  # one node, where it is left open
 
 
-def test_what_has_no_room_is_out_of_memory_as_the_plan_says():
+def test_cell_without_room_is_out_of_memory_as_in_the_plan():
     cell, record = record_of("seq_len=1m", "strategy=local")
     assert (record.status, record.provenance) == (Status.OUT_OF_MEMORY, Provenance.PREDICTED)
     assert record.reason.startswith("needs about ")
@@ -58,19 +58,19 @@ def test_what_has_no_room_is_out_of_memory_as_the_plan_says():
     assert planned_cell(cell, TWO_CORES).room.fit is Fit.OUT_OF_MEMORY
 
 
-def test_without_a_kernel_attention_takes_as_long_as_moving_its_scores():
-    """Seven times beside products, forward twice and backward, and once in each of 8 products."""
+def test_attention_without_a_kernel_takes_the_time_of_its_scores():
+    """Scores are moved 3 * 7 times by elementwise operations and once by each of 8 products."""
     cell = make_cell(
         *H100, "strategy=ring_self_attention", "seq_len=32k", "layout=contiguous", "checkpointing=true"
     )
-    model, moved = cell.model, 2 * (3 * 7 + 8)
+    model, bytes_per_score = cell.model, 2 * (3 * 7 + 8)
     scores = model.num_layers * model.num_heads * 2**30 // 8
     h100 = hardware_of("h100_80gb")
-    least_ms = 1e3 * scores * moved / (h100.memory_bytes_per_s * h100.memory.expected)
+    least_ms = 1e3 * scores * bytes_per_score / (h100.memory_bytes_per_s * h100.memory.expected)
     assert prediction_of(cell).parts.attention_ms == pytest.approx(least_ms, rel=0.05)
 
 
-def of_cluster(**values):
+def with_cluster(**values):
     return lambda cell: replace(cell, cluster=replace(cell.cluster, **values))
 
 
@@ -78,25 +78,26 @@ REFUSED = [
     (lambda cell: replace(cell, workload=replace(cell.workload, name="attention")), "take workload=train"),
     (lambda cell: replace(cell, data=replace(cell.data, packing="documents")), "take data.packing=none"),
     (
-        of_cluster(device="cpu", backend="gloo"), "hardware=h100_80gb is a GPU, and the ranks are on the CPU",
+        with_cluster(device="cpu", backend="gloo"),
+        "hardware=h100_80gb is a GPU, but the ranks are on the CPU",
     ),
-    (of_cluster(ranks_per_gpu=2), "take cluster.ranks_per_gpu=1"),
+    (with_cluster(ranks_per_gpu=2), "take cluster.ranks_per_gpu=1"),
     (lambda cell: replace(cell, kernel="math"), "no rate of kernel=math on hardware=h100_80gb"),
-    (lambda cell: replace(cell, hardware="cpu"), "no file says how fast this CPU is; leave mode=predict"),
+    (lambda cell: replace(cell, hardware="cpu"), "no file has the rates of this CPU; leave mode=predict"),
     (
         lambda cell: replace(cell, hardware="unknown"),
-        "hardware=unknown: no file of conf/hardware/ describes it",
+        "hardware=unknown: no file of conf/hardware/ describes this device",
     ),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "said"), REFUSED)
-def test_what_no_arithmetic_answers_is_refused_with_a_way_out(change, said):
+@pytest.mark.parametrize(("change", "reason"), REFUSED)
+def test_unpredictable_cell_is_refused_with_a_way_out(change, reason):
     assert refusal(make_cell(*H100)) is None
-    assert said in refusal(change(make_cell(*H100)))
+    assert reason in refusal(change(make_cell(*H100)))
 
 
-def test_words_do_not_change_a_device_for_its_record_names_its_file_alone():
+def test_options_cannot_change_the_rates_of_a_device():
     for key, value in {"hardware.links": {}, "hardware.colour": "green"}.items():
         with pytest.raises(ConfigError, match=r"copy conf/hardware/h100_80gb\.yaml, change the copy"):
             resolve(changed(key, value), TWO_CORES)

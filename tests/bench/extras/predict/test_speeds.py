@@ -1,4 +1,4 @@
-"""What an exchange takes beside its bytes: one start, and of a ring's further steps a hop each."""
+"""Seconds of communication: latency of messages and rings, and bytes over the network cards."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ NODE, NETWORK = H100.hardware.node, H100.hardware.network
 
 
 @pytest.mark.parametrize(
-    ("exchange", "latency_s"),
+    ("communication", "latency_s"),
     [
         (Communication("all_reduce", 0, 1), 0.0),
         (Communication("send", 0, 1, stride=16), 0.0),
@@ -30,12 +30,12 @@ NODE, NETWORK = H100.hardware.node, H100.hardware.network
         (Communication("all_gather", 0, 4, stride=8), NETWORK.latency_s + 2 * NETWORK.hop_latency_s),
     ],
 )
-def test_a_collective_starts_once_and_hops_from_rank_to_rank(exchange, latency_s):
-    assert H100.communication_s(exchange) == pytest.approx(latency_s)
+def test_ring_latency_is_a_first_step_and_hops(communication, latency_s):
+    assert H100.communication_s(communication) == pytest.approx(latency_s)
 
 
 @pytest.mark.parametrize(
-    ("exchange", "cards"),
+    ("communication", "cards"),
     [
         (Communication("all_gather", 1 << 30, 16), 8),
         (Communication("reduce_scatter", 1 << 30, 32), 8),
@@ -44,15 +44,15 @@ def test_a_collective_starts_once_and_hops_from_rank_to_rank(exchange, latency_s
         (Communication("send", 1 << 30, 16), 1),
     ],
 )
-def test_the_network_cards_of_a_node_share_what_a_collectives_ring_sends_on(exchange, cards):
-    """A message from rank to rank leaves by one."""
+def test_network_cards_of_a_node_share_the_bytes_of_a_ring(communication, cards):
+    """A message from rank to rank leaves by one card."""
     rate = NETWORK.bytes_per_s * H100.hardware.link.at(End.EXPECTED)
-    sent_s = H100.communication_s(exchange) - H100.communication_s(replace(exchange, sent_bytes=0))
+    sent_s = H100.communication_s(communication) - H100.communication_s(replace(communication, sent_bytes=0))
     assert sent_s == pytest.approx((1 << 30) / cards / rate, rel=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("exchange", "elsewhere"),
+    ("communication", "remote_share"),
     [
         (Communication("all_to_all", 1 << 30, 16), 8 / 15),
         (Communication("all_to_all", 1 << 30, 2, stride=8), 1),
@@ -60,9 +60,9 @@ def test_the_network_cards_of_a_node_share_what_a_collectives_ring_sends_on(exch
         (Communication("all_to_all", 1 << 30, 16, to_next=True), 1),
     ],
 )
-def test_an_all_to_all_sends_over_the_network_what_is_for_ranks_of_other_nodes(exchange, elsewhere):
-    """Eight GPUs a node; a rank's own part is not sent."""
+def test_all_to_all_crosses_the_network_for_other_nodes_only(communication, remote_share):
+    """A node has eight GPUs; a rank sends nothing to itself."""
     rate = NETWORK.bytes_per_s * H100.hardware.link.at(End.EXPECTED)
-    assert H100.communication_s(exchange) == pytest.approx(
-        NETWORK.latency_s + elsewhere * (1 << 30) / rate, rel=1e-6
+    assert H100.communication_s(communication) == pytest.approx(
+        NETWORK.latency_s + remote_share * (1 << 30) / rate, rel=1e-6
     )

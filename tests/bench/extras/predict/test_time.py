@@ -1,4 +1,4 @@
-"""What a step hides: a link carries one message at a time; and how long one took on a GPU."""
+"""Predicted parts of a step: a link carries one message at a time; comparison with a measured GPU."""
 
 import json
 
@@ -16,21 +16,21 @@ from tests.support.cells import make_cell
 
 @pytest.mark.parametrize(("hardware", "length"), [("h100_80gb", "64k"), ("l20", "8k")])
 @pytest.mark.parametrize("strategy", ["ring", "gather_kv", "ulysses"])
-def test_kernels_hide_no_more_messages_than_the_link_carries_while_they_run(hardware, length, strategy):
-    """Those of attention and of the engine together."""
+def test_hidden_communication_takes_no_longer_than_compute(hardware, length, strategy):
+    """The sum of attention's and the engine's hidden communication is limited."""
     cell = make_cell(
         "mode=predict", f"hardware={hardware}", "cluster.world_size=8", "model=qwen3_4b",
         f"strategy={strategy}", f"seq_len={length}",
     )  # fmt: skip
     work, speeds = step_work(cell), Speeds(hardware_of(hardware), End.EXPECTED)
     parts = step_parts(cell, work, speeds)
-    state_s = sum(each.count * speeds.communication_s(each.exchange) for each in work.messages)
+    state_s = sum(message.count * speeds.communication_s(message.exchange) for message in work.messages)
     hidden_ms = parts.hidden_transfer_ms + 1e3 * state_s - parts.model_state_ms
     assert 0 < hidden_ms <= (parts.attention_ms + parts.other_compute_ms) * (1 + 1e-9)
 
 
-def test_what_was_measured_on_an_h100_is_predicted(monkeypatch):
-    """The step waits for the host at 8k, for attention at 32k."""
+def test_prediction_matches_the_steps_measured_on_an_h100(monkeypatch):
+    """The step waits for the host at 8k and for attention at 32k."""
     # These ranks reduced gradients in a bucket of hidden_size^2 numbers, not of DeepSpeed's default.
     monkeypatch.setattr("bench.training.engines.zero3.facts.REDUCE_BUCKET", 1024**2)
     lines = (REPOSITORY / "results/reference/h100/one_gpu/records.jsonl").read_text().splitlines()
@@ -38,7 +38,7 @@ def test_what_was_measured_on_an_h100_is_predicted(monkeypatch):
         predicted = predict(Cell.from_flat(record["config"]), hardware_of("h100_80gb"), None)
         steps_ms = sorted(record["timing"]["step_times_ms"][0])
         assert predicted.step_time_ms.expected == pytest.approx(steps_ms[len(steps_ms) // 2], rel=0.05)
-        took_ms, (peak_bytes,) = record["trace"]["compute_ms"], record["memory"]["peak_allocated_bytes"]
-        assert predicted.parts.optimizer_ms == pytest.approx(took_ms["optimizer"][0], rel=0.05)
-        assert predicted.parts.other_compute_ms == pytest.approx(took_ms["other"][0], rel=0.05)
+        compute_ms, (peak_bytes,) = record["trace"]["compute_ms"], record["memory"]["peak_allocated_bytes"]
+        assert predicted.parts.optimizer_ms == pytest.approx(compute_ms["optimizer"][0], rel=0.05)
+        assert predicted.parts.other_compute_ms == pytest.approx(compute_ms["other"][0], rel=0.05)
         assert predicted.peak_allocated_bytes.expected == pytest.approx(peak_bytes, rel=0.01)

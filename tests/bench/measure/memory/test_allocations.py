@@ -1,4 +1,4 @@
-"""Peak tensor memory on the CPU is counted to the byte."""
+"""Peak tensor memory on a CPU is counted to the byte."""
 
 import json
 import os
@@ -21,12 +21,12 @@ def mib(count):
     return torch.zeros(count * MIB, dtype=torch.uint8)
 
 
-def test_storages_are_counted_as_long_as_they_hold_memory():
-    """Views are free, what is freed does not add up, and what was there before counts from the start."""
-    kept = mib(4)
+def test_storages_count_while_they_hold_memory():
+    """Views cost nothing, freed memory does not add up, and storages that exist on entry count."""
+    existing = mib(4)
     with AllocationTracker() as tracker:
         start = tracker.peak_bytes
-        views = [kept[i:] for i in range(10)]
+        views = [existing[i:] for i in range(10)]
         for _ in range(3):
             block = mib(8)
             del block
@@ -34,11 +34,11 @@ def test_storages_are_counted_as_long_as_they_hold_memory():
         emptied.untyped_storage().resize_(0)
         other = mib(8)
     assert len(views) == 10
-    assert start >= kept.nbytes
+    assert start >= existing.nbytes
     assert tracker.peak_bytes - start == other.nbytes
 
 
-def test_the_phase_of_a_peak_is_the_one_in_which_it_was_first_reached():
+def test_peak_phase_is_the_phase_that_first_reached_the_peak():
     phase = StepPhase()
     with AllocationTracker(phase) as tracker:
         for name, size in {"forward": 4, "backward": 8, "optimizer": 8}.items():
@@ -49,13 +49,13 @@ def test_the_phase_of_a_peak_is_the_one_in_which_it_was_first_reached():
 
 
 def compare_with_the_profiler(job, log):
-    """Writes the tracker's and the profiler's peak of the same step beside the rank's log."""
+    """Write the tracker's and the profiler's peak of the same step to the rank's folder."""
 
     def mark(phase):
         with torch.profiler.record_function(f"end of {phase}"):
             pass
 
-    def both(workload, _):
+    def compare(workload, _):
         workload.step(0)
         log.step.on_change = mark
         with AllocationTracker() as start:
@@ -67,36 +67,36 @@ def compare_with_the_profiler(job, log):
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
         allocated = [(e["args"]["Total Allocated"], e["ts"]) for e in events if e.get("name") == "[memory]"]
-        grown, when = max(allocated)
+        growth, peak_ts = max(allocated)
         ends = sorted((e["ts"], e["name"]) for e in events if str(e.get("name")).startswith("end of "))
-        phase = next(name.removeprefix("end of ") for ts, name in ends if ts > when)
-        peaks = [[tracker.peak_bytes, tracker.peak_phase], [alive_bytes + grown, phase]]
+        phase = next(name.removeprefix("end of ") for ts, name in ends if ts > peak_ts)
+        peaks = [[tracker.peak_bytes, tracker.peak_phase], [alive_bytes + growth, phase]]
         (job.folder / f"{job.rank}.peaks").write_text(json.dumps(peaks))
         os._exit(0)
 
-    Workload.run = both
+    Workload.run = compare
     return run_in_rank(job, log)
 
 
 @pytest.mark.parametrize("engine", ENGINE_FACTS)
-def test_a_steps_peak_and_its_phase_are_the_profilers(launcher, tmp_path, engine):
-    """On one rank: buffers that a gloo thread drops are freed unseen by the profiler, and stay in its sum.
+def test_peak_and_phase_of_a_step_match_the_profiler(launcher, tmp_path, engine):
+    """One rank, because the profiler misses buffers that a gloo thread frees, and counts them for ever.
 
-    In float32, where no CPU's kernels make copies within themselves.
+    float32, because CPU kernels make no copies within themselves in that dtype.
     """
     cell = tiny_cell("strategy=local", f"engine={engine}", "seq_len=4k", "dtype=fp32")
     launcher.run(cell, tmp_path, entry=compare_with_the_profiler)
-    (tracked, found), (profiled, expected) = json.loads((tmp_path / "0.peaks").read_text())
+    (tracked, phase), (profiled, expected) = json.loads((tmp_path / "0.peaks").read_text())
     assert tracked == pytest.approx(profiled, rel=0.01)
-    assert found == expected == "backward"
+    assert phase == expected == "backward"
 
 
 MORE_MIB = 1088
-"""More than ZeRO-3's buffer of gradients, 953.7 MiB, which is there once the model is built."""
+"""A size above ZeRO-3's gradient buffer of 953.7 MiB, which exists once the model is built."""
 
 
 def need_more_while_building(job, log):
-    """A build that holds some memory for a moment, as sharding a whole model does."""
+    """Allocate memory for a moment while the model is built, as sharding a whole model does."""
     from bench.measure.workloads import train
 
     open_data = train.open_data
@@ -110,7 +110,7 @@ def need_more_while_building(job, log):
 
 
 @pytest.mark.parametrize("engine", ENGINE_FACTS)
-def test_the_whole_life_holds_what_only_building_needs(launcher, tmp_path, engine):
+def test_whole_life_peak_includes_building(launcher, tmp_path, engine):
     cell = tiny_cell(f"engine={engine}")
     record, _ = run_cell(launcher, cell, tmp_path, need_more_while_building, without=CHECKS)
     assert record.status == "ok", record.reason
@@ -118,11 +118,11 @@ def test_the_whole_life_holds_what_only_building_needs(launcher, tmp_path, engin
     assert set(memory.whole_life_phase) == {"load"}
     for life, steady in zip(memory.whole_life_allocated_bytes, memory.peak_allocated_bytes, strict=True):
         assert life >= MORE_MIB * MIB > steady
-    # Of so few tokens states and whole gradients decide, and these the estimate counts generously.
+    # With so few tokens, optimizer state and whole gradients dominate; the estimate counts them generously.
     assert memory_need(cell).total == pytest.approx(max(memory.peak_allocated_bytes), rel=0.25)
 
 
-def test_the_whole_life_is_never_less_than_the_steady_state(launcher, tmp_path):
+def test_whole_life_peak_is_at_least_that_of_steady_state(launcher, tmp_path):
     cell = tiny_cell("engine=zero3", "seq_len=8k")
     record, _ = run_cell(launcher, cell, tmp_path, without=CHECKS)
     memory = record.memory
@@ -135,7 +135,7 @@ def test_the_whole_life_is_never_less_than_the_steady_state(launcher, tmp_path):
     assert len(telemetry.involuntary_context_switches) == len(telemetry.cpus) == len(memory.peak_phase)
 
 
-def test_the_text_that_a_cell_reads_takes_none_of_its_memory(launcher, tmp_path):
+def test_text_of_a_cell_takes_no_tensor_memory(launcher, tmp_path):
     (tmp_path / "long.txt").write_text("words " * 4 * MIB)
     cells = [
         tiny_cell("strategy=local", "engine=ddp", *more) for more in ((), (f"data.path={tmp_path}/long.txt",))

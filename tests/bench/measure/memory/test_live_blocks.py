@@ -1,4 +1,4 @@
-"""What holds memory is named by role, dtype and shape, without touching any of it."""
+"""Live blocks are classified by role, dtype and shape without any tensor operation."""
 
 import pytest
 import torch
@@ -9,22 +9,22 @@ from bench.measure.memory import live_blocks
 from bench.measure.memory.live_blocks import MAX_CLASSES, largest_classes
 
 MIB = 2**20
-# Odd sizes, so that whatever else lives in this process is of another class.
+# Odd sizes, so that no other tensor in this process is of the same class.
 PARAMETER, BATCH = [1021, 1031], [509, 1031]
 
 
 @pytest.fixture
 def all_classes(monkeypatch):
-    """Also those that are smaller than what earlier tests of this process have left."""
+    """Report all classes, also those smaller than tensors that earlier tests of this process left."""
     monkeypatch.setattr(live_blocks, "MAX_CLASSES", 10_000)
 
 
 def classes():
-    return {(each.role, each.dtype, tuple(each.shape)): each for each in largest_classes("cpu")}
+    return {(block.role, block.dtype, tuple(block.shape)): block for block in largest_classes("cpu")}
 
 
 @pytest.mark.usefixtures("all_classes")
-def test_blocks_are_told_apart_by_what_they_are_for():
+def test_blocks_are_classified_by_role():
     model = torch.nn.Linear(PARAMETER[1], PARAMETER[0], bias=False)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.zeros(BATCH)).sum().backward()
@@ -38,7 +38,7 @@ def test_blocks_are_told_apart_by_what_they_are_for():
 
 
 @pytest.mark.usefixtures("all_classes")
-def test_activations_that_only_the_graph_holds_are_found():
+def test_activations_saved_in_the_graph_are_classified():
     x = torch.zeros(BATCH, requires_grad=True)
     loss = (x.exp() * 2).exp().sum()
     found = classes()["activation", "float32", tuple(BATCH)]
@@ -47,7 +47,7 @@ def test_activations_that_only_the_graph_holds_are_found():
     assert ("activation", "float32", tuple(BATCH)) not in classes()
 
 
-def test_a_checkpoint_is_not_computed_again():
+def test_checkpoint_is_not_recomputed():
     calls = []
 
     def forward(x):
@@ -61,13 +61,13 @@ def test_a_checkpoint_is_not_computed_again():
     assert len(calls) == 2
 
 
-def test_views_of_one_block_count_once_and_the_largest_class_comes_first():
-    kept = torch.zeros(64 * MIB, dtype=torch.uint8)
-    views = [kept[i:] for i in range(1000)]
+def test_views_count_once_and_the_largest_class_is_first():
+    block = torch.zeros(64 * MIB, dtype=torch.uint8)
+    views = [block[i:] for i in range(1000)]
     with FakeTensorMode():
         without_memory = [torch.zeros(2**40), torch.zeros(2**40, device="meta")]
     found = largest_classes("cpu")
     assert (found[0].count, found[0].total_bytes, found[0].shape) == (1, 64 * MIB, [64 * MIB])
     assert (len(views), len(without_memory)) == (1000, 2)
     assert len(found) <= MAX_CLASSES
-    assert [each.total_bytes for each in found] == sorted((e.total_bytes for e in found), reverse=True)
+    assert [c.total_bytes for c in found] == sorted((c.total_bytes for c in found), reverse=True)

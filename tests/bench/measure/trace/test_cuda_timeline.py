@@ -1,8 +1,7 @@
-"""A step on a GPU: kernels booked by where they were launched, NCCL's joined to the calls behind them.
+"""Timeline of a GPU step: kernels are split by their launches, NCCL kernels matched with communication calls.
 
-Four traces are of an H100. All other events are synthetic, written by hand in Kineto's format: names,
-arguments and the nesting of call, launch and kernel are those of public traces from A100 and B200. Times are
-in ms.
+Four traces come from an H100. All other events are synthetic, in Kineto's format: names, arguments and the
+nesting of call, launch and kernel follow public traces from A100 and B200. Times are in ms.
 """
 
 import gzip
@@ -14,8 +13,8 @@ from bench.common.environment import REPOSITORY
 from bench.measure.trace.cuda_timeline import NO_KERNELS, cuda_timeline
 from bench.measure.trace.reader import TraceError, read_tracks
 from bench.measure.trace.split import split
-from bench.measure.trace.timeline import CLOCK_MARK, Regions, issued_calls
-from bench.measure.trace.waiting import waiting
+from bench.measure.trace.timeline import CLOCK_MARK, StepRegions, issued_calls
+from bench.measure.trace.waiting import compute_waiting
 from tests.support.traces import (
     WORKER,
     call,
@@ -30,8 +29,8 @@ from tests.support.traces import (
 approx = pytest.approx
 
 
-def of_cuda(events, calls=(), **known):
-    return timeline_of(cuda_timeline, events, calls, **known)
+def of_cuda(events, calls=(), **moments):
+    return timeline_of(cuda_timeline, events, calls, **moments)
 
 
 STEP = [
@@ -53,9 +52,9 @@ TAPPED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("calls", [TAPPED, TAPPED[:3]], ids=["joined", "by name and place"])
-def test_nccls_kernels_are_split_by_the_place_they_were_launched_from(calls):
-    """Of one that is not joined the size is not known either: a small all-reduce passes for gradients."""
+@pytest.mark.parametrize("calls", [TAPPED, TAPPED[:3]], ids=["matched", "by name and launch"])
+def test_kernels_are_split_by_the_place_of_their_launch(calls):
+    """The size of an unmatched kernel is unknown, so a small all-reduce counts as gradients."""
     timeline = of_cuda(STEP, calls, step=(0, 100), attention=[(2, 5)], optimizer=[(6.5, 9)])
     found = split(timeline)
     small = {"data_and_loss": approx(2)} if calls is TAPPED else {}
@@ -73,38 +72,40 @@ def test_nccls_kernels_are_split_by_the_place_they_were_launched_from(calls):
     assert found.communication_ms["all_to_all" if small else "send_recv"] == approx(12)
 
 
-def test_a_kernel_is_of_the_tapped_call_that_launched_it_and_starts_when_its_rank_arrives():
+def test_kernel_belongs_to_the_call_that_launched_it():
     # Older versions of NCCL name the kernels of other calls SendRecv too, and the profiler adds nothing.
     events = [event("c10d::allreduce_", 1, 2), *kernel("ncclKernel_SendRecv_RING_SIMPLE", 5, 9, 1.5, 1)]
-    (flight,) = of_cuda(events, [call("all_reduce", "gradients", (0, 2), 3, "5")], step=(0, 10)).flights
-    assert flight.call == call("all_reduce", "gradients", (0, 2), 3, "5")
-    assert flight.arrival == flight.start
+    (communication,) = of_cuda(
+        events, [call("all_reduce", "gradients", (0, 2), 3, "5")], step=(0, 10)
+    ).communications
+    assert communication.call == call("all_reduce", "gradients", (0, 2), 3, "5")
+    assert communication.arrival == communication.start
 
 
 H100 = REPOSITORY / "results/reference/h100/correctness"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize(("strategy", "exchange"), [("ulysses", "all_to_all"), ("ring", "send_recv")])
-def test_a_trace_of_an_h100_holds_the_step_that_its_record_tells_of(strategy, exchange, rank):
-    """Its barrier before the step is no call of it, and kernels of sends and receives carry no ranks."""
-    told = next(
+@pytest.mark.parametrize(("strategy", "kind"), [("ulysses", "all_to_all"), ("ring", "send_recv")])
+def test_h100_trace_gives_the_times_of_its_record(strategy, kind, rank):
+    """The barrier before the step does not belong to it; kernels of sends and receives have no ranks."""
+    recorded = next(
         record["trace"]
         for record in map(json.loads, (H100 / "records.jsonl").read_text().splitlines())
         if (record["config"]["strategy"], record["config"]["seq_len"]) == (strategy, 4096)
     )
     trace = json.loads(gzip.decompress((H100 / f"traces/{strategy}-rank_{rank}.json.gz").read_bytes()))
     tracks = read_tracks(trace["traceEvents"])
-    starts_us = max(each["ts"] for each in trace["traceEvents"] if each["name"] == CLOCK_MARK)
-    step_ns = round(starts_us * 1e3), round((starts_us + told["step_ms"][rank] * 1e3) * 1e3)
-    known = Regions(step_ns, [], [], [])
-    timeline = cuda_timeline(tracks, known, issued_calls(tracks["operators"], known), [])
-    found, kinds = split(timeline), [flight.call.kind for flight in timeline.flights]
-    assert kinds.count("all_reduce") == told["calls"]["all_reduce"][rank]
-    expected = {kind: times[rank] for kind, times in told["communication_ms"].items()}
-    expected["send_recv"] = expected.pop(exchange)
+    starts_us = max(mark["ts"] for mark in trace["traceEvents"] if mark["name"] == CLOCK_MARK)
+    step_ns = round(starts_us * 1e3), round((starts_us + recorded["step_ms"][rank] * 1e3) * 1e3)
+    regions = StepRegions(step_ns, [], [], [])
+    timeline = cuda_timeline(tracks, regions, issued_calls(tracks["operators"], regions), [])
+    found, kinds = split(timeline), [span.call.kind for span in timeline.communications]
+    assert kinds.count("all_reduce") == recorded["calls"]["all_reduce"][rank]
+    expected = {kind: times[rank] for kind, times in recorded["communication_ms"].items()}
+    expected["send_recv"] = expected.pop(kind)
     assert found.communication_ms == approx(expected, abs=0.1)
-    computed = sum(times[rank] for times in told["compute_ms"].values())
+    computed = sum(times[rank] for times in recorded["compute_ms"].values())
     assert sum(found.compute_ms.values()) == approx(computed, rel=0.01)
 
 
@@ -112,20 +113,20 @@ HOP = [
     [call("send", "attention", (0, 1)), call("recv", "attention", (1, 0))],
     [call("send", "attention", (1, 0)), call("recv", "attention", (0, 1))],
 ]
-"""By rank, a ring of two."""
+"""Calls of a ring of two, by rank."""
 ONE_HOP = hop(10, 42, 1, 1)
 
 
-def waited(*ranks):
-    """Exposed waiting by purpose and rank, or why it is unknown; a rank is (events, calls)."""
+def exposed_waiting(*ranks):
+    """Return exposed waiting by purpose and rank, or why it is unknown; a rank is (events, calls)."""
     timelines = [of_cuda(events, calls, step=(0, 200)) for events, calls in ranks]
-    found = waiting([rank_trace(timeline) for timeline in timelines])
+    found = compute_waiting([rank_trace(timeline) for timeline in timelines])
     return found if isinstance(found, str) else found.exposed_ms
 
 
-def test_in_a_ring_whose_kernels_carry_no_ranks_the_early_rank_waits():
+def test_early_rank_of_a_ring_waits_for_the_late_one():
     late = (hop(30, 42, 5, 1), HOP[1])
-    assert waited((hop(10, 42, 1, 1), HOP[0]), late) == {"attention": [approx(20), approx(0)]}
+    assert exposed_waiting((hop(10, 42, 1, 1), HOP[0]), late) == {"attention": [approx(20), approx(0)]}
 
 
 def test_calls_of_two_groups_with_equal_ranks_do_not_meet():
@@ -134,42 +135,42 @@ def test_calls_of_two_groups_with_equal_ranks_do_not_meet():
 
 
 @pytest.mark.parametrize(
-    ("events", "calls", "said"),
+    ("events", "calls", "reason"),
     [
-        (ONE_HOP, HOP[0][:1], "the tap saw {'send': 1}, the profiler {'send': 1, 'recv': 1}"),
-        ([*ONE_HOP[:2], ONE_HOP[3]], HOP[0], "not hold the launches of 1 of 1 NCCL kernels"),
+        (ONE_HOP, HOP[0][:1], "the tap recorded the calls {'send': 1}, the profiler {'send': 1, 'recv': 1}"),
+        ([*ONE_HOP[:2], ONE_HOP[3]], HOP[0], "lacks the launches of 1 of 1 NCCL kernels"),
         (
             [*ONE_HOP[:2], *kernel("ampere_bf16_gemm", 50, 60, 3, 2)],
             HOP[0],
-            "2 calls launched no NCCL kernel, the first of send",
+            "2 calls launched no NCCL kernel, the first of kind send",
         ),
         (
             [*ONE_HOP, *kernel("ncclDevKernel_Generic", 50, 60, 3, 2, WORKER)],
             HOP[0],
-            "by no call of the step",
+            "by none of the step's calls",
         ),
         (
             [event("c10d::allreduce_", 0.9, 0.91), *ONE_HOP],
             [call("all_reduce", "other"), *HOP[0]],
-            "launched for calls of 2 kinds or groups",
+            "a batch of 2 kinds or groups",
         ),
     ],
     ids=["counts", "lost launch", "no kernel", "no call", "two kinds"],
 )
-def test_kernels_that_cannot_be_joined_have_no_waiting_and_say_why(events, calls, said):
-    found = waited((events, calls), (hop(30, 42, 5, 1), HOP[1]))
+def test_unmatched_kernels_make_waiting_unknown(events, calls, reason):
+    found = exposed_waiting((events, calls), (hop(30, 42, 5, 1), HOP[1]))
     assert isinstance(found, str)
-    assert said in found
+    assert reason in found
     assert split(of_cuda(events, calls, step=(0, 200))).total_ms == approx(
-        sum(each["dur"] for each in events if each["cat"] == "kernel" and "nccl" in each["name"]) / 1e3
+        sum(e["dur"] for e in events if e["cat"] == "kernel" and "nccl" in e["name"]) / 1e3
     )
 
 
-def test_a_call_among_one_rank_needs_no_kernel():
+def test_call_among_one_rank_needs_no_kernel():
     events = [event("c10d::allreduce_", 0.5, 0.6), *hop(10, 42, 1, 1)]
     timeline = of_cuda(events, [call("all_reduce", "other", (0,)), *HOP[0]], step=(0, 50))
     assert timeline.unmatched is None
-    assert {flight.call.kind for flight in timeline.flights} == {"send", "recv"}
+    assert {span.call.kind for span in timeline.communications} == {"send", "recv"}
 
 
 def test_device_copies_hide_no_communication_and_are_no_compute():
@@ -188,9 +189,9 @@ def test_device_copies_hide_no_communication_and_are_no_compute():
     assert found.idle_ms == approx(2)
 
 
-def test_a_trace_without_any_kernel_is_no_step_of_no_communication():
-    """So it is where another tool holds CUPTI: operators, and nothing on the device."""
+def test_trace_without_kernels_is_an_error():
+    """Another tool that holds CUPTI leaves the trace with operators and without device events."""
     operators = [event("aten::mm", 2, 3), event("c10d::allreduce_", 4, 5)]
-    with pytest.raises(TraceError, match="no kernel of the GPU") as raised:
+    with pytest.raises(TraceError, match="no GPU kernel") as raised:
         of_cuda(operators, TAPPED, step=(0, 100))
     assert str(raised.value) == NO_KERNELS

@@ -1,4 +1,4 @@
-"""Time is measured on merged spans: nothing that overlaps or nests is counted twice."""
+"""Intersection, difference and length of spans count overlapping and nested time once."""
 
 import numpy as np
 from hypothesis import given
@@ -11,15 +11,15 @@ SPANS = st.lists(st.tuples(st.integers(0, TICKS), st.integers(0, TICKS)).map(sor
 
 
 def ticks(spans):
-    """The unit ticks that spans cover: arithmetic that cannot be wrong in the same way."""
+    """Return the unit ticks that spans cover, by arithmetic that cannot fail in the same way."""
     return {tick for start, end in spans for tick in range(int(start), int(end))}
 
 
 @given(SPANS, SPANS)
-def test_every_instant_is_in_both_or_left_over_and_never_twice(first, second):
-    both, left = intersect(first, second), subtract(first, second)
+def test_intersect_and_subtract_partition_the_first_spans(first, second):
+    both, rest = intersect(first, second), subtract(first, second)
     assert ticks(both) == ticks(first) & ticks(second)
-    assert ticks(left) == ticks(first) - ticks(second)
+    assert ticks(rest) == ticks(first) - ticks(second)
     assert length(first) == len(ticks(first))
-    for spans in (both, left):
+    for spans in (both, rest):
         assert np.all(spans[1:, 0] > spans[:-1, 1])

@@ -1,4 +1,4 @@
-"""A traced step is booked once: compute by part, communication by purpose, waiting, and what is left."""
+"""Timeline, split and waiting of a CPU step, and the trace section of all ranks."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from bench.measure import PASSES
 from bench.measure.calls import COLLECTIVES
 from bench.measure.facts import RankReport
 from bench.measure.trace.cpu_timeline import GLOO_EVENTS, cpu_timeline
-from bench.measure.trace.section import RankSteps, traced_steps
+from bench.measure.trace.section import RankTracedSteps, traced_steps
 from bench.measure.trace.split import split
 from bench.measure.trace.timeline import call_differences, issued_calls
 from tests.support.cells import make_cell
@@ -27,11 +27,11 @@ from tests.support.traces import (
 approx = pytest.approx
 
 
-def of_cpu(events, calls=(), **known):
-    return timeline_of(cpu_timeline, events, calls, **known)
+def of_cpu(events, calls=(), **moments):
+    return timeline_of(cpu_timeline, events, calls, **moments)
 
 
-def test_a_call_seen_twice_and_sends_in_flight_together_are_not_summed():
+def test_overlapping_communication_is_counted_once():
     timeline = of_cpu(
         [
             event("c10d::alltoall_base_", 0, 1),
@@ -50,7 +50,7 @@ def test_a_call_seen_twice_and_sends_in_flight_together_are_not_summed():
     assert found.calls == {"all_to_all": 1, "send_recv": 2}
 
 
-def test_the_parts_of_a_step_add_up_to_it():
+def test_split_parts_add_up_to_the_step():
     timeline = of_cpu(
         [
             event("aten::linear", 0, 10), event("aten::mm", 1, 9),
@@ -71,11 +71,11 @@ def test_the_parts_of_a_step_add_up_to_it():
         "attention": approx(8), "gradients": approx(10),
     }  # fmt: skip
     assert found.idle_ms == approx(20)
-    booked = sum(found.compute_ms.values()) + found.exposed_ms + found.idle_ms
-    assert booked == approx(found.step_ms)
+    total_ms = sum(found.compute_ms.values()) + found.exposed_ms + found.idle_ms
+    assert total_ms == approx(found.step_ms)
 
 
-def test_time_exposed_for_two_purposes_at_once_is_booked_for_the_first_only():
+def test_time_exposed_for_two_purposes_counts_for_the_first():
     timeline = of_cpu(
         [
             event("c10d::_allgather_base_", 0, 1), annotation("gloo:all_gather", 0, 20),
@@ -89,7 +89,7 @@ def test_time_exposed_for_two_purposes_at_once_is_booked_for_the_first_only():
     assert found.exposed_spans_ms == {"attention": [(5, 15)], "parameters": [(0, 5), (15, 20)]}
 
 
-def test_waits_inside_operators_and_copies_of_gloos_own_threads_are_no_compute():
+def test_waits_inside_operators_and_gloo_copies_are_no_compute():
     timeline = of_cpu(
         [
             event("c10d::_allgather_base_", 0, 1), event("c10d::_allgather_base_", 0.2, 0.8),
@@ -100,10 +100,10 @@ def test_waits_inside_operators_and_copies_of_gloos_own_threads_are_no_compute()
     )  # fmt: skip
     found = split(timeline)
     assert (found.exposed_ms, found.compute_ms["other"]) == (approx(10), approx(2))
-    assert found.calls == {"all_gather": 1}  # a dispatch mode shows one twice
+    assert found.calls == {"all_gather": 1}  # a dispatch mode makes one call appear twice
 
 
-def test_gloos_all_reduce_for_a_reduce_scatter_is_booked_as_what_was_asked_for():
+def test_gloo_all_reduce_counts_as_the_reduce_scatter_it_does():
     events = [
         event("c10d::_reduce_scatter_base_", 0, 1), annotation("gloo:all_reduce", 1, 5),
         event("c10d::allreduce_", 6, 7), annotation("gloo:all_reduce", 7, 9),
@@ -115,22 +115,22 @@ def test_gloos_all_reduce_for_a_reduce_scatter_is_booked_as_what_was_asked_for()
 
 
 @pytest.mark.parametrize(
-    ("calls", "said"),
+    ("calls", "reason"),
     [
-        ([], "the tap saw {}, the profiler {'all_reduce': 1}"),
-        ([call("all_reduce", "other")], "1 calls, 2 transfers named gloo:all_reduce"),
+        ([], "the tap recorded the calls {}, the profiler {'all_reduce': 1}"),
+        ([call("all_reduce", "other")], "the trace has 1 calls and 2 transfers named gloo:all_reduce"),
     ],
 )
-def test_calls_that_the_tap_did_not_see_are_not_guessed_at(calls, said):
+def test_unmatched_calls_have_no_known_purpose(calls, reason):
     events = [event("c10d::allreduce_", 0, 1), annotation("gloo:all_reduce", 0, 5)]
     events += [annotation("gloo:all_reduce", 6, 7)]
     timeline = of_cpu(events, calls, step=(0, 10))
-    assert timeline.unmatched == timeline.purposes_unknown == said
+    assert timeline.unmatched == timeline.purposes_unknown == reason
     assert split(timeline).purpose_total_ms == {"other": approx(6)}
 
 
 def ranks(*arrivals, send=False, computing=(), ends=(100, 100)):
-    """One exchange of attention on each of two ranks, from its arrival to its end."""
+    """Return two ranks' traces with one all-to-all or send of attention, from its arrival to its end."""
     traces = []
     for rank, (arrival, end) in enumerate(zip(arrivals, ends, strict=True)):
         name = ("c10d::send", "c10d::recv_")[rank] if send else "c10d::alltoall_base_"
@@ -150,48 +150,48 @@ CELL = make_cell("strategy=ulysses", "cluster.world_size=2")
 
 
 def merge_steps(steps, cell, median=0):
-    ranks = [RankSteps(steps=[*traces], median=median) for traces in zip(*steps, strict=True)]
+    ranks = [RankTracedSteps(steps=[*traces], median=median) for traces in zip(*steps, strict=True)]
     return PASSES["trace"].merge([RankReport({"trace": rank}, {}) for rank in ranks], cell)
 
 
 @pytest.mark.parametrize(
-    ("known", "waited", "exposed"),
+    ("options", "waited", "exposed"),
     [
         ({}, 30, 30),
         ({"computing": [(20, 60)]}, 30, 10),
         ({"ends": (25, 100)}, 15, 15),
         ({"send": True}, 30, 30),
     ],
-    ids=["last arrival less own", "behind compute", "no longer than in flight", "a send meets its receive"],
+    ids=["until the last arrival", "behind compute", "while in flight at most", "receive for its send"],
 )
-def test_waiting_is_the_last_arrival_minus_ones_own(known, waited, exposed):
-    trace = merge_steps([ranks(10, 40, **known)], CELL)
+def test_waiting_lasts_from_arrival_to_last_arrival(options, waited, exposed):
+    trace = merge_steps([ranks(10, 40, **options)], CELL)
     assert trace.purpose_waiting_ms == {"attention": [approx(waited), approx(0)]}
     assert trace.purpose_exposed_waiting_ms == {"attention": [approx(exposed), approx(0)]}
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
-        ({"clock": "another host"}, "the ranks' clocks cannot be compared: they run on several hosts"),
+        ({"clock": "another host"}, "the ranks run on several hosts, whose clocks were not compared"),
         ({"unmatched": "no tap"}, "rank 1: no tap"),
-        ({"flights": []}, "all_to_all 0 of ranks 0, 1 was found on 1 of them"),
+        ({"communications": []}, "all_to_all number 0 of ranks 0, 1 is in the traces of 1 of these ranks"),
     ],
 )
-def test_what_cannot_be_compared_has_no_waiting_and_says_why(change, said):
+def test_waiting_is_unknown_if_traces_cannot_be_compared(change, reason):
     first, second = ranks(10, 40)
     trace = merge_steps([[first, replace(second, **change)]], CELL)
-    assert (trace.purpose_waiting_ms, trace.waiting_unknown) == (None, said)
+    assert (trace.purpose_waiting_ms, trace.waiting_unknown) == (None, reason)
     assert trace.purpose_exposed_ms["attention"] == [approx(90), approx(60)]
 
 
-def test_a_section_is_of_the_median_step_and_keeps_every_other_beside_it():
+def test_section_describes_the_median_step_and_lists_all():
     first, second = ranks(10, 40)
     unknown = [first, replace(second, unmatched="no tap")]
     trace = merge_steps([ranks(10, 40), ranks(10, 15), ranks(20, 10), unknown], CELL, median=1)
     assert trace.purpose_exposed_waiting_ms == {"attention": [approx(5), approx(0)]}
     waited = [step.purpose_exposed_waiting_ms for step in trace.steps]
-    assert [each and each["attention"] for each in waited] == [
+    assert [ms and ms["attention"] for ms in waited] == [
         [approx(30), approx(0)], [approx(5), approx(0)], [approx(0), approx(10)], None,
     ]  # fmt: skip
     assert trace.steps[1].purpose_exposed_ms == trace.purpose_exposed_ms
@@ -202,7 +202,7 @@ INSPECTED = [call("all_reduce", "gradients"), call("all_to_all", "attention"), c
 
 
 @pytest.mark.parametrize(
-    ("events", "calls", "said"),
+    ("events", "calls", "message"),
     [
         (ISSUED, INSPECTED, None),
         ([], [], None),
@@ -212,18 +212,18 @@ INSPECTED = [call("all_reduce", "gradients"), call("all_to_all", "attention"), c
     ],
     ids=["equal", "none", "one less", "one more", "one after the step"],
 )
-def test_the_first_kind_of_call_that_a_traced_step_made_more_or_less_often_is_named(events, calls, said):
-    tracks, known = read(events, step=(0, 100))
-    assert call_differences(issued_calls(tracks["operators"], known), calls) == said
+def test_call_differences_names_the_first_kind_that_differs(events, calls, message):
+    tracks, regions = read(events, step=(0, 100))
+    assert call_differences(issued_calls(tracks["operators"], regions), calls) == message
 
 
-def test_ranks_that_call_otherwise_when_nobody_inspects_them_are_a_wrong_result():
-    """Somebody's own loop may do other things every few steps."""
+def test_gate_fails_if_traced_calls_differ_from_inspected():
+    """The user's own loop may make other calls every few steps."""
     first, second = ranks(10, 40)
     steps = [ranks(10, 40), [first, replace(second, call_differences="it made 0 calls of send")]]
     trace = merge_steps(steps, CELL)
-    said = PASSES["trace"].gate(CELL, trace)
-    assert said.startswith("rank 1, traced step 1: it made 0 calls of send; ")
+    message = PASSES["trace"].gate(CELL, trace)
+    assert message.startswith("rank 1, traced step 1: it made 0 calls of send; ")
     assert PASSES["trace"].gate(replace(CELL, trainer=OWN), trace) is None
 
 
@@ -231,9 +231,9 @@ def test_ranks_that_call_otherwise_when_nobody_inspects_them_are_a_wrong_result(
     ("budget_s", "step_s", "steps"),
     [(20, 0.1, 5), (20, 2, 5), (20, 2.1, 4), (20, 9, 1), (20, 40, 1), (0, 40, 5)],
 )
-def test_short_steps_are_traced_five_times_and_long_ones_as_half_the_budget_allows(budget_s, step_s, steps):
+def test_traced_steps_fit_half_the_budget_and_are_at_most_five(budget_s, step_s, steps):
     assert traced_steps(replace(CELL.measure, budget_s=budget_s), step_s) == steps
 
 
-def test_gloos_name_is_known_of_every_kind_that_the_tap_counts():
+def test_gloo_events_has_every_kind_of_the_tap():
     assert {collective.kind for collective in COLLECTIVES.values()} <= GLOO_EVENTS.keys()

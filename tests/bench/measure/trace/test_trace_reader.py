@@ -1,4 +1,4 @@
-"""A trace is read in pieces, whatever its size and however it is laid out."""
+"""Reading of Chrome traces of any size and layout, chunk by chunk."""
 
 import gzip
 import json
@@ -13,7 +13,7 @@ from bench.measure.trace import reader
 from bench.measure.trace.cpu_timeline import cpu_timeline
 from bench.measure.trace.reader import KEPT_TRACE, TraceError, read_events, read_tracks
 from bench.measure.trace.split import split
-from bench.measure.trace.timeline import Regions
+from bench.measure.trace.timeline import StepRegions
 from tests.support.cells import run_cell, tiny_cell
 from tests.support.traces import call, event
 
@@ -22,7 +22,7 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def real_trace(launcher, tmp_path_factory):
-    """The kept trace of rank 0 of a real cell, unpacked."""
+    """Return the path of the unpacked trace that rank 0 of a real cell kept."""
     cell = tiny_cell("strategy=ulysses", "engine=fsdp2", "measure.trace=true", "measure.keep_traces=true")
     record, folder = run_cell(launcher, cell, tmp_path_factory.mktemp("kept"))
     assert record.status == "ok", record.reason
@@ -31,27 +31,27 @@ def real_trace(launcher, tmp_path_factory):
     return unpacked
 
 
-def repeated(path, source, times):
-    """A trace that holds the events of another so many times, one after the other, in torch's layout."""
-    events = [each for each in read_events(source) if each.get("ph") == "X"]
-    start = min(each["ts"] for each in events)
-    period = max(each["ts"] + each["dur"] for each in events) - start + 1
+def repeat_trace(path, source, times):
+    """Write a trace with the events of `source` repeated `times` times, in the layout of torch."""
+    events = [event for event in read_events(source) if event.get("ph") == "X"]
+    start = min(event["ts"] for event in events)
+    period = max(event["ts"] + event["dur"] for event in events) - start + 1
     with path.open("w") as file:
         file.write('{\n  "schemaVersion": 1,\n  "traceEvents": [\n')
         for number in range(times):
-            shifted = ({**each, "ts": each["ts"] + number * period} for each in events)
-            text = ",\n".join(json.dumps(each, indent=2) for each in shifted)
+            shifted = ({**event, "ts": event["ts"] + number * period} for event in events)
+            text = ",\n".join(json.dumps(event, indent=2) for event in shifted)
             file.write(text + (",\n" if number < times - 1 else "\n"))
         file.write('  ],\n  "traceName": "a.json"\n}\n')
     return path
 
 
 def totals(path):
-    """Where the time of a whole file went, as one step, and how many events it holds."""
+    """Return compute and communication of a whole file as one step, and the number of its events."""
     tracks = read_tracks(read_events(path))
     spans = np.concatenate([track.spans for track in tracks.values()])
     step_ns = (int(spans[:, 0].min() * 1e3) - 10**6, int(spans[:, 1].max() * 1e3) + 10**6)
-    regions = Regions(step_ns, (), (), ())
+    regions = StepRegions(step_ns, (), (), ())
     found = asdict(split(cpu_timeline(tracks, regions, {}, [call("barrier", "other")])))
     return {
         "compute": found["compute_ms"]["other"],
@@ -61,18 +61,18 @@ def totals(path):
     }
 
 
-def test_a_trace_repeated_has_its_totals_as_often(real_trace, tmp_path):
+def test_repeated_trace_has_totals_in_proportion(real_trace, tmp_path):
     once = totals(real_trace)
     assert once["calls of all_to_all"] == 4
-    many = totals(repeated(tmp_path / "many.json", real_trace, 7))
+    many = totals(repeat_trace(tmp_path / "many.json", real_trace, 7))
     assert many == {name: pytest.approx(7 * value, rel=1e-6) for name, value in once.items()}
 
 
 @pytest.mark.slow
-def test_a_gigabyte_is_read_in_half_a_minute_and_two_gibibytes(real_trace, tmp_path):
-    text = repeated(tmp_path / "one.json", real_trace, 1).stat().st_size
+def test_reading_a_gigabyte_takes_30_s_and_2_gib_at_most(real_trace, tmp_path):
+    text = repeat_trace(tmp_path / "one.json", real_trace, 1).stat().st_size
     times = -(-(10**9) // text)
-    many = repeated(tmp_path / "many.json", real_trace, times)
+    many = repeat_trace(tmp_path / "many.json", real_trace, times)
     code = (
         "import json, resource, sys, time; from pathlib import Path;"
         "from tests.bench.measure.trace.test_trace_reader import totals;"
@@ -90,10 +90,10 @@ def test_a_gigabyte_is_read_in_half_a_minute_and_two_gibibytes(real_trace, tmp_p
     assert resident_kib * 1024 < 2 * 1024 * MIB
 
 
-@pytest.mark.parametrize("letters", [100, 1 << 22])
+@pytest.mark.parametrize("characters", [100, 1 << 22])
 @pytest.mark.parametrize("indent", [None, 2])
-def test_neither_layout_nor_the_size_of_a_piece_changes_what_is_read(tmp_path, monkeypatch, letters, indent):
-    monkeypatch.setattr(reader, "CHUNK_LETTERS", letters)
+def test_layout_and_chunk_size_do_not_change_the_events(tmp_path, monkeypatch, characters, indent):
+    monkeypatch.setattr(reader, "CHUNK_CHARACTERS", characters)
     events = [event(f"aten::{name}", 1, 2, note='] , { "} \\" \n') for name in ("mm", "größer", "a\\b")]
     content = {"distributedInfo": {"ranks": [0, 1]}, "traceEvents": events, "traceName": "x"}
     (tmp_path / "trace.json").write_text(json.dumps(content, indent=indent))
@@ -101,14 +101,14 @@ def test_neither_layout_nor_the_size_of_a_piece_changes_what_is_read(tmp_path, m
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"traceEvents": [{"ph": "X", "na', '{"traceEvents": [{}'])
-def test_a_broken_trace_is_an_error_that_names_the_file(tmp_path, text):
+def test_broken_trace_is_an_error_that_names_the_file(tmp_path, text):
     (tmp_path / "trace.json").write_text(text)
     with pytest.raises(TraceError, match=r"trace\.json"):
         list(read_events(tmp_path / "trace.json"))
 
 
-def test_events_that_are_not_complete_are_left_out_and_a_stream_does_not_make_an_operator_a_kernel():
-    """Inductor's operators name one on a B200."""
+def test_read_tracks_keeps_complete_events_by_category():
+    """An operator of Inductor stays an operator, though its event names a CUDA stream on a B200."""
     fused = event("triton_poi_fused_add_mul_0", 0, 1, "cpu_op", stream=7, kernel_backend="triton")
     events = [fused, {"ph": "M", "name": "thread_name"}, {"ph": "i", "cat": "cpu_op", "name": "x"}]
     tracks = read_tracks(events)

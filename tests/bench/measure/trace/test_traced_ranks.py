@@ -1,4 +1,4 @@
-"""What a trace says of real ranks, where the answer is known beforehand or by another way."""
+"""Traces of real ranks, compared with times that are known beforehand or from the tap."""
 
 import functools
 import json
@@ -17,13 +17,13 @@ from tests.support.trace_cases import PROFILER_STARTS_LATE_S, SLEEP_S, TRACED, C
 SLEEP_MS = SLEEP_S * 1e3
 TOLERANCE = 0.1
 CLOSE_MS = TOLERANCE * SLEEP_MS
-"""How far what a trace says may lie from what the tap says, which has no trace; neither from how long a rank
-slept: beside others a rank runs late, and then its trace has to say so."""
+"""Largest difference between the trace and the tap. The tap is compared, not the time a rank slept, because a
+rank on a busy machine runs late and its trace has to show that."""
 
 
 @pytest.fixture(scope="module")
 def traced(launcher, tmp_path_factory):
-    """Of a synthetic step and ranks the merged trace section, the ranks' own parts and their folder, once."""
+    """Return a function that runs a case once and returns its trace section, ranks' parts and folder."""
 
     @functools.cache
     def traced(case, ranks):
@@ -41,7 +41,7 @@ def traced(launcher, tmp_path_factory):
 
 
 def tapped_waiting_ms(folder, ranks):
-    """By traced step and rank how long it waits in attention for who is last, by the calls' own clock."""
+    """Return waiting in attention by traced step and rank, from the arrivals that the tap recorded."""
     by_rank = [json.loads((folder / f"calls-{rank}.json").read_text()) for rank in range(ranks)]
     last = defaultdict(int)
     for call in chain.from_iterable(by_rank):
@@ -59,13 +59,13 @@ def meeting(call):
 
 def longest_ms(calls, last):
     return max(
-        (last[meeting(each)] - each["arrival_ns"]) / 1e6 for each in calls if each["purpose"] == "attention"
+        (last[meeting(call)] - call["arrival_ns"]) / 1e6 for call in calls if call["purpose"] == "attention"
     )
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_the_others_wait_as_long_as_one_sleeps_and_transfer_next_to_nothing(traced, ranks):
-    trace, _, folder = traced(Case.sleep_before_the_exchange, ranks)
+def test_ranks_wait_for_a_sleeping_rank_and_transfer_little(traced, ranks):
+    trace, _, folder = traced(Case.sleep_before_all_to_all, ranks)
     waited = tapped_waiting_ms(folder, ranks)
     for step, expected in zip(trace.steps, waited, strict=True):
         assert step.purpose_exposed_waiting_ms["attention"] == pytest.approx(expected, abs=CLOSE_MS)
@@ -81,8 +81,8 @@ def test_the_others_wait_as_long_as_one_sleeps_and_transfer_next_to_nothing(trac
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_communication_behind_compute_is_total_and_not_exposed(traced, ranks):
-    trace, _, _ = traced(Case.hide_an_exchange_behind_compute, ranks)
+def test_communication_behind_compute_is_not_exposed(traced, ranks):
+    trace, _, _ = traced(Case.hide_all_reduce_behind_compute, ranks)
     for rank in range(ranks):
         total, exposed = trace.purpose_total_ms["gradients"][rank], trace.exposed_ms[rank]
         assert total > 0
@@ -90,20 +90,20 @@ def test_communication_behind_compute_is_total_and_not_exposed(traced, ranks):
         assert exposed < TOLERANCE * trace.step_ms[rank]
 
 
-def test_who_receives_late_waits_for_its_sender_however_late_its_profiler_starts(traced):
+def test_late_profiler_start_is_not_counted_as_waiting(traced):
     trace, _, folder = traced(Case.pass_on_late, 4)
     waited = tapped_waiting_ms(folder, 4)
     assert trace.purpose_waiting_ms["attention"] == pytest.approx(waited[trace.median_step], abs=CLOSE_MS)
     assert trace.calls == {"send_recv": [2] * 4}
-    # No step begins before all profilers have started: nobody waits for rank 1 in all of them.
+    # No step begins before all profilers have started, so no rank waits for rank 1 in every step.
     assert min(by_rank[2] for by_rank in waited) < PROFILER_STARTS_LATE_S * 1e3 / 2
 
 
-def test_the_tap_and_the_profiler_read_one_clock(traced):
-    _, traces, folder = traced(Case.sleep_before_the_exchange, 2)
+def test_tap_and_profiler_use_one_clock(traced):
+    _, traces, folder = traced(Case.sleep_before_all_to_all, 2)
     for rank, trace in enumerate(traces):
         calls = json.loads((folder / f"calls-{rank}.json").read_text())
-        profiled = sorted(flight.arrival for step in trace.steps for flight in step.flights)
+        profiled = sorted(span.arrival for step in trace.steps for span in step.communications)
         assert len(profiled) == len(calls) == 2 * TRACED
         for call, arrival_us in zip(calls, profiled, strict=True):
             # Another process may run between the two for milliseconds; other clocks are seconds apart.
@@ -111,10 +111,10 @@ def test_the_tap_and_the_profiler_read_one_clock(traced):
 
 
 KINDS = ("data.prompt_tokens=300", "checkpointing=true", "grad_accum=2 batch=2")
-"""Every kind of training step goes through every pass and gate."""
+"""Settings that change the kind of training step."""
 ENGINES = sorted(ENGINE_FACTS)
 KINDS_AND_ENGINES = [(kind, ENGINES[(i + j) % 3]) for j in range(3) for i, kind in enumerate(KINDS)]
-"""Each pair, the engine changing from each to the next."""
+"""All pairs of a kind and an engine; neighbouring pairs have different engines."""
 CELLS = {
     f"{name} {kind} {engine}": (f"strategy={name}", f"engine={engine}", *kind.split())
     for name, (kind, engine) in zip(INSTALLED, cycle(KINDS_AND_ENGINES), strict=False)
@@ -125,15 +125,13 @@ CELLS[LONG] = ("strategy=ring", "engine=fsdp2", "measure.budget_s=0.001")
 
 
 COVERED = ("usp", "ring_flash_attn ", "ring_self_attention", "deepspeed_fpdt")
-"""Of the collectives that these make, others have each kind."""
+"""Cells whose kinds of collectives other cells have too."""
 
 
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=pytest.mark.slow if case.startswith(COVERED) else ()) for case in CELLS]
 )
-def test_every_transfer_of_a_cell_is_joined_to_its_call_and_every_instant_booked_once(
-    launcher, tmp_path, case
-):
+def test_cell_trace_matches_all_calls_and_adds_up(launcher, tmp_path, case):
     cell = tiny_cell(*CELLS[case], "measure.trace=true", "cluster.world_size=2", "seq_len=512")
     record, _ = run_cell(launcher, cell, tmp_path, without=CHECKS)
     assert record.status == "ok", record.reason
@@ -147,13 +145,13 @@ def test_every_transfer_of_a_cell_is_joined_to_its_call_and_every_instant_booked
     assert trace.steps[trace.median_step].step_ms == trace.step_ms
     assert trace.steps[trace.median_step].purpose_exposed_ms == trace.purpose_exposed_ms
     for rank, step_ms in enumerate(trace.step_ms):
-        booked = sum(times[rank] for times in trace.compute_ms.values())
-        booked += sum(times[rank] for times in trace.purpose_exposed_ms.values()) + trace.idle_ms[rank]
-        assert booked == pytest.approx(step_ms, rel=0.02)
+        total_ms = sum(times[rank] for times in trace.compute_ms.values())
+        total_ms += sum(times[rank] for times in trace.purpose_exposed_ms.values()) + trace.idle_ms[rank]
+        assert total_ms == pytest.approx(step_ms, rel=0.02)
         assert trace.compute_ms["attention"][rank] > 0
         assert trace.compute_ms["optimizer"][rank] > 0
     busiest = max(range(len(trace.step_ms)), key=trace.compute_ms["attention"].__getitem__)
     parts = step_parts(trace)
     assert parts.step_ms == pytest.approx(trace.step_ms[busiest], rel=0.02)
-    exchanged = "attention" in trace.purpose_total_ms and min(trace.purpose_total_ms["attention"]) > 0
-    assert exchanged == (cell.sp_degree > 1)
+    communicates = "attention" in trace.purpose_total_ms and min(trace.purpose_total_ms["attention"]) > 0
+    assert communicates == (cell.sp_degree > 1)

@@ -1,4 +1,4 @@
-"""A profiler of somebody else's is never beside ours: torch would crash."""
+"""The benchmark's profiler never runs together with another profiler: torch would crash."""
 
 import cProfile
 import sys
@@ -9,7 +9,7 @@ from torch.profiler import profile, record_function, schedule
 
 from bench.config import ConfigError
 from bench.measure.engagement.rank import watch_modules
-from bench.measure.trace.one_profiler import tracing
+from bench.measure.trace.exclusive_profiler import exclusive_profiling
 
 
 def on_cpu(**more):
@@ -21,50 +21,50 @@ def names(profiler):
 
 
 @pytest.mark.parametrize("chosen", [{}, {"schedule": schedule(wait=0, warmup=1, active=1)}])
-def test_one_that_is_on_or_warms_up_is_left_alone(chosen):
+def test_running_or_warming_up_profiler_is_not_disturbed(chosen):
     with on_cpu(**chosen) as theirs:
-        with pytest.raises(ConfigError, match="another profiler is on"), tracing(on_cpu()):
+        with pytest.raises(ConfigError, match="another profiler runs"), exclusive_profiling(on_cpu()):
             pass
         theirs.step()
         torch.ones(3).add(1)
     assert "aten::add" in names(theirs)
 
 
-def trace_beside(theirs):
-    with tracing(on_cpu()), theirs:
+def trace_while_starting(theirs):
+    with exclusive_profiling(on_cpu()), theirs:
         torch.ones(3).add(1)
 
 
-def test_one_that_is_started_meanwhile_gets_the_room():
+def test_profiler_started_within_a_traced_step_takes_over():
     theirs = on_cpu()
     with pytest.raises(ConfigError, match="a profiler was started in a step that was traced"):
-        trace_beside(theirs)
+        trace_while_starting(theirs)
     assert "aten::add" in names(theirs)
-    with tracing(ours := on_cpu()):
+    with exclusive_profiling(ours := on_cpu()):
         torch.ones(3).mul(1)
     assert "aten::mul" in names(ours)
 
 
-def test_an_annotation_that_outlasts_the_trace_ends_with_it_and_is_nothing_to_a_later_profiler():
-    """Its end would be written into memory of the first profiler, which is free: a crash, sooner or later."""
-    open_one = record_function("outlasts the trace")
-    with tracing(ours := on_cpu()):
-        begun = open_one.__enter__().record
+def test_annotation_open_at_the_end_of_a_trace_is_ended_with_it():
+    """Its later end would be written to freed memory of the first profiler, which crashes sooner or later."""
+    outlasting = record_function("outlasts the trace")
+    with exclusive_profiling(ours := on_cpu()):
+        begun = outlasting.__enter__().record
         with record_function("ends before"):
             torch.ones(3).mul(1)
     assert {"outlasts the trace", "ends before"} <= names(ours)
     with on_cpu() as theirs:
-        assert open_one.record is not begun
-        open_one.__exit__(None, None, None)
+        assert outlasting.record is not begun
+        outlasting.__exit__(None, None, None)
         with record_function("another"):
             torch.ones(3).add(1)
     assert "another" in names(theirs)
     assert "outlasts the trace" not in names(theirs)
 
 
-def test_pythons_own_profiler_goes_on_after_modules_were_watched():
+def test_python_profiler_runs_on_after_watch_modules():
     with cProfile.Profile() as profiler:
-        with watch_modules("tests") as seen:
+        with watch_modules("tests") as modules:
             on_cpu()
         after = sys.getprofile()
-    assert (after, seen) == (profiler, set())
+    assert (after, modules) == (profiler, set())
