@@ -1,4 +1,4 @@
-"""What docs/implementations.md says of packages is what its commands and their cells show."""
+"""Commands of docs/implementations.md, and their cells without the refusal, end as the page says."""
 
 import re
 import shlex
@@ -21,19 +21,19 @@ FINDING = re.compile(
 FINDINGS = FINDING.findall(PAGE)
 
 
-def test_every_command_of_the_page_states_two_outcomes():
+def test_every_command_of_the_page_has_two_outcomes():
     assert len(FINDINGS) == PAGE.count("    python run_sweep.py ") > 0
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding[0])
-def test_a_package_does_what_the_page_says(finding, launcher, tmp_path):
+def test_command_of_the_page_ends_as_stated(finding, launcher, tmp_path):
     words, status, reason, status_past, reason_past = finding
     done = typed_here(tmp_path, *shlex.split(words))
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("results/sweeps/*/records.jsonl")
-    records = [each for each in read_lines(path) if each["config"]["strategy"] in INSTALLED]
+    records = [record for record in read_lines(path) if record["config"]["strategy"] in INSTALLED]
     if not records:
         pytest.skip("no package of this command is installed")
     for record in records:

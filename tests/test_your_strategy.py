@@ -1,4 +1,4 @@
-"""docs/your_strategy.md followed word for word: its package is installed, runs and is reported."""
+"""The package of docs/your_strategy.md is installed, runs and is reported as the page says."""
 
 import os
 import re
@@ -15,8 +15,8 @@ from bench.common.environment import REPOSITORY
 from tests.support.records import read_lines
 
 pytestmark = pytest.mark.ranks
-walked = pytest.mark.slow
-"""What follows the page with a sweep of its own: `.ci/run` asks for it by name."""
+walkthrough = pytest.mark.slow
+"""Mark of tests that run the page's sweep; `.ci/run` selects them by file."""
 
 PAGE = (REPOSITORY / "docs" / "your_strategy.md").read_text()
 FILE = re.compile(r"^`(gather_twice/[\w./]+)`.+?```\w+\n(.*?)```", re.MULTILINE | re.DOTALL)
@@ -32,7 +32,7 @@ MISTAKES = {f"gather_twice_{number}": mistake for number, mistake in enumerate(M
 
 
 def write_package(folder, name, files):
-    """The page's package, under another name where a test needs several of it."""
+    """Write the page's package under a name, as a test may need several packages; return its folder."""
     for path, text in files.items():
         file = folder / path.replace("gather_twice", name)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def write_package(folder, name, files):
 
 
 def with_mistake(mistake):
-    """The page's files with one line wrong, as the page suggests."""
+    """Return the page's files with one of the page's mistakes."""
     file, wrong, right, _ = mistake
     path = f"gather_twice/gather_twice/{file}"
     assert FILES[path].count(right) == 1
@@ -52,17 +52,18 @@ def with_mistake(mistake):
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """A process environment in which the page's package is installed."""
-    return with_installed(tmp_path_factory, {"gather_twice": FILES})
+    return install_packages(tmp_path_factory, {"gather_twice": FILES})
 
 
 @pytest.fixture(scope="module")
 def mistaken(tmp_path_factory):
-    """The same with one package more for each mistake."""
+    """A process environment with the page's package and one more package for every mistake."""
     wrong = {name: with_mistake(mistake) for name, mistake in MISTAKES.items()}
-    return with_installed(tmp_path_factory, {"gather_twice": FILES} | wrong)
+    return install_packages(tmp_path_factory, {"gather_twice": FILES} | wrong)
 
 
-def with_installed(tmp_path_factory, files_of):
+def install_packages(tmp_path_factory, files_of):
+    """Install packages, given their files by name, and return a process environment that finds them."""
     sources, site = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("site")
     packages = [write_package(sources, name, files) for name, files in files_of.items()]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
@@ -72,57 +73,57 @@ def with_installed(tmp_path_factory, files_of):
 
 @pytest.fixture(scope="module")
 def swept(mistaken, tmp_path_factory):
-    """The folder of the page's sweep, in which the mistaken strategies run, too; records by strategy."""
+    """The folder of the page's sweep with the mistaken strategies added, and the records by strategy."""
     folder = tmp_path_factory.mktemp("sweep")
     words = shlex.split(SWEEP.replace("strategy=", f"strategy={','.join(MISTAKES)},"))
     command = [sys.executable, REPOSITORY / words[0], *words[1:], *QUICK]
     done = subprocess.run(command, cwd=folder, env=mistaken, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr  # as cells failed
+    assert done.returncode == 1, done.stderr  # because cells failed
     records = read_lines(folder / "out" / "records.jsonl")
     return folder / "out", {record["config"]["strategy"]: record for record in records}
 
 
-def test_the_page_holds_a_whole_package_and_some_mistakes():
+def test_page_has_all_files_of_the_package_and_mistakes():
     assert {Path(path).name for path in FILES} == {"pyproject.toml", "facts.py", "attention.py"}
     assert {file for file, *_ in MISTAKES.values()} == {"facts.py", "attention.py"}
 
 
-def test_every_path_that_the_page_and_contributing_name_is_there():
+def test_paths_in_the_page_and_in_contributing_exist():
     contributing = (REPOSITORY / "CONTRIBUTING.md").read_text()
-    named = set(re.findall(r"`((?:bench|analysis|tests|docs|conf)/[\w./]+)`", PAGE + contributing))
-    assert len(named) > 30
-    assert not [path for path in named if "gather_twice" not in path and not (REPOSITORY / path).exists()]
+    paths = set(re.findall(r"`((?:bench|analysis|tests|docs|conf)/[\w./]+)`", PAGE + contributing))
+    assert len(paths) > 30
+    assert not [path for path in paths if "gather_twice" not in path and not (REPOSITORY / path).exists()]
     assert len(contributing.splitlines()) <= 160
 
 
-@walked
-def test_the_pages_strategy_is_measured_and_reported_beside_ours_with_its_package(swept):
-    record, ours = (swept[1][name] for name in ("gather_twice", "ulysses"))
-    assert record["status"] == ours["status"] == "ok", record["reason"]
-    assert record["losses"]["tokens_digest"] == ours["losses"]["tokens_digest"]
+@walkthrough
+def test_page_strategy_is_measured_and_reported_with_its_package(swept):
+    record, ulysses = (swept[1][name] for name in ("gather_twice", "ulysses"))
+    assert record["status"] == ulysses["status"] == "ok", record["reason"]
+    assert record["losses"]["tokens_digest"] == ulysses["losses"]["tokens_digest"]
     assert record["engagement"]["calls"]["attention all_gather"] == 2
     assert record["engagement"]["calls"]["attention reduce_scatter"] == 2
     assert record["environment"]["strategy_package"] == "gather-twice"
     assert record["environment"]["packages"]["gather-twice"] == "0.1.0"
-    assert "strategy_package" not in ours["environment"]
-    assert "gather-twice" not in ours["environment"]["packages"]
+    assert "strategy_package" not in ulysses["environment"]
+    assert "gather-twice" not in ulysses["environment"]["packages"]
     for name in ("summary.csv", "summary.md", "report.html", "figures/throughput.svg"):
         assert "gather_twice" in (swept[0] / name).read_text()
     assert COLOR.lower() in (swept[0] / "figures" / "throughput.svg").read_text()
     assert "package gather-twice" in (swept[0] / "report.html").read_text()
 
 
-@walked
+@walkthrough
 @pytest.mark.parametrize("name", MISTAKES)
-def test_each_mistake_of_the_page_is_a_wrong_result_in_the_pages_words(swept, name):
+def test_mistake_of_the_page_is_a_wrong_result_with_its_message(swept, name):
     record = swept[1][name]
     assert record["status"] == "wrong_result"
     assert MISTAKES[name][-1] in record["reason"].replace(name, "gather_twice")
     assert record["timing"] is None
 
 
-@walked
-def test_the_pages_pytest_command_passes_and_runs_the_tests_of_strategies(environment):
+@walkthrough
+def test_page_pytest_command_runs_the_tests_of_strategies(environment):
     done = pytest_in(REPOSITORY, environment, "-v", *shlex.split(PYTEST))
     assert done.returncode == 0, done.stdout
     passed = {line.partition("::")[0] for line in done.stdout.splitlines() if " PASSED" in line}
@@ -131,17 +132,18 @@ def test_the_pages_pytest_command_passes_and_runs_the_tests_of_strategies(enviro
 
 
 def pytest_in(folder, environment, *words):
+    """Run pytest in a folder and return the completed process."""
     command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@walked
-def test_the_pages_strategy_moves_into_this_repository_by_what_the_page_says(tmp_path):
+@walkthrough
+def test_page_strategy_moves_into_this_repository(tmp_path):
     copy, name = tmp_path / "copy", "gather_twice"
     hidden = shutil.ignore_patterns(".*", "results", "__pycache__", "*.egg-info")
     shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=hidden)
-    for left_out in ("results", ".ci"):
-        (copy / left_out).symlink_to(REPOSITORY / left_out)
+    for linked in ("results", ".ci"):
+        (copy / linked).symlink_to(REPOSITORY / linked)
     strategies = copy / "bench" / "strategies"
     (strategies / name).mkdir()
     (strategies / name / "__init__.py").touch()
@@ -165,6 +167,6 @@ def test_the_pages_strategy_moves_into_this_repository_by_what_the_page_says(tmp
     assert done.returncode == 0, done.stdout
 
 
-def from_homes(found):
-    """The same names from where they are defined."""
-    return "\n".join(f"from {HOMES[name]} import {name}" for name in re.findall(r"\w+", found[1]))
+def from_homes(match):
+    """Return an import from `bench` as imports from the modules that define the names."""
+    return "\n".join(f"from {HOMES[name]} import {name}" for name in re.findall(r"\w+", match[1]))

@@ -1,7 +1,7 @@
-"""How attention is spread over ranks. May import ranks, attention and all below.
+"""Table of strategies, which split attention over ranks. May import ranks, attention and all below.
 
-The one table of strategies: a new one is a folder here, a line below and a YAML in conf/strategy/. Or it is a
-package of its own with an entry point: see docs/your_strategy.md.
+A new strategy is a folder here, a line of the table and a YAML in conf/strategy/, or a separate package with
+an entry point (docs/your_strategy.md).
 """
 
 from __future__ import annotations
@@ -59,9 +59,15 @@ STRATEGIES = StrategyTable(
 
 
 def runnable(name: str) -> type[Strategy]:
-    """The strategy's code: `attention.py` beside its `facts.py`, imported only where ranks run.
+    """Return the class that runs a strategy, from `attention.py` in the folder of its `facts.py`.
 
-    Facts are read by processes that must not import torch.
+    Only ranks call it: `attention.py` imports torch, which processes that read facts must not import.
+
+    Args:
+        name: Name of a strategy of the table.
+
+    Raises:
+        ConfigError: If the facts of a plug-in cannot be loaded.
     """
     folder = type(STRATEGIES[name]).__module__.removesuffix(".facts")
     code: type[Strategy] = importlib.import_module(f"{folder}.attention").STRATEGY

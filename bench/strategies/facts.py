@@ -1,4 +1,4 @@
-"""What is known of a strategy without running it: which cells are legal, how many bytes it sends."""
+"""Facts that are known of a strategy without running it, such as its legal cells and the bytes it sends."""
 
 from __future__ import annotations
 
@@ -11,110 +11,162 @@ from bench.attention.layouts import LAYOUTS
 from bench.config import DTYPE_BYTES, Cell, ModelConfig
 from bench.strategies.options import Option
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.schedule import WIDE_BYTES, Schedule, wide
+from bench.strategies.schedule import WIDE_BYTES, Schedule, wide_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CallMemory:
-    """Bytes that one call of attention takes on a rank, beyond Q, K and V."""
+    """Bytes that one call of attention allocates on a rank, in addition to Q, K and V."""
 
     forward: int
-    """At the fullest moment of forward."""
-    kept: int
-    """From forward to backward, the output among it."""
+    """Peak bytes during forward."""
+    saved: int
+    """Bytes that stay allocated from forward to backward, including the output."""
     backward: int
-    """At the fullest moment of backward, beyond what is kept; the gradients of Q, K and V among it."""
+    """Peak bytes during backward in addition to `saved`, including the gradients of Q, K and V."""
 
 
 class StrategyFacts(ABC):
-    """One strategy's facts."""
+    """Facts of one strategy, which planning and analysis read without importing torch.
+
+    A subclass sets `name` and defines `communication_bytes`. Inherit from `ScheduledFacts` instead if the
+    stages of a call are known:
+
+        class MyRingFacts(ScheduledFacts):
+            name = "my_ring"
+            layouts = ("zigzag", "contiguous")
+
+            def schedule(self, cell: Cell) -> Schedule: ...
+    """
 
     name: ClassVar[str]
-    """Its key in the table, its folder and its YAML."""
+    """Name of the strategy on the command line, also of its folder and of its YAML in conf/strategy/."""
     style: ClassVar[PlotStyle | None] = None
-    """Colour, marker and line in figures, unlike those of all others; None leaves them to the name."""
+    """Colour, marker and line in figures, unlike those of others; None derives them from `name`."""
     layouts: ClassVar[tuple[str, ...]] = ("contiguous",)
-    """Which tokens a rank may hold, the default first."""
+    """Layouts that the strategy supports, the default first."""
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPE_BYTES)
-    """The dtypes it can run in."""
-    takes_fewer_kv_heads: ClassVar[bool] = True
-    """Whether there may be fewer KV heads than ranks that share heads: it repeats them then."""
+    """Dtypes that the strategy supports."""
+    repeats_kv_heads: ClassVar[bool] = True
+    """Whether KV heads are repeated if there are fewer of them than ranks that share heads.
+
+    If False, such a cell is refused.
+    """
     package: ClassVar[str | None] = None
-    """The distribution whose code runs; None where it is ours."""
-    tried: ClassVar[str | None] = None
-    """The version of it that passed the gates, where it is no requirement of ours; None where any will do."""
+    """Distribution whose code computes attention; None if the code is in this repository."""
+    tested_version: ClassVar[str | None] = None
+    """Version of `package` that passed the gates, for a package that this repository does not require.
+
+    None if any version will do.
+    """
     shares_sequences: ClassVar[bool] = True
-    """Whether ranks share a sequence at all; false only for `local`."""
+    """Whether several ranks share a sequence; False only for `local`."""
     is_hybrid: ClassVar[bool] = False
-    """Whether `ulysses_degree` is a choice: some of the ranks share heads, and groups of them form a ring."""
+    """Whether the user can choose `ulysses_degree`.
+
+    Groups of `ulysses_degree` ranks then share heads, and a ring connects the groups.
+    """
     options: ClassVar[Mapping[str, Option]] = {}
-    """Choices of this strategy alone, `strategy.<key>` on the command line; the YAML names the default."""
+    """Options of this strategy only, `strategy.<key>` on the command line; the YAML holds their defaults."""
     kernels: ClassVar[tuple[str, ...] | None] = None
-    """The kernels it can run on; None where any will do."""
+    """Kernels that the strategy can call; None for any."""
     is_unfused: ClassVar[bool] = False
-    """Whether it calls no kernel, but takes scores itself: `unfused_block` of the cost model says how."""
+    """Whether the strategy computes scores itself and calls no kernel.
+
+    `unfused_block` (`bench/extras/predict/operations.py`) is then the model of its time.
+    """
     packs: ClassVar[bool] = False
-    """Whether its attention stays within the documents of packed sequences, wherever they end."""
-    why_it_packs_not: ClassVar[str] = "its attention is not told where documents end"
-    """The reason, where it does not."""
-    why_no_full_mask: ClassVar[str] = ""
-    """Reason that a refusal of the full mask gives; empty for none."""
-    kept_copies: ClassVar[tuple[int, int]] = (0, 0)
-    """How many tensors of all query heads, and of all KV heads, are saved beyond Q, K, V and the output."""
+    """Whether attention stays within the documents of packed sequences, wherever the documents end."""
+    no_documents_reason: ClassVar[str] = "its attention does not receive the boundaries of documents"
+    """Reason in the refusal of packed documents if `packs` is False."""
+    no_full_mask_reason: ClassVar[str] = ""
+    """Reason in the refusal of the full mask; empty for none."""
+    saved_copies: ClassVar[tuple[int, int]] = (0, 0)
+    """Number of tensors saved for backward in addition to Q, K, V and the output.
+
+    The first number counts tensors of all query heads, the second tensors of all KV heads.
+    """
     sends_unevenly: ClassVar[bool] = False
-    """Whether ranks that share a sequence send different amounts: `rank_schedule` has each rank's."""
+    """Whether the ranks of a sequence group send different amounts, which `rank_schedule` then states."""
 
     @property
     def default_layout(self) -> str:
+        """The layout of a cell whose layout the user leaves open."""
         return self.layouts[0]
 
     def layouts_with(self, options: Mapping[str, str]) -> tuple[str, ...]:  # noqa: ARG002
-        """Which of its layouts go with these choices of its own, the default first."""
+        """Return the layouts that are legal with these values of the strategy's options, the default first.
+
+        Args:
+            options: Value of each of the strategy's options as text.
+        """
         return self.layouts
 
     @property
     def is_optional(self) -> bool:
-        """Whether its package is no requirement of ours: then nothing takes it that does not name it."""
-        return self.tried is not None
+        """Whether the package is not required here, so that the strategy runs only if the user names it."""
+        return self.tested_version is not None
 
     @property
     def install(self) -> str:
-        """The command that installs its package."""
-        return f"pip install {self.package}" + ("" if self.tried is None else f"=={self.tried}")
+        """The command that installs the package."""
+        return f"pip install {self.package}" + (
+            "" if self.tested_version is None else f"=={self.tested_version}"
+        )
 
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:  # noqa: ARG002
-        """How many of the ranks that share a sequence share its heads, unless the user says so."""
+        """Return the number of ranks that share the heads of a sequence.
+
+        For a hybrid it is the default, which the user can change.
+
+        Args:
+            sp_degree: Number of ranks that share a sequence; the result divides it.
+            model: Model whose heads are split.
+        """
         return 1
 
     def causal_masks(self, layout: str) -> tuple[bool, ...]:  # noqa: ARG002
-        """Whether attention can be causal (True) and full (False) in this layout."""
+        """Return the supported masks in this layout: True for causal, False for full attention."""
         return (True, False)
 
     def kept_bytes_per_token(self, cell: Cell) -> int:
-        """Bytes of each of a rank's tokens that attention saves beyond Q, K, V, the output and its LSE."""
-        q_copies, kv_copies = self.kept_copies
+        """Return the bytes per token of a rank's shard that attention saves for backward.
+
+        Q, K, V, the output and its LSE are not counted. The default is the size of `saved_copies`.
+        """
+        q_copies, kv_copies = self.saved_copies
         heads = q_copies * cell.model.num_heads + kv_copies * kv_heads_held(cell)
         return heads * cell.model.head_dim * DTYPE_BYTES[cell.dtype]
 
     def slices(self, cell: Cell, seq_len: int, group_rank: int) -> tuple[slice, ...]:
-        """The pieces of a whole sequence that a rank of the sequence group holds, in its local order."""
+        """Return the slices of a whole sequence that a rank holds, in the order of its shard.
+
+        Args:
+            cell: Cell with the layout and the number of ranks.
+            seq_len: Number of tokens of the whole sequence, a multiple of `length_multiple(cell)`.
+            group_rank: The rank's number in its sequence group.
+        """
         return LAYOUTS[cell.layout].slices(seq_len, cell.sp_degree, group_rank)
 
     def length_multiple(self, cell: Cell) -> int:
-        """What `seq_len` has to be a multiple of."""
+        """Return the number that must divide `seq_len`."""
         return LAYOUTS[cell.layout].length_multiple(cell.sp_degree)
 
     def refusals(self, cell: Cell) -> list[str]:
-        """Why this cell cannot run, each with a way out; empty when it can."""
+        """Return the reasons for which the cell cannot run; empty if it can.
+
+        A reason is one line with the value, the rule and a way out. An override adds its own reasons to
+        `super().refusals(cell)`.
+        """
         unlisted = [
             *_not_among("layout", cell.layout, self.layouts_with(dict(cell.options)), self.name),
             *_not_among("dtype", cell.dtype, self.dtypes, self.name),
             *_not_among("kernel", cell.kernel, self.kernels or (cell.kernel,), self.name),
             *self.mask_refusals(cell),
-            *self.packing_refusals(cell),
+            *self.document_refusals(cell),
         ]
         degrees = self.degree_refusals(cell)
-        if degrees:  # without a ring or a Ulysses group there is no length or head count to speak of
+        if degrees:  # lengths and heads are checked against legal degrees only
             return [*unlisted, *degrees]
         return [
             *unlisted,
@@ -123,17 +175,22 @@ class StrategyFacts(ABC):
         ]
 
     def autocast_refusals(self, cell: Cell) -> list[str]:  # noqa: ARG002
-        """Return why attention cannot run under autocast, which rounds its products; empty where it can."""
+        """Return the reasons for which attention cannot run under autocast, which rounds matrix products.
+
+        They count only if the cell's engine uses autocast, as DDP does in bf16.
+        """
         return []
 
     def mask_refusals(self, cell: Cell) -> list[str]:
+        """Return the reasons for which `workload.mask` is not legal; see `causal_masks`."""
         if (cell.workload.mask == "causal") in self.causal_masks(cell.layout):
             return []
-        reason = f" ({self.why_no_full_mask})" if self.why_no_full_mask else ""
+        reason = f" ({self.no_full_mask_reason})" if self.no_full_mask_reason else ""
         who = f"{self.name} in {cell.layout} layout{reason}"
         return [f"workload.mask=full is not for {who}; take workload.mask=causal"]
 
-    def packing_refusals(self, cell: Cell) -> list[str]:
+    def document_refusals(self, cell: Cell) -> list[str]:
+        """Return the reasons for which `data.packing=documents` is not legal; see `packs`."""
         if not cell.data.packs:
             return []
         if not cell.workload.trains:
@@ -142,36 +199,41 @@ class StrategyFacts(ABC):
         if self.packs:
             return []
         way_out = "take strategy=ulysses or ring, or data.packing=none"
-        return [f"data.packing=documents is not for {self.name} ({self.why_it_packs_not}); {way_out}"]
+        return [f"data.packing=documents is not for {self.name} ({self.no_documents_reason}); {way_out}"]
 
     def degree_refusals(self, cell: Cell) -> list[str]:
-        """Why `ulysses_degree` is not legal: only a hybrid has a choice of degrees."""
+        """Return the reasons for which `ulysses_degree` is not legal; only hybrids let the user choose it."""
         fixed = self.ulysses_degree(cell.sp_degree, cell.model)
         if cell.ulysses_degree == fixed:
             return []
         return [f"ulysses_degree={cell.ulysses_degree} is for strategy=usp; leave ulysses_degree=auto"]
 
     def head_refusals(self, cell: Cell) -> list[str]:  # noqa: ARG002  most strategies take any heads
+        """Return the reasons for which the model's number of heads is not legal."""
         return []
 
     def balances(self, cell: Cell) -> bool:  # noqa: ARG002
-        """Whether ranks share the causal mask's work evenly although their layout does not."""
+        """Return whether ranks compute equal causal areas although the layout is unbalanced."""
         return False
 
     def recomputes_attention(self, cell: Cell) -> bool:
-        """Whether attention runs forward once more in backward."""
+        """Return whether backward runs the forward of attention once more."""
         return cell.checkpointing
 
     def checkpointed_bytes(self, cell: Cell) -> int:  # noqa: ARG002
-        """What a checkpointed layer keeps of attention beside its own input, in bytes."""
+        """Return the bytes of attention that a checkpointed layer saves in addition to its input."""
         return 0
 
     def forwards_per_step(self, cell: Cell) -> int:
-        """How often attention runs forward in one step."""
+        """Return the number of forward calls of attention on a rank in one optimizer step."""
         return (2 if self.recomputes_attention(cell) else 1) * backwards_per_step(cell)
 
     def scores_bytes(self, cell: Cell) -> int:
-        """Beside what it saves, scores in memory at once: of `kernel=math` a block's, three times wide."""
+        """Return the bytes of scores that are in memory at once while attention runs.
+
+        Saved tensors are not counted. The default is 0 for fused kernels; `kernel=math` holds three wide
+        tensors of one block's scores.
+        """
         if cell.kernel != "math":
             return 0
         block = cell.padded_len // cell.ring_degree
@@ -179,80 +241,131 @@ class StrategyFacts(ABC):
         return 3 * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype]) * scores
 
     def call_memory(self, cell: Cell) -> CallMemory | None:  # noqa: ARG002
-        """What one call of attention takes; None where that is not known."""
+        """Return the memory of one call of attention, or None if it is unknown.
+
+        If it is unknown, the memory of the call is estimated from `schedule`.
+        """
         return None
 
     @abstractmethod
     def communication_bytes(self, cell: Cell) -> int:
-        """Attention-exchange payload in one optimizer step, in bytes, of the rank that sends most."""
+        """Return the attention payload of one optimizer step in bytes, on the rank that sends most.
+
+        The engagement check compares it with the bytes that were sent.
+        """
 
     def rank_communication_bytes(self, cell: Cell, rank: int) -> int:  # noqa: ARG002
-        """Attention-exchange payload of one rank in one optimizer step, in bytes."""
+        """Return the attention payload of one rank in one optimizer step in bytes.
+
+        Args:
+            cell: Cell that runs.
+            rank: The rank's number in its sequence group.
+        """
         return self.communication_bytes(cell)
 
     def extreme_ranks(self, cell: Cell) -> Collection[int]:
-        """Ranks that share a sequence, among them one that sends most and one that takes most memory."""
+        """Return ranks of a sequence group, among them one that sends most and one that needs most memory."""
         return range(cell.sp_degree) if self.sends_unevenly else (0,)
 
     def schedule(self, cell: Cell) -> Schedule | None:  # noqa: ARG002
-        """What one call of attention computes and sends; None where that is not known, and no time either."""
+        """Return the stages of one call of attention on the rank with most work.
+
+        None means that they are unknown; no time is then predicted.
+        """
         return None
 
     def rank_schedule(self, cell: Cell, rank: int) -> Schedule | None:  # noqa: ARG002
-        """What one call of attention computes and sends on this rank, where ranks send unevenly."""
+        """Return the stages of one call of attention on one rank.
+
+        Override it together with `sends_unevenly`.
+
+        Args:
+            cell: Cell that runs.
+            rank: The rank's number in its sequence group.
+        """
         return self.schedule(cell)
 
 
 class ScheduledFacts(StrategyFacts):
-    """Facts of a strategy whose bytes follow from its schedule."""
+    """Facts of a strategy whose communication bytes follow from its schedule.
+
+    A subclass sets `name` and defines `schedule`:
+
+        def schedule(self, cell: Cell) -> Schedule:
+            sent_bytes = (cell.sp_degree - 1) * activation_bytes(cell, 2 * cell.model.num_kv_heads)
+            gather = Stage(communications=(Communication("all_gather", sent_bytes, cell.sp_degree),))
+            attention = Stage(tuple(ring_blocks(cell, cell.model.num_heads, cell.model.num_kv_heads)))
+            scatter = Stage(communications=(Communication("reduce_scatter", sent_bytes, cell.sp_degree),))
+            return Schedule(forward=(gather, attention), backward=(attention, scatter))
+    """
 
     @abstractmethod
     def schedule(self, cell: Cell) -> Schedule:
-        """What one call of attention computes and sends, on the rank that has most to do."""
+        """Return the stages of one call of attention on the rank with most work."""
 
     def rank_schedule(self, cell: Cell, rank: int) -> Schedule:  # noqa: ARG002
-        """What one call of attention computes and sends on this rank, where ranks send unevenly."""
+        """Return the stages of one call of attention on one rank.
+
+        Override it together with `sends_unevenly`.
+        """
         return self.schedule(cell)
 
     def communication_bytes(self, cell: Cell) -> int:
-        """That of all layers and micro-steps, and of forward once more where it is computed again."""
+        """Return the largest `rank_communication_bytes` of the sequence group."""
         return max(self.rank_communication_bytes(cell, rank) for rank in self.extreme_ranks(cell))
 
     def rank_communication_bytes(self, cell: Cell, rank: int) -> int:
-        once = self.rank_schedule(cell, rank)
-        forward = once.forward_bytes * self.forwards_per_step(cell)
-        return forward + once.backward_bytes * backwards_per_step(cell)
+        """Return the attention payload of one rank in one optimizer step in bytes.
+
+        It sums the schedule over all layers and micro-steps, and counts a recomputed forward again.
+        """
+        call = self.rank_schedule(cell, rank)
+        forward = call.forward_bytes * self.forwards_per_step(cell)
+        return forward + call.backward_bytes * backwards_per_step(cell)
 
 
 def activation_bytes(cell: Cell, heads: int) -> int:
-    """Bytes of one rank's [batch, heads, shard_len, head_dim] tensor."""
+    """Return the bytes of one rank's [batch, heads, shard_len, head_dim] tensor in the cell's dtype.
+
+    Args:
+        cell: Cell with batch, shard length, head size and dtype.
+        heads: Number of heads of the tensor; 2 * num_kv_heads gives K and V together.
+    """
     return cell.batch * heads * cell.shard_len * cell.model.head_dim * DTYPE_BYTES[cell.dtype]
 
 
 def lse_bytes(cell: Cell) -> int:
-    """Bytes of the LSE of one rank's tokens and all query heads; in float32 at least."""
-    return wide(cell, activation_bytes(cell, cell.model.num_heads)) // cell.model.head_dim
+    """Return the bytes of the LSE of one rank's tokens and all query heads, in float32 or wider."""
+    return wide_bytes(cell, activation_bytes(cell, cell.model.num_heads)) // cell.model.head_dim
 
 
 def repeats_kv(cell: Cell) -> bool:
-    """Whether KV heads are repeated just before the kernel, to as many as query heads: a CPU's want that."""
+    """Return whether KV heads are repeated to the number of query heads, which CPU kernels require."""
     return cell.cluster.device == "cpu" and cell.model.num_kv_heads < cell.model.num_heads
 
 
 def forwards_per_step(cell: Cell) -> int:
-    """How often attention runs forward in one step: once more per layer where it is checkpointed."""
+    """Return the number of forward calls of attention on a rank in one optimizer step.
+
+    It is layers x micro-steps, twice that with activation checkpointing.
+    """
     return (2 if cell.checkpointing else 1) * cell.model.num_layers * cell.grad_accum
 
 
 def backwards_per_step(cell: Cell) -> int:
-    """How often attention runs backward in one step: once per layer and micro-step."""
+    """Return the number of backward calls of attention on a rank in one optimizer step.
+
+    It is layers x micro-steps.
+    """
     return cell.model.num_layers * cell.grad_accum
 
 
 def all_to_all_head_refusals(cell: Cell, *, repeats: bool) -> list[str]:
-    """Ulysses gives each rank whole heads, so their number sets its limit.
+    """Return the reasons for which the heads cannot be split over `ulysses_degree` ranks.
 
-    KV heads may be fewer than ranks where the strategy `repeats` them.
+    Args:
+        cell: Cell to check.
+        repeats: Whether the strategy repeats KV heads if there are fewer of them than ranks.
     """
     heads, kv_heads, degree = cell.model.num_heads, cell.model.num_kv_heads, cell.ulysses_degree
     key = "ulysses_degree" if cell.ring_degree > 1 else "sp_degree"
@@ -270,27 +383,27 @@ def all_to_all_head_refusals(cell: Cell, *, repeats: bool) -> list[str]:
     return [reason]
 
 
-def exchanged_kv_heads(cell: Cell) -> int:
-    """KV heads that are sent: repeated up to one per rank where there are fewer heads than ranks."""
+def sent_kv_heads(cell: Cell) -> int:
+    """Return the number of KV heads that an all-to-all sends, repeated to one per rank if there are fewer."""
     return max(cell.model.num_kv_heads, cell.ulysses_degree)
 
 
 def kv_heads_held(cell: Cell) -> int:
-    """KV heads of a token that a rank computes with: repeated where several ranks share heads."""
-    return exchanged_kv_heads(cell) if cell.ulysses_degree > 1 else cell.model.num_kv_heads
+    """Return the number of KV heads of a token that a rank computes with, repeated heads included."""
+    return sent_kv_heads(cell) if cell.ulysses_degree > 1 else cell.model.num_kv_heads
 
 
-def _not_among(key: str, value: str, known: tuple[str, ...], strategy: str) -> list[str]:
-    if value in known:
+def _not_among(key: str, value: str, supported: tuple[str, ...], strategy: str) -> list[str]:
+    if value in supported:
         return []
-    return [f"{key}={value} is not for {strategy}; choose {key}={' or '.join(known)}"]
+    return [f"{key}={value} is not for {strategy}; choose {key}={' or '.join(supported)}"]
 
 
 def _not_divisible(cell: Cell, multiple: int) -> list[str]:
     if cell.padded_len % multiple == 0:
         return []
-    near = max(multiple, round(cell.seq_len / multiple) * multiple)
+    nearest = max(multiple, round(cell.seq_len / multiple) * multiple)
     who = f"{cell.strategy} in {cell.layout} layout"
     padded = ", or take pad=true" if cell.workload.trains else ""
-    way_out = f"the nearest is seq_len={near}{padded}"
+    way_out = f"the nearest is seq_len={nearest}{padded}"
     return [f"seq_len={cell.seq_len} must be a multiple of {multiple} for {who}; {way_out}"]

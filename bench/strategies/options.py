@@ -1,4 +1,4 @@
-"""Choices of one strategy alone, `strategy.<key>` on the command line: words, a flag or a whole number."""
+"""Types of a strategy's options, `strategy.<key>` on the command line: words, a flag or a whole number."""
 
 from __future__ import annotations
 
@@ -9,44 +9,51 @@ from typing import Any
 from bench.config import AUTO, Cell
 
 TRUE, FALSE = "true", "false"
-"""A flag as a cell holds it: a strategy's own choices are texts there."""
+"""Texts of a flag in a cell, which stores all options of a strategy as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """True or false."""
+    """Option that is true or false, such as `options = {"overlap": Flag(default=True)}`.
+
+    The strategy reads it with `cell.flag("overlap")`.
+    """
 
     default: bool | Callable[[Cell], bool]
-    """A function of the cell is `auto` in the YAML."""
+    """Default value; if it depends on the cell, a function of the cell, and the YAML says `auto`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeNumber:
-    """A whole number; `auto` in the YAML."""
+    """Option that is a whole number, such as `options = {"chunks": WholeNumber(auto=lambda cell: 4)}`.
+
+    The YAML says `auto`. The strategy reads the number with `cell.number("chunks")`.
+    """
 
     auto: Callable[[Cell], int]
-    """What `auto` is for this cell, whose own options are not known yet."""
+    """Function that returns the value of `auto` for a cell; the options of that cell are not yet known."""
     least: int = 1
+    """Smallest legal value."""
 
 
 Option = tuple[str, ...] | Flag | WholeNumber
-"""A tuple is the words that may be chosen, the default first."""
+"""Type of an option; a tuple lists the legal words, the default first."""
 
 
 def flag_text(flag: bool) -> str:
-    """As a cell holds it."""
+    """Return the text of a flag in a cell."""
     return TRUE if flag else FALSE
 
 
 def in_yaml(option: Option) -> Any:
-    """What the strategy's file holds."""
+    """Return the default of an option as the strategy's YAML states it."""
     if isinstance(option, Flag):
         return AUTO if callable(option.default) else option.default
     return AUTO if isinstance(option, WholeNumber) else option[0]
 
 
 def default_text(option: Option, cell: Cell) -> str:
-    """What a cell holds that leaves the choice to us."""
+    """Return the text of an option's default in this cell."""
     if isinstance(option, WholeNumber):
         return str(option.auto(cell))
     if isinstance(option, Flag):
@@ -55,7 +62,7 @@ def default_text(option: Option, cell: Cell) -> str:
 
 
 def in_words(option: Option) -> str:
-    """The values it may have."""
+    """Return a list of the legal values for the help text."""
     if isinstance(option, WholeNumber):
         return f"{AUTO}, or a whole number from {option.least}"
     if isinstance(option, Flag):

@@ -1,4 +1,4 @@
-"""Refusals of strategies and kernels whose package cannot be imported or is of another version."""
+"""Refusals of strategies and kernels whose package cannot be imported or has an unsupported version."""
 
 from __future__ import annotations
 
@@ -15,25 +15,29 @@ from bench.strategies.table import in_one_line
 
 
 @contextmanager
-def parts_of_package(facts: StrategyFacts) -> Iterator[None]:
-    """A context in which a package is imported and its parts are looked up, and nothing else is done.
+def refuse_package_errors(facts: StrategyFacts) -> Iterator[None]:
+    """Turn any error inside the context into a RefusedError that names the strategy's package.
 
-    Raises RefusedError for whatever the package raises: a broken one, or one of another version, makes its
-    own strategies `unsupported` and hurts no others.
+    Only import the package and look up its attributes inside the context. A broken package, or one of another
+    version, then makes the cells of its own strategies `unsupported` and leaves all other cells alone.
+
+    Raises:
+        RefusedError: With the error, the package's version and the command that installs the tested one.
     """
     try:
         yield
     except RefusedError:
         raise
     except Exception as error:
-        way_out = f"install the version that was tried: {facts.install}"
-        raise _refused(f"strategy={facts.name}", facts.package, error, way_out) from error
+        way_out = f"install the tested version: {facts.install}"
+        raise _package_refusal(f"strategy={facts.name}", facts.package, error, way_out) from error
 
 
-def usable_kernel(name: str) -> Kernel:
-    """The kernel, once what it calls could be imported: a wheel that was built for another torch cannot.
+def import_kernel(name: str) -> Kernel:
+    """Return a kernel after importing the module that it calls.
 
-    Raises RefusedError with the reason and the way out.
+    Raises:
+        RefusedError: If the import fails, as for a wheel that was built for another torch.
     """
     kernel, facts = KERNELS[name], KERNEL_FACTS[name]
     if kernel.module is not None:
@@ -41,10 +45,12 @@ def usable_kernel(name: str) -> Kernel:
             importlib.import_module(kernel.module)
         except Exception as error:
             way_out = f"install it for this torch: {facts.install}; or take kernel={DEFAULT_KERNEL}"
-            raise _refused(f"kernel={name}", facts.package, error, way_out) from error
+            raise _package_refusal(f"kernel={name}", facts.package, error, way_out) from error
     return kernel
 
 
-def _refused(what: str, package: str | None, error: Exception, way_out: str) -> RefusedError:
-    found = f"the package {package} {installed(package or '')}"
-    return RefusedError(f"{what}: {found} cannot be used: {in_one_line(error)}; {way_out}")
+def _package_refusal(choice: str, package: str | None, error: Exception, way_out: str) -> RefusedError:
+    version = installed(package or "")
+    return RefusedError(
+        f"{choice}: the package {package} {version} cannot be used: {in_one_line(error)}; {way_out}"
+    )

@@ -1,6 +1,6 @@
-"""What one call of attention does on the rank with most to do: kernel calls, and what travels meanwhile.
+"""Schedule of one call of attention on the rank with most work: its kernel calls and its communication.
 
-A strategy's bytes, its time and its overlap all follow from this.
+The bytes, the time and the overlap of a strategy follow from it.
 """
 
 from __future__ import annotations
@@ -11,77 +11,90 @@ from bench.attention.layouts import EVERYTHING, LAYOUTS, Tile
 from bench.config import DTYPE_BYTES, Cell
 
 WIDE_BYTES = 4
-"""Of a number of a partial result or gradient; eight in float64."""
+"""Bytes of one number of a partial result or of its gradient; 8 if the cell computes in float64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One kernel call: so many queries of so many heads on so many keys."""
+    """One kernel call: attention of some queries to some keys."""
 
     sequences: int
+    """Number of sequences of the batch."""
     heads: int
+    """Number of query heads."""
     kv_heads: int
+    """Number of KV heads."""
     queries: int
+    """Number of queries of one sequence."""
     keys: int
+    """Number of keys of one sequence."""
     is_causal: bool
-    """Whether a query sees no later key; the last query sees all keys."""
+    """Whether the causal mask applies, aligned so that the last query attends to all keys."""
 
     @property
     def pairs(self) -> int:
-        """(Query, key) pairs that the mask leaves each head of each sequence."""
+        """Number of query-key pairs of one head of one sequence that the mask leaves."""
         hidden = self.queries * (self.queries - 1) // 2 if self.is_causal else 0
         return self.queries * self.keys - hidden
 
     @property
     def area(self) -> int:
-        """Pairs of a query and a key that all heads of all sequences compute."""
+        """Number of query-key pairs of all heads of all sequences that the mask leaves."""
         return self.sequences * self.heads * self.pairs
 
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """One call to the communication library."""
+    """One collective, or one send and receive, of a process group.
+
+    A ring hop of K and V on 4 ranks, for example:
+
+        Communication("send", activation_bytes(cell, 2 * cell.model.num_kv_heads), 4)
+    """
 
     kind: str
-    """As the tap names it: all_to_all, send, all_gather or reduce_scatter."""
+    """Kind of call: all_to_all, send, all_gather, all_reduce or reduce_scatter."""
     sent_bytes: int
-    """Payload that leaves this rank."""
+    """Payload that this rank sends to other ranks."""
     ranks: int
-    """How many meet, in a send all those of the ring."""
+    """Number of ranks of the process group; for a send, of the ring."""
     stride: int = 1
-    """The difference of neighbours' ranks: those of a ring around Ulysses groups lie apart."""
+    """Difference between the numbers of neighbouring ranks; above 1 in a ring of Ulysses groups."""
     to_next: bool = False
-    """Whether all goes to the next rank of those that meet, though the kind does not say so."""
+    """Whether the whole payload goes to the next rank although the kind does not say so."""
 
     @property
     def span(self) -> int:
-        """How many consecutive ranks hold all that meet."""
+        """Number of consecutive ranks that include the whole process group."""
         return self.ranks * self.stride
 
     @property
     def is_even(self) -> bool:
-        """Whether each rank sends the same to every other; else all goes to the next, as round a ring."""
+        """Whether a rank sends the same amount to every other rank, not all of it to the next one."""
         return self.kind == "all_to_all" and not self.to_next
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a rank computes, and what it sends beside."""
+    """Blocks that a rank computes, and the communication during or after them."""
 
     blocks: tuple[Block, ...] = ()
+    """Kernel calls, in order."""
     communications: tuple[Communication, ...] = ()
+    """Collectives and sends, in order."""
     is_hidden: bool = False
-    """Whether the exchanges are under way while the blocks are computed; else they come after one another."""
+    """Whether communication runs while the blocks are computed; if not, one follows the other."""
     packed_bytes: int = 0
-    """Written by copies before and after what is sent."""
+    """Bytes that copies write before and after communication."""
     merged_bytes: int = 0
-    """Of wide partial results or gradients that the blocks' are taken into."""
+    """Bytes of wide partial results or gradients into which the results of the blocks are added."""
     held_bytes: int | None = None
-    """Of tensors that came from others or go to them; None where that follows from what is sent."""
+    """Bytes of the communication buffers; None derives them from `communications`."""
 
     @property
     def sent_bytes(self) -> int:
-        return sum(exchange.sent_bytes for exchange in self.communications)
+        """Payload that this rank sends in the stage."""
+        return sum(communication.sent_bytes for communication in self.communications)
 
 
 Stages = tuple[Stage, ...]
@@ -89,55 +102,71 @@ Stages = tuple[Stage, ...]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One call of attention, one micro-step of one layer."""
+    """Stages of one call of attention: one layer of one micro-step."""
 
     forward: Stages
     backward: Stages
 
     @property
     def forward_bytes(self) -> int:
-        """Payload that one rank sends."""
+        """Payload that one rank sends in forward."""
         return sum(stage.sent_bytes for stage in self.forward)
 
     @property
     def backward_bytes(self) -> int:
+        """Payload that one rank sends in backward."""
         return sum(stage.sent_bytes for stage in self.backward)
 
 
 def whole_block(cell: Cell, heads: int, kv_heads: int) -> Block:
-    """Attention of these heads over whole sequences."""
+    """Return the kernel call of these heads over whole sequences."""
     is_causal = cell.workload.mask == "causal"
     return Block(cell.batch, heads, kv_heads, cell.padded_len, cell.padded_len, is_causal)
 
 
-def tile_of(cell: Cell, shard_len: int, rank: int, source: int) -> Tile | None:
-    """What the cell's mask leaves the rank's queries of the source's keys, or None."""
+def mask_tile(cell: Cell, shard_len: int, rank: int, source: int) -> Tile | None:
+    """Return the tile that the cell's mask leaves of a rank's queries and a source's keys.
+
+    Args:
+        cell: Cell with the mask and the layout.
+        shard_len: Number of tokens of a shard.
+        rank: Rank that holds the queries.
+        source: Rank that holds the keys.
+
+    Returns:
+        None if the mask leaves nothing.
+    """
     if cell.workload.mask != "causal":
         return EVERYTHING
     return LAYOUTS[cell.layout].causal_tile(shard_len, rank, source)
 
 
 def ring_blocks(cell: Cell, heads: int, kv_heads: int) -> list[Block]:
-    """Per ring step the kernel call of the last rank of the ring.
+    """Return the kernel call of every ring step on the last rank of the ring.
 
-    In every layout it has as much to do in each ring step as any other, or more, and the others wait for it:
-    the next keys come from a rank that is done with this step.
+    In every layout that rank has at least as much work as any other in every ring step. The others wait for
+    it, because the next keys come from a rank that has finished the step.
+
+    Args:
+        cell: Cell with the layout, the mask and the ring's size.
+        heads: Number of query heads that the rank computes.
+        kv_heads: Number of KV heads that the rank computes.
     """
     degree = cell.ring_degree
     rank, shard_len = degree - 1, cell.padded_len // degree
     blocks = []
     for source in range(rank, -1, -1):
-        tile = tile_of(cell, shard_len, rank, source) or EVERYTHING
+        tile = mask_tile(cell, shard_len, rank, source) or EVERYTHING
         queries, keys = (len(range(shard_len)[part]) for part in (tile.queries, tile.keys))
         blocks.append(Block(cell.batch, heads, kv_heads, queries, keys, tile.causal))
     return blocks
 
 
 def tensor_bytes(cell: Cell, heads: int, tokens: int) -> int:
-    """Bytes of a [batch, heads, tokens, head_dim] tensor in the cell's dtype."""
+    """Return the bytes of a [batch, heads, tokens, head_dim] tensor in the cell's dtype."""
     return cell.batch * heads * tokens * cell.model.head_dim * DTYPE_BYTES[cell.dtype]
 
 
-def wide(cell: Cell, size: int) -> int:
-    """Bytes of a tensor of `size` bytes in the precision of partial results."""
+def wide_bytes(cell: Cell, size: int) -> int:
+    """Return the bytes of a tensor of `size` bytes after it was cast to the precision of partial results."""
     return size // DTYPE_BYTES[cell.dtype] * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype])

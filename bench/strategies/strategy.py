@@ -1,4 +1,4 @@
-"""A strategy's four faces, and what it tells a trainer."""
+"""Base class of strategies on a rank, and the wiring that connects one with a trainer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from bench.config import Cell
 from bench.ranks.groups import RankGroups
 from bench.ranks.log import RefusedError
 from bench.strategies.facts import StrategyFacts
-from bench.strategies.package_errors import parts_of_package, usable_kernel
+from bench.strategies.package_errors import import_kernel, refuse_package_errors
 
 CheckpointContexts = Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]
 IGNORED_LABEL = -100
-# Without "flash" or "sdpa" in it: transformers treats names that hold them in a way of its own.
+# The name contains neither "flash" nor "sdpa", because transformers treats such names specially.
 ATTENTION_NAME = "bench_attention"
-WITHOUT_EFFECT = frozenset(
+IGNORED_KEYWORDS = frozenset(
     {
         "cache_position",
         "num_items_in_batch",
@@ -39,51 +39,58 @@ WITHOUT_EFFECT = frozenset(
         "use_cache",
     }
 )
-"""Keywords that pass through the interface and change no output of causal attention over whole shards."""
+"""Keywords that transformers passes and that do not change the output of causal attention."""
 
-HONOURED: Mapping[str, Callable[[Any, int], bool]] = {
+PLAIN_VALUES: Mapping[str, Callable[[Any, int], bool]] = {
     "dropout": lambda value, _: not value,
     "scaling": lambda value, head_dim: value is None or math.isclose(value, head_dim**-0.5, rel_tol=1e-6),
     "is_causal": lambda value, _: value is not False,
 }
-"""Keywords whose value decides: given it and the head dimension, whether plain causal attention is meant."""
+"""Tests of keywords by name: whether a value, given the head size, asks for plain causal attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Whole sequences or their shards, [B, S]."""
+    """Batch of B whole sequences, or of their shards, of S tokens."""
 
     samples: Tensor
-    """[B], the sequences' numbers, in host memory."""
+    """Sample number of every sequence, [B], in host memory."""
     input_ids: Tensor
+    """Tokens, [B, S]."""
     labels: Tensor
-    """Shifted before sharding: token i's label is token i+1, or IGNORED_LABEL."""
+    """Labels, [B, S], shifted before sharding: the label of token i is token i+1, or IGNORED_LABEL."""
     position_ids: Tensor
+    """Positions in the whole sequence, or in the document if documents are packed, [B, S]."""
     documents: Documents | None = None
-    """Where those of the whole sequences end, also in a shard; None where each sequence is one."""
+    """Ends of the documents in the whole sequences, also for a shard; None without packed documents."""
 
     def to(self, device: torch.device) -> Batch:
-        """This batch on the device, copied without waiting for it; `samples` stay in host memory."""
+        """Return the batch on a device without waiting for the copy; `samples` stay in host memory."""
         rows = (self.input_ids, self.labels, self.position_ids)
-        ids, labels, positions = (sent(each, device) for each in rows)
+        ids, labels, positions = (sent(row, device) for row in rows)
         return Batch(self.samples, ids, labels, positions, self.documents)
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What a trainer has to know of an installed strategy."""
+    """Values of an installed strategy that its trainer needs."""
 
     attention_name: str
-    """The name under which transformers finds the attention."""
+    """Name under which transformers finds the attention, the model's `_attn_implementation`."""
     shards_batch: bool
-    """Whether `shard` has to be applied to whole batches before the model sees them."""
+    """Whether the trainer must apply `Strategy.shard` to whole batches."""
     gradient_divisor: int
-    """Over how many ranks the engine averages gradients: a rank's loss is multiplied by it."""
+    """Number of ranks over which the engine averages gradients; a rank's loss is multiplied by it."""
 
 
 @contextmanager
 def attention_replaced(name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Let transformers find this function by the name of an attention for as long as the context lasts."""
+    """Register an attention function with transformers under this name inside the context.
+
+    Args:
+        name: Name of the attention, such as a model's `_attn_implementation`.
+        function: Function with transformers' attention interface.
+    """
     was_local, before = name in ALL_ATTENTION_FUNCTIONS._local_mapping, ALL_ATTENTION_FUNCTIONS.get(name)
     ALL_ATTENTION_FUNCTIONS[name] = function
     try:
@@ -96,37 +103,75 @@ def attention_replaced(name: str, function: Callable[..., Any]) -> Iterator[None
 
 
 class Strategy(ABC):
-    """One strategy on one rank. `attention` takes and returns [B, N, S, D] shards in the cell's layout."""
+    """Strategy on one rank.
+
+    A subclass defines `attention`, and its module assigns the subclass to `STRATEGY`:
+
+        class MyAttention(Strategy):
+            def attention(self, q_BNSD, k_BKSD, v_BKSD, *, causal=True):
+                ...  # communicate over self.groups.sequence, compute with self.kernel
+
+        STRATEGY = MyAttention
+
+    The constructor sets `cell`, `facts`, `groups` (the process groups) and `kernel` (the user's kernel).
+    While a batch of packed documents is computed, `documents` and `packing` hold its boundaries; otherwise
+    they are None.
+    """
 
     checkpoint_contexts: CheckpointContexts | None = None
-    """`context_fn` of `torch.utils.checkpoint`: what a checkpointed layer runs under, first and again."""
+    """`context_fn` of `torch.utils.checkpoint`: contexts of the first and the repeated forward of a layer."""
 
     def __init__(self, cell: Cell, groups: RankGroups, facts: StrategyFacts) -> None:
         self.cell = cell
         self.facts = facts
         self.groups = groups
-        self.kernel = usable_kernel(cell.kernel)
+        self.kernel = import_kernel(cell.kernel)
         self.watch: AttentionWatch | None = None
         self.documents: Documents | None = None
         self.packing: Packing | None = None
-        """The documents in the form that kernels of whole sequences take."""
-        with parts_of_package(facts):
+        """The boundaries of `documents` as kernels take them for whole sequences."""
+        with refuse_package_errors(facts):
             self.load_package()
 
-    def load_package(self) -> None:  # noqa: B027  ours has none
-        """Import the package and look up its parts; what that raises makes the cell `unsupported`."""
+    def load_package(self) -> None:  # noqa: B027  optional
+        """Import the package that computes attention and look up its functions.
+
+        The constructor calls it last. An error that it raises makes the cell `unsupported`.
+        """
 
     @property
     def package_name(self) -> str:
-        """The Python package that holds the strategy's modules."""
+        """Name of the Python package that contains the strategy's modules."""
         return type(self).__module__.rpartition(".")[0]
 
     @abstractmethod
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
-        """Attention over the sequence group's shards, [B, N, S, D], differentiable; full where not causal."""
+        """Return attention of this rank's queries to the keys of the whole sequence, differentiable.
+
+        Args:
+            q_BNSD: Queries of this rank's shard, [batch, query heads, shard_len, head_dim], in the cell's
+                layout.
+            k_BKSD: Keys of this rank's shard, [batch, KV heads, shard_len, head_dim].
+            v_BKSD: Values of this rank's shard, [batch, KV heads, shard_len, head_dim].
+            causal: Whether a query attends only to its own and earlier tokens of the sequence.
+
+        Returns:
+            The output of this rank's shard, [batch, query heads, shard_len, head_dim], in the dtype of the
+            queries.
+        """
 
     def attend_whole(self, q_BMTD: Tensor, k_BLTD: Tensor, v_BLTD: Tensor, *, causal: bool) -> Tensor:
-        """Attention of some heads over whole sequences, within their documents where they are packed."""
+        """Return attention of some heads over whole sequences, within documents if they are packed.
+
+        Args:
+            q_BMTD: Queries, [batch, M query heads, seq_len, head_dim].
+            k_BLTD: Keys, [batch, L KV heads, seq_len, head_dim].
+            v_BLTD: Values, [batch, L KV heads, seq_len, head_dim].
+            causal: Whether the causal mask applies; it always does to packed documents.
+
+        Returns:
+            The output, [batch, M query heads, seq_len, head_dim].
+        """
         if self.packing is not None:
             return attend_packed(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, packing=self.packing)
         return attend(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, causal=causal)
@@ -139,15 +184,19 @@ class Strategy(ABC):
         *,
         causal: bool = True,  # noqa: ARG002
     ) -> Tensor | None:
-        """LSE of this rank's queries over all keys, [B, N, S], where the strategy's code exposes it."""
+        """Return the LSE of this rank's queries over all keys, [batch, query heads, shard_len].
+
+        Arguments are those of `attention`. The default is None, which means that the strategy's code does not
+        expose it; if it does, the LSE is checked as well.
+        """
         return None
 
     def slices(self, seq_len: int) -> tuple[slice, ...]:
-        """The pieces of a whole sequence that this rank holds."""
+        """Return the slices of a whole sequence of `seq_len` tokens that this rank holds, in shard order."""
         return self.facts.slices(self.cell, seq_len, self.groups.sequence_rank)
 
     def shard(self, batch: Batch) -> Batch:
-        """This rank's shard of whole sequences."""
+        """Return this rank's shard of a batch of whole sequences."""
         pieces = self.slices(batch.input_ids.shape[1])
         ids, labels, positions = (
             torch.cat([whole[:, piece] for piece in pieces], dim=1)
@@ -156,7 +205,11 @@ class Strategy(ABC):
         return Batch(batch.samples, ids, labels, positions, batch.documents)
 
     def unshard(self, shards: list[Tensor]) -> Tensor:
-        """Whole sequences [B, T, ...] in token order from the shards [B, S, ...] of all group ranks."""
+        """Return whole sequences, [B, T, ...] in token order.
+
+        Args:
+            shards: Shard of every rank of the sequence group, [B, S, ...] each, by the rank's number.
+        """
         seq_len = sum(shard.shape[1] for shard in shards)
         whole = shards[0].new_empty(shards[0].shape[0], seq_len, *shards[0].shape[2:])
         for rank, shard in enumerate(shards):
@@ -168,7 +221,7 @@ class Strategy(ABC):
 
     @contextmanager
     def install(self) -> Iterator[Wiring]:
-        """Register the attention with transformers for as long as the context lasts."""
+        """Register the attention with transformers inside the context and yield the trainer's wiring."""
         with attention_replaced(ATTENTION_NAME, self._transformers_attention):
             yield Wiring(
                 attention_name=ATTENTION_NAME,
@@ -178,7 +231,7 @@ class Strategy(ABC):
 
     @contextmanager
     def watched(self, watch: AttentionWatch) -> Iterator[None]:
-        """Let a watch see every call of attention for as long as the context lasts."""
+        """Pass every call of attention through `watch` inside the context."""
         self.watch = watch
         try:
             yield
@@ -186,16 +239,16 @@ class Strategy(ABC):
             self.watch = None
 
     def step(self, batch: Batch) -> AbstractContextManager[None]:
-        """A context around forward and backward of one micro-step: attention stays within its documents."""
+        """Return the context of one micro-step's forward and backward, which sets the batch's documents."""
         return nullcontext() if batch.documents is None else self.packed(batch.documents)
 
     @contextmanager
     def packed(self, documents: Documents | None) -> Iterator[None]:
-        """Let attention stay within these documents for as long as the context lasts."""
+        """Restrict attention to these documents inside the context; None lifts the restriction."""
         before = self.documents, self.packing
         self.documents, self.packing = documents, None
         if documents is not None:
-            # Now, once a batch: a layer would have to wait until they are on its device.
+            # Copied to the device once a batch, because a layer would have to wait for the copy.
             device = torch.device(self.cell.cluster.device)
             self.packing = packing_of(documents, self.cell.model.head_dim**-0.5, device)
         try:
@@ -212,13 +265,14 @@ class Strategy(ABC):
         attention_mask: Tensor | None,
         **keywords: Any,
     ) -> tuple[Tensor, None]:
-        """Transformers' attention interface: returns the output as [B, S, N, D], and no weights.
+        """Return the output as [B, S, N, D], and no weights, as transformers' attention interface requires.
 
-        Raises RefusedError where the layer asks for more than causal attention: no strategy ever sees an
-        S x S mask, a window or dropout.
+        Raises:
+            RefusedError: If the layer asks for more than causal attention, such as an S x S mask, a window or
+                dropout, which strategies do not receive.
         """
-        refuse_unheard({**keywords, "attention_mask": attention_mask}, query_BNSD.shape[3])
-        # Under autocast the normed Q and K arrive in float32 while V is already in the cell's dtype.
+        refuse_unsupported_keywords({**keywords, "attention_mask": attention_mask}, query_BNSD.shape[3])
+        # Under autocast Q and K leave their norms in float32, while V already has the cell's dtype.
         q, k = query_BNSD.to(value_BKSD.dtype), key_BKSD.to(value_BKSD.dtype)
 
         def attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
@@ -236,30 +290,47 @@ class Strategy(ABC):
         v_BKSD: Tensor,
         **keywords: Any,  # noqa: ARG002
     ) -> Tensor:
-        """Attention inside the model, [B, S, N, D]: a package that needs the module overrides this."""
+        """Return attention as a model's layer calls it.
+
+        Override it for a package that needs the module or the keywords; the default calls `attention`.
+
+        Args:
+            module: Attention module of the layer.
+            q_BNSD: Queries of this rank's shard, [batch, query heads, shard_len, head_dim].
+            k_BKSD: Keys of this rank's shard, [batch, KV heads, shard_len, head_dim].
+            v_BKSD: Values of this rank's shard, [batch, KV heads, shard_len, head_dim].
+            keywords: Further keywords that transformers passes, such as `position_ids`.
+
+        Returns:
+            The output, [batch, shard_len, query heads, head_dim].
+        """
         return self.attention(q_BNSD, k_BKSD, v_BKSD).transpose(1, 2)
 
 
-def refuse_unheard(keywords: Mapping[str, Any], head_dim: int) -> None:
-    """Raise RefusedError for a call that asks for more than causal attention: it would be ignored.
+def refuse_unsupported_keywords(keywords: Mapping[str, Any], head_dim: int) -> None:
+    """Raise RefusedError if a keyword asks for more than plain causal attention, as it would be ignored.
 
-    A keyword that is not known is refused by its name unless it is None: `sliding_window`, `softcap` and
-    `s_aux` (attention sinks) are such, and whatever a later transformers passes.
+    An unknown keyword is refused unless its value is None, for example `sliding_window`, `softcap`, `s_aux`
+    (attention sinks), or a keyword of a later transformers.
+
+    Args:
+        keywords: Keywords of a layer's call of attention by name.
+        head_dim: Head size of the queries.
     """
-    unheard = {name: value for name, value in keywords.items() if not _is_plain(name, value, head_dim)}
-    if unheard:
+    unsupported = {name: value for name, value in keywords.items() if not _is_plain(name, value, head_dim)}
+    if unsupported:
         shown = ", ".join(
             f"{name}=a tensor of {tuple(value.shape)}" if isinstance(value, Tensor) else f"{name}={value}"
-            for name, value in unheard.items()
+            for name, value in unsupported.items()
         )
         raise RefusedError(
-            f"a layer calls attention with {shown}: strategies compute plain causal attention and"
-            " would ignore it; choose a model whose layers are all full_attention, and no dropout of scores"
+            f"a layer calls attention with {shown}, but strategies compute plain causal attention and would"
+            " ignore it; choose a model whose layers are all full_attention, without attention dropout"
         )
 
 
 def _is_plain(name: str, value: Any, head_dim: int) -> bool:
     """Return whether a keyword asks for no more than plain causal attention."""
-    if name in HONOURED:
-        return HONOURED[name](value, head_dim)
-    return value is None or name in WITHOUT_EFFECT
+    if name in PLAIN_VALUES:
+        return PLAIN_VALUES[name](value, head_dim)
+    return value is None or name in IGNORED_KEYWORDS

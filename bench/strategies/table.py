@@ -1,4 +1,4 @@
-"""Strategies by name: ours, and plugins, which installed packages bring by their Python entry points."""
+"""Table of strategies by name: built-in ones, and plug-ins of installed packages with an entry point."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from bench.strategies.plot_style import PlotStyle
 ENTRY_POINTS = "ulysses_ring_bench.strategies"
 OUR_PACKAGE = "ulysses-ring-bench"
 FACTS_MODULE = ".facts"
-KNOWN_NAMES: Mapping[str, Collection[str]] = {
+LEGAL_NAMES: Mapping[str, Collection[str]] = {
     "layouts": LAYOUTS,
     "dtypes": DTYPE_BYTES,
     "kernels": KERNEL_FACTS,
 }
-"""Attributes of a strategy's facts that are tuples of names, and the names there are."""
+"""Legal names of each attribute of a strategy's facts that is a tuple of names."""
 
 
 class StrategyTable(Mapping[str, StrategyFacts]):
-    """Ours in their own order, then plugins by name.
+    """Facts of all strategies by name: built-in ones in their order, then plug-ins in alphabetical order.
 
-    Names come from the installed packages' metadata. A package is imported when its facts are read, so a
-    broken one fails nobody else: reading its facts raises ConfigError, as for a name that two packages have.
+    The names of plug-ins come from the metadata of installed packages. A package is imported only when its
+    facts are read, so a broken package does not affect other strategies.
     """
 
     def __init__(self, ours: Iterable[StrategyFacts]) -> None:
@@ -41,7 +41,13 @@ class StrategyTable(Mapping[str, StrategyFacts]):
         self._loaded: dict[str, StrategyFacts] = {}
 
     def __getitem__(self, name: str) -> StrategyFacts:
-        """Return the facts, read once; of two strategies of one name neither runs, as either may be meant."""
+        """Return the facts of a strategy; a plug-in is loaded once.
+
+        Raises:
+            KeyError: If no strategy has this name.
+            ConfigError: If the plug-in cannot be loaded, or if two packages have a strategy of this name,
+                since the user may mean either.
+        """
         if name in self._loaded:
             return self._loaded[name]
         plugins = self._plugins.get(name, [])
@@ -67,11 +73,11 @@ class StrategyTable(Mapping[str, StrategyFacts]):
         return len(self.ours) + len(self.plugin_names())
 
     def plugin_names(self) -> list[str]:
-        """The names that only packages have, broken or not."""
+        """Return the names of plug-ins, including those that cannot be loaded."""
         return [name for name in self._plugins if name not in self.ours]
 
     def usable(self) -> list[StrategyFacts]:
-        """The facts of all strategies that can be loaded."""
+        """Return the facts of all strategies that can be loaded."""
         facts = []
         for name in self:
             with suppress(ConfigError):
@@ -79,12 +85,15 @@ class StrategyTable(Mapping[str, StrategyFacts]):
         return facts
 
     def packages(self, name: str) -> dict[str, str]:
-        """The distribution that brings a strategy, and its version; empty for ours."""
+        """Return the version of the distribution that contains a plug-in, by its name; empty if built in."""
         return {plugin.package: plugin.version for plugin in self._plugins.get(name, ())}
 
     @contextmanager
     def plugin_errors_named(self, name: str) -> Iterator[None]:
-        """What a plugin's facts raise becomes a ConfigError that names its package; ours raise as they do."""
+        """Turn an error inside the context into a ConfigError that names the plug-in's package.
+
+        Errors of built-in strategies are left as they are.
+        """
         try:
             yield
         except ConfigError:
@@ -99,7 +108,7 @@ class StrategyTable(Mapping[str, StrategyFacts]):
     def _plugins(self) -> Mapping[str, list[Plugin]]:
         plugins: dict[str, list[Plugin]] = {}
         for entry in entry_points(group=ENTRY_POINTS):
-            assert entry.dist is not None  # so for every entry point of an installed package
+            assert entry.dist is not None  # true for entry points of installed packages
             plugin = Plugin(entry, entry.dist.name, entry.dist.version)
             plugins.setdefault(entry.name, []).append(plugin)
         return {name: sorted(plugins[name], key=lambda plugin: plugin.package) for name in sorted(plugins)}
@@ -107,14 +116,18 @@ class StrategyTable(Mapping[str, StrategyFacts]):
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One entry point: the strategy's name, the class that states its facts, the distribution it is of."""
+    """Entry point of a strategy: its name, the class of its facts, and the distribution that contains it."""
 
     entry: EntryPoint
     package: str
     version: str
 
     def load(self) -> StrategyFacts:
-        """The strategy's facts; raises ConfigError where they cannot be loaded or contradict themselves."""
+        """Return the strategy's facts.
+
+        Raises:
+            ConfigError: If the facts cannot be loaded or contradict themselves.
+        """
         try:
             facts = self.entry.load()()
             fault = next(_faults(self.entry.name, facts), None)
@@ -122,57 +135,61 @@ class Plugin:
             raise self.refusal(f"cannot be loaded: {in_one_line(error)}") from error
         if fault is not None:
             raise self.refusal(fault)
-        known: StrategyFacts = facts
-        return known
+        valid_facts: StrategyFacts = facts
+        return valid_facts
 
     def refusal(self, fault: str) -> ConfigError:
-        """An error that names the package, what is wrong with it, and how to go on without it."""
+        """Return an error that names the package, its fault and the command that removes it.
+
+        Args:
+            fault: End of a sentence whose subject is the class of the facts.
+        """
         return ConfigError(
             f"strategy={self.entry.name}: {self.entry.value} of the package {self.package} {self.version}"
-            f" {fault}; correct it, or go on without it: pip uninstall {self.package}"
+            f" {fault}; correct it, or remove the package: pip uninstall {self.package}"
         )
 
 
 def in_one_line(error: BaseException) -> str:
-    """`ValueError: message (facts.py:12)`, with the line that raised it."""
+    """Return type, first message line and origin of an error, as `ValueError: message (facts.py:12)`."""
     message = next(iter(str(error).strip().splitlines()), "")
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {message}{where}" if message else f"{type(error).__name__}{where}"
+    origin = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {message}{origin}" if message else f"{type(error).__name__}{origin}"
 
 
 def _faults(name: str, facts: Any) -> Iterator[str]:
-    """Yield the faults of a strategy's name, place and attributes; each follows `<class> of <package>`."""
+    """Yield the faults of a strategy's name, module and attributes, for `Plugin.refusal`."""
     if not isinstance(facts, StrategyFacts):
         yield "is not a subclass of bench.StrategyFacts"
         return
-    own_name = getattr(facts, "name", None)
-    if own_name != name:
-        yield f"has name = {own_name!r}, but its entry point is named {name!r}"
+    stated_name = getattr(facts, "name", None)
+    if stated_name != name:
+        yield f"has name = {stated_name!r}, but its entry point is named {name!r}"
     module = type(facts).__module__
     code = f"{module.removesuffix(FACTS_MODULE)}.attention"
     if not module.endswith(FACTS_MODULE):
-        yield f"is defined in the module {module}; a strategy's facts stand in facts.py, inside a package"
+        yield f"is defined in the module {module}; it must be in facts.py, inside a package"
     elif importlib.util.find_spec(code) is None:
-        yield f"has no {code} beside it"
+        yield f"needs the module {code}, which does not exist"
     yield from _attribute_faults(facts)
 
 
 def _attribute_faults(facts: StrategyFacts) -> Iterator[str]:
-    """Yield the faults in the values of a strategy's attributes."""
-    for attribute, known in KNOWN_NAMES.items():
+    """Yield the faults in the values of a strategy's attributes, for `Plugin.refusal`."""
+    for attribute, legal in LEGAL_NAMES.items():
         names: Any = getattr(facts, attribute)
         is_any = names is None and attribute == "kernels"
-        if not is_any and not (_is_tuple_of_text(names) and set(names) <= set(known)):
-            yield f"has {attribute} = {names!r}; it has to be a tuple of names from {', '.join(known)}"
+        if not is_any and not (_is_tuple_of_text(names) and set(names) <= set(legal)):
+            yield f"has {attribute} = {names!r}; it must be a tuple of names from {', '.join(legal)}"
     if isinstance(facts.style, PlotStyle):
         yield from facts.style.faults()
     elif facts.style is not None:
-        yield f"has style = {facts.style!r}; it has to be a bench.PlotStyle, or None"
+        yield f"has style = {facts.style!r}; it must be a bench.PlotStyle or None"
     if not all(_is_option(key, value) for key, value in facts.options.items()):
         yield (
-            f"has options = {facts.options!r}; each key but `name` has to have a tuple of texts, a Flag or"
-            " a WholeNumber"
+            f"has options = {facts.options!r}; each value must be a tuple of texts, a Flag or a WholeNumber,"
+            " and no key may be `name`"
         )
 
 
@@ -182,4 +199,4 @@ def _is_option(key: Any, value: Any) -> bool:
 
 
 def _is_tuple_of_text(value: Any) -> bool:
-    return isinstance(value, tuple) and bool(value) and all(isinstance(each, str) for each in value)
+    return isinstance(value, tuple) and bool(value) and all(isinstance(item, str) for item in value)

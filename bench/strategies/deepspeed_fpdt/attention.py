@@ -1,4 +1,4 @@
-"""DeepSpeed's FPDT, as it is, on flash-attn or on the bridge to our kernels.
+"""DeepSpeed's FPDT, unchanged, on flash-attn or on a stand-in that calls the cell's kernel.
 
 Shapes: B batch, S tokens of a rank, N query heads, K KV heads, D head size, E = (N + 2K) D.
 """
@@ -14,18 +14,18 @@ from bench.ranks.deepspeed import join_deepspeed
 from bench.ranks.groups import RankGroups
 from bench.strategies.deepspeed_fpdt.facts import offloads
 from bench.strategies.facts import StrategyFacts
-from bench.strategies.package_errors import parts_of_package
+from bench.strategies.package_errors import refuse_package_errors
 from bench.strategies.strategy import Strategy
 
 SCATTER_DIM, GATHER_DIM = 2, 0
-"""As `FPDT_Attention` has them by default."""
+"""Default dimensions of `FPDT_Attention`."""
 
 
 class DeepSpeedFPDTAttention(Strategy):
     def __init__(self, cell: Cell, groups: RankGroups, facts: StrategyFacts) -> None:
         super().__init__(cell, groups, facts)
         join_deepspeed(cell)
-        with parts_of_package(facts):
+        with refuse_package_errors(facts):
             layer = package_on("deepspeed.sequence.fpdt_layer", self.kernel)
             name = "_FPDTGPUOffloadingAttentionImpl_" if offloads(cell) else "_FPDTGPUAttentionImpl_"
             self.operation = getattr(layer, name)
@@ -55,7 +55,7 @@ class DeepSpeedFPDTAttention(Strategy):
 
 
 def _projection(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What the operation projects, [S, B, E], and a weight and a bias that change nothing."""
+    """Return the operation's input, [S, B, E], with an identity weight and a zero bias."""
     qkv_BSE = torch.cat([x.transpose(1, 2).flatten(2) for x in (q_BNSD, k_BKSD, v_BKSD)], dim=-1)
     identity_EE = torch.eye(qkv_BSE.shape[-1], dtype=qkv_BSE.dtype, device=qkv_BSE.device)
     return qkv_BSE.transpose(0, 1), identity_EE, identity_EE.new_zeros(len(identity_EE))

@@ -1,4 +1,4 @@
-"""DeepSpeed's FPDT (arXiv:2408.16978): Ulysses, a chunk of the sequence after another, kept on the host."""
+"""Facts of DeepSpeed's FPDT (arXiv:2408.16978), Ulysses in chunks of the sequence kept in host memory."""
 
 from __future__ import annotations
 
@@ -9,70 +9,70 @@ from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ulysses.facts import PackagedUlyssesFacts
 
 CHUNK_TOKENS = 65536
-"""The package's own default, `FPDT_Attention.chunk_size`."""
+"""Tokens of a chunk by default in the package, `FPDT_Attention.chunk_size`."""
 CPU_CHUNKS = 4
-"""Sequences of CPU ranks are shorter than the package's chunk: uncut, they run none of what FPDT adds."""
+"""Number of chunks on CPU ranks, whose sequences are shorter than the package's chunk."""
 
 
-def chunks_of_package(cell: Cell) -> int:
-    """As many as the package cuts; on CPU ranks four."""
+def default_chunks(cell: Cell) -> int:
+    """Return the package's default number of chunks, or `CPU_CHUNKS` on CPU ranks."""
     return CPU_CHUNKS if cell.cluster.device == "cpu" else max(1, cell.seq_len // CHUNK_TOKENS)
 
 
-def on_gpus(cell: Cell) -> bool:
-    """The package's own default, which needs CUDA's streams."""
+def runs_on_gpus(cell: Cell) -> bool:
+    """Return whether the ranks run on GPUs, where the package offloads by default; it needs CUDA streams."""
     return cell.cluster.device == "cuda"
 
 
 def offloads(cell: Cell) -> bool:
-    """As `FPDT_Attention` decides: one chunk stays on the GPU."""
+    """Return whether chunks are moved to the host; like `FPDT_Attention`, a single chunk stays on the GPU."""
     return cell.flag("offload") and cell.number("chunks") > 1
 
 
 class DeepSpeedFPDTFacts(PackagedUlyssesFacts):
-    """Of each chunk of a sequence a rank holds a piece: its tokens are contiguous in each chunk only.
+    """Facts of `deepspeed_fpdt`, which sends the bytes of `ulysses` in four all-to-alls per chunk.
 
-    It sends the bytes of `ulysses`, in four all-to-alls a chunk.
+    A rank holds a piece of every chunk, so its tokens are contiguous within a chunk only.
 
-    The operation projects its input to Q, K and V itself. Here they are projected already, as models
-    norm and rotate them in between, so it is given a matrix of ones and zeros: its time holds that product,
-    forward and backward.
+    DeepSpeed's operation projects its input to Q, K and V. Models project, norm and rotate Q, K and V before
+    attention, so the adapter passes an identity matrix as the weight. The measured time includes that
+    product, in forward and in backward.
     """
 
     name = "deepspeed_fpdt"
     style = PlotStyle("#117733", "d")
-    why_it_packs_not = "DeepSpeed's operation takes no boundaries of documents"
-    why_no_full_mask = "DeepSpeed's operation has no `causal` argument and is always causal"
+    no_documents_reason = "DeepSpeed's operation does not take document boundaries"
+    no_full_mask_reason = "DeepSpeed's operation has no `causal` argument and is always causal"
     package = DeepSpeedUlyssesFacts.package
-    # It merges chunks in float32 whatever the inputs are.
+    # Chunks are always merged in float32.
     dtypes = ("bf16", "fp16", "fp32")
-    kept_copies = (2, 2)
-    options = {  # noqa: RUF012  a class's own constant, as in torch_cp
-        "chunks": WholeNumber(auto=chunks_of_package),
-        "offload": Flag(default=on_gpus),
+    saved_copies = (2, 2)
+    options = {  # noqa: RUF012  constant, as in torch_cp
+        "chunks": WholeNumber(auto=default_chunks),
+        "offload": Flag(default=runs_on_gpus),
     }
 
     def refusals(self, cell: Cell) -> list[str]:
-        refused = cell.flag("offload") and cell.cluster.device == "cpu"
+        is_refused = cell.flag("offload") and cell.cluster.device == "cpu"
         reason = (
-            f"strategy.offload=true is not for {self.name} on CPU ranks, as it copies on CUDA's streams; take"
+            f"strategy.offload=true is not for {self.name} on CPU ranks, as it copies on CUDA streams; take"
             " strategy.offload=false"
         )
-        return [*super().refusals(cell), *[reason] * refused]
+        return [*super().refusals(cell), *[reason] * is_refused]
 
     def kept_bytes_per_token(self, cell: Cell) -> int:
-        """Nothing where chunks wait for backward in host memory; a single chunk is never moved there."""
+        """Return 0 if chunks wait for backward in host memory, else the size of `saved_copies`."""
         return 0 if offloads(cell) else super().kept_bytes_per_token(cell)
 
     def causal_masks(self, layout: str) -> tuple[bool, ...]:  # noqa: ARG002
-        """No chunk sees a later one."""
+        """Return causal only, as the package computes no other mask."""
         return (True,)
 
     def length_multiple(self, cell: Cell) -> int:
         return cell.sp_degree * cell.number("chunks")
 
     def slices(self, cell: Cell, seq_len: int, group_rank: int) -> tuple[slice, ...]:
-        """A piece of each chunk, as the package's `FPDT_InputConstruct` deals tokens out."""
+        """Return a rank's piece of every chunk, as the package's `FPDT_InputConstruct` distributes tokens."""
         pieces = self.length_multiple(cell)
         ends = [seq_len * piece // pieces for piece in range(pieces + 1)]
         return tuple(

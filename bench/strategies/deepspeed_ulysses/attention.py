@@ -1,4 +1,4 @@
-"""DeepSpeed's `UlyssesSPAttentionHF`, as it is, around our kernels."""
+"""DeepSpeed's `UlyssesSPAttentionHF`, unchanged, around the cell's kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DeepSpeedUlyssesAttention(Strategy):
     def __init__(self, cell: Cell, groups: RankGroups, facts: StrategyFacts) -> None:
         super().__init__(cell, groups, facts)
         join_deepspeed(cell)
-        self.exchange = UlyssesSPAttentionHF(
+        self.package_attention = UlyssesSPAttentionHF(
             attn=self._core_attention,
             batch_size=cell.batch,
             attn_head_count=cell.model.num_heads,
@@ -34,7 +34,7 @@ class DeepSpeedUlyssesAttention(Strategy):
         batch, _, shard_len, _ = q_BNSD.shape
         start = self.groups.sequence_rank * shard_len
         positions_S = torch.arange(start, start + shard_len, device=q_BNSD.device)
-        # Gathered and not read: `_core_attention` knows the documents.
+        # The package gathers them; `_core_attention` has the documents and does not read them.
         positions_BS = positions_S.repeat(batch, 1)
         out_BSND = self.model_attention(
             torch.nn.Module(), q_BNSD, k_BKSD, v_BKSD, position_ids=positions_BS, causal=causal
@@ -49,7 +49,7 @@ class DeepSpeedUlyssesAttention(Strategy):
         v_BKSD: Tensor,
         **keywords: Any,
     ) -> Tensor:
-        flat_BSE, _ = self.exchange(module, q_BNSD, k_BKSD, v_BKSD, None, **keywords)
+        flat_BSE, _ = self.package_attention(module, q_BNSD, k_BKSD, v_BKSD, None, **keywords)
         out_BSND: Tensor = flat_BSE.unflatten(-1, (q_BNSD.shape[1], q_BNSD.shape[3]))
         return out_BSND
 
@@ -64,9 +64,10 @@ class DeepSpeedUlyssesAttention(Strategy):
         causal: bool = True,
         **keywords: Any,  # noqa: ARG002
     ) -> tuple[Tensor, None]:
-        """Stands for transformers' attention on flash-attn, which reads boundaries from gathered positions.
+        """Return attention of whole sequences in place of transformers' attention on flash-attn.
 
-        It reads them from the device in every layer, and the host waits. Here they are known once a batch.
+        transformers reads document boundaries from the gathered position ids in every layer, and the host
+        waits for them. Here boundaries are known once a batch.
         """
         return self.attend_whole(q_BMTD, k_BLTD, v_BLTD, causal=causal).transpose(1, 2), None
 

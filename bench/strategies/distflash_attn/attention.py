@@ -1,7 +1,8 @@
-"""DistFlashAttn (arXiv:2310.03294): blocks of causal attention are shared out evenly among contiguous shards.
+"""DistFlashAttn (arXiv:2310.03294), which balances causal attention over ranks with contiguous shards.
 
-While a rank computes, what is lent for the next round is under way, and what it found for another goes back.
-All ranks start these exchanges in one order, in which NCCL can take one after another without a deadlock.
+While a rank computes, the operand of the next round arrives and the result of the last round is returned. All
+ranks start these sends and receives in the same order, so that NCCL can run one after another without a
+deadlock.
 
 Shapes: B batch, S tokens of a shard, N query heads, K KV heads, D head size. K and V are sent as one tensor,
 [2, B, K, S, D].
@@ -37,13 +38,13 @@ Group = dist.ProcessGroup
 class DistFlashAttention(RingAttention):
     def __init__(self, cell: Cell, groups: RankGroups, facts: StrategyFacts) -> None:
         super().__init__(cell, groups, facts)
-        self.kept = KeptOutputs()
+        self.outputs = KeptOutputs()
         if not facts.recomputes_attention(cell):
-            self.checkpoint_contexts = self.kept.contexts
+            self.checkpoint_contexts = self.outputs.contexts
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         kv_2BKSD, ring = torch.stack([k_BKSD, v_BKSD]), self.ring(causal=causal)
-        out: Tensor = _DistFlashAttention.apply(q_BNSD, kv_2BKSD, ring, self.kept)  # type: ignore[no-untyped-call]
+        out: Tensor = _DistFlashAttention.apply(q_BNSD, kv_2BKSD, ring, self.outputs)  # type: ignore[no-untyped-call]
         return out
 
     def log_sum_exp(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
@@ -52,12 +53,12 @@ class DistFlashAttention(RingAttention):
 
 class _DistFlashAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, kv: Tensor, ring: RingContext, kept: KeptOutputs) -> Tensor:
-        def computed() -> Output:
+    def forward(ctx: Any, q: Tensor, kv: Tensor, ring: RingContext, outputs: KeptOutputs) -> Tensor:
+        def compute() -> Output:
             partial = balanced_forward(q, kv, ring)
             return partial.out.to(q.dtype), partial.lse
 
-        out, lse = kept.once(computed)
+        out, lse = outputs.once(compute)
         ctx.ring = ring
         ctx.save_for_backward(q, kv, out, lse)
         return out
@@ -70,61 +71,65 @@ class _DistFlashAttention(torch.autograd.Function):
 
 
 def balanced_forward(q: Tensor, kv: Tensor, ring: RingContext) -> Partial:
-    """Output and LSE of this rank's queries over all ranks' keys."""
+    """Return output and LSE of this rank's queries over the keys of all ranks."""
     forward = Forward(q, kv, ring)
-    take_rounds(forward, ring)
+    run_rounds(forward, ring)
     return forward.partial
 
 
 def balanced_backward(
     dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: RingContext
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of q and of this rank's own kv, in their dtypes."""
+    """Return the gradients of q and of this rank's kv, in their dtypes."""
     backward = Backward(dout, q, kv, out, lse, ring)
-    take_rounds(backward, ring)
+    run_rounds(backward, ring)
     return backward.dq.to(q.dtype), backward.dkv.to(kv.dtype)
 
 
-def take_rounds(direction: Forward | Backward, ring: RingContext) -> None:
-    """All rounds of a rank; what comes back from one is taken in after the next one's block."""
+def run_rounds(direction: Forward | Backward, ring: RingContext) -> None:
+    """Run all rounds of a rank; a returned result is added after the block of the next round."""
     group = ring.group
-    todo = rounds(group.rank(), group.size(), causal=ring.causal)
-    lending = (_lend(direction, each, group) for each in todo)
-    arriving = next(lending, NOTHING)
+    all_rounds = rounds(group.rank(), group.size(), causal=ring.causal)
+    operands = (_start_operands(direction, round_, group) for round_ in all_rounds)
+    arriving = next(operands, NOTHING)
     returning: list[tuple[Round, HandOver]] = []
-    direction.compute_own()
-    for each in todo:
-        lent = arriving.wait()
-        arriving = next(lending, NOTHING)
-        found = () if each.takes is None else direction.compute(each.takes, lent)
-        returning.append((each, _give_back(direction, each, found, group)))
+    direction.compute_local()
+    for round_ in all_rounds:
+        operand = arriving.wait()
+        arriving = next(operands, NOTHING)
+        result = () if round_.receives is None else direction.compute(round_.receives, operand)
+        returning.append((round_, _start_results(direction, round_, result, group)))
         if len(returning) > 1:
-            _take_back(direction, *returning.pop(0))
-    for late in returning:
-        _take_back(direction, *late)
+            _add_result(direction, *returning.pop(0))
+    for round_, pending in returning:
+        _add_result(direction, round_, pending)
 
 
-def _lend(direction: Forward | Backward, each: Round, group: Group) -> HandOver:
-    given, taken = (() if what is None else direction.lent[what] for what in (each.gives, each.takes))
-    return hand_over(given, each.following, taken, each.previous, group)
+def _start_operands(direction: Forward | Backward, round_: Round, group: Group) -> HandOver:
+    """Start to send and receive the operands of a round."""
+    sent, received = (
+        () if kind is None else direction.operands[kind] for kind in (round_.sends, round_.receives)
+    )
+    return hand_over(sent, round_.following, received, round_.previous, group)
 
 
-def _give_back(direction: Forward | Backward, each: Round, found: Tensors, group: Group) -> HandOver:
-    expected = () if each.gives is None else direction.given_back[each.gives]
-    return hand_over(found, each.previous, expected, each.following, group)
+def _start_results(direction: Forward | Backward, round_: Round, result: Tensors, group: Group) -> HandOver:
+    """Start to return and receive the results of a round."""
+    expected = () if round_.sends is None else direction.result_templates[round_.sends]
+    return hand_over(result, round_.previous, expected, round_.following, group)
 
 
-def _take_back(direction: Forward | Backward, each: Round, handed: HandOver) -> None:
-    found = handed.wait()
-    if each.gives is not None and found:
-        direction.take_back(each.gives, found)
+def _add_result(direction: Forward | Backward, round_: Round, pending: HandOver) -> None:
+    result = pending.wait()
+    if round_.sends is not None and result:
+        direction.add_result(round_.sends, result)
 
 
 class Forward:
-    """Forward: the rank that owns the queries merges outputs and LSE.
+    """Forward of one call, in which the owner of queries merges outputs and LSE.
 
-    `lent` are this rank's own tensors, of shapes as every other's; `given_back` have the shapes of what comes
-    back for them.
+    `operands` are the local tensors that the rank may send, whose shapes are the same on all ranks.
+    `result_templates` are tensors with the shapes of the returned results.
     """
 
     partial: Partial
@@ -132,24 +137,24 @@ class Forward:
     def __init__(self, q: Tensor, kv: Tensor, ring: RingContext) -> None:
         self.q, self.kv, self.ring = q, kv, ring
         lse = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
-        self.lent: dict[Lent, Tensors] = {Lent.KEYS: (kv,), Lent.QUERIES: (q,)}
-        self.given_back: dict[Lent, Tensors] = {Lent.KEYS: (), Lent.QUERIES: (q, lse)}
+        self.operands: dict[Lent, Tensors] = {Lent.KEYS: (kv,), Lent.QUERIES: (q,)}
+        self.result_templates: dict[Lent, Tensors] = {Lent.KEYS: (), Lent.QUERIES: (q, lse)}
 
-    def compute_own(self) -> None:
-        """The block of this rank's queries and keys."""
+    def compute_local(self) -> None:
+        """Compute the block of local queries and keys."""
         self.partial = Partial.first(*self._attend(self.q, self.kv, causal=self.ring.causal))
 
-    def compute(self, what: Lent, lent: Tensors) -> Tensors:
-        """Another's queries with one's own keys, or the reverse; what is the other's of the result."""
-        (tensor,) = lent
-        if what is Lent.QUERIES:
+    def compute(self, kind: Lent, operand: Tensors) -> Tensors:
+        """Compute a block with a received operand and return the part of the result that its sender owns."""
+        (tensor,) = operand
+        if kind is Lent.QUERIES:
             return self._attend(tensor, self.kv)
         self.partial.merge(ALL, *self._attend(self.q, tensor))
         return ()
 
-    def take_back(self, what: Lent, found: Tensors) -> None:  # noqa: ARG002  of keys nothing comes back
-        """Add what another rank found of this rank's."""
-        self.partial.merge(ALL, *found)
+    def add_result(self, kind: Lent, result: Tensors) -> None:  # noqa: ARG002  keys have no result
+        """Merge the result that another rank computed from this rank's queries."""
+        self.partial.merge(ALL, *result)
 
     def _attend(self, q: Tensor, kv: Tensor, *, causal: bool = False) -> tuple[Tensor, Tensor]:
         k, v = kv
@@ -157,33 +162,33 @@ class Forward:
 
 
 class Backward:
-    """Backward: the rank that owns a tensor adds up its gradient, in float32 at least."""
+    """Backward of one call, in which the owner of a tensor sums its gradient in float32 or wider."""
 
     def __init__(
         self, dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: RingContext
     ) -> None:
         self.queries, self.kv, self.ring = (dout, q, out, lse), kv, ring
-        self.lent: dict[Lent, Tensors] = {Lent.KEYS: (kv,), Lent.QUERIES: self.queries}
-        self.given_back: dict[Lent, Tensors] = {Lent.KEYS: (kv,), Lent.QUERIES: (q,)}
+        self.operands: dict[Lent, Tensors] = {Lent.KEYS: (kv,), Lent.QUERIES: self.queries}
+        self.result_templates: dict[Lent, Tensors] = {Lent.KEYS: (kv,), Lent.QUERIES: (q,)}
         self.dq, self.dkv = (torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (q, kv))
 
-    def compute_own(self) -> None:
+    def compute_local(self) -> None:
         dq, dkv = self._gradients(self.queries, self.kv, causal=self.ring.causal)
         self.dq += dq
         self.dkv += dkv
 
-    def compute(self, what: Lent, lent: Tensors) -> Tensors:
-        if what is Lent.QUERIES:
-            dq, dkv = self._gradients(lent, self.kv)
+    def compute(self, kind: Lent, operand: Tensors) -> Tensors:
+        if kind is Lent.QUERIES:
+            dq, dkv = self._gradients(operand, self.kv)
             self.dkv += dkv
             return (dq,)
-        dq, dkv = self._gradients(self.queries, *lent)
+        dq, dkv = self._gradients(self.queries, *operand)
         self.dq += dq
         return (dkv,)
 
-    def take_back(self, what: Lent, found: Tensors) -> None:
-        mine = self.dq if what is Lent.QUERIES else self.dkv
-        mine += found[0]
+    def add_result(self, kind: Lent, result: Tensors) -> None:
+        gradient = self.dq if kind is Lent.QUERIES else self.dkv
+        gradient += result[0]
 
     def _gradients(self, queries: Tensors, kv: Tensor, *, causal: bool = False) -> tuple[Tensor, Tensor]:
         (dout, q, out, lse), (k, v) = queries, kv
@@ -194,45 +199,45 @@ class Backward:
 
 
 class KeptOutputs:
-    """What attention returned in each checkpointed layer, for when the layer runs once more, in backward.
+    """Attention outputs of checkpointed layers, which backward reuses when it runs a layer's forward again.
 
-    Attention itself is computed once (arXiv:2310.03294, section 3.3). `torch.utils.checkpoint` says which
-    layer that is, and keeps what it needs as long as the layer's graph.
+    Attention is thus computed once (arXiv:2310.03294, section 3.3). `torch.utils.checkpoint` enters the
+    contexts of the layer that runs, and keeps them alive as long as the layer's graph.
     """
 
     def __init__(self) -> None:
-        self._kept: list[Output] | None = None
-        self._again: Iterator[Output] | None = None
+        self._recorded: list[Output] | None = None
+        self._reused: Iterator[Output] | None = None
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Of one layer, for `context_fn`: what it runs under first, and what when it runs again."""
-        kept: list[Output] = []
-        return self._keeping(kept), self._finding(kept)
+        """Return a layer's contexts for `context_fn`, of its first forward and of the repeated one."""
+        outputs: list[Output] = []
+        return self._record_outputs(outputs), self._reuse_outputs(outputs)
 
     def once(self, compute: Callable[[], Output]) -> Output:
-        """What `compute` returned for the same call of this layer, or returns now."""
-        if self._again is not None:
-            return next(self._again)
+        """Return the output recorded for the same call of this layer, or else of `compute()`."""
+        if self._reused is not None:
+            return next(self._reused)
         out, lse = compute()
-        if self._kept is not None:
-            self._kept.append((out.detach(), lse))  # without the graph that its caller makes it part of
+        if self._recorded is not None:
+            self._recorded.append((out.detach(), lse))  # detached from the graph of the caller
         return out, lse
 
     @contextmanager
-    def _keeping(self, kept: list[Output]) -> Iterator[None]:
-        self._kept = kept
+    def _record_outputs(self, outputs: list[Output]) -> Iterator[None]:
+        self._recorded = outputs
         try:
             yield
         finally:
-            self._kept = None
+            self._recorded = None
 
     @contextmanager
-    def _finding(self, kept: list[Output]) -> Iterator[None]:
-        self._again = iter(kept)
+    def _reuse_outputs(self, outputs: list[Output]) -> Iterator[None]:
+        self._reused = iter(outputs)
         try:
             yield
         finally:
-            self._again = None
+            self._reused = None
 
 
 STRATEGY = DistFlashAttention

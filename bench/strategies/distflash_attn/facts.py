@@ -1,4 +1,4 @@
-"""Our DistFlashAttn: contiguous shards; ranks that have no keys left compute for later ranks (2310.03294)."""
+"""Facts of the built-in DistFlashAttn (arXiv:2310.03294), where idle ranks compute blocks of later ranks."""
 
 from __future__ import annotations
 
@@ -10,67 +10,83 @@ from typing import NamedTuple
 from bench.config import DTYPE_BYTES, Cell
 from bench.strategies.facts import ScheduledFacts, activation_bytes
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.schedule import WIDE_BYTES, Block, Communication, Schedule, Stage, Stages, wide
+from bench.strategies.schedule import WIDE_BYTES, Block, Communication, Schedule, Stage, Stages, wide_bytes
 
 CHECKPOINTS, LAYER_INPUT, ATTENTION_OUTPUT = "checkpoints", "layer_input", "attention_output"
-"""What a checkpointed layer keeps: its input, or attention's output too, which is not computed again then."""
+"""Name and values of the option that decides what a checkpointed layer saves.
+
+With `attention_output` a layer saves attention's output in addition to its input, and does not recompute
+attention.
+"""
 
 
 class Lent(Enum):
-    """What a rank hands to another to compute with."""
+    """Operand that a rank sends to another rank for a block of attention."""
 
     KEYS = "keys"
-    """Keys and values, for the other's own queries."""
+    """Keys and values, which the receiver combines with its queries."""
     QUERIES = "queries"
-    """For the other's own keys: what comes of it is the lender's."""
+    """Queries, which the receiver combines with its keys; it returns the result to the sender."""
 
 
 class Round(NamedTuple):
-    """What a rank does with one rank on and one as far back, round the ring."""
+    """Partners and operands of a rank in one round; both partners have the same distance round the ring."""
 
     following: int
-    """The rank that it lends to, and that gives back what it found."""
+    """Rank that receives this rank's operand, and returns the result."""
     previous: int
-    """The rank that lends to it."""
-    gives: Lent | None
-    takes: Lent | None
-    """None in the last round of an even number of ranks, where half of them have nothing to do."""
+    """Rank that sends its operand to this rank."""
+    sends: Lent | None
+    """Operand that this rank sends."""
+    receives: Lent | None
+    """Operand that this rank receives.
+
+    It is None, as `sends` may be, in the last round of an even number of ranks, where half of them are idle.
+    """
 
 
 def rounds(rank: int, ranks: int, *, causal: bool) -> list[Round]:
-    """A rank's rounds after that of its own block; all ranks have as many (arXiv:2310.03294, section 3.2).
+    """Return the rounds of a rank after the block of its local keys (arXiv:2310.03294, section 3.2).
 
-    Shards are contiguous, so that rank r has r whole blocks of causal attention and half a one, its own.
-    After its own it meets two others in each round, each time one further on round the ring. Of two ranks the
-    later one needs the earlier one's keys. Where the ring takes these on to it, it computes; where it takes
-    the later one's queries on to the earlier one, that one does, and sends back what it found. P/2 rounds are
-    enough.
+    All ranks have the same number of rounds. As shards are contiguous, rank r has r full blocks of causal
+    attention and the triangle of its local keys. In round d it has two partners, d ranks on and d ranks back
+    in the ring. Of two partners the later rank needs the earlier one's keys. If the earlier rank sends its
+    keys, the later rank computes the block. If the later rank sends its queries round the end of the ring,
+    the earlier rank computes the block and returns the result. P/2 rounds suffice.
+
+    Args:
+        rank: Number of the rank in the ring.
+        ranks: Number of ranks of the ring.
+        causal: Whether the causal mask applies; without it every rank needs P-1 rounds.
     """
     last = ranks // 2 if causal else ranks - 1
     return [
         Round(
             following=(rank + distance) % ranks,
             previous=(rank - distance) % ranks,
-            gives=_lent(rank, distance, ranks, causal=causal),
-            takes=_lent((rank - distance) % ranks, distance, ranks, causal=causal),
+            sends=_operand_to_send(rank, distance, ranks, causal=causal),
+            receives=_operand_to_send((rank - distance) % ranks, distance, ranks, causal=causal),
         )
         for distance in range(1, last + 1)
     ]
 
 
-def _lent(rank: int, distance: int, ranks: int, *, causal: bool) -> Lent | None:
-    """Without a mask every rank needs all keys, and nobody's help."""
+def _operand_to_send(rank: int, distance: int, ranks: int, *, causal: bool) -> Lent | None:
+    """Return the operand that a rank sends to the rank `distance` further on.
+
+    Without a mask every rank needs all keys and computes all of its blocks.
+    """
     if not causal or rank + distance < ranks:
         return Lent.KEYS
-    is_done_by_other = 2 * distance == ranks  # the pair meets twice, and the later rank computes
-    return None if is_done_by_other else Lent.QUERIES
+    is_same_partner = 2 * distance == ranks  # of the two partners the later rank computes
+    return None if is_same_partner else Lent.QUERIES
 
 
 class DistFlashAttnFacts(ScheduledFacts):
     name = "distflash_attn"
     style = PlotStyle("#AA4499", "X", "--")
     sends_unevenly = True
-    options = {CHECKPOINTS: (LAYER_INPUT, ATTENTION_OUTPUT)}  # noqa: RUF012  a class's own constant
+    options = {CHECKPOINTS: (LAYER_INPUT, ATTENTION_OUTPUT)}  # noqa: RUF012  constant
 
     def refusals(self, cell: Cell) -> list[str]:
         return [*super().refusals(cell), *_checkpoint_refusals(cell)]
@@ -82,101 +98,111 @@ class DistFlashAttnFacts(ScheduledFacts):
         return cell.checkpointing and cell.option(CHECKPOINTS) == LAYER_INPUT
 
     def checkpointed_bytes(self, cell: Cell) -> int:
-        """Attention's output and its LSE, where they are what is kept."""
+        """Return the bytes of attention's output and LSE if checkpointed layers save them."""
         return _output_bytes(cell) if cell.option(CHECKPOINTS) == ATTENTION_OUTPUT else 0
 
     def schedule(self, cell: Cell) -> Schedule:
-        """That of the last rank, which computes in every round."""
+        """Return the stages of the last rank, which computes in every round."""
         return self.rank_schedule(cell, cell.sp_degree - 1)
 
     def extreme_ranks(self, cell: Cell) -> Collection[int]:
-        """Where a rank's rounds of one kind begin or cease: how many it has of each grows evenly between."""
+        """Return the ranks where a kind of round first or last occurs.
+
+        The numbers of rounds in which a rank sends keys, sends queries or is idle change evenly between them.
+        """
         last, most, least = cell.sp_degree - 1, cell.sp_degree // 2, (cell.sp_degree - 1) // 2
         return {0, least, most, last - most, last - least, last}
 
     def rank_schedule(self, cell: Cell, rank: int) -> Schedule:
-        """Keys go to later ranks, queries to earlier ones that help; what is found comes back.
+        """Return stages that send keys to later ranks or queries to earlier ones, and return the results.
 
-        Forward a helper gives back output and LSE. Backward it is lent the output's gradient, the output and
-        the LSE too, and gives back dq; keys come back as their gradients, in their own dtype: each is of one
-        block, and added up at home. arXiv:2310.03294, section 3.2 and appendix.
+        In forward the receiver of queries returns output and LSE. In backward it also receives the output's
+        gradient, the output and the LSE, and returns dq; the receiver of keys returns their gradients.
+        Returned gradients have the cell's dtype, as they belong to one block, and are summed by their owner.
+        Source: arXiv:2310.03294, section 3.2 and appendix.
         """
         heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
         q, kv = activation_bytes(cell, heads), activation_bytes(cell, 2 * kv_heads)
         lse = _output_bytes(cell) - q
-        forward = Sizes(
-            lent={Lent.KEYS: kv, Lent.QUERIES: q},
-            given_back={Lent.KEYS: 0, Lent.QUERIES: q + lse},
-            merged=wide(cell, q),
+        forward = DirectionBytes(
+            operands={Lent.KEYS: kv, Lent.QUERIES: q},
+            results={Lent.KEYS: 0, Lent.QUERIES: q + lse},
+            merged=wide_bytes(cell, q),
         )
-        backward = Sizes(
-            lent={Lent.KEYS: kv, Lent.QUERIES: 3 * q + lse},
-            given_back={Lent.KEYS: kv, Lent.QUERIES: q},
-            merged=wide(cell, q + kv),
+        backward = DirectionBytes(
+            operands={Lent.KEYS: kv, Lent.QUERIES: 3 * q + lse},
+            results={Lent.KEYS: kv, Lent.QUERIES: q},
+            merged=wide_bytes(cell, q + kv),
         )
         return Schedule(_stages(cell, rank, forward), _stages(cell, rank, backward))
 
 
 def _output_bytes(cell: Cell) -> int:
-    """Of one call's output and LSE."""
+    """Return the bytes of the output and the LSE of one call."""
     rows = cell.batch * cell.model.num_heads * cell.shard_len
     return activation_bytes(cell, cell.model.num_heads) + rows * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype])
 
 
 def _checkpoint_refusals(cell: Cell) -> list[str]:
-    """Where attention's output is kept, layers have to be checkpointed, and what they keep has to stay."""
+    """Return the reasons for which checkpointed layers cannot save attention's output."""
     chosen = f"strategy.{CHECKPOINTS}={cell.option(CHECKPOINTS)}"
     if cell.option(CHECKPOINTS) == LAYER_INPUT:
         return []
     if not cell.checkpointing:
         way_out = f"take checkpointing=true, or strategy.{CHECKPOINTS}={LAYER_INPUT}"
-        return [f"{chosen} says what checkpointed layers keep, and none is checkpointed; {way_out}"]
+        return [f"{chosen} is for checkpointed layers, and no layer is checkpointed; {way_out}"]
     if cell.offload.activations:
         way_out = f"take offload.activations=false, or strategy.{CHECKPOINTS}={LAYER_INPUT}"
-        return [f"offload.activations=true moves layers' inputs alone, not what {chosen} keeps; {way_out}"]
+        return [f"offload.activations=true moves only layers' inputs, and {chosen} saves more; {way_out}"]
     return []
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """Bytes of one direction."""
+class DirectionBytes:
+    """Bytes that a rank sends in forward or in backward."""
 
-    lent: Mapping[Lent | None, int]
-    given_back: Mapping[Lent | None, int]
-    """For what was lent."""
+    operands: Mapping[Lent | None, int]
+    results: Mapping[Lent | None, int]
+    """Bytes that the receiver of an operand returns."""
     merged: int
-    """Of wide tensors that a block's results are taken into."""
+    """Bytes of the wide tensors to which the results of a block are added."""
 
 
-def _stages(cell: Cell, rank: int, sizes: Sizes) -> Stages:
-    """The rank's own block and one a round, beside what the next round needs and what the last one found."""
+def _stages(cell: Cell, rank: int, sizes: DirectionBytes) -> Stages:
+    """Return the stage of the local block and of every round.
+
+    A stage also sends the operand of the next round and the result of the previous one.
+    """
     is_causal = cell.workload.mask == "causal"
     heads, kv_heads, tokens = cell.model.num_heads, cell.model.num_kv_heads, cell.shard_len
     own, whole = (Block(cell.batch, heads, kv_heads, tokens, tokens, masked) for masked in (is_causal, False))
-    todo = rounds(rank, cell.sp_degree, causal=is_causal)
-    blocks = ((own,), *(() if each.takes is None else (whole,) for each in todo), ())
+    all_rounds = rounds(rank, cell.sp_degree, causal=is_causal)
+    blocks = ((own,), *(() if round_.receives is None else (whole,) for round_ in all_rounds), ())
 
     def sent(size: int) -> tuple[Communication, ...]:
         return (Communication("send", size, cell.sp_degree),) if size else ()
 
-    lent = (*(sent(sizes.lent.get(each.gives, 0)) for each in todo), (), ())
-    found = ((), (), *(sent(sizes.given_back.get(each.takes, 0)) for each in todo))
-    stages = zip(blocks, lent, found, _held(todo, sizes), strict=True)
+    operands = (*(sent(sizes.operands.get(round_.sends, 0)) for round_ in all_rounds), (), ())
+    results = ((), (), *(sent(sizes.results.get(round_.receives, 0)) for round_ in all_rounds))
+    stages = zip(blocks, operands, results, _buffer_bytes(all_rounds, sizes), strict=True)
     return tuple(
-        Stage(block, (*out, *back), is_hidden=bool(block), merged_bytes=sizes.merged, held_bytes=held)
-        for block, out, back, held in stages
-        if block or out or back
+        Stage(
+            block, (*operand, *result), is_hidden=bool(block), merged_bytes=sizes.merged, held_bytes=buffers
+        )
+        for block, operand, result, buffers in stages
+        if block or operand or result
     )
 
 
-def _held(todo: Sequence[Round], sizes: Sizes) -> Iterator[int]:
-    """Bytes beside each block: what it needs and finds, what the next one needs, and what the last one found.
+def _buffer_bytes(all_rounds: Sequence[Round], sizes: DirectionBytes) -> Iterator[int]:
+    """Yield the bytes of communication buffers while a block is computed.
 
-    What others found for this rank in the last round arrives meanwhile.
+    They are the operand and the result of the block, the operand of the next round, the result of the
+    previous round, and the result that another rank returns for this rank's operand of the previous round.
     """
-    at_hand = [0, *(sizes.lent.get(each.takes, 0) for each in todo), 0]
-    made = [0, *(sizes.given_back.get(each.takes, 0) for each in todo), 0]
-    returned = [0, *(sizes.given_back.get(each.gives, 0) for each in todo), 0]
-    for number in range(len(todo) + 2):
-        following, before = min(number + 1, len(todo) + 1), max(number - 1, 0)
-        yield at_hand[number] + made[number] + at_hand[following] + made[before] + returned[before]
+    operands = [0, *(sizes.operands.get(round_.receives, 0) for round_ in all_rounds), 0]
+    results = [0, *(sizes.results.get(round_.receives, 0) for round_ in all_rounds), 0]
+    returned = [0, *(sizes.results.get(round_.sends, 0) for round_ in all_rounds), 0]
+    for number in range(len(all_rounds) + 2):
+        following, before = min(number + 1, len(all_rounds) + 1), max(number - 1, 0)
+        yield operands[number] + results[number] + operands[following] + results[before] + returned[before]

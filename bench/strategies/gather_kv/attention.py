@@ -1,6 +1,6 @@
-"""Gathered keys (arXiv:2407.21783, section 3.3.2): every rank gathers all K and V and keeps its queries.
+"""Attention with gathered keys (arXiv:2407.21783, section 3.3.2): ranks keep queries and all-gather K and V.
 
-Shapes: B batch, P ranks that share a sequence, S tokens of a shard, N query heads, K KV heads, D head size. K
+Shapes: B batch, P ranks of the sequence group, S tokens of a shard, N query heads, K KV heads, D head size. K
 and V are gathered as one tensor, [P, 2, B, K, S, D].
 """
 
@@ -21,7 +21,7 @@ from bench.strategies.ring.attention import RingAttention, RingContext
 
 
 class GatherKVAttention(RingAttention):
-    """As a ring whose keys arrive all at once: of the same shards, with the same tiles of the mask."""
+    """Attention with the shards and tiles of a ring, whose keys all arrive at once."""
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         ring = self.ring(causal=causal)
@@ -35,10 +35,10 @@ class GatherKVAttention(RingAttention):
 class _GatherKV(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: RingContext) -> Tensor:
-        seen, kv = gathered_forward(q, k, v, ring)
-        out = seen.out.to(q.dtype)
+        partial_result, kv = gathered_forward(q, k, v, ring)
+        out = partial_result.out.to(q.dtype)
         ctx.ring = ring
-        ctx.save_for_backward(q, kv, out, seen.lse)
+        ctx.save_for_backward(q, kv, out, partial_result.lse)
         return out
 
     @staticmethod
@@ -48,57 +48,60 @@ class _GatherKV(torch.autograd.Function):
 
 
 def gathered_forward(q: Tensor, k: Tensor, v: Tensor, ring: RingContext) -> tuple[Partial, Tensor]:
-    """Output and LSE over all ranks' keys, and these with their values, [P, 2, B, K, S, D].
+    """Return output and LSE over the keys of all ranks, and the gathered K and V, [P, 2, B, K, S, D].
 
-    This rank attends to its own while the others' arrive.
+    The rank attends to its own keys while the keys of other ranks arrive.
     """
     rank, ranks = ring.group.rank(), ring.group.size()
     tiles_of = partial(ring.tiles, q.shape[2])
     kv = k.new_empty(ranks, 2, *k.shape)
-    # In place, so that one's own are copied once; they may be read meanwhile, as they stay what they are.
-    own = torch.stack([k, v], out=kv[rank])
-    arriving = dist.all_gather_into_tensor(kv.flatten(0, 1), own, group=ring.group, async_op=True)
-    seen = None if ring.documents is None else Partial.nothing(q)
+    # The all-gather is in place, so that local K and V are copied once; it does not change them, so that
+    # they may be read while it runs.
+    local_kv = torch.stack([k, v], out=kv[rank])
+    arriving = dist.all_gather_into_tensor(kv.flatten(0, 1), local_kv, group=ring.group, async_op=True)
+    partial_result = None if ring.documents is None else Partial.nothing(q)
     for call in calls_on_own(tiles_of, rank):
-        seen = _attend(seen, q, kv, call, ring.kernel)
+        partial_result = _attend(partial_result, q, kv, call, ring.kernel)
     assert arriving is not None
     arriving.wait()
     for call in calls_on_others(tiles_of, rank, ranks):
-        seen = _attend(seen, q, kv, call, ring.kernel)
-    assert seen is not None
-    return seen, kv
+        partial_result = _attend(partial_result, q, kv, call, ring.kernel)
+    assert partial_result is not None
+    return partial_result, kv
 
 
 def gathered_backward(
     dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: RingContext
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q and of this rank's own k and v: of its keys, those of all ranks are added up, wide."""
+    """Return the gradients of q and of this rank's k and v, the latter summed over ranks in a wide dtype."""
     rank, ranks, wide = ring.group.rank(), ring.group.size(), lse.dtype
     tiles_of = partial(ring.tiles, q.shape[2])
     dq = torch.zeros_like(q, dtype=wide)
     dkv = torch.zeros(kv.shape, dtype=wide, device=kv.device)
     for call in (*calls_on_own(tiles_of, rank), *calls_on_others(tiles_of, rank, ranks)):
         _add_gradients((dq, dkv), (dout, q, kv, out, lse), call, ring.kernel)
-    own = torch.empty_like(dkv[rank])
-    dist.reduce_scatter_tensor(own, dkv.flatten(0, 1), group=ring.group)
-    dk, dv = own.to(q.dtype)
+    local_dkv = torch.empty_like(dkv[rank])
+    dist.reduce_scatter_tensor(local_dkv, dkv.flatten(0, 1), group=ring.group)
+    dk, dv = local_dkv.to(q.dtype)
     return dq.to(q.dtype), dk, dv
 
 
-def _attend(seen: Partial | None, q: Tensor, kv: Tensor, call: KernelCall, kernel: Kernel) -> Partial:
-    """The partial result with this call's keys taken in."""
+def _attend(
+    partial_result: Partial | None, q: Tensor, kv: Tensor, call: KernelCall, kernel: Kernel
+) -> Partial:
+    """Return the partial result after merging one kernel call; `None` starts one."""
     causal, scale = call.tile.causal, q.shape[-1] ** -0.5
     block = kernel_forward(kernel, q[_rows(call)], *_keys_and_values(kv, call), causal=causal, scale=scale)
-    if seen is None:
+    if partial_result is None:
         return Partial.first(*block)
-    seen.of(call.tile.sequences).merge(call.tile.queries, *block)
-    return seen
+    partial_result.of(call.tile.sequences).merge(call.tile.queries, *block)
+    return partial_result
 
 
 def _add_gradients(
     into: tuple[Tensor, Tensor], tensors: tuple[Tensor, ...], call: KernelCall, kernel: Kernel
 ) -> None:
-    """Add this call's share to dq [B, N, S, D] and dkv [P, 2, B, K, S, D]."""
+    """Add the gradients of one kernel call to dq [B, N, S, D] and dkv [P, 2, B, K, S, D] in `into`."""
     (dq, dkv), (dout, q, kv, out, lse), rows = into, tensors, _rows(call)
     share_dq, *shares = kernel_backward(
         kernel,
@@ -109,23 +112,23 @@ def _add_gradients(
         scale=q.shape[-1] ** -0.5,
     )
     dq[rows] += share_dq
-    for which, share in enumerate(shares):
-        _places(dkv, call)[:, which] += share.unflatten(2, (call.ranks, -1)).movedim(2, 0)
+    for index, share in enumerate(shares):
+        _key_view(dkv, call)[:, index] += share.unflatten(2, (call.ranks, -1)).movedim(2, 0)
 
 
 def _rows(call: KernelCall) -> tuple[slice, ...]:
-    """Where in [B, N, S, ...] the call's queries are."""
+    """Return the index of the call's queries in a [B, N, S, ...] tensor."""
     return call.tile.sequences, ALL, call.tile.queries
 
 
-def _places(kv_P2BKSD: Tensor, call: KernelCall) -> Tensor:
-    """Its keys and values, or their gradients, where they are."""
+def _key_view(kv_P2BKSD: Tensor, call: KernelCall) -> Tensor:
+    """Return a view of the call's keys and values, or of their gradients, [ranks, 2, B, K, keys, D]."""
     return kv_P2BKSD[call.sources, :, call.tile.sequences, :, call.tile.keys]
 
 
 def _keys_and_values(kv_P2BKSD: Tensor, call: KernelCall) -> Tensor:
-    """A call's keys and values for the kernel, [2, B, K, keys, D]: a copy if several ranks hold them."""
-    return _places(kv_P2BKSD, call).movedim(0, 3).flatten(3, 4)
+    """Return the call's keys and values for the kernel, [2, B, K, keys, D], copied if of several ranks."""
+    return _key_view(kv_P2BKSD, call).movedim(0, 3).flatten(3, 4)
 
 
 STRATEGY = GatherKVAttention

@@ -1,4 +1,4 @@
-"""Attention on one rank: the base every strategy is compared with."""
+"""Attention on one rank, the reference of every strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No sequence parallelism: every rank holds whole sequences."""
+"""Facts of `local`, which has no sequence parallelism; every rank holds whole sequences."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ class LocalFacts(ScheduledFacts):
     shares_sequences = False
 
     def schedule(self, cell: Cell) -> Schedule:
-        """Nothing is sent: attention never leaves the rank."""
+        """Return one block over whole sequences and no communication."""
         whole = Stage((whole_block(cell, cell.model.num_heads, cell.model.num_kv_heads),))
         return Schedule((whole,), (whole,))

@@ -1,4 +1,4 @@
-"""Ring Attention (arXiv:2310.01889): every rank keeps its queries and is sent all keys, block by block.
+"""Ring Attention (arXiv:2310.01889), in which ranks keep their queries and pass keys and values round a ring.
 
 Shapes: B batch, P ranks of the ring, S tokens of a shard, N query heads, K KV heads, D head size. K and V
 are sent as one tensor, [2, B, K, S, D].
@@ -35,22 +35,22 @@ class RingAttention(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class RingContext:
-    """A ring's ranks, the kernel that computes a block, and the layout that says what the mask leaves."""
+    """Process group, kernel, layout and mask of a call of ring attention."""
 
     group: dist.ProcessGroup
     kernel: Kernel
     layout: Layout
     causal: bool
     documents: Documents | None = None
-    """Where those of the batch end, if attention has to stay within them; it is causal then."""
+    """Documents of the batch if attention must stay within them; the mask is then causal."""
 
     def sources(self) -> list[int]:
-        """Whose keys are at hand in each ring step: one's own first, then the previous ranks'."""
+        """Return the rank whose keys are present in each ring step: this rank, then the previous ones."""
         size, rank = self.group.size(), self.group.rank()
         return [(rank - ring_step) % size for ring_step in range(size)]
 
     def tiles(self, shard_len: int, source: int) -> Sequence[Tile]:
-        """What this rank's queries see of the source's keys."""
+        """Return the tiles that the mask leaves of this rank's queries and the source's keys."""
         rank, size = self.group.rank(), self.group.size()
         if self.documents is not None:
             return document_tiles(self.documents, self.layout, size, rank, source)
@@ -59,7 +59,7 @@ class RingContext:
 
 
 def ring_attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, ring: RingContext) -> Tensor:
-    """Attention over the keys of all ranks, [B, N, S, D], differentiable."""
+    """Return attention to the keys of all ranks, [B, N, S, D], differentiable."""
     kv_2BKSD = torch.stack([k_BKSD, v_BKSD])
     out: Tensor = _RingAttention.apply(q_BNSD, kv_2BKSD, ring)  # type: ignore[no-untyped-call]
     return out
@@ -82,7 +82,7 @@ class _RingAttention(torch.autograd.Function):
 
 
 def ring_forward(q: Tensor, kv: Tensor, ring: RingContext) -> Partial:
-    """Output and LSE over all ranks' keys: attend to the block at hand while the next one arrives."""
+    """Return output and LSE over the keys of all ranks, computing a block while the next one arrives."""
     scale = q.shape[-1] ** -0.5
     partial = None if ring.documents is None else Partial.nothing(q)
     for source in ring.sources():
@@ -108,18 +108,18 @@ def ring_forward(q: Tensor, kv: Tensor, ring: RingContext) -> Partial:
 def ring_backward(
     dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: RingContext
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of q and of this rank's own kv, in their dtypes.
+    """Return the gradients of q and of this rank's kv, in their dtypes.
 
-    A block's gradient follows it round the ring: it arrives while a rank computes its share, takes that in
-    and moves on; after the last ring step one more hop brings it home. What its own rank finds waits there,
-    so that it is sent P-1 times and not P.
+    The gradient of a block follows it round the ring: it arrives while a rank computes its share, which is
+    added before the gradient is sent on. After the last ring step one more hop brings it home. The share of
+    the block's own rank stays there, so that a gradient is sent P-1 times and not P.
     """
     scale, wide = q.shape[-1] ** -0.5, lse.dtype
     dq = torch.zeros_like(q, dtype=wide)
-    own = torch.zeros(kv.shape, dtype=wide, device=kv.device)
-    home = None
+    local_dkv = torch.zeros(kv.shape, dtype=wide, device=kv.device)
+    returning = None
     for source in ring.sources():
-        is_own, is_last = source == ring.group.rank(), source == ring.sources()[-1]
+        is_local, is_last = source == ring.group.rank(), source == ring.sources()[-1]
         arriving = None if is_last else rotate(kv, ring.group)
         shares = []
         for tile in ring.tiles(q.shape[2], source):
@@ -134,13 +134,18 @@ def ring_backward(
             )
             dq[rows] += share_dq
             shares.append((keys, share))
-        dkv = own if is_own else torch.zeros_like(own) if home is None else home.wait()[0]
+        if is_local:
+            dkv = local_dkv
+        else:
+            dkv = torch.zeros_like(local_dkv) if returning is None else returning.wait()[0]
         for keys, (share_dk, share_dv) in shares:
             dkv[0][keys] += share_dk
             dkv[1][keys] += share_dv
-        home = None if is_own else rotate(dkv, ring.group)
+        returning = None if is_local else rotate(dkv, ring.group)
         kv = kv if arriving is None else arriving.wait()[0]
-    return dq.to(q.dtype), (own if home is None else own.add_(home.wait()[0])).to(q.dtype)
+    if returning is not None:
+        local_dkv += returning.wait()[0]
+    return dq.to(q.dtype), local_dkv.to(q.dtype)
 
 
 STRATEGY = RingAttention

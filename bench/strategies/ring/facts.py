@@ -1,11 +1,11 @@
-"""Our ring: KV blocks travel round the ring while ranks compute, their gradients follow in wide precision."""
+"""Facts of the built-in ring, which passes on K and V, and their gradients in float32 or wider."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from bench.config import Cell
-from bench.strategies.facts import ScheduledFacts, exchanged_kv_heads
+from bench.strategies.facts import ScheduledFacts, sent_kv_heads
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import (
     Block,
@@ -15,7 +15,7 @@ from bench.strategies.schedule import (
     Stages,
     ring_blocks,
     tensor_bytes,
-    wide,
+    wide_bytes,
 )
 
 
@@ -24,16 +24,16 @@ class RingFacts(ScheduledFacts):
     style = PlotStyle("#D55E00", "^", "--")
     packs = True
     layouts: ClassVar[tuple[str, ...]] = ("zigzag", "contiguous", "striped")
-    first_gradients_wait: ClassVar[bool] = True
-    """Whether what a rank finds for its own keys stays at home: then gradients make P-1 hops, otherwise P."""
+    keeps_local_gradients: ClassVar[bool] = True
+    """Whether a rank's gradients of its own keys stay there, so that gradients make P-1 hops instead of P."""
 
     def schedule(self, cell: Cell) -> Schedule:
-        """K and V make P-1 hops in forward and again in backward, their gradients as many or one more.
+        """Return P-1 hops of K and V in forward and in backward, and P-1 or P hops of their gradients.
 
-        Gradients travel in float32, float64 for float64. The rotation is that of arXiv:2310.01889, section 3.
+        Gradients are sent in float32, or in float64 for float64. Source: arXiv:2310.01889, section 3.
         """
         heads = cell.model.num_heads // cell.ulysses_degree
-        kv_heads = exchanged_kv_heads(cell) // cell.ulysses_degree
+        kv_heads = sent_kv_heads(cell) // cell.ulysses_degree
         blocks = ring_blocks(cell, heads, kv_heads)
         kv_bytes = tensor_bytes(cell, 2 * kv_heads, cell.padded_len // cell.ring_degree)
         kv = self.hop(cell, kv_bytes)
@@ -43,23 +43,28 @@ class RingFacts(ScheduledFacts):
         )
 
     def hop(self, cell: Cell, sent_bytes: int) -> Communication:
-        """One tensor to the next rank of the ring."""
+        """Return the send of `sent_bytes` to the next rank of the ring."""
         return Communication("send", sent_bytes, cell.ring_degree, stride=cell.ring_stride)
 
     def _backward(self, cell: Cell, blocks: list[Block], kv: Communication) -> Stages:
-        """Behind each block the next keys and the gradients of the last ones; the last hop home is bare."""
-        last, waits = len(blocks) - 1, int(self.first_gradients_wait)
-        dkv = self.hop(cell, wide(cell, kv.sent_bytes))
+        """Return stages that compute a block while the next keys and the last block's gradients are sent.
+
+        Nothing hides the last hop of the gradients.
+        """
+        last, first_hop = len(blocks) - 1, 1 + int(self.keeps_local_gradients)
+        dkv = self.hop(cell, wide_bytes(cell, kv.sent_bytes))
 
         def merged_bytes(ring_step: int, block: Block) -> int:
             gradients = tensor_bytes(cell, 2 * block.kv_heads, block.keys)
-            waiting = kv.sent_bytes if waits and ring_step else 0
-            return wide(cell, tensor_bytes(cell, block.heads, block.queries) + gradients + waiting)
+            local_gradients = kv.sent_bytes if self.keeps_local_gradients and ring_step else 0
+            return wide_bytes(
+                cell, tensor_bytes(cell, block.heads, block.queries) + gradients + local_gradients
+            )
 
         stages = [
             Stage(
                 (block,),
-                ((kv,) if ring_step < last else ()) + ((dkv,) if ring_step > waits else ()),
+                ((kv,) if ring_step < last else ()) + ((dkv,) if ring_step >= first_hop else ()),
                 is_hidden=True,
                 merged_bytes=merged_bytes(ring_step, block),
             )
@@ -69,7 +74,7 @@ class RingFacts(ScheduledFacts):
 
 
 def _forward(cell: Cell, blocks: list[Block], kv: Communication) -> Stages:
-    """The next rank's keys arrive behind each block but the last; each but the first is merged."""
+    """Return stages that compute a block while the next keys arrive; all blocks but the first are merged."""
     last = len(blocks) - 1
     return tuple(
         Stage(
@@ -77,7 +82,7 @@ def _forward(cell: Cell, blocks: list[Block], kv: Communication) -> Stages:
             (kv,) if ring_step < last else (),
             is_hidden=True,
             packed_bytes=0 if ring_step else kv.sent_bytes,
-            merged_bytes=wide(cell, tensor_bytes(cell, block.heads, block.queries)) if ring_step else 0,
+            merged_bytes=wide_bytes(cell, tensor_bytes(cell, block.heads, block.queries)) if ring_step else 0,
         )
         for ring_step, block in enumerate(blocks)
     )

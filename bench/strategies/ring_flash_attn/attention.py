@@ -1,4 +1,4 @@
-"""The ring-flash-attn package's own functions, as they are, on flash-attn or on the bridge to our kernels."""
+"""Functions of ring-flash-attn, unchanged, on flash-attn or on a stand-in that calls the cell's kernel."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ FUNCTIONS: Mapping[str, str] = {
     "contiguous": "ring_flash_attn_func",
     "striped": "stripe_flash_attn_func",
 }
+"""Function of the package for every layout."""
 
 
 class RingFlashAttention(Strategy):

@@ -1,4 +1,4 @@
-"""The ring-flash-attn package: K and V are sent apart, and their gradients one hop further than by ours."""
+"""Facts of ring-flash-attn, which sends gradients of K and V one hop more than `ring`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class RingFlashAttnFacts(RingFacts):
     name = "ring_flash_attn"
     style = PlotStyle("#E69F00", "P", "--")
     packs = False
-    first_gradients_wait = False
-    why_it_packs_not = (
-        "its varlen rings want each document's length to be a multiple of sp_degree, in zigzag of twice that,"
-        " and each document laid out by itself"
+    keeps_local_gradients = False
+    no_documents_reason = (
+        "its varlen rings need document lengths that are multiples of sp_degree, or of twice that in zigzag,"
+        " and shard every document by itself"
     )
     package = "ring-flash-attn"
     dtypes = HALF
@@ -24,18 +24,18 @@ class RingFlashAttnFacts(RingFacts):
         return [*super().refusals(cell), *rounding_refusals(cell)]
 
     def causal_masks(self, layout: str) -> tuple[bool, ...]:
-        """The package's zigzag and striped rings know a causal mask only."""
+        """Return causal only for the zigzag and striped rings of the package."""
         return (True, False) if layout == "contiguous" else (True,)
 
     def degree_refusals(self, cell: Cell) -> list[str]:
-        """In a ring of one rank the package sends to itself, which gloo cannot do."""
+        """Return the reasons against the degree; a ring of one sends to itself, which gloo cannot do."""
         if cell.sp_degree == 1 and cell.cluster.backend == "gloo":
             return ["sp_degree=1 is not for ring_flash_attn on gloo; take strategy=local"]
         return super().degree_refusals(cell)
 
 
 def rounding_refusals(cell: Cell) -> list[str]:
-    """The contiguous ring returns the gradient of Q as bf16, whatever the inputs are."""
+    """Return the reasons against the dtype; the contiguous ring always rounds the gradient of Q to bf16."""
     if cell.layout != "contiguous" or cell.dtype != "fp16":
         return []
     who = f"{cell.strategy} in contiguous layout"

@@ -1,4 +1,4 @@
-"""ring-flash-attn's `llama3_flash_attn_varlen_func`, as it is: one call per sequence of the batch."""
+"""ring-flash-attn's `llama3_flash_attn_varlen_func`, unchanged, with one call per sequence of the batch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from bench.attention.flash_attn_bridge import package_on
 from bench.attention.packed import sent
 from bench.strategies.strategy import Strategy
 
-Places = tuple[Any, ...]
-"""What the package prepares: where sequences end among queries and keys, how long they are, which keys."""
+Boundaries = tuple[Any, ...]
+"""Ends of documents in queries and keys, their longest lengths, and the slice of keys, from the package."""
 
 
 class Llama3Attention(Strategy):
     def load_package(self) -> None:
         self.package: Any = package_on("ring_flash_attn", self.kernel)
-        self.prepared: dict[tuple[tuple[int, ...], bool], Places] = {}
+        self.prepared: dict[tuple[tuple[int, ...], bool], Boundaries] = {}
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         outs_SND = self._by_sequence(q_BNSD, k_BKSD, v_BKSD, causal=causal)
@@ -33,17 +33,17 @@ class Llama3Attention(Strategy):
         return torch.stack([lse_NS for _, lse_NS, _ in parts])
 
     def _by_sequence(self, *qkv: Tensor, causal: bool, **keywords: Any) -> list[Any]:
-        """The package's results, one a sequence of the batch: its varlen functions take no batch."""
+        """Return the package's results of all sequences; its varlen functions take one sequence."""
         batch, _, shard_len, _ = qkv[0].shape
         whole = ((shard_len * self.cell.sp_degree,),) * batch
         ends = whole if self.documents is None else self.documents.ends
         results = []
-        for *one, its_ends in zip(*qkv, ends, strict=True):
-            *packing, key_slice = self._places(its_ends, causal, qkv[0].device)
+        for *sequence, sequence_ends in zip(*qkv, ends, strict=True):
+            *boundaries, key_slice = self._boundaries(sequence_ends, causal, qkv[0].device)
             results.append(
                 self.package.llama3_flash_attn_varlen_func(
-                    *(x.transpose(0, 1) for x in one),
-                    *packing,
+                    *(x.transpose(0, 1) for x in sequence),
+                    *boundaries,
                     self.cell.number("heads_k_stride"),
                     key_slice,
                     causal=causal,
@@ -53,21 +53,24 @@ class Llama3Attention(Strategy):
             )
         return results
 
-    def _places(self, ends: tuple[int, ...], causal: bool, device: torch.device) -> Places:
-        """Prepared once, as the package's users do once a batch: it reads the device and waits for it."""
+    def _boundaries(self, ends: tuple[int, ...], causal: bool, device: torch.device) -> Boundaries:
+        """Return prepared boundaries, cached because the preparation waits for the device.
+
+        The package's users prepare them once a batch.
+        """
         if (ends, causal) not in self.prepared:
-            boundaries = sent(torch.tensor([0, *ends], dtype=torch.int32), device)
+            cu_seqlens = sent(torch.tensor([0, *ends], dtype=torch.int32), device)
             self.prepared[ends, causal] = self.package.llama3_flash_attn_prepare_cu_seqlens(
-                boundaries, causal, rank=self.groups.sequence_rank, world_size=self.cell.sp_degree
+                cu_seqlens, causal, rank=self.groups.sequence_rank, world_size=self.cell.sp_degree
             )
         return self.prepared[ends, causal]
 
     @contextmanager
     def packed(self, documents: Documents | None) -> Iterator[None]:
-        """What is prepared for the documents of a batch is forgotten with them."""
+        """Prepare the boundaries of the documents inside the context, and discard them afterwards."""
         with super().packed(documents):
             for ends in () if documents is None else documents.ends:
-                self._places(ends, causal=True, device=torch.device(self.cell.cluster.device))
+                self._boundaries(ends, causal=True, device=torch.device(self.cell.cluster.device))
             yield
         if documents is not None:
             self.prepared.clear()

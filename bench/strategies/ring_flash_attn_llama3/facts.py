@@ -1,4 +1,4 @@
-"""ring-flash-attn's other algorithm, that of Llama 3: all keys of a few heads are gathered at a time."""
+"""Facts of the Llama 3 algorithm of ring-flash-attn, which gathers all keys of a few heads at a time."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ class RingFlashAttnLlama3Facts(ScheduledFacts):
     packs = True
     package = "ring-flash-attn"
     dtypes = HALF
-    # As the package's README has it: least memory, most overlap; more heads at a time are fewer launches.
-    options = {"heads_k_stride": WholeNumber(auto=lambda _: 1)}  # noqa: RUF012  the package's own word
+    # The default is that of the package's README, with least memory and most overlap; more heads at a time
+    # need fewer launches.
+    options = {"heads_k_stride": WholeNumber(auto=lambda _: 1)}  # noqa: RUF012  the package's word
 
     def head_refusals(self, cell: Cell) -> list[str]:
         heads, kv_heads = cell.number("heads_k_stride"), cell.model.num_kv_heads
         if kv_heads % heads == 0:
             return []
-        divisors = [str(each) for each in range(1, kv_heads + 1) if kv_heads % each == 0]
+        divisors = [str(number) for number in range(1, kv_heads + 1) if kv_heads % number == 0]
         way_out = f"choose {' or '.join(divisors)}"
         return [f"strategy.heads_k_stride={heads} must divide the {kv_heads} KV heads; {way_out}"]
 
     def schedule(self, cell: Cell) -> Schedule:
-        """K and V are gathered in forward and in backward, their gradients reduced and scattered.
+        """Return all-gathers of K and V in forward and backward, and reduce-scatters of their gradients.
 
-        So many KV heads at a time; the next are gathered while these are computed. An all-gather hands a
-        shard to P-1 ranks, a reduce-scatter hands P-1 shards over once (arXiv:2407.21783, section 3.3.2);
-        gradients travel in the cell's dtype.
+        A stage computes `heads_k_stride` KV heads while the next ones are gathered. An all-gather sends a
+        shard to P-1 ranks, a reduce-scatter sends P-1 shards once (arXiv:2407.21783, section 3.3.2).
+        Gradients are sent in the cell's dtype.
         """
         kv_heads, ranks = cell.number("heads_k_stride"), cell.sp_degree
-        rounds = -(-cell.model.num_kv_heads // kv_heads)  # none would be left of a number that is refused
+        rounds = -(-cell.model.num_kv_heads // kv_heads)  # rounded up, so that a refused number gives no zero
         sent_bytes = tensor_bytes(cell, 2 * kv_heads, cell.shard_len) * (ranks - 1)
         gathered, reduced = (
             Communication(kind, sent_bytes, ranks) for kind in ("all_gather", "reduce_scatter")

@@ -1,4 +1,4 @@
-"""ringmaster's ring attention, as it is, on flash-attn or on the bridge to our kernels."""
+"""ringmaster's ring attention, unchanged, on flash-attn or on a stand-in that calls the cell's kernel."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from bench.strategies.ringmaster_ring.facts import ALLGATHER, BALANCED, P2P, ROT
 from bench.strategies.ringmaster_ulysses.attention import IN_TRANSFORMERS, Attention, Ringmaster
 
 ROTATIONS: Mapping[str, str] = {ALLGATHER: "ALLGATHER", P2P: "ALLTOALL"}
-"""The package's own words; its balanced rings read none of them."""
+"""Names of rotations in the package; its balanced rings do not read them."""
 PROVIDER = "hf_kernels"
-"""Its way to flash-attn's functions, which it asks transformers for."""
+"""Name of the package's provider of flash-attn's functions, which gets them from transformers."""
 
 
 class RingmasterRingAttention(Ringmaster):
@@ -21,7 +21,7 @@ class RingmasterRingAttention(Ringmaster):
         rotation = self.cell.option(ROTATION)
         return rotation if rotation in BALANCED else "none"
 
-    def function_of_package(self) -> Attention:
+    def make_function(self) -> Attention:
         from ringmaster import RotateMethod
 
         rotation, name = self.cell.option(ROTATION), self.backend.lower()
@@ -32,7 +32,7 @@ class RingmasterRingAttention(Ringmaster):
 
 
 def implementation(rotation: str, kernel: str) -> str:
-    """What the package calls the kernel, and remembers its functions by; it passes keys with one only."""
+    """Return the package's name of the kernel, by which it caches functions; its rings know one name only."""
     if rotation != ALLGATHER:
         return "flash_attention_2"
     return IN_TRANSFORMERS.get(kernel, f"bench/{kernel}")

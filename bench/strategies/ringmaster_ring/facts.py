@@ -1,4 +1,4 @@
-"""ringmaster's ring: all keys gathered at once, as it does by default, or passed on; and two balanced."""
+"""Facts of ringmaster's rings: it gathers all keys, passes them on, or balances causal work in two ways."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ FLOAT32_BYTES = 4
 ROTATION = "rotation"
 ALLGATHER, P2P, HEAD_TAIL, DISTFLASH = "allgather", "p2p", "head_tail", "distflash"
 TORCH_KERNEL = "torch_flash"
-OWN_KERNELS: Mapping[str, str] = {P2P: "math", HEAD_TAIL: TORCH_KERNEL, DISTFLASH: TORCH_KERNEL}
-"""The kernel that errs as the package does where it calls none: the balanced rings round the output to the
-cell's dtype before backward, as flash kernels do."""
+EQUIVALENT_KERNELS: Mapping[str, str] = {P2P: "math", HEAD_TAIL: TORCH_KERNEL, DISTFLASH: TORCH_KERNEL}
+"""Kernel with the rounding of the package where it computes scores itself, by rotation.
+
+The balanced rings round the output to the cell's dtype before backward, as flash kernels do.
+"""
 BALANCED = (HEAD_TAIL, DISTFLASH)
-"""What the package calls its `load_balance`; either has its own way to rotate keys."""
+"""Rotations that are values of `load_balance` in the package; both rotate keys in their own way."""
 
 
 class RingmasterRingFacts(ScheduledFacts):
@@ -27,8 +29,8 @@ class RingmasterRingFacts(ScheduledFacts):
     packs = True
     layouts = ("contiguous", "zigzag")
     package = "axolotl-ringmaster"
-    tried = "0.2.7"
-    options = {ROTATION: (ALLGATHER, P2P, HEAD_TAIL, DISTFLASH)}  # noqa: RUF012  a class's own constant
+    tested_version = "0.2.7"
+    options = {ROTATION: (ALLGATHER, P2P, HEAD_TAIL, DISTFLASH)}  # noqa: RUF012  constant
     sends_unevenly = True
 
     def layouts_with(self, options: Mapping[str, str]) -> tuple[str, ...]:
@@ -48,26 +50,29 @@ class RingmasterRingFacts(ScheduledFacts):
             return super().mask_refusals(cell)
         return [f"workload.mask=full is not for {with_rotation(cell)}; take workload.mask=causal"]
 
-    def packing_refusals(self, cell: Cell) -> list[str]:
-        return [*super().packing_refusals(cell), *boundary_refusals(cell)]
+    def document_refusals(self, cell: Cell) -> list[str]:
+        return [*super().document_refusals(cell), *boundary_refusals(cell)]
 
     def head_refusals(self, cell: Cell) -> list[str]:
-        """Its balanced contiguous ring repeats no KV head in backward, on a CPU and without documents."""
+        """Return the reasons against the heads.
+
+        The balanced contiguous ring repeats no KV heads in backward, on a CPU and without documents.
+        """
         model, repeats = cell.model, cell.cluster.device != "cpu" or cell.data.packs
         if cell.option(ROTATION) != DISTFLASH or repeats or model.num_kv_heads == model.num_heads:
             return []
-        who = f"{with_rotation(cell)} on CPU ranks, which repeats none"
+        who = f"{with_rotation(cell)} on CPU ranks, which does not repeat KV heads"
         way_out = f"take model.num_kv_heads={model.num_heads}, or strategy.{ROTATION}={P2P}"
         return [f"model.num_kv_heads={model.num_kv_heads} is not for {who}; {way_out}"]
 
     def kept_bytes_per_token(self, cell: Cell) -> int:
-        return kept_by_ring(cell)
+        return ring_saved_bytes_per_token(cell)
 
     def scores_bytes(self, cell: Cell) -> int:
-        return super().scores_bytes(replace(cell, kernel="math") if takes_scores(cell) else cell)
+        return super().scores_bytes(replace(cell, kernel="math") if computes_scores(cell) else cell)
 
     def schedule(self, cell: Cell) -> Schedule:
-        """That of a rank with most blocks and, among those, most to send."""
+        """Return the stages of the rank that sends most among the ranks with most blocks."""
         return self.rank_schedule(cell, cell.sp_degree - 1 - cell.sp_degree // 2)
 
     def rank_schedule(self, cell: Cell, rank: int) -> Schedule:
@@ -77,27 +82,31 @@ class RingmasterRingFacts(ScheduledFacts):
 
 
 def with_rotation(cell: Cell) -> str:
-    """The strategy and its choice, as refusals name them."""
+    """Return the strategy and its rotation for a refusal."""
     return f"{cell.strategy} with strategy.{ROTATION}={cell.option(ROTATION)}"
 
 
 def boundary_refusals(cell: Cell) -> list[str]:
-    """One rank hands over no boundaries. The balanced rings know those of the first sequence of a batch."""
+    """Return the reasons against documents.
+
+    On one rank the package passes no boundaries. The balanced rings read those of a batch's first sequence
+    only.
+    """
     if not cell.data.packs:
         return []
     if cell.sp_degree == 1:
         return [f"data.packing=documents is not for {cell.strategy} on one rank; take strategy=local"]
     if cell.option(ROTATION) in BALANCED and cell.batch > 1:
         who, way_out = with_rotation(cell), f"take batch=1 and grad_accum={cell.batch * cell.grad_accum}"
-        reason = "it masks every sequence by the documents of the first"
+        reason = "it masks all sequences of a batch by the documents of the first"
         return [f"data.packing=documents with batch={cell.batch} is not for {who}: {reason}; {way_out}"]
     return []
 
 
-def takes_scores(cell: Cell) -> bool:
-    """Whether the package calls no kernel: it computes all scores of a block at once, in float32.
+def computes_scores(cell: Cell) -> bool:
+    """Return whether the package calls no kernel and computes all scores of a block in float32.
 
-    So it does on CPU ranks where it passes keys, and anywhere in its zigzag ring over documents.
+    It does so on CPU ranks when it passes keys on, and on all ranks in its zigzag ring over documents.
     """
     rotation, packs = cell.option(ROTATION), cell.data.packs
     if rotation == HEAD_TAIL:
@@ -106,32 +115,37 @@ def takes_scores(cell: Cell) -> bool:
 
 
 def kernel_refusals(cell: Cell) -> list[str]:
-    """Where it calls no kernel, ours that does the same has to be named, and no dtype that it has not."""
+    """Return the reasons against the kernel or the dtype.
+
+    If the package calls no kernel, the cell must name the equivalent kernel and a dtype that the package has.
+    """
     rotation, device = cell.option(ROTATION), cell.cluster.device
-    chosen, other = (f"strategy.{ROTATION}={each}" for each in (rotation, ALLGATHER))
+    chosen, other = (f"strategy.{ROTATION}={name}" for name in (rotation, ALLGATHER))
     if rotation == HEAD_TAIL and device == "cpu" and not cell.data.packs:
-        return [f"{chosen} needs a GPU, as the package's zigzag ring computes there only; take {other}"]
+        return [f"{chosen} needs a GPU, as the package's zigzag ring runs on GPUs only; take {other}"]
     who, kernel = _with_device(cell), f"kernel={cell.kernel}"
-    if not takes_scores(cell):
-        if device == "cpu" and cell.data.packs and cell.kernel not in OWN_KERNELS.values():
+    if not computes_scores(cell):
+        if device == "cpu" and cell.data.packs and cell.kernel not in EQUIVALENT_KERNELS.values():
             computes = "which computes with torch's masked attention"
             return [f"{kernel} is not for {who}, {computes}; take kernel={TORCH_KERNEL}"]
         return []
-    refusals, own = [], OWN_KERNELS[rotation]
-    if cell.kernel != own:
-        refusals.append(f"{kernel} is not for {who}, which computes all scores itself; take kernel={own}")
+    refusals, equivalent = [], EQUIVALENT_KERNELS[rotation]
+    if cell.kernel != equivalent:
+        refusals.append(
+            f"{kernel} is not for {who}, which computes all scores itself; take kernel={equivalent}"
+        )
     if cell.dtype == "fp64":
         refusals.append(f"dtype=fp64 is not for {who}, which computes in float32; take dtype=fp32")
     return [f"{refusal}, or {other}" for refusal in refusals]
 
 
 def autocast_refusals(cell: Cell) -> list[str]:
-    """Return why products that the package takes of float32 scores cannot be rounded by autocast."""
-    if not takes_scores(cell):
+    """Return the reasons against autocast, which would round the package's products of float32 scores."""
+    if not computes_scores(cell):
         return []
     engine = f"engine={cell.engine.name} with dtype={cell.dtype} is not for {_with_device(cell)}"
     way_out = f"take engine=fsdp2 or zero3, or strategy.{ROTATION}={ALLGATHER}"
-    return [f"{engine}, which has its products rounded to {cell.dtype} by autocast; {way_out}"]
+    return [f"{engine}, whose products autocast would round to {cell.dtype}; {way_out}"]
 
 
 def _with_device(cell: Cell) -> str:
@@ -139,13 +153,14 @@ def _with_device(cell: Cell) -> str:
     return f"{with_rotation(cell)}{documents} on {cell.cluster.device.upper()} ranks"
 
 
-def kept_by_ring(cell: Cell) -> int:
-    """What a ring's last rank saves beside its own, per token: all that it gathered.
+def ring_saved_bytes_per_token(cell: Cell) -> int:
+    """Return the bytes per token that the last rank of a ring saves in addition to its Q, K, V and output.
 
-    Passing keys on a CPU, those of all query heads, and the output in float32 beside the one it returns.
+    They are the gathered K and V of the other ranks. If keys are passed on on a CPU, they are K and V
+    repeated to all query heads, and a second output in float32.
     """
     model, number_bytes = cell.model, DTYPE_BYTES[cell.dtype]
-    if gathers(cell):
+    if gathers_keys(cell):
         return (cell.ring_degree - 1) * 2 * model.num_kv_heads * number_bytes * model.head_dim
     if cell.ring_degree == 1 or cell.option(ROTATION) != P2P or cell.cluster.device != "cpu":
         return 0
@@ -154,23 +169,23 @@ def kept_by_ring(cell: Cell) -> int:
 
 
 def ring_schedule(cell: Cell, heads: int, kv_heads: int) -> Schedule:
-    """A ring of the package over these heads of a ring shard; nothing is sent in one of a single rank."""
+    """Return the schedule of the package's ring over these heads of a ring shard."""
     if cell.ring_degree == 1:
         alone = (Stage(tuple(ring_blocks(cell, heads, kv_heads))),)
         return Schedule(alone, alone)
-    return (_gathered if gathers(cell) else _passed)(cell, heads, kv_heads)
+    return (_gather_schedule if gathers_keys(cell) else _pass_on_schedule)(cell, heads, kv_heads)
 
 
-def gathers(cell: Cell) -> bool:
-    """Whether every rank has all keys: of packed documents also where they are to be passed on."""
+def gathers_keys(cell: Cell) -> bool:
+    """Return whether every rank gathers all keys, which `p2p` also does for packed documents."""
     rotation = cell.option(ROTATION)
     return rotation == ALLGATHER or (rotation == P2P and cell.data.packs)
 
 
-def _gathered(cell: Cell, heads: int, kv_heads: int) -> Schedule:
-    """K and V are gathered apart, and so are their gradients reduced and scattered, in the cell's dtype.
+def _gather_schedule(cell: Cell, heads: int, kv_heads: int) -> Schedule:
+    """Return two all-gathers, of K and of V, and two reduce-scatters of their gradients in the cell's dtype.
 
-    On gloo they are all-reduced instead: twice the bytes.
+    On gloo gradients are all-reduced instead, which sends twice the bytes.
     """
     ranks, stride = cell.ring_degree, cell.ring_stride
     shard_len = cell.padded_len // ranks
@@ -183,12 +198,13 @@ def _gathered(cell: Cell, heads: int, kv_heads: int) -> Schedule:
     return Schedule(forward=(gather, gather, attention), backward=(attention, home, home))
 
 
-def _passed(cell: Cell, heads: int, kv_heads: int) -> Schedule:
-    """K and V make P-1 hops in forward, and in backward P, the last of which nobody waits for; gradients P.
+def _pass_on_schedule(cell: Cell, heads: int, kv_heads: int) -> Schedule:
+    """Return P-1 hops of K and V in forward, and P hops of them and of their gradients in backward.
 
-    A CPU has no flash kernel for the package: there it sends K and V of all query heads, in float32. The
-    zigzag ring makes P-1 hops of keys in backward too, all in the cell's dtype, and only those of keys are
-    hidden: the package waits for each hop of gradients before it goes on, and for the last one of keys.
+    The package does not wait for the last hop of K and V in backward. Without a flash kernel on a CPU, it
+    sends K and V of all query heads in float32. The zigzag ring makes P-1 hops of K and V in backward, too,
+    and sends all tensors in the cell's dtype. Only its hops of K and V are hidden, as the package waits for
+    every hop of gradients before it continues, and for the last hop of K and V.
     """
     ranks, is_zigzag = cell.ring_degree, cell.option(ROTATION) == HEAD_TAIL
     shard_len = cell.padded_len // ranks
@@ -204,11 +220,12 @@ def _passed(cell: Cell, heads: int, kv_heads: int) -> Schedule:
 
 
 def balanced_schedule(cell: Cell, rank: int) -> Schedule:
-    """The contiguous ring that lends work: P-1 hops of keys, then half as many of queries, none hidden.
+    """Return the stages of the balanced contiguous ring, which sends keys in P-1 hops, then queries in P/2.
 
-    Hops of keys go all the way round, though the first half of them is not computed with. A rank that has
-    another's queries gives back output and LSE; in backward it is lent the output's gradient, the output
-    and the LSE as well, and gives back dq. Over gloo ranks send these in backward though nobody needs them.
+    No hop is hidden. Keys go round the whole ring, although no rank computes with the first half of the hops.
+    A rank that receives queries returns output and LSE. In backward it also receives the output's gradient,
+    the output and the LSE, and returns dq. On gloo ranks send these tensors in backward even if they are not
+    needed.
     """
     model, ranks = cell.model, cell.sp_degree
     half, sends_always = ranks // 2, cell.cluster.backend == "gloo"

@@ -1,4 +1,4 @@
-"""ringmaster's Ulysses, as it is, around our kernels; and what its strategies share."""
+"""ringmaster's Ulysses, unchanged, around the cell's kernel; base class of the package's strategies."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from bench.attention.kernels import Kernel, attend
 from bench.strategies.strategy import Strategy
 
 Attention = Callable[..., tuple[Tensor, None]]
-"""`attention(module, q_BNSD, k_BKSD, v_BKSD, mask, **keywords)`, as transformers calls one."""
+"""Function of transformers' attention interface, `(module, q_BNSD, k_BKSD, v_BKSD, mask, **keywords)`."""
 IN_TRANSFORMERS: Mapping[str, str] = {
     "flash_attn_2": "flash_attention_2",
     "flash_attn_3": "flash_attention_3",
 }
-"""What transformers calls the kernels that it loads itself: under another name it asks a hub for them.
+"""Names in transformers of the kernels that it loads itself; it looks up other names on a hub.
 
-The second is reached by the bridge, whose functions take what those of the first do: the package passes
-`dropout_p`, which FlashAttention-3's own have not.
+`flash_attention_3` goes through a stand-in with the arguments of FlashAttention-2, because the package passes
+`dropout_p`, which FlashAttention-3 does not accept.
 """
 
 
 class Ringmaster(Strategy):
-    """A strategy of the package: its function, and the runtime in which it finds its process groups.
+    """Strategy of the package: its function, and the runtime from which it takes its process groups.
 
-    `ringmaster.setup` makes the same of groups of its own, which span all ranks and have torch's deadline.
+    `ringmaster.setup` creates the same runtime from new groups, which span all ranks and have torch's
+    timeout.
     """
 
     backend: ClassVar[str]
-    """The package's own word."""
+    """Name of the strategy in the package."""
 
     def load_package(self) -> None:
         from ringmaster import Backend, CPRuntime, LoadBalance, RingmasterConfig, runtime
@@ -56,18 +57,18 @@ class Ringmaster(Strategy):
         self.module = torch.nn.Module()
         self.set_runtime = runtime.set_runtime
         self.runtime = CPRuntime(config, ulysses, ring, groups.sequence)
-        self.function = self.function_of_package()
+        self.function = self.make_function()
 
     def load_balance(self) -> str:
-        """The package's own word for how ranks share the causal mask's work."""
+        """Return the package's name of its way to balance causal work."""
         return "none"
 
     @abstractmethod
-    def function_of_package(self) -> Attention:
-        """The attention that the package registers with transformers."""
+    def make_function(self) -> Attention:
+        """Return the attention function that the package registers with transformers."""
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
-        self.set_runtime(self.runtime)  # one for all of a process, and other cells may have set theirs
+        self.set_runtime(self.runtime)  # global in the process, where other cells may have set another
         packing = self.packing
         self.runtime.varlen = packing and (packing.cu_seqlens_q, packing.max_seqlen_q)
         with flash_attn_from(self.kernel):
@@ -78,21 +79,21 @@ class Ringmaster(Strategy):
 class RingmasterUlyssesAttention(Ringmaster):
     backend = "ULYSSES"
 
-    def function_of_package(self) -> Attention:
+    def make_function(self) -> Attention:
         from ringmaster.strategies.ulysses import make_ulysses_attention
 
         inner = IN_TRANSFORMERS.get(self.kernel.name)
         if inner is None:
             inner = f"bench_{self.kernel.name}"
-            ALL_ATTENTION_FUNCTIONS[inner] = attention_on(self.kernel)
-        # Where transformers' own attention looks for the kernel's name.
+            ALL_ATTENTION_FUNCTIONS[inner] = kernel_attention(self.kernel)
+        # transformers' attention looks up the kernel's name here.
         self.module.config = SimpleNamespace(_attn_implementation=inner)  # type: ignore[assignment]
         function: Attention = make_ulysses_attention(inner)
         return function
 
 
-def attention_on(kernel: Kernel) -> Attention:
-    """Attention of one device as transformers calls it, which the package wraps."""
+def kernel_attention(kernel: Kernel) -> Attention:
+    """Return a kernel as a function of transformers' attention interface, for the package to wrap."""
 
     def attention(
         module: torch.nn.Module,  # noqa: ARG001
@@ -102,7 +103,7 @@ def attention_on(kernel: Kernel) -> Attention:
         mask: Tensor | None,  # noqa: ARG001
         *,
         is_causal: bool,
-        **keywords: Any,  # noqa: ARG001  what layers ask for beyond causal attention was refused before
+        **keywords: Any,  # noqa: ARG001  requests beyond causal attention were refused before
     ) -> tuple[Tensor, None]:
         return attend(q_BNSD, k_BKSD, v_BKSD, kernel=kernel, causal=is_causal).transpose(1, 2), None
 

@@ -1,4 +1,4 @@
-"""ringmaster's Ulysses: all-to-alls of queries, of keys with values, of the output; on gloo all-gathers."""
+"""Facts of ringmaster's Ulysses, with all-to-alls of Q, of K with V and of the output."""
 
 from __future__ import annotations
 
@@ -8,37 +8,43 @@ from bench.config import Cell
 from bench.strategies.facts import activation_bytes
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import Communication, Schedule, Stage
-from bench.strategies.ulysses.facts import UlyssesFacts, attend_to_heads, exchange_heads
+from bench.strategies.ulysses.facts import UlyssesFacts, all_to_all_stage, attention_stage
 
 
 class RingmasterUlyssesFacts(UlyssesFacts):
     name = "ringmaster_ulysses"
     style = PlotStyle("#44AA99", "H")
-    takes_fewer_kv_heads = False
+    repeats_kv_heads = False
     package = "axolotl-ringmaster"
-    tried = "0.2.7"
+    tested_version = "0.2.7"
 
-    def packing_refusals(self, cell: Cell) -> list[str]:
-        """On one rank the package hands over no boundaries; its output was off by 0.98 of its maximum."""
-        refused = super().packing_refusals(cell)
-        if refused or not cell.data.packs or cell.sp_degree > 1:
-            return refused
+    def document_refusals(self, cell: Cell) -> list[str]:
+        """Return the reasons against documents.
+
+        On one rank the package passes no boundaries; its output was off by 0.98 of its maximum.
+        """
+        refusals = super().document_refusals(cell)
+        if refusals or not cell.data.packs or cell.sp_degree > 1:
+            return refusals
         return ["data.packing=documents is not for ringmaster_ulysses on one rank; take strategy=local"]
 
     def schedule(self, cell: Cell) -> Schedule:
-        """The bytes of `ulysses` on NCCL; Q, K and V travel together where they have equally many heads."""
+        """Return all-to-alls with the bytes of `ulysses` on NCCL; Q, K and V share one if heads are equal."""
         heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
-        attention = attend_to_heads(cell, heads, kv_heads)
-        together = [3 * heads] if heads == kv_heads else [heads, 2 * kv_heads]
-        qkv, out = [trade_heads(cell, each) for each in together], trade_heads(cell, heads)
+        attention = attention_stage(cell, heads, kv_heads)
+        sent_heads = [3 * heads] if heads == kv_heads else [heads, 2 * kv_heads]
+        qkv, out = (
+            [ringmaster_all_to_all(cell, count) for count in sent_heads],
+            ringmaster_all_to_all(cell, heads),
+        )
         return Schedule(forward=(*qkv, attention, out), backward=(out, attention, *reversed(qkv)))
 
 
-def trade_heads(cell: Cell, heads: int) -> Stage:
-    """One all-to-all; on gloo the package gathers all parts of all ranks instead, and keeps its own."""
-    traded = exchange_heads(cell, heads)
+def ringmaster_all_to_all(cell: Cell, heads: int) -> Stage:
+    """Return the stage of one all-to-all; on gloo the package all-gathers all parts and uses its own."""
+    stage = all_to_all_stage(cell, heads)
     if cell.cluster.backend != "gloo":
-        return traded
+        return stage
     degree, stride = cell.ulysses_degree, cell.ulysses_stride
     sent_bytes = activation_bytes(cell, heads) * (degree - 1)
-    return replace(traded, communications=(Communication("all_gather", sent_bytes, degree, stride),))
+    return replace(stage, communications=(Communication("all_gather", sent_bytes, degree, stride),))

@@ -1,4 +1,4 @@
-"""torch.distributed's context parallel attention, as it is: its dispatcher for DTensors, its own rotation."""
+"""torch's context parallel attention, unchanged, with its dispatcher for DTensors and its rotation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _cudnn(q_BNSD: DTensor, k_BKSD: DTensor, v_BKSD: DTensor, causal: bool) -> D
 
 
 OPERATORS: Mapping[str, Operator] = {"torch_flash": _flash, "cudnn": _cudnn}
-"""The operators that torch's ring dispatches on, by the cell's kernel."""
+"""Operators for which torch dispatches to its ring, by the cell's kernel."""
 
 
 class TorchContextParallel(Strategy):
@@ -56,7 +56,7 @@ class TorchContextParallel(Strategy):
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         _enable_dispatcher()
-        # What torch calls load balancing is the order of the zigzag layout under a causal mask.
+        # torch's load balancing is the zigzag layout, and applies to causal masks only.
         _cp_options.enable_load_balance = causal and self.cell.layout == "zigzag"
         q, k, v = (
             DTensor.from_local(x, self.mesh, [Shard(SEQUENCE_DIM)], run_check=False)
@@ -66,9 +66,9 @@ class TorchContextParallel(Strategy):
 
 
 def _enable_dispatcher() -> None:
-    """For the rank's whole life: backward runs after `attention` has returned and needs it, too.
+    """Enable torch's dispatcher for the rest of the process, as backward runs after `attention` returns.
 
-    `context_parallel`, which a training stack may use on the same rank, switches it off where it ends.
+    A training stack may use `context_parallel` on the same rank, which disables the dispatcher when it exits.
     """
     handlers = DTensor._op_dispatcher._custom_op_handlers
     if torch.ops.aten._scaled_dot_product_flash_attention.default not in handlers:
@@ -77,9 +77,9 @@ def _enable_dispatcher() -> None:
 
 @cache
 def flash_operator_for_cpu() -> operators.Library:
-    """Give torch's flash operator a CPU kernel, which its table of rings asks for and torch does not have.
+    """Register a CPU kernel for torch's flash operator, which torch's ring calls and torch lacks on CPUs.
 
-    The same CPU flash attention that torch uses under another name; K and V heads are repeated for it.
+    The kernel is the CPU flash attention that torch has as another operator; it repeats KV heads.
     """
     aten = operators.Library("aten", "IMPL")
     aten.impl("_scaled_dot_product_flash_attention", _cpu_forward, "CPU")
@@ -89,14 +89,14 @@ def flash_operator_for_cpu() -> operators.Library:
 
 @cache
 def flash_in_torch_attention_for_cpu() -> None:
-    """Let torch's `scaled_dot_product_attention` take the flash operator for shards, on CPU ranks.
+    """Make torch's `scaled_dot_product_attention` call the flash operator for DTensors on CPU ranks.
 
-    For them it takes an operator of another name, of which `context_parallel` has no sharding strategy.
+    By default it calls another operator there, for which `context_parallel` has no sharding strategy.
     """
     flash_operator_for_cpu()
     plain: Any = torch.nn.functional.scaled_dot_product_attention
 
-    @wraps(plain)  # `context_parallel` puts its own around it by its name
+    @wraps(plain)  # `context_parallel` wraps the function by its name
     def attention(
         query: Tensor,
         key: Tensor,
@@ -121,7 +121,7 @@ def flash_in_torch_attention_for_cpu() -> None:
 
 
 def deal_out_as(layout: str) -> None:
-    """Tell `context_parallel` how to deal out its buffers; what it calls load balancing is zigzag."""
+    """Make `context_parallel` shard its buffers in this layout; its load balancing is zigzag."""
     _cp_options.enable_load_balance = layout == "zigzag"
 
 
@@ -138,7 +138,7 @@ def _cpu_forward(
     out, lse = kernel_forward(
         KERNELS["torch_flash"], query, key, value, causal=is_causal, scale=scale or query.shape[-1] ** -0.5
     )
-    unused = torch.zeros(())  # 0-dim, else DTensor refuses it as an output that is not sharded
+    unused = torch.zeros(())  # 0-dim, because DTensor refuses other outputs that are not sharded
     return out, lse.contiguous(), unused, unused, query.shape[2], key.shape[2], unused, unused, unused
 
 

@@ -1,7 +1,7 @@
-"""Ulysses (arXiv:2309.14509, section 3): trade a shard of the sequence for a share of the heads and back.
+"""Ulysses (arXiv:2309.14509, section 3), which exchanges sequence shards for heads and back by all-to-all.
 
-Shapes: B batch, P ranks of the sequence group, T sequence, S = T/P its shard, N query heads, M = N/P of
-them, K KV heads, L those on one rank (at least one), D head size.
+Shapes: B batch, P ranks of the sequence group, T tokens of a sequence, S = T/P of a shard, N query heads,
+M = N/P of one rank, K KV heads, L of one rank (at least one), D head size.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class UlyssesAttention(Strategy):
 def gather_seq_scatter_heads(
     q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Whole sequences of this rank's heads: q [B, M, T, D], k and v [B, L, T, D], in one all-to-all.
+    """Return whole sequences of this rank's heads, q [B, M, T, D], k and v [B, L, T, D], by one all-to-all.
 
-    With fewer KV heads than ranks each head is sent to all the ranks whose query heads need it.
+    If there are fewer KV heads than ranks, a KV head is sent to all ranks whose query heads need it.
     """
     ranks = group.size()
     if ranks == 1:
@@ -42,7 +42,7 @@ def gather_seq_scatter_heads(
 
 
 def gather_heads_scatter_seq(out_BMTD: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """This rank's shard of all heads, [B, N, S, D]."""
+    """Return this rank's shard of all heads, [B, N, S, D], by one all-to-all."""
     if group.size() == 1:
         return out_BMTD
     sent_PBMSD = out_BMTD.unflatten(2, (group.size(), -1)).permute(2, 0, 1, 3, 4)
@@ -50,13 +50,13 @@ def gather_heads_scatter_seq(out_BMTD: Tensor, group: dist.ProcessGroup) -> Tens
 
 
 def all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Slice p of the first dimension goes to rank p of the group; slice p of the result came from it."""
+    """Send slice p of the first dimension to rank p of the group; slice p of the result comes from rank p."""
     received: Tensor = _AllToAll.apply(parts, group)  # type: ignore[no-untyped-call]
     return received
 
 
 class _AllToAll(torch.autograd.Function):
-    """Its own transpose: what a rank received in forward it sends back in backward."""
+    """Differentiable all-to-all; backward is the same all-to-all of the gradients."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -69,8 +69,8 @@ class _AllToAll(torch.autograd.Function):
 
 
 def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    # Contiguous on both sides: `empty_like` of a permuted view keeps its strides, and gloo then fills the
-    # buffer in the wrong order without a word.
+    # Both tensors must be contiguous: `empty_like` of a permuted view keeps its strides, and gloo then fills
+    # the buffer in the wrong order without an error.
     sent = parts.contiguous()
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
@@ -78,7 +78,7 @@ def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def at_least_one_head(x_BHSD: Tensor, ranks: int) -> Tensor:
-    """The same heads, each repeated for all ranks that need it where there are fewer heads than ranks."""
+    """Return the heads, each repeated for all ranks that need it if there are fewer heads than ranks."""
     heads = x_BHSD.shape[1]
     return x_BHSD if heads >= ranks else x_BHSD.repeat_interleave(ranks // heads, dim=1)
 

@@ -1,8 +1,9 @@
-"""Ulysses in rounds of a few heads, UPipe (arXiv:2602.21196): whole sequences of one round at a time.
+"""UPipe (arXiv:2602.21196): Ulysses in rounds, each of which computes whole sequences of a few heads.
 
-Shapes: B batch, T sequence, S its shard, N query heads, K KV heads, H heads of one rank in one round, D head
-size. A round takes H query heads of each rank with their KV heads; these serve several rounds where there are
-fewer of them than rounds.
+Shapes: B batch, T tokens of a sequence, S of a shard, N query heads, K KV heads, H heads of one rank in one
+    round, D head
+size. A round takes H query heads of every rank with their KV heads. If there are fewer KV heads than rounds,
+the same KV heads serve several rounds.
 """
 
 from __future__ import annotations
@@ -25,25 +26,27 @@ class UlyssesChunkedAttention(Strategy):
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         rounds = Rounds(self.groups.ulysses, self.cell.number("chunks"), self.cell.flag("overlap"))
         k_BKSD, v_BKSD = (at_least_one_head(x, rounds.group.size()) for x in (k_BKSD, v_BKSD))
-        whole = Whole(self.kernel, causal, self.packing)
-        out: Tensor = _UlyssesChunked.apply(q_BNSD, k_BKSD, v_BKSD, rounds, whole)  # type: ignore[no-untyped-call]
+        attend = WholeSequenceAttention(self.kernel, causal, self.packing)
+        out: Tensor = _UlyssesChunked.apply(q_BNSD, k_BKSD, v_BKSD, rounds, attend)  # type: ignore[no-untyped-call]
         return out
 
 
 class _UlyssesChunked(torch.autograd.Function):
-    """Kept are one's own shards and each round's LSE: backward exchanges all heads again, round by round."""
+    """Attention in rounds that saves only local shards and LSEs; backward repeats the all-to-alls."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, rounds: Rounds, whole: Whole) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, rounds: Rounds, attend: WholeSequenceAttention
+    ) -> Tensor:
         out, lses = torch.empty_like(q), []
 
-        def compute(number: int, qkv: list[Tensor]) -> Sequence[Tensor]:  # noqa: ARG001
-            out_BHTD, lse = whole.forward(*qkv)
+        def compute(index: int, qkv: list[Tensor]) -> Sequence[Tensor]:  # noqa: ARG001
+            out_BHTD, lse = attend.forward(*qkv)
             lses.append(lse)
             return [out_BHTD]
 
         rounds.run((q, k, v), (out,), compute)
-        ctx.rounds, ctx.whole = rounds, whole
+        ctx.rounds, ctx.attend = rounds, attend
         ctx.save_for_backward(q, k, v, out, *lses)
         return out
 
@@ -52,26 +55,26 @@ class _UlyssesChunked(torch.autograd.Function):
         q, k, v, out, *lses = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
 
-        whole: Whole = ctx.whole
+        attend: WholeSequenceAttention = ctx.attend
 
-        def compute(number: int, heads: list[Tensor]) -> Sequence[Tensor]:
+        def compute(index: int, heads: list[Tensor]) -> Sequence[Tensor]:
             dout_BHTD, q_BHTD, k_BHTD, v_BHTD, out_BHTD = heads
-            return whole.backward(dout_BHTD, q_BHTD, k_BHTD, v_BHTD, out_BHTD, lses[number])
+            return attend.backward(dout_BHTD, q_BHTD, k_BHTD, v_BHTD, out_BHTD, lses[index])
 
         ctx.rounds.run((dout, q, k, v, out), (dq, dk, dv), compute)
         return dq, dk, dv, None, None
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """Attention over whole sequences, within their documents where they are packed."""
+class WholeSequenceAttention:
+    """Attention over whole sequences, within documents if they are packed."""
 
     kernel: Kernel
     causal: bool
     packing: Packing | None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Output [B, H, T, D], and the LSE for `backward`."""
+        """Return the output, [B, H, T, D], and the LSE for `backward`."""
         if self.packing is None:
             return kernel_forward(self.kernel, q, k, v, causal=self.causal, scale=q.shape[-1] ** -0.5)
         qs, ks, vs = map(end_to_end, (q, k, v))
@@ -81,7 +84,7 @@ class Whole:
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> tuple[Tensor, ...]:
-        """dq, dk and dv."""
+        """Return dq, dk and dv."""
         if self.packing is None:
             scale = q.shape[-1] ** -0.5
             return kernel_backward(self.kernel, dout, q, k, v, out, lse, causal=self.causal, scale=scale)

@@ -1,4 +1,4 @@
-"""Our Ulysses in rounds of a few heads, UPipe (arXiv:2602.21196): copies of one round are held at a time."""
+"""Facts of UPipe (arXiv:2602.21196), which is Ulysses in rounds of a few heads to save memory."""
 
 from __future__ import annotations
 
@@ -7,130 +7,143 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from bench.config import Cell
-from bench.strategies.facts import CallMemory, activation_bytes, exchanged_kv_heads, lse_bytes
+from bench.strategies.facts import CallMemory, activation_bytes, lse_bytes, sent_kv_heads
 from bench.strategies.options import Flag, WholeNumber
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.schedule import Schedule, Stage, Stages, whole_block, wide
-from bench.strategies.ulysses.facts import UlyssesFacts, exchange_heads
+from bench.strategies.schedule import Schedule, Stage, Stages, whole_block, wide_bytes
+from bench.strategies.ulysses.facts import UlyssesFacts, all_to_all_stage
 
 
-def most_chunks(cell: Cell) -> int:
-    """A query head of each rank in each round, as the paper has it: the least memory.
+def max_chunks(cell: Cell) -> int:
+    """Return the number of rounds with one query head of every rank, as in the paper, for least memory.
 
-    A round costs a kernel call and two all-to-alls, forward and backward alike, which shows at short lengths:
-    `strategy.chunks` trades that against memory.
+    A round costs a kernel call and two all-to-alls, in forward and in backward, which is noticeable for short
+    sequences; a smaller `strategy.chunks` costs less time and more memory.
     """
     return max(1, cell.model.num_heads // cell.sp_degree)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundHeads:
-    """Heads that all ranks together take in one round; the same KV heads serve `rounds_of_kv` of them."""
+    """Heads of one round, summed over ranks."""
 
     heads: int
     kv_heads: int
-    rounds_of_kv: int
+    rounds_per_kv: int
+    """Number of consecutive rounds with the same KV heads."""
 
     @classmethod
-    def of(cls, cell: Cell) -> RoundHeads:
-        chunks, kv_heads = cell.number("chunks"), exchanged_kv_heads(cell)
-        rounds_of_kv = max(1, chunks * cell.ulysses_degree // kv_heads)
-        return cls(cell.model.num_heads // chunks, kv_heads * rounds_of_kv // chunks, rounds_of_kv)
+    def from_cell(cls, cell: Cell) -> RoundHeads:
+        chunks, kv_heads = cell.number("chunks"), sent_kv_heads(cell)
+        rounds_per_kv = max(1, chunks * cell.ulysses_degree // kv_heads)
+        return cls(cell.model.num_heads // chunks, kv_heads * rounds_per_kv // chunks, rounds_per_kv)
 
 
 class UlyssesChunkedFacts(UlyssesFacts):
     name = "ulysses_chunked"
     style = PlotStyle("#332288", "<")
-    kept_copies = (0, 0)
-    options = {"chunks": WholeNumber(auto=most_chunks), "overlap": Flag(default=True)}  # noqa: RUF012
+    saved_copies = (0, 0)
+    options = {"chunks": WholeNumber(auto=max_chunks), "overlap": Flag(default=True)}  # noqa: RUF012
 
     def head_refusals(self, cell: Cell) -> list[str]:
-        """A round takes whole groups of query heads with their KV heads, or stays within one group a rank."""
+        """Return the reasons against the heads or against `strategy.chunks`.
+
+        A round takes whole groups of query heads with their KV heads, or stays within one group of a rank.
+        """
         refusals = super().head_refusals(cell)
         if refusals:
             return refusals
         degree, chunks = cell.ulysses_degree, cell.number("chunks")
-        heads, kv_heads = cell.model.num_heads // degree, exchanged_kv_heads(cell) // degree
-        legal = [each for each in range(1, heads + 1) if _keeps_groups(each, heads, kv_heads)]
+        heads, kv_heads = cell.model.num_heads // degree, sent_kv_heads(cell) // degree
+        legal = [number for number in range(1, heads + 1) if _keeps_groups(number, heads, kv_heads)]
         if chunks in legal:
             return []
         rule = (
-            f"must divide the KV heads of a rank, {kv_heads} at sp_degree={degree}, or be a multiple of them"
-            f" that divides its query heads, {heads}"
+            f"must divide the KV heads of a rank ({kv_heads} at sp_degree={degree}), or be a multiple of them"
+            f" that divides its query heads ({heads})"
         )
         way_out = f"choose {' or '.join(map(str, legal))}, or leave strategy.chunks=auto"
         return [f"strategy.chunks={chunks} {rule}; {way_out}"]
 
     def schedule(self, cell: Cell) -> Schedule:
-        """The bytes of `ulysses`, but that backward exchanges Q, K, V and the output once more.
+        """Return the all-to-alls of `ulysses` in rounds; backward repeats those of Q, K, V and the output.
 
-        K and V are exchanged once, whatever the rounds: they travel with the first that they serve, their
-        gradients, added up in float32 at least, with the last.
+        K and V are sent once, with the first round that they serve. Their gradients are summed in float32 or
+        wider, and sent with the last round that they serve.
         """
-        each, degree = RoundHeads.of(cell), cell.ulysses_degree
-        block = whole_block(cell, each.heads // degree, each.kv_heads // degree)
-        added = wide(cell, activation_bytes(cell, 2 * each.kv_heads)) if each.rounds_of_kv > 1 else 0
-        first, last = 0, each.rounds_of_kv - 1
+        per_round, degree = RoundHeads.from_cell(cell), cell.ulysses_degree
+        block = whole_block(cell, per_round.heads // degree, per_round.kv_heads // degree)
+        added = (
+            wide_bytes(cell, activation_bytes(cell, 2 * per_round.kv_heads))
+            if per_round.rounds_per_kv > 1
+            else 0
+        )
+        first, last = 0, per_round.rounds_per_kv - 1
 
         def messages(heads: int, kv_with: int | None) -> list[Stage]:
-            """Round by round; K and V, or their gradients, with this one of those that they serve."""
+            """Return every round's all-to-all, with K and V in round `kv_with` of the rounds they serve."""
             return [
-                exchange_heads(cell, heads + 2 * each.kv_heads * (number % each.rounds_of_kv == kv_with))
+                all_to_all_stage(
+                    cell, heads + 2 * per_round.kv_heads * (number % per_round.rounds_per_kv == kv_with)
+                )
                 for number in range(cell.number("chunks"))
             ]
 
-        in_rounds = overlapped if cell.flag("overlap") else in_turn
+        in_rounds = overlapping_rounds if cell.flag("overlap") else sequential_rounds
         return Schedule(
-            forward=in_rounds(messages(each.heads, first), Stage((block,)), messages(each.heads, None)),
+            forward=in_rounds(
+                messages(per_round.heads, first), Stage((block,)), messages(per_round.heads, None)
+            ),
             backward=in_rounds(
-                messages(3 * each.heads, first),
+                messages(3 * per_round.heads, first),
                 Stage((block,), merged_bytes=added),
-                messages(each.heads, last),
+                messages(per_round.heads, last),
             ),
         )
 
     def call_memory(self, cell: Cell) -> CallMemory:
-        """Beside the output or gradients three times what the fullest round exchanges, there and back.
+        """Return the output or the gradients, and three copies of what the largest round sends and receives.
 
-        Once as it leaves, once as it arrives, and once in order as the kernel takes and returns it; a CPU's
-        kernels take K and V, and return their gradients, as often as the round has query heads. Where K and V
-        serve several rounds, the sums of their gradients are there as well, wide.
+        The copies are the send buffer, the receive buffer, and the whole sequences that the kernel takes and
+        returns. CPU kernels take K and V, and return their gradients, repeated to the number of query heads.
+        If K and V serve several rounds, the wide sums of their gradients are added.
         """
-        each = RoundHeads.of(cell)
-        q, kv = (activation_bytes(cell, heads) for heads in (cell.model.num_heads, exchanged_kv_heads(cell)))
-        round_q, round_kv = (activation_bytes(cell, heads) for heads in (each.heads, each.kv_heads))
-        is_repeated = cell.cluster.device == "cpu" and each.kv_heads < each.heads
+        per_round = RoundHeads.from_cell(cell)
+        q, kv = (activation_bytes(cell, heads) for heads in (cell.model.num_heads, sent_kv_heads(cell)))
+        round_q, round_kv = (activation_bytes(cell, heads) for heads in (per_round.heads, per_round.kv_heads))
+        is_repeated = cell.cluster.device == "cpu" and per_round.kv_heads < per_round.heads
         repeated = 2 * round_q if is_repeated else 0
-        sums = wide(cell, 2 * round_kv) if each.rounds_of_kv > 1 else 0
-        kept = q + lse_bytes(cell) + (2 * kv if kv > activation_bytes(cell, cell.model.num_kv_heads) else 0)
+        sums = wide_bytes(cell, 2 * round_kv) if per_round.rounds_per_kv > 1 else 0
+        saved = q + lse_bytes(cell) + (2 * kv if kv > activation_bytes(cell, cell.model.num_kv_heads) else 0)
         return CallMemory(
-            forward=kept + 3 * (2 * round_q + 2 * round_kv) + repeated,
-            kept=kept,
+            forward=saved + 3 * (2 * round_q + 2 * round_kv) + repeated,
+            saved=saved,
             backward=q + 2 * kv + 3 * (4 * round_q + 4 * round_kv) + 2 * repeated + sums,
         )
 
 
 def _keeps_groups(chunks: int, heads: int, kv_heads: int) -> bool:
-    """Whether no round takes parts of two groups of query heads, of those of a rank."""
+    """Return whether no round takes parts of two groups of a rank's query heads."""
     return kv_heads % chunks == 0 or (chunks % kv_heads == 0 and heads % chunks == 0)
 
 
-def in_turn(there: Sequence[Stage], work: Stage, back: Sequence[Stage]) -> Stages:
-    """One round after another."""
-    return tuple(stage for each in zip(there, back, strict=True) for stage in (each[0], work, each[1]))
+def sequential_rounds(gathers: Sequence[Stage], work: Stage, scatters: Sequence[Stage]) -> Stages:
+    """Return the stages of rounds that do not overlap."""
+    pairs = zip(gathers, scatters, strict=True)
+    return tuple(stage for gather, scatter in pairs for stage in (gather, work, scatter))
 
 
-def overlapped(there: Sequence[Stage], work: Stage, back: Sequence[Stage]) -> Stages:
-    """Behind each block the results of the last one and the next one's heads."""
+def overlapping_rounds(gathers: Sequence[Stage], work: Stage, scatters: Sequence[Stage]) -> Stages:
+    """Return stages that compute a round while the last results and the next heads are sent."""
     nothing = Stage()
-    beside = zip_longest((nothing, *back[:-1]), there[1:], fillvalue=nothing)
-    return (there[0], *(_hidden(work, stages) for stages in beside), back[-1])
+    hidden = zip_longest((nothing, *scatters[:-1]), gathers[1:], fillvalue=nothing)
+    return (gathers[0], *(_with_hidden(work, stages) for stages in hidden), scatters[-1])
 
 
-def _hidden(work: Stage, beside: Sequence[Stage]) -> Stage:
+def _with_hidden(work: Stage, hidden: Sequence[Stage]) -> Stage:
     return replace(
         work,
-        communications=tuple(exchange for stage in beside for exchange in stage.communications),
+        communications=tuple(call for stage in hidden for call in stage.communications),
         is_hidden=True,
-        packed_bytes=sum(stage.packed_bytes for stage in beside),
+        packed_bytes=sum(stage.packed_bytes for stage in hidden),
     )

@@ -1,7 +1,7 @@
-"""USP: gather the ring shard of some heads, send them round the ring, scatter them back.
+"""USP (arXiv:2405.07719): all-to-alls gather a ring shard of some heads, around ring attention on that shard.
 
-Shapes: B batch, S tokens of a rank, R = S x ulysses_degree those of a ring shard, N query heads, M of them,
-K KV heads, L of them, D head size.
+Shapes: B batch, S tokens of a shard, R = S x ulysses_degree tokens of a ring shard, N query heads, M of one
+rank, K KV heads, L of one rank, D head size.
 """
 
 from __future__ import annotations

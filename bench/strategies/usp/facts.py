@@ -1,4 +1,4 @@
-"""USP (arXiv:2405.07719): ulysses_degree x ring_degree ranks a sequence, one of them among neighbours."""
+"""Facts of USP (arXiv:2405.07719), where ulysses_degree x ring_degree ranks share a sequence."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class USPFacts(RingFacts):
     name = "usp"
     style = PlotStyle("#009E73", "D", "-.")
     is_hybrid = True
-    kept_copies = (1, 2)
-    options = {"inner": ("ulysses", "ring")}  # noqa: RUF012  a class's own constant, as in torch_cp
+    saved_copies = (1, 2)
+    options = {"inner": ("ulysses", "ring")}  # noqa: RUF012  constant, as in torch_cp
 
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:
-        """As many ranks as KV heads can be split over without repeating any."""
+        """Return the largest number of ranks that need not repeat any KV head."""
         return math.gcd(sp_degree, model.num_kv_heads)
 
     def degree_refusals(self, cell: Cell) -> list[str]:
@@ -35,16 +35,16 @@ class USPFacts(RingFacts):
         return LAYOUTS[cell.layout].length_multiple(cell.ring_degree) * cell.ulysses_degree
 
     def slices(self, cell: Cell, seq_len: int, group_rank: int) -> tuple[slice, ...]:
-        """A ring shard, cut in its local order among the ranks that share its heads."""
+        """Return a rank's slices; ranks that share heads cut their ring shard into parts, in order."""
         ring_shard = LAYOUTS[cell.layout].slices(seq_len, cell.ring_degree, cell.ring_rank(group_rank))
         shard_len, ulysses_rank = seq_len // cell.sp_degree, cell.ulysses_rank(group_rank)
         return cut(ring_shard, seq_len, ulysses_rank * shard_len, (ulysses_rank + 1) * shard_len)
 
     def head_refusals(self, cell: Cell) -> list[str]:
-        return all_to_all_head_refusals(cell, repeats=self.takes_fewer_kv_heads)
+        return all_to_all_head_refusals(cell, repeats=self.repeats_kv_heads)
 
     def schedule(self, cell: Cell) -> Schedule:
-        """Both: the all-to-alls of Ulysses, and a ring over longer shards of fewer heads."""
+        """Return the all-to-alls of Ulysses around a ring over longer shards of fewer heads."""
         ring, heads = super().schedule(cell), UlyssesFacts().schedule(cell)
         return Schedule(
             forward=(heads.forward[0], *ring.forward, heads.forward[-1]),

@@ -1,4 +1,4 @@
-"""yunchang's ring functions, as they are, on flash-attn or on the bridge to our kernels."""
+"""yunchang's ring functions, unchanged, on flash-attn or on a stand-in that calls the cell's kernel."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from bench.attention.flash_attn_bridge import package_on
 from bench.strategies.ring_flash_attn.attention import RingFlashAttention
 
 RINGS: Mapping[str, str] = {"zigzag": "zigzag", "contiguous": "basic", "striped": "strip"}
-"""The package's own words for layouts."""
+"""Names of layouts in the package."""
 
 
 class YunchangRingAttention(RingFlashAttention):
-    """Its functions descend from those of ring-flash-attn, and are called as they are."""
+    """Ring of yunchang, whose functions descend from ring-flash-attn's and have their arguments."""
 
     def load_package(self) -> None:
         rings = package_on("yunchang", self.kernel).hybrid.utils.RING_IMPL_DICT

@@ -1,4 +1,4 @@
-"""yunchang's rings, which descend from ring-flash-attn's and send what those do."""
+"""Facts of yunchang's rings, which descend from ring-flash-attn's and send the same bytes."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ class YunchangRingFacts(RingFlashAttnFacts):
     name = "yunchang_ring"
     style = PlotStyle("#661100", (6, 1, 0), "--")
     package = "yunchang"
-    tried = "0.6.4"
+    tested_version = "0.6.4"

@@ -1,4 +1,4 @@
-"""yunchang's `UlyssesAttention`, as it is, on flash-attn or on the bridge to our kernels."""
+"""yunchang's `UlyssesAttention`, unchanged, on flash-attn or on a stand-in that calls the cell's kernel."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from bench.attention.flash_attn_bridge import package_on
 from bench.strategies.strategy import Strategy
 
 ATTENTION_TYPES: Mapping[str, str] = {"flash_attn_3": "FA3"}
-"""Kernels that the package calls by itself; any other stands for flash-attn's functions, its `FA`.
+"""Names in the package of kernels that it calls itself; all others stand in for flash-attn, its `FA`.
 
-Its rings have an FA3, too, but it passes `causal=False` whatever is asked for, and arguments that
-FlashAttention-3 no longer takes (`yunchang/kernels/attention.py`, `flash_attn3_func_forward`).
+The package's rings have an FA3, too. It is not used, because it always passes `causal=False`, and arguments
+that FlashAttention-3 no longer accepts (`yunchang/kernels/attention.py`, `flash_attn3_func_forward`).
 """
 
 

@@ -1,4 +1,4 @@
-"""yunchang's `UlyssesAttention`: four all-to-alls a pass, of Q, K, V and the output."""
+"""Facts of yunchang's `UlyssesAttention`, with an all-to-all for each of Q, K, V and the output."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from bench.strategies.ulysses.facts import PackagedUlyssesFacts
 class YunchangUlyssesFacts(PackagedUlyssesFacts):
     name = "yunchang_ulysses"
     style = PlotStyle("#661100", (5, 1, 0))
-    why_it_packs_not = "yunchang's UlyssesAttention takes no boundaries of documents"
+    no_documents_reason = "yunchang's UlyssesAttention does not take document boundaries"
     package = "yunchang"
-    tried = "0.6.4"
+    tested_version = "0.6.4"

@@ -1,4 +1,4 @@
-"""yunchang's `LongContextAttention`, as it is, on flash-attn or on the bridge to our kernels."""
+"""yunchang's `LongContextAttention`, unchanged, on flash-attn or a stand-in that calls the cell's kernel."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from bench.strategies.yunchang_ulysses.attention import YunchangUlyssesAttention
 class YunchangUSPAttention(YunchangUlyssesAttention):
     def load_package(self) -> None:
         package, groups = package_on("yunchang", self.kernel), self.groups
-        # What its `set_seq_parallel_pg` sets, but groups of the harness: they outwait its deadline.
-        chosen = package.globals.PROCESS_GROUP
-        chosen.ULYSSES_PG, chosen.RING_PG = groups.ulysses, groups.ring
+        # The package's `set_seq_parallel_pg` would create groups, whose timeout is shorter than that of ours.
+        process_groups = package.globals.PROCESS_GROUP
+        process_groups.ULYSSES_PG, process_groups.RING_PG = groups.ulysses, groups.ring
         self.package_attention = package.LongContextAttention(ring_impl_type=RINGS[self.cell.layout])
 
 

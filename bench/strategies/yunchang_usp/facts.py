@@ -1,4 +1,4 @@
-"""yunchang's `LongContextAttention`: USP (arXiv:2405.07719) by those who published it."""
+"""Facts of yunchang's `LongContextAttention`, USP (arXiv:2405.07719) by its authors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from bench.strategies.yunchang_ulysses.facts import YunchangUlyssesFacts
 class YunchangUSPFacts(USPFacts):
     name = "yunchang_usp"
     style = PlotStyle("#661100", (7, 1, 0), "-.")
-    takes_fewer_kv_heads = False
+    repeats_kv_heads = False
     packs = False
-    kept_copies = (1, 0)
-    first_gradients_wait = YunchangRingFacts.first_gradients_wait
-    why_it_packs_not = "yunchang's LongContextAttention takes no boundaries of documents"
+    saved_copies = (1, 0)
+    keeps_local_gradients = YunchangRingFacts.keeps_local_gradients
+    no_documents_reason = "yunchang's LongContextAttention does not take document boundaries"
     package = "yunchang"
-    tried = YunchangRingFacts.tried
+    tested_version = YunchangRingFacts.tested_version
     dtypes = YunchangRingFacts.dtypes
 
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:
-        """Such that there is a ring, where there can be: of one rank its backward sends to itself."""
+        """Return the degree of `usp`, halved if it leaves a ring of one rank, which would send to itself."""
         degree = super().ulysses_degree(sp_degree, model)
         return degree // 2 if degree == sp_degree > 1 else degree
 
@@ -35,17 +35,16 @@ class YunchangUSPFacts(USPFacts):
         return YunchangRingFacts().causal_masks(layout)
 
     def degree_refusals(self, cell: Cell) -> list[str]:
-        """In a ring of one rank the package sends to itself, which gloo cannot do."""
-        refused = super().degree_refusals(cell)
-        if not refused and cell.ring_degree == 1 and cell.cluster.backend == "gloo":
+        """Return the reasons against the degree; a ring of one sends to itself, which gloo cannot do."""
+        refusals = super().degree_refusals(cell)
+        if not refusals and cell.ring_degree == 1 and cell.cluster.backend == "gloo":
             way_out = "take strategy=yunchang_ulysses, or a smaller ulysses_degree"
-            return [
-                f"ulysses_degree={cell.ulysses_degree} leaves yunchang_usp a ring of one on gloo; {way_out}"
-            ]
-        return refused
+            degree = f"ulysses_degree={cell.ulysses_degree}"
+            return [f"{degree} leaves yunchang_usp a ring of one rank, which gloo cannot run; {way_out}"]
+        return refusals
 
     def schedule(self, cell: Cell) -> Schedule:
-        """Both: four all-to-alls a pass, and a ring over longer shards of fewer heads."""
+        """Return the all-to-alls of `yunchang_ulysses` around a ring over longer shards of fewer heads."""
         ring, heads = super().schedule(cell), YunchangUlyssesFacts().schedule(cell)
         return Schedule(
             forward=(*heads.forward[:3], *ring.forward[1:-1], heads.forward[-1]),

@@ -1,4 +1,4 @@
-"""How evenly strategies share out blocks, and that DistFlashAttn's rounds compute each of them once."""
+"""Balance of blocks over ranks, and coverage of all blocks by DistFlashAttn's rounds."""
 
 import itertools
 import json
@@ -19,16 +19,19 @@ from tests.support.cells import make_cell
 
 LAYOUTS = {"distflash_attn": "contiguous", "ring": "zigzag"}
 UNITS = {"distflash_attn": (2.5, 2.9), "ring": (2, 2.4)}
-"""What blocks alone take on four ranks, and the most that all may: less than half a block more, the least
-that a schedule can waste. Of a contiguous ring they take P - 1/2."""
+"""Units that blocks alone take on four ranks, and the largest number that passes.
+
+A schedule wastes at least half a block if it wastes any, so less than that is allowed. A contiguous ring
+takes P - 1/2 units.
+"""
 UNIT_S = 0.3
-"""Of a whole block, all queries of a shard on all keys of another; one on its own keys takes half as long."""
+"""Seconds of a unit, a block of all queries of a shard and all keys of another; a triangle takes half."""
 TRIES = 2
 SHARD_LEN = 8
 
 
 def units_of(launcher, folder, layouts, ranks):
-    """Of each strategy in its layout, what forward and backward take in units, at best."""
+    """Return the shortest times of forward and backward in units, by strategy."""
     cell = make_cell(f"cluster.world_size={ranks}", f"seq_len={SHARD_LEN * ranks}", "strategy=ring")
     (folder / "layouts.json").write_text(json.dumps(layouts))
     ends = launcher.run(cell, folder, entry=sleep_through_blocks)
@@ -37,26 +40,26 @@ def units_of(launcher, folder, layouts, ranks):
 
 
 def best(by_rank):
-    """Units of each direction, which takes as long as its slowest rank, in the faster of its tries."""
-    seconds = torch.tensor(by_rank)  # by rank, try and direction
+    """Return the units of forward and backward on the slowest rank, in the fastest try."""
+    seconds = torch.tensor(by_rank)  # [rank, try, direction]
     return (seconds.amax(dim=0).amin(dim=0) / UNIT_S).tolist()
 
 
 def sleep_through_blocks(job, log):
-    """A rank's whole life: by strategy, the seconds of each try's forward and backward."""
-    device, found = join(job), {}
+    """Run a rank and return the seconds of forward and backward of all tries, by strategy."""
+    device, seconds = join(job), {}
     for name, layout in json.loads((job.folder / "layouts.json").read_text()).items():
         with log.during(name):
             cell = replace(job.cell, strategy=name, layout=layout)
             strategy = runnable(name)(cell, make_groups(cell), STRATEGIES[name])
-            seconds_of_a_call(strategy, unit_s=0.0)  # ranks meet
-            found[name] = [seconds_of_a_call(strategy, UNIT_S) for _ in range(TRIES)]
+            seconds_of_a_call(strategy, unit_s=0.0)  # makes ranks connect
+            seconds[name] = [seconds_of_a_call(strategy, UNIT_S) for _ in range(TRIES)]
     finish_together(device)
-    return found
+    return seconds
 
 
 def seconds_of_a_call(strategy, unit_s):
-    """This rank's, forward and backward, each from when all ranks begin."""
+    """Return this rank's seconds of forward and of backward, which all ranks start together."""
     model = strategy.cell.model
     shapes = [(1, heads, SHARD_LEN, model.head_dim) for heads in (model.num_heads, *[model.num_kv_heads] * 2)]
     leaves = [torch.ones(shape, requires_grad=True) for shape in shapes]
@@ -66,14 +69,14 @@ def seconds_of_a_call(strategy, unit_s):
 
 
 def timed(act):
-    """What it returns, and seconds from when all ranks begin it."""
+    """Return the result of `act` and its seconds from the common start of all ranks."""
     dist.barrier()
     start = time.perf_counter()
     return act(), time.perf_counter() - start
 
 
 def sleeping(unit_s):
-    """A kernel that sleeps; what it returns has the right shapes."""
+    """Return a kernel that sleeps and returns tensors of the right shapes."""
 
     def sleep(q, k, causal):
         time.sleep(unit_s * q.shape[2] * k.shape[2] / SHARD_LEN**2 / (2 if causal else 1))
@@ -89,22 +92,22 @@ def sleeping(unit_s):
     return Kernel("sleeping", forward, backward)
 
 
-def test_blocks_that_sleep_take_half_the_ranks_and_in_distflash_half_a_block_more(launcher, tmp_path):
-    found = units_of(launcher, tmp_path, LAYOUTS, 4)
+def test_balanced_rings_take_the_time_of_their_blocks(launcher, tmp_path):
+    units_by_strategy = units_of(launcher, tmp_path, LAYOUTS, 4)
     for strategy, (least, most) in UNITS.items():
-        assert all(least <= units <= most for units in found[strategy]), found
+        assert all(least <= units <= most for units in units_by_strategy[strategy]), units_by_strategy
 
 
 def blocks_of(rank, ranks, *, causal):
-    """(Whose queries, whose keys) of each block that a rank computes beside its own."""
-    for each in rounds(rank, ranks, causal=causal):
-        if each.takes is not None:
-            yield (rank, each.previous) if each.takes is Lent.KEYS else (each.previous, rank)
+    """Yield (rank of the queries, rank of the keys) of a rank's blocks except the local one."""
+    for round_ in rounds(rank, ranks, causal=causal):
+        if round_.receives is not None:
+            yield (rank, round_.previous) if round_.receives is Lent.KEYS else (round_.previous, rank)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("ranks", range(1, 10))
-def test_every_block_below_the_diagonal_is_computed_once_and_evenly(ranks, causal):
+def test_rounds_compute_every_block_once_and_evenly(ranks, causal):
     by_rank = [[*blocks_of(rank, ranks, causal=causal)] for rank in range(ranks)]
     pairs = itertools.permutations(range(ranks), 2)
     assert sorted(itertools.chain(*by_rank)) == sorted((q, k) for q, k in pairs if k < q or not causal)

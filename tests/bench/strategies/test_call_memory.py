@@ -1,4 +1,4 @@
-"""What one call of attention takes is what its strategy's facts say."""
+"""Memory of one call of attention is that of the strategy's `call_memory`."""
 
 import time
 from dataclasses import replace
@@ -28,11 +28,11 @@ CASES_OF = {
         ("fp64", "16/2 heads", "8"),
     ),
 }
-"""By strategy: dtype, heads and in how many rounds they are exchanged."""
-LETTING_GO_S = 0.1
-"""After which gloo's threads hold nothing of what was: it would count as there when the next begins."""
-NEAR = {"ulysses_chunked": (0.0, 0.0), "gather_kv": (0.05, 0.15)}
-"""In forward and backward: how long gloo holds its copy of what it reduces is not ours to say."""
+"""Dtype, heads and number of rounds of the cases, by strategy."""
+RELEASE_S = 0.1
+"""Seconds after which gloo's threads have freed their tensors, which would count in the next phase."""
+TOLERANCES = {"ulysses_chunked": (0.0, 0.0), "gather_kv": (0.05, 0.15)}
+"""Relative tolerances of forward and backward; gloo decides how long it holds its copy of gradients."""
 
 
 def cell_of(strategy, layout, options, dtype, heads, chunks):
@@ -45,33 +45,33 @@ def cell_of(strategy, layout, options, dtype, heads, chunks):
 
 
 def watch_calls(job, log):
-    """A rank's whole life: of each cell a first call, and the bytes that a second takes."""
-    found = {}
-    torch_flash.cpu_arithmetic = lambda dtype: dtype  # a kernel's float32 copies are no part of the facts
+    """Run a rank: call attention of every cell once, and record the bytes of a second call."""
+    measured = {}
+    torch_flash.cpu_arithmetic = lambda dtype: dtype  # the facts do not count a kernel's float32 copies
     for name, workload in built(job, log):
         strategy, device = workload.rank.strategy, workload.rank.device
         pieces = strategy.slices(SEQ_LEN)
         q, k, v, dout = (
             torch.cat(
-                [random_input(strategy.cell, which, SEQ_LEN, device)[:, :, piece] for piece in pieces], dim=2
+                [random_input(strategy.cell, index, SEQ_LEN, device)[:, :, piece] for piece in pieces], dim=2
             )
-            for which in range(4)
+            for index in range(4)
         )
         first, leaves = ([x.detach().requires_grad_() for x in (q, k, v)] for _ in range(2))
         strategy.attention(*first).backward(dout)
         del first
-        time.sleep(LETTING_GO_S)
+        time.sleep(RELEASE_S)
         phase = StepPhase()
         with AllocationTracker(phase) as tracker:
             phase.enter("forward")
             out = strategy.attention(*leaves)
-            time.sleep(LETTING_GO_S)
+            time.sleep(RELEASE_S)
             phase.enter("backward")
             out.backward(dout)
             phase.enter(None)
         del out, leaves
-        found[name] = tracker.phases.taken | {"kept": tracker.phases.kept["forward"]}
-    return {"seen": found}
+        measured[name] = tracker.phases.taken | {"saved": tracker.phases.kept["forward"]}
+    return {"seen": measured}
 
 
 CASES = {
@@ -85,21 +85,21 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def taken(launcher, tmp_path_factory):
-    """By cell what its call takes in forward and backward, on the rank that takes most."""
+def measured_bytes(launcher, tmp_path_factory):
+    """Bytes of every case by phase, on the rank that allocates most."""
     cells = {name: cell_of(*case) for name, case in CASES.items()}
     seen = seen_inside(launcher, tmp_path_factory.mktemp("calls"), cells, watch_calls)
     return {
-        name: {phase: max(rank[phase] for rank in by_rank) for phase in ("forward", "kept", "backward")}
+        name: {phase: max(rank[phase] for rank in by_rank) for phase in ("forward", "saved", "backward")}
         for name, by_rank in seen.items()
     }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_call_takes_what_its_facts_say(taken, case):
+def test_call_memory_matches_measured_bytes(measured_bytes, case):
     cell = cell_of(*CASES[case])
-    said = STRATEGIES[cell.strategy].call_memory(cell)
-    near_forward, near_backward = NEAR[cell.strategy]
-    assert taken[case]["forward"] == pytest.approx(said.forward, rel=near_forward)
-    assert taken[case]["kept"] == pytest.approx(said.kept, rel=near_forward)
-    assert taken[case]["backward"] == pytest.approx(said.backward, rel=near_backward)
+    expected, measured = STRATEGIES[cell.strategy].call_memory(cell), measured_bytes[case]
+    forward, backward = TOLERANCES[cell.strategy]
+    assert measured["forward"] == pytest.approx(expected.forward, rel=forward)
+    assert measured["saved"] == pytest.approx(expected.saved, rel=forward)
+    assert measured["backward"] == pytest.approx(expected.backward, rel=backward)

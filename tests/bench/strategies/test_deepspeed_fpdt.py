@@ -1,4 +1,4 @@
-"""FPDT's operators are chosen and called as the package does it."""
+"""FPDT's operator, its arguments and its defaults are those of the package."""
 
 import inspect
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ PLAIN, OFFLOADING = "_FPDTGPUAttentionImpl_", "_FPDTGPUOffloadingAttentionImpl_"
 
 @pytest.fixture(scope="module")
 def layer():
-    """The package's module."""
+    """The module of the package that has the operators."""
     return package_on("deepspeed.sequence.fpdt_layer", KERNELS["torch_flash"])
 
 
@@ -36,34 +36,36 @@ def fpdt(*words, machine=FOUR_H100):
         (("seq_len=512k", "strategy.chunks=2"), 2, "true", OFFLOADING),
     ],
 )
-def test_a_gpu_takes_the_packages_chunks_and_operator(monkeypatch, layer, words, chunks, offload, name):
-    """Not run on a GPU: the operator is only asked whether it takes these arguments."""
+def test_gpu_cells_use_the_chunks_and_operator_of_the_package(
+    monkeypatch, layer, words, chunks, offload, name
+):
+    """Nothing runs on a GPU; the arguments are bound to the operator's signature."""
     cell = fpdt(*words)
     assert (cell.number("chunks"), cell.option("offload")) == (chunks, offload)
     monkeypatch.setattr(attention, "join_deepspeed", lambda _: None)
     strategy = attention.STRATEGY(cell, SimpleNamespace(sequence="group"), STRATEGIES["deepspeed_fpdt"])
     assert strategy.operation is getattr(layer, name)
-    called = []
-    strategy.operation = SimpleNamespace(apply=lambda *given: called.append(given) or given[0][None])
+    calls = []
+    strategy.operation = SimpleNamespace(apply=lambda *values: calls.append(values) or values[0][None])
     strategy.attention(*(torch.zeros(1, heads, 8, 4) for heads in (4, 2, 2)))
-    given = inspect.signature(getattr(layer, name).forward).bind(None, *called[0]).arguments
-    assert (given["num_chunks"], given["cpu_offloading"], given["spg"]) == (chunks, offloads(cell), "group")
+    bound = inspect.signature(getattr(layer, name).forward).bind(None, *calls[0]).arguments
+    assert (bound["num_chunks"], bound["cpu_offloading"], bound["spg"]) == (chunks, offloads(cell), "group")
 
 
-def test_the_package_still_cuts_and_offloads_by_these_defaults(layer):
+def test_default_chunk_size_and_offload_match_the_package(layer):
     defaults = inspect.signature(layer.FPDT_Attention.__init__).parameters
     assert defaults["chunk_size"].default == CHUNK_TOKENS
     assert inspect.signature(layer.FPDT_Attention.forward).parameters["cpu_offloading"].default is True
 
 
-def test_only_a_gpu_offloads_and_keeps_nothing_on_it_for_backward():
+def test_offload_needs_a_gpu_and_saves_nothing_on_it():
     on_cpu = make_cell("strategy=deepspeed_fpdt", "strategy.offload=true", "seq_len=1k", machine=TWO_CORES)
     assert "strategy.offload=true is not for deepspeed_fpdt on CPU ranks" in refusal(on_cpu)
     assert "take strategy.offload=false" in refusal(on_cpu)
     usual = make_cell("strategy=deepspeed_fpdt", "seq_len=1k", machine=TWO_CORES)
     assert (usual.number("chunks"), usual.option("offload"), refusal(usual)) == (4, "false", None)
-    kept = [
-        STRATEGIES["deepspeed_fpdt"].kept_bytes_per_token(fpdt("seq_len=128k", f"strategy.offload={each}"))
-        for each in ("true", "false")
+    saved = [
+        STRATEGIES["deepspeed_fpdt"].kept_bytes_per_token(fpdt("seq_len=128k", f"strategy.offload={offload}"))
+        for offload in ("true", "false")
     ]
-    assert kept[0] == 0 < kept[1]
+    assert saved[0] == 0 < saved[1]

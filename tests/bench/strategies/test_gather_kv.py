@@ -1,4 +1,4 @@
-"""Gathered keys are attended to in as few kernel calls as the mask allows, and in no fewer."""
+"""Kernel calls on gathered keys cover all tiles of the mask in the smallest number of calls."""
 
 import pytest
 
@@ -10,13 +10,13 @@ SHARD = 8
 
 
 def tiles_of(layout, rank):
-    """By source what the mask leaves of its keys."""
+    """Return a function from a source to the tiles that the mask leaves of its keys."""
 
-    def found(source):
+    def tiles(source):
         tile = LAYOUTS[layout].causal_tile(SHARD, rank, source)
         return () if tile is None else (tile,)
 
-    return found
+    return tiles
 
 
 def calls_of(layout, rank, ranks):
@@ -26,22 +26,22 @@ def calls_of(layout, rank, ranks):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_the_calls_of_a_rank_take_each_tile_of_the_mask_once(layout, ranks):
+def test_kernel_calls_take_every_tile_of_the_mask_once(layout, ranks):
     for rank in range(ranks):
         calls = calls_of(layout, rank, ranks)
-        taken = [(source, call.tile) for call in calls for source in range(ranks)[call.sources]]
-        left = [(source, tile) for source in range(ranks) for tile in tiles_of(layout, rank)(source)]
-        assert sorted(taken, key=lambda each: each[0]) == left
+        computed = [(source, call.tile) for call in calls for source in range(ranks)[call.sources]]
+        expected = [(source, tile) for source in range(ranks) for tile in tiles_of(layout, rank)(source)]
+        assert sorted(computed, key=lambda pair: pair[0]) == expected
         assert all(call.ranks == 1 for call in calls if call.tile.causal)
 
 
 @pytest.mark.parametrize(("layout", "most"), [("contiguous", 2), ("zigzag", 3), ("striped", 8)])
-def test_only_triangles_need_a_call_for_each_rank(layout, most):
+def test_kernel_calls_join_ranks_except_for_triangles(layout, most):
     assert max(len(calls_of(layout, rank, 8)) for rank in range(8)) == most
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_no_rank_has_more_to_do_than_the_last_of_which_the_schedule_is(layout):
+def test_last_rank_whose_schedule_counts_has_the_largest_area(layout):
     cell = make_cell("strategy=gather_kv", f"layout={layout}", "cluster.world_size=4", "seq_len=256")
     areas = [sum(block.area for _, block in blocks_of(cell, rank)) for rank in range(4)]
     assert max(areas) == areas[-1]

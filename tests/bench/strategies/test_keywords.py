@@ -1,4 +1,4 @@
-"""What a layer asks of attention and a strategy cannot do is refused by name at its first call."""
+"""Keywords of a layer that ask for more than plain causal attention are refused at its first call."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ NUMBERS = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": None,
 }  # fmt: skip
 WINDOW = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}
-ASKS = {
+UNSUPPORTED = {
     "window": ("qwen3", {**WINDOW, "use_sliding_window": True}, r"sliding_window=4"),
     "sinks": (
         "gpt_oss",
@@ -28,7 +28,7 @@ ASKS = {
 
 
 def train_once(family, numbers, mask=None):
-    """One forward of a tiny model in training, its attention that of `local`."""
+    """Run one forward of a tiny model in training mode with the attention of `local`."""
     cell = make_cell("strategy=local", "dtype=fp32", "kernel=math")
     strategy = runnable("local")(cell, SimpleNamespace(world_size=1), STRATEGIES["local"])
     with strategy.install() as wiring:
@@ -37,15 +37,15 @@ def train_once(family, numbers, mask=None):
         AutoModelForCausalLM.from_config(config).train()(torch.arange(8)[None], attention_mask=mask)
 
 
-@pytest.mark.parametrize("case", ASKS)
-def test_a_layer_that_is_not_plain_causal_attention_is_refused_by_what_it_asks_for(case):
-    family, numbers, named = ASKS[case]
-    with pytest.raises(RefusedError, match=f"a layer calls attention with .*{named}.*: strategies compute"):
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_unsupported_attention_keyword_is_refused_by_name(case):
+    family, numbers, keyword = UNSUPPORTED[case]
+    with pytest.raises(RefusedError, match=f"calls attention with .*{keyword}.*plain causal attention"):
         train_once(family, numbers)
 
 
-def test_a_mask_is_refused_because_it_would_be_ignored():
-    """Transformers drops a mask of one row per sequence itself, and hands over one of S x S as it is."""
+def test_attention_mask_is_refused():
+    """transformers drops a mask of one row per sequence, and passes on a mask of S x S."""
     mask = torch.ones(1, 1, 8, 8, dtype=torch.bool).tril()
     with pytest.raises(RefusedError, match=r"attention_mask=a tensor of \(1, 1, 8, 8\)"):
         train_once("qwen3", {}, mask)

@@ -1,4 +1,4 @@
-"""Strategies of installed packages: found by their entry points, checked, and refused in one line."""
+"""Strategies of installed packages are found by entry points, checked, and refused in one line if broken."""
 
 import re
 import sys
@@ -25,8 +25,8 @@ GOOD = """
 """
 
 
-def install(folder, name, facts=GOOD, package="some-package", offered=None, *, attention=True):
-    """Lay a package out as an installer does: its code, and its metadata with the entry point."""
+def install(folder, name, facts=GOOD, package="some-package", entry_point=None, *, attention=True):
+    """Write a package's code and its metadata with an entry point, as an installer does."""
     code = folder / name
     code.mkdir()
     (code / "facts.py").write_text(textwrap.dedent(facts).replace("NAME", name))
@@ -37,12 +37,14 @@ def install(folder, name, facts=GOOD, package="some-package", offered=None, *, a
     metadata = folder / f"{package.replace('-', '_')}-1.2.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n")
-    (metadata / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n{offered or name} = {name}.facts:Mine\n")
+    (metadata / "entry_points.txt").write_text(
+        f"[{ENTRY_POINTS}]\n{entry_point or name} = {name}.facts:Mine\n"
+    )
 
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Install packages where imports find them, for one test."""
+    """A function that installs a package for one test."""
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
     yield lambda *arguments, **keywords: install(tmp_path, *arguments, **keywords)
@@ -52,10 +54,11 @@ def installed(tmp_path, monkeypatch):
 
 @pytest.fixture
 def table():
+    """A table of two built-in strategies and the installed plug-ins."""
     return StrategyTable((LocalFacts(), RingFacts()))
 
 
-def test_an_offered_strategy_comes_after_ours_and_in_the_order_of_names(installed, table):
+def test_plugins_follow_built_in_strategies_in_name_order(installed, table):
     installed("zz_mine", package="a-package")
     installed("aa_mine", package="z-package")
     assert [*table] == ["local", "ring", "aa_mine", "zz_mine"]
@@ -81,58 +84,58 @@ BROKEN = {
         "is defined in the module elsewhere",
     ),
     "a layout that is no tuple": (f'{GOOD}        layouts = ("zigzag")', "has layouts = 'zigzag'"),
-    "no code beside it": (GOOD, "has no broken.attention beside it"),
+    "no attention module": (GOOD, "needs the module broken.attention"),
     "an unknown layout": (f'{GOOD}        layouts = ("spiral",)', "contiguous, zigzag, striped"),
-    "a style of another type": (f'{GOOD}        style = ("#000000", "o")', "it has to be a bench.PlotStyle"),
-    "a colour by name": (STYLED.replace("'#000000'", "'red'"), "color='red'; it has to be six hexadecimal"),
-    "a marker without an inside": (STYLED.replace("'o'", "'x'"), "marker='x'; it has to be one of o, v, ^"),
+    "a style of another type": (f'{GOOD}        style = ("#000000", "o")', "it must be a bench.PlotStyle"),
+    "a colour by name": (STYLED.replace("'#000000'", "'red'"), "color='red'; it must be six hexadecimal"),
+    "a marker without an inside": (STYLED.replace("'o'", "'x'"), "marker='x'; it must be one of o, v, ^"),
     "a marker in a list": (
         STYLED.replace("'o'", "[5, 1, 0]"),
-        "marker=[5, 1, 0]; it has to be one",
+        "marker=[5, 1, 0]; it must be one",
     ),
-    "a star without corners": (STYLED.replace("'o'", "(0, 1, 0)"), "marker=(0, 1, 0); it has to be one of"),
-    "an unknown line": (STYLED.replace("':'", "'solid'"), "line='solid'; it has to be one of -, --, -., :"),
-    "an option without a choice": (f'{GOOD}        options = {{"order": ()}}', "has to have a tuple"),
-    "an option that is taken": (f'{GOOD}        options = {{"name": ("x",)}}', "each key but `name`"),
+    "a star without corners": (STYLED.replace("'o'", "(0, 1, 0)"), "marker=(0, 1, 0); it must be one of"),
+    "an unknown line": (STYLED.replace("':'", "'solid'"), "line='solid'; it must be one of -, --, -., :"),
+    "an option without a choice": (f'{GOOD}        options = {{"order": ()}}', "must be a tuple"),
+    "an option called name": (f'{GOOD}        options = {{"name": ("x",)}}', "no key may be `name`"),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_package_fails_who_asks_for_it_in_one_line_and_nobody_else(installed, table, case):
-    facts, said = BROKEN[case]
-    installed("broken", facts, attention=case != "no code beside it")
+def test_broken_plugin_is_refused_in_one_line_and_spares_others(installed, table, case):
+    facts, fault = BROKEN[case]
+    installed("broken", facts, attention=case != "no attention module")
     with pytest.raises(ConfigError) as refused:
         table["broken"]
     line = str(refused.value)
-    assert said in line
+    assert fault in line
     assert "\n" not in line
     assert line.startswith("strategy=broken: broken.facts:Mine of the package some-package 1.2 ")
     assert line.endswith("pip uninstall some-package")
     assert [facts.name for facts in table.usable()] == ["local", "ring"]
 
 
-def test_a_name_that_two_packages_have_is_neither_ones_and_ours_is_one_of_them(installed, table):
-    installed("one", package="one-package", offered="mine")
-    installed("two", package="two-package", offered="mine")
+def test_name_shared_with_another_strategy_is_refused(installed, table):
+    installed("one", package="one-package", entry_point="mine")
+    installed("two", package="two-package", entry_point="mine")
     with pytest.raises(ConfigError, match=r"one-package and two-package .* pip uninstall two-package"):
         table["mine"]
-    installed("three", offered="ring")
-    taken = StrategyTable((LocalFacts(), RingFacts()))
+    installed("three", entry_point="ring")
+    other_table = StrategyTable((LocalFacts(), RingFacts()))
     with pytest.raises(ConfigError, match="ulysses-ring-bench and some-package both have a strategy"):
-        taken["ring"]
-    assert taken["local"].name == "local"
+        other_table["ring"]
+    assert other_table["local"].name == "local"
 
 
 @pytest.fixture
 def typed(tmp_path, monkeypatch, installed):
-    """The command line, in a folder of its own, that finds the packages of this test."""
+    """A function that runs the command line in an empty folder with the packages of this test."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     see_what_is_installed_now(monkeypatch)
     return lambda *words: typed_here(folder, *words)
 
 
-def test_beside_a_broken_package_the_command_line_works(tmp_path, typed, installed):
+def test_command_line_works_with_a_broken_plugin_installed(tmp_path, typed, installed):
     installed("broken", "import no_such_module")
     installed("my_ring", package="my-package")
     shown = typed("--help-all")
@@ -152,7 +155,7 @@ def test_beside_a_broken_package_the_command_line_works(tmp_path, typed, install
     assert not [*(tmp_path / "elsewhere").iterdir()]
 
 
-def test_a_package_s_choices_are_composed_as_they_are_now(installed, monkeypatch):
+def test_plugin_options_are_read_again_for_every_composition(installed, monkeypatch):
     see_what_is_installed_now(monkeypatch)
     installed("my_ring")
     assert composed("strategy=my_ring")["strategy"] == {"name": "my_ring", "order": "forwards"}
@@ -183,15 +186,15 @@ REFUSED = {
         "mode=predict needs a schedule, which strategy=my_ring lacks; define StrategyFacts.schedule",
     ),
 }
-"""What is added to the facts, the words that are typed, `strategy=my_ring` if no other, and what is said."""
+"""Lines added to the facts, words of the command (`strategy=my_ring` is added), and part of the refusal."""
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_request_of_an_offered_strategy_is_refused_in_one_line_before_a_cell_starts(typed, installed, case):
-    facts, words, said = REFUSED[case]
+def test_invalid_request_of_a_plugin_is_refused_in_one_line(typed, installed, case):
+    facts, words, reason = REFUSED[case]
     installed("my_ring", f"{GOOD}        {facts}")
     own = () if words[0].startswith("strategy=") else ("strategy=my_ring",)
     refused = typed(*words, *own)
     assert refused.returncode == 2
-    assert said in refused.stderr
+    assert reason in refused.stderr
     assert len(refused.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""ringmaster's ways for GPUs, on CPU ranks whose tensors say that a GPU has them."""
+"""ringmaster's code for GPUs, run on CPU ranks whose tensors report that they are on a GPU."""
 
 import itertools
 from dataclasses import replace
@@ -21,9 +21,9 @@ ROTATIONS = STRATEGIES[NAME].options["rotation"]
 
 
 def as_on_nccl(entry, job, log, *, on_a_gpu=False):
-    """What the package asks: which library carries messages, and whose tensor it is."""
-    told = dist.get_backend
-    dist.get_backend = lambda group=None: "nccl" if told(group) == "gloo" else told(group)
+    """Run `entry` with the answers of NCCL, and of a GPU, to the package's queries of backend and device."""
+    real_backend = dist.get_backend
+    dist.get_backend = lambda group=None: "nccl" if real_backend(group) == "gloo" else real_backend(group)
     if on_a_gpu:
         torch.Tensor.is_cuda = property(lambda tensor: True)
     return entry(job, log)
@@ -43,12 +43,12 @@ def cell_of(rotation, mask, ranks):
 
 @INSTALLED_ONLY
 @pytest.mark.ranks
-def test_its_flash_rings_compute_and_send_what_they_should(launcher, tmp_path, monkeypatch):
-    """Against float64 on four ranks, and to the byte on three and four: work is lent among odd ranks too."""
+def test_ringmaster_flash_rings_match_float64_and_the_schedule(launcher, tmp_path, monkeypatch):
+    """Errors are those of four ranks; bytes are exact on three and four, as odd rings balance work, too."""
     cases = [*itertools.product(ROTATIONS, ("causal", "documents"))]
     four = {case: cell_of(*case, 4) for case in cases}
     errors = errors_of(launcher, tmp_path, four, entry=partial(as_on_nccl, check_cases, on_a_gpu=True))
-    assert {case: found for case, found in errors.items() if max(found.values()) > LIMITS["bf16"]} == {}
+    assert {case: error for case, error in errors.items() if max(error.values()) > LIMITS["bf16"]} == {}
     cells = {f"{case} on {ranks}": cell_of(*case, ranks) for case in cases for ranks in (3, 4)}
     assert {name: refusal(on_a_gpu(cell)) for name, cell in cells.items()} == dict.fromkeys(cells)
     monkeypatch.setattr("tests.support.many_cells.refusal", lambda cell: None)
@@ -64,8 +64,8 @@ def test_its_flash_rings_compute_and_send_what_they_should(launcher, tmp_path, m
 @pytest.mark.ranks
 @pytest.mark.parametrize("heads", ["model.num_kv_heads=4", "model.num_kv_heads=2"])
 @pytest.mark.parametrize("name", [name for name in INSTALLED if name.startswith("ringmaster")])
-def test_on_nccl_ringmaster_sends_the_bytes_of_its_formula(launcher, tmp_path, name, heads):
-    """It asks for a group's backend, and exchanges in other ways on gloo: here gloo carries NCCL's ways."""
+def test_ringmaster_bytes_on_nccl_match_the_schedule(launcher, tmp_path, name, heads):
+    """The package uses other collectives on gloo; here gloo runs those of NCCL."""
     ranks = 2 if name == "ringmaster_ulysses" else 4
     words = ("model=qwen3_nano", heads, "engine=ddp", "dtype=fp32", f"cluster.world_size={ranks}")
     cell = tiny_cell(f"strategy={name}", *words)
@@ -86,14 +86,14 @@ REFUSED = {
     ),
     "distflash repeats no KV head on a CPU": (
         ("strategy.rotation=distflash", "dtype=fp32"),
-        "which repeats none",
+        "does not repeat KV heads",
     ),
-    "scores of its own, as math": (("strategy.rotation=p2p",), "take kernel=math"),
-    "scores of its own, rounded by autocast": (
+    "computed scores need kernel=math": (("strategy.rotation=p2p",), "take kernel=math"),
+    "computed scores under autocast": (
         ("strategy.rotation=p2p", "kernel=math", "engine=ddp"),
-        "by autocast; take engine=fsdp2 or zero3",
+        "take engine=fsdp2 or zero3",
     ),
-    "scores of its own, as flash kernels": (
+    "computed scores rounded as in flash kernels": (
         ("strategy.rotation=distflash", "kernel=math", "engine=fsdp2", "model.num_kv_heads=4"),
         "take kernel=torch_flash",
     ),
@@ -101,13 +101,13 @@ REFUSED = {
         ("strategy.rotation=distflash", "dtype=fp32", "batch=2", *PACKED),
         "documents of the first; take batch=1",
     ),
-    "documents on a kernel of its own": (("kernel=flash_blocks", *PACKED), "take kernel=torch_flash"),
+    "documents on another kernel": (("kernel=flash_blocks", *PACKED), "take kernel=torch_flash"),
     "documents on one rank": (("cluster.world_size=1", *PACKED), "take strategy=local"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_it_cannot_do_is_refused_by_name(case, monkeypatch):
+def test_unsupported_ringmaster_cell_is_refused_with_a_way_out(case, monkeypatch):
     monkeypatch.setattr("bench.request.packages.installed", lambda package: "1.0")
     words, way_out = REFUSED[case]
     reason = refusal(make_cell(f"strategy={NAME}", "model=qwen3_nano", "cluster.world_size=2", *words))

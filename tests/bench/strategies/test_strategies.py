@@ -1,4 +1,4 @@
-"""Every strategy's attention is plain attention: output, LSE and gradients against float64."""
+"""Output, LSE and gradients of every strategy match attention in float64."""
 
 import pytest
 
@@ -14,17 +14,17 @@ from tests.support.attention_cases import (
 )
 
 SETS = {"ours": tuple(STRATEGIES.ours)} | {name: (name,) for name in STRATEGIES.plugin_names()}
-"""One set of ranks tests all of ours; `-k NAME` tests a package's own strategy and nothing else."""
+"""One set of ranks tests all built-in strategies; `-k NAME` tests a plug-in and nothing else."""
 READS = {"tolist", "aten._local_scalar_dense.default", "aten.lift_fresh.default"}
 WAITS = {
     "ring_flash_attn_llama3 on documents": {"tolist"},
-    **{f"ringmaster_{each} on documents": READS for each in ("ulysses", "ring", "usp")},
+    **{f"ringmaster_{kind} on documents": READS for kind in ("ulysses", "ring", "usp")},
 }
-"""The package tells kernels on the device where documents end; those that take one at a time read it."""
+"""Synchronisations in packages that have document ends on the device; kernels of one document read them."""
 
 
 def exposes_lse(strategy):
-    """Its code says so."""
+    """Return whether the strategy overrides `log_sum_exp`."""
     return runnable(strategy).log_sum_exp is not Strategy.log_sum_exp
 
 
@@ -34,6 +34,6 @@ def exposes_lse(strategy):
 def test_output_lse_and_gradients_match_float64(launcher, tmp_path, whose, world_size, choose):
     errors = errors_of(launcher, tmp_path, choose(SETS[whose], world_size))
     assert not beyond_their_limits(errors)
-    assert all(("lse" in found) == exposes_lse(case[0]) for case, found in errors.items())
-    found_in = {case: found - WAITS.get(case, set()) for case, found in waits_of(tmp_path).items()}
-    assert not any(found_in.values()), found_in
+    assert all(("lse" in case_errors) == exposes_lse(case[0]) for case, case_errors in errors.items())
+    unexpected = {case: waits - WAITS.get(case, set()) for case, waits in waits_of(tmp_path).items()}
+    assert not any(unexpected.values()), unexpected

@@ -1,4 +1,4 @@
-"""Heads are exchanged in rounds: in which order, how many bytes, and which numbers of rounds there can be."""
+"""Rounds of heads in `ulysses_chunked`: their order, their bytes, and the legal numbers of rounds."""
 
 from dataclasses import replace
 from functools import cache
@@ -11,7 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes
-from bench.strategies.schedule import wide
+from bench.strategies.schedule import wide_bytes
 from bench.strategies.ulysses_chunked import rounds
 from tests.support.cells import make_cell
 
@@ -20,12 +20,12 @@ MANY_HEADS = ("model=qwen3_nano", "model.num_heads=16", "model.num_kv_heads=8", 
 
 @cache
 def plain_cell():
-    """Composed once: that takes long."""
+    """Return a cell that is composed once, because that takes long."""
     return make_cell("strategy=ulysses_chunked", "seq_len=256", *MANY_HEADS)
 
 
 def cell_with(heads, kv_heads, chunks, overlap="true"):
-    """The same with other heads and rounds."""
+    """Return the plain cell with other heads and rounds."""
     cell = plain_cell()
     options = (("chunks", str(chunks)), ("overlap", overlap))
     return replace(cell, model=replace(cell.model, num_heads=heads, num_kv_heads=kv_heads), options=options)
@@ -33,7 +33,7 @@ def cell_with(heads, kv_heads, chunks, overlap="true"):
 
 @pytest.fixture
 def group():
-    """Two ranks, of which one is not there: what arrives is not read."""
+    """A fake process group of two ranks, of which only one runs; received tensors are not read."""
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     yield dist.group.WORLD
     dist.destroy_process_group()
@@ -41,33 +41,33 @@ def group():
 
 @pytest.fixture
 def alone():
-    """One rank, to which all arrives that it sends."""
+    """A process group of one rank, which receives what it sends."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     yield dist.group.WORLD
     dist.destroy_process_group()
 
 
-def heads_of(number, dtype=torch.float32):
-    """So many heads of eight tokens, each filled with its own number."""
-    return torch.arange(number, dtype=dtype).reshape(1, -1, 1, 1).expand(1, -1, 8, 4).clone()
+def heads_of(count, dtype=torch.float32):
+    """Return `count` heads of eight tokens, each filled with its index."""
+    return torch.arange(count, dtype=dtype).reshape(1, -1, 1, 1).expand(1, -1, 8, 4).clone()
 
 
 @pytest.fixture
 def events(monkeypatch):
-    """What left, as the heads of each tensor and where to, and what was computed."""
+    """Messages, as heads of every tensor and direction, and indices of computed rounds, in order."""
     events, channels = [], []
 
-    class Recorded(rounds.Channel):
-        def __init__(self, *given):
-            super().__init__(*given)
+    class RecordedChannel(rounds.AllToAllChannel):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
             channels.append(self)
 
         def start(self, parts):
             super().start(parts)
-            where = ("there", "back")[channels.index(self) % 2]
-            events.append(f"{'+'.join(str(part.shape[1]) for part in parts)} {where}")
+            direction = ("there", "back")[channels.index(self) % 2]
+            events.append(f"{'+'.join(str(part.shape[1]) for part in parts)} {direction}")
 
-    monkeypatch.setattr(rounds, "Channel", Recorded)
+    monkeypatch.setattr(rounds, "AllToAllChannel", RecordedChannel)
     return events
 
 
@@ -80,48 +80,48 @@ def events(monkeypatch):
         (2, False, "2+1+1 there, 0, 2 back, 2 there, 1, 2 back, 2 there, 2, 2+1+1 back"),
     ],
 )
-def test_the_next_heads_leave_before_a_round_is_computed_or_after_it(group, events, kv_heads, overlap, order):
-    """K and V leave once, with the first round that they serve; their gradients once, with the last."""
+def test_rounds_send_heads_and_compute_in_this_order(group, events, kv_heads, overlap, order):
+    """K and V are sent once, with the first round that they serve; their gradients with the last."""
 
     def compute(number, whole):
         events.append(str(number))
         return [x.clone() for x in whole]
 
-    given = [torch.zeros(1, heads, 8, 4) for heads in (12, kv_heads, kv_heads)]
-    rounds.Rounds(group, 3, overlap).run(given, [x.clone() for x in given], compute)
+    inputs = [torch.zeros(1, heads, 8, 4) for heads in (12, kv_heads, kv_heads)]
+    rounds.Rounds(group, 3, overlap).run(inputs, [x.clone() for x in inputs], compute)
     assert ", ".join(events) == order
 
 
 @pytest.mark.parametrize("overlap", ["true", "false"])
 @pytest.mark.parametrize("chunks", [1, 2, 4, 8])
 @pytest.mark.parametrize("kv_heads", [16, 4, 2])
-def test_what_leaves_is_what_the_schedule_says(group, events, kv_heads, chunks, overlap):
-    """Message by message, forward and backward."""
+def test_messages_of_rounds_match_the_schedule(group, events, kv_heads, chunks, overlap):
+    """Messages are compared one by one, in forward and backward."""
     cell = cell_with(16, kv_heads, chunks, overlap)
     q, k, v = (torch.zeros(1, heads, 8, 4) for heads in (16, kv_heads, kv_heads))
     in_rounds = rounds.Rounds(group, chunks, overlap == "true")
     in_rounds.run((q, k, v), (q,), lambda _, whole: whole[:1])
     in_rounds.run((q, q, k, v, q), (q, k, v), lambda _, whole: [x.clone() for x in whole[1:4]])
-    said = STRATEGIES["ulysses_chunked"].schedule(cell)
+    schedule = STRATEGIES["ulysses_chunked"].schedule(cell)
     a_head = activation_bytes(cell, cell.sp_degree) * (cell.sp_degree - 1) // cell.sp_degree
     assert [sum(map(int, event.split()[0].split("+"))) for event in events] == [
-        exchange.sent_bytes // a_head
-        for stage in (*said.forward, *said.backward)
-        for exchange in stage.communications
+        communication.sent_bytes // a_head
+        for stage in (*schedule.forward, *schedule.backward)
+        for communication in stage.communications
     ]
 
 
 LOST_IF_NARROW = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float64: 2.0**-30}
-"""What one and this come to is one: in the dtype itself, or in float32 for float64."""
+"""A number whose sum with one is one in this dtype, or in float32 for float64."""
 
 
 @pytest.mark.parametrize("dtype", LOST_IF_NARROW)
 @pytest.mark.parametrize("overlap", [True, False])
-def test_gradients_of_a_kv_head_are_added_wide_over_its_rounds(alone, overlap, dtype):
+def test_gradients_of_a_kv_head_are_summed_in_a_wide_dtype(alone, overlap, dtype):
     share = LOST_IF_NARROW[dtype]
 
     def compute(number, whole):
-        """Of the first round of a group one, of the others too little to be seen beside it."""
+        """Return 1 in the first round of a KV head, and in later rounds a number lost in a narrow sum."""
         return whole[0], torch.full_like(whole[1], share if number % 5 else 1.0)
 
     q, kv = heads_of(10, dtype), heads_of(2, dtype)
@@ -135,25 +135,25 @@ def test_gradients_of_a_kv_head_are_added_wide_over_its_rounds(alone, overlap, d
     ("kv_heads", "chunks", "of_a_round", "added"),
     [(16, 8, (1, 1), 0), (4, 1, (8, 2), 0), (4, 4, (2, 1), 2), (2, 2, (4, 1), 2), (1, 8, (1, 1), 2)],
 )
-def test_rounds_compute_what_ulysses_computes_and_add_up_what_they_share(kv_heads, chunks, of_a_round, added):
-    """Beside each kernel call of those that share a KV head its two gradients are added, wide."""
+def test_rounds_have_the_area_of_ulysses_and_merge_shared_kv(kv_heads, chunks, of_a_round, added):
+    """Every kernel call of rounds that share a KV head adds the two wide gradients."""
     cell = cell_with(16, kv_heads, chunks)
     (whole,) = blocks_of(STRATEGIES["ulysses"].schedule(cell).forward)
-    said = STRATEGIES["ulysses_chunked"].schedule(cell)
-    for blocks in (blocks_of(said.forward), blocks_of(said.backward)):
+    schedule = STRATEGIES["ulysses_chunked"].schedule(cell)
+    for blocks in (blocks_of(schedule.forward), blocks_of(schedule.backward)):
         assert [(block.heads, block.kv_heads) for block in blocks] == [of_a_round] * chunks
         assert sum(block.area for block in blocks) == whole.area
-    a_gradient = wide(cell, activation_bytes(cell, cell.sp_degree))
-    merged = [stage.merged_bytes for stage in said.backward if stage.blocks]
+    a_gradient = wide_bytes(cell, activation_bytes(cell, cell.sp_degree))
+    merged = [stage.merged_bytes for stage in schedule.backward if stage.blocks]
     assert merged == [added * a_gradient] * chunks
-    assert not any(stage.merged_bytes for stage in said.forward)
+    assert not any(stage.merged_bytes for stage in schedule.forward)
 
 
 def blocks_of(stages):
     return [block for stage in stages for block in stage.blocks]
 
 
-def test_auto_is_a_query_head_of_each_rank_in_each_round():
+def test_auto_chunks_take_one_query_head_per_rank_and_round():
     assert plain_cell().option("chunks") == "8"
 
 
@@ -166,12 +166,11 @@ def test_auto_is_a_query_head_of_each_rank_in_each_round():
         (1, 1, 24, "1 or 2 or 3 or 4 or 6 or 12"),
     ],
 )
-def test_what_splits_a_group_of_heads_is_refused_with_the_way_out(kv_heads, of_a_rank, chunks, legal):
+def test_chunks_that_split_a_group_of_heads_are_refused(kv_heads, of_a_rank, chunks, legal):
     heads = 24 if "3" in legal else 16
-    assert refusal(cell_with(heads, kv_heads, chunks)) == (
-        f"strategy.chunks={chunks} must divide the KV heads of a rank, {of_a_rank} at sp_degree=2, or be a"
-        f" multiple of them that divides its query heads, {heads // 2}; choose {legal}, or leave"
-        " strategy.chunks=auto"
-    )
+    reason = refusal(cell_with(heads, kv_heads, chunks))
+    assert reason.startswith(f"strategy.chunks={chunks} must divide")
+    assert f"({of_a_rank} at sp_degree=2)" in reason
+    assert f"({heads // 2}); choose {legal}, or leave strategy.chunks=auto" in reason
     for number in legal.split(" or "):
         assert refusal(cell_with(heads, kv_heads, int(number))) is None
