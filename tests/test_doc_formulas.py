@@ -1,4 +1,4 @@
-"""Every formula and limit on a page about a measured quantity gives what the code gives."""
+"""The formulas and limits in docs/quantities are those of the code."""
 
 import math
 import re
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from analysis.read import notes, traced_shares
+from analysis.read import quantities as q
 from analysis.read.metrics import QUANTITIES
 from bench.common.statistics import MAX_PROCESSES, MIN_PROCESSES, TOLD_RATIO, interval_rank, pair_rank
 from bench.config import DTYPE_BYTES
@@ -35,7 +36,7 @@ from tests.support.cells import FOUR_H100, make_cell, make_raw, with_strategy
 from tests.support.quantity_pages import (
     LOOKED_UP,
     PEAK_FLOPS_PER_S,
-    a_record,
+    distinct_record,
     formula_of,
     summary_of_one,
     text_of,
@@ -50,9 +51,9 @@ def summary():
     return summary_of_one()
 
 
-@pytest.mark.parametrize("page", [each.page for each in QUANTITIES if formula_of(each.page)])
-def test_a_formula_gives_what_the_analysis_gives(page, summary):
-    record, row = a_record(), summary.iloc[0]
+@pytest.mark.parametrize("page", [quantity.page for quantity in QUANTITIES if formula_of(quantity.page)])
+def test_a_formula_gives_the_columns_of_the_summary(page, summary):
+    record, row = distinct_record(), summary.iloc[0]
     found = {
         **{name: SimpleNamespace(**value) for name, value in record.items() if isinstance(value, dict)},
         **cell_names(make_cell(*LOOKED_UP, machine=FOUR_H100)),
@@ -71,7 +72,7 @@ def test_a_formula_gives_what_the_analysis_gives(page, summary):
 
 
 def cell_names(cell):
-    """The names that formulas of FLOPs and bytes use."""
+    """Return the names that formulas of FLOPs and bytes use."""
     model = cell.model
     return {
         "S": cell.seq_len, "P": cell.sp_degree, "U": cell.ulysses_degree, "R": cell.ring_degree,
@@ -87,8 +88,8 @@ def cell_names(cell):
     }  # fmt: skip
 
 
-PAYLOADS = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", text_of("payload"), flags=re.MULTILINE))
-"""Formulas of the page by strategy. A strategy without a row needs none: its facts say what it sends."""
+PAYLOADS = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", text_of(q.PAYLOAD.page), flags=re.MULTILINE))
+"""Formulas by strategy; a strategy may have no row, as its facts have the formula."""
 
 
 @pytest.mark.parametrize("name", PAYLOADS)
@@ -100,7 +101,7 @@ PAYLOADS = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", text_of("payload"), f
         ("cluster=cpu",),
     ],
 )
-def test_the_page_on_payload_says_what_each_strategy_exchanges(name, words):
+def test_payload_formula_is_the_strategys(name, words):
     spread = ("seq_len=2k",) if name == "local" else LOOKED_UP
     cell = resolve(with_strategy(make_raw(*spread, *words), name), FOUR_H100)
     found = eval(PAYLOADS[name], {**cell_names(cell), "max": max})  # noqa: S307
@@ -110,77 +111,77 @@ def test_the_page_on_payload_says_what_each_strategy_exchanges(name, words):
 @pytest.mark.parametrize("tiled_mlp", ["true", "false"])
 @pytest.mark.parametrize("loss", ["untiled", "chunked"])
 @pytest.mark.parametrize("checkpointing", ["true", "false"])
-def test_the_page_on_mfu_says_how_flops_are_counted(checkpointing, loss, tiled_mlp):
+def test_mfu_formula_counts_the_codes_flops(checkpointing, loss, tiled_mlp):
     choices = "batch=2", f"checkpointing={checkpointing}", f"loss={loss}", f"tiled_mlp={tiled_mlp}"
     cell = make_cell(*LOOKED_UP, *choices, machine=FOUR_H100)
     given = {"ranks": 4, "step_time_ms": 1.0, "peak_flops_per_s": 1.0}
     found = cell_names(cell) | given
-    exec(formula_of("mfu"), found)  # noqa: S102  a page of this repository
+    exec(formula_of(q.MFU.page), found)  # noqa: S102  a page of this repository
     assert found["model_flops_causal"] == flops.model_flops(cell, causal=True)
     assert found["model_flops_full"] == flops.model_flops(cell, causal=False)
     assert found["hardware_flops_causal"] == flops.hardware_flops(cell, causal=True)
     assert found["hardware_flops_full"] == flops.hardware_flops(cell, causal=False)
 
 
-def test_the_page_on_samples_has_the_interval_s_rank():
+def test_samples_formula_has_the_interval_rank():
     found = {"comb": math.comb}
-    exec(formula_of("samples").partition("\n\n\n")[0], found)  # noqa: S102  a page of this repository
+    exec(formula_of(q.SAMPLES.page).partition("\n\n\n")[0], found)  # noqa: S102  a page of this repository
     assert [found["interval_rank"](n) for n in range(1, 200)] == [interval_rank(n) for n in range(1, 200)]
 
 
 @pytest.mark.parametrize(
-    ("page", "said"),
+    ("quantity", "text"),
     [
-        ("attention_alone", f"at most {WORDS_OF_NUMBERS[attention_rank.MAX_CALLS]} calls"),
-        ("attention_parity", f"up to {parity.MAX_TOKENS} tokens"),
-        ("attention_parity", ", ".join(f"{factor:.0f} {name}" for name, factor in parity.FACTORS.items())),
-        ("attention_parity", f"{parity.FLOORS['fp32'].forward:.0e} fp32"),
-        ("attention_parity", f"{parity.FLOORS['fp16'].backward:.0e} for dq, dk and dv"),
-        ("probe", f"at most {probe.CUT_VOCABULARY} words"),
-        ("objective", f"{parity.FLOORS['bf16'].loss:.0e} bf16 for the loss"),
-        ("objective", f"up to {objective_section.MAX_TOKENS:,} tokens"),
-        ("objective", f"max(floor, {objective_noise.FACTOR:.0f} * noise(x))"),
-        ("objective", f"{objective_noise.SCALE_FACTOR:.0f} * noise(scale)"),
-        ("objective", f"blocks of {objective_noise.LOSS_BLOCK} rows"),
-        ("objective", f"{objective.CPU_ROOM_BYTES // 2**30} GiB on a CPU"),
-        ("objective", f"limit {step_errors.NORM_LIMIT:.0e}"),
-        ("objective", f"{objective_noise.CHANCE:.0f} * e / sqrt(n)"),
-        ("error_ulps", ", ".join(f"{x:.0f} {name}" for name, x in attention_section.ERROR_FACTORS.items())),
-        ("full_length", f"Of {full_length.SAMPLED_ROWS} tokens"),
-        ("full_length", f"of {full_length.SAMPLED_KEYS} more, some on each rank"),
-        ("full_length", f"more than {full_length.CPU_SCORES:,} scores a rank"),
-        ("full_length", f"max(floor, {full_length.CONTROL_FACTOR} * error of the control)"),
-        ("full_length", ", ".join(f"{x:.0e} {dtype}" for dtype, x in full_length.GRADIENT_FLOORS.items())),
-        ("full_length", ", ".join(f"{x:.0e} {dtype}" for dtype, x in full_length.KEY_FLOORS.items())),
-        ("full_length", ", ".join(f"{x:.2g} {dtype}" for dtype, x in full_length.IDENTITY_LIMITS.items())),
-        ("full_length", ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in full_length.OUT_FLOORS.items())),
-        ("training_signal", f"+ {MOVED:g} * floor * max"),
-        ("training_signal", ", ".join(f"{limit.loss:.0e} {dtype}" for dtype, limit in LIMITS.items())),
-        ("training_signal", ", ".join(f"{limit.grad_norm:.0e} {dtype}" for dtype, limit in LIMITS.items())),
-        ("training_signal", f"max(floor, {NOISE_FACTOR:.0f} * noise)"),
-        ("training_signal", f"limit of {UNMEASURED.loss:.0e} and {UNMEASURED.grad_norm:g} stands"),
-        ("error_ulps", f"up to {row_errors.SAMPLED_TOKENS} tokens"),
-        ("out_of_memory", f"the {WORDS_OF_NUMBERS[live_blocks.MAX_CLASSES]} classes of live blocks"),
-        ("payload", f"under {calls.SMALL_BYTES:,} bytes"),
-        ("peak_allocated", f"at most {timing_section.FIRST_STEP_TOKENS:,} tokens"),
-        ("stability", f"more than {notes.UNSTABLE:.0%}, {notes.VERY_UNSTABLE:.0%} of the median"),
-        ("stability", f"low - {notes.SEVERE_FENCE:.0f} (high - low)"),
-        ("stability", f"> {notes.BUSY:.0f} * cores"),
-        ("step_parts", f"{WORDS_OF_NUMBERS[TRACED_STEPS]} traced ones"),
-        ("traced_to_timed", f"{WORDS_OF_NUMBERS[TRACED_STEPS].capitalize()} steps are traced"),
-        ("sweep_ratio", f"{pair_rank(6, 6)} of the 36 ratios of six and six processes"),
-        ("sweep_ratio", f"fewer than {WORDS_OF_NUMBERS[MIN_PROCESSES]} processes"),
-        ("samples", f"`measure.repeats_budget_s` ({make_cell().measure.repeats_budget_s:.0f})"),
-        ("samples", f"{MAX_PROCESSES} in all at the most"),
-        ("samples", f"too far to tell {TOLD_RATIO - 1:.0%} apart"),
-        ("telemetry", f"every {telemetry.PERIOD_S * 1e3:.0f} ms"),
-        ("telemetry", f"{telemetry.MAX_SAMPLES:,} samples"),
-        ("telemetry", f"< {telemetry.SLOW_CLOCK} * reference_clock_mhz"),
-        ("telemetry", "{}, {}, {} or {}".format(*telemetry.FAULTS)),
-        ("traced_to_timed", f"longer than {traced_shares.MAX_TRACED_TO_TIMED} timed"),
-        ("traced_to_timed", f"less than {traced_shares.MIN_TRACED_TO_TIMED} did not"),
-        ("traced_to_timed", f"more than {WORDS_OF_PARTS[TRACED_PART]} of `measure.budget_s`"),
+        (q.ATTENTION_ALONE, f"at most {WORDS_OF_NUMBERS[attention_rank.MAX_CALLS]} calls"),
+        (q.ATTENTION_PARITY, f"up to {parity.MAX_TOKENS} tokens"),
+        (q.ATTENTION_PARITY, ", ".join(f"{factor:.0f} {name}" for name, factor in parity.FACTORS.items())),
+        (q.ATTENTION_PARITY, f"{parity.FLOORS['fp32'].forward:.0e} fp32"),
+        (q.ATTENTION_PARITY, f"{parity.FLOORS['fp16'].backward:.0e} for dq, dk and dv"),
+        (q.PROBE, f"at most {probe.CUT_VOCABULARY} words"),
+        (q.OBJECTIVE, f"{parity.FLOORS['bf16'].loss:.0e} bf16 for the loss"),
+        (q.OBJECTIVE, f"up to {objective_section.MAX_TOKENS:,} tokens"),
+        (q.OBJECTIVE, f"max(floor, {objective_noise.FACTOR:.0f} * noise(x))"),
+        (q.OBJECTIVE, f"{objective_noise.SCALE_FACTOR:.0f} * noise(scale)"),
+        (q.OBJECTIVE, f"blocks of {objective_noise.LOSS_BLOCK} rows"),
+        (q.OBJECTIVE, f"{objective.CPU_ROOM_BYTES // 2**30} GiB on a CPU"),
+        (q.OBJECTIVE, f"limit {step_errors.NORM_LIMIT:.0e}"),
+        (q.OBJECTIVE, f"{objective_noise.CHANCE:.0f} * e / sqrt(n)"),
+        (q.ERROR_ULPS, ", ".join(f"{x:.0f} {name}" for name, x in attention_section.ERROR_FACTORS.items())),
+        (q.FULL_LENGTH, f"of {full_length.SAMPLED_ROWS} tokens"),
+        (q.FULL_LENGTH, f"of {full_length.SAMPLED_KEYS} more tokens, some on each rank"),
+        (q.FULL_LENGTH, f"more than {full_length.CPU_SCORES:,} scores a rank"),
+        (q.FULL_LENGTH, f"max(floor, {full_length.CONTROL_FACTOR} * error of the control)"),
+        (q.FULL_LENGTH, ", ".join(f"{x:.0e} {dtype}" for dtype, x in full_length.GRADIENT_FLOORS.items())),
+        (q.FULL_LENGTH, ", ".join(f"{x:.0e} {dtype}" for dtype, x in full_length.KEY_FLOORS.items())),
+        (q.FULL_LENGTH, ", ".join(f"{x:.2g} {dtype}" for dtype, x in full_length.IDENTITY_LIMITS.items())),
+        (q.FULL_LENGTH, ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in full_length.OUT_FLOORS.items())),
+        (q.TRAINING_SIGNAL, f"+ {MOVED:g} * floor * max"),
+        (q.TRAINING_SIGNAL, ", ".join(f"{limit.loss:.0e} {dtype}" for dtype, limit in LIMITS.items())),
+        (q.TRAINING_SIGNAL, ", ".join(f"{limit.grad_norm:.0e} {dtype}" for dtype, limit in LIMITS.items())),
+        (q.TRAINING_SIGNAL, f"max(floor, {NOISE_FACTOR:.0f} * noise)"),
+        (q.TRAINING_SIGNAL, f"limit of {UNMEASURED.loss:.0e} and {UNMEASURED.grad_norm:g} stands"),
+        (q.ERROR_ULPS, f"up to {row_errors.SAMPLED_TOKENS} tokens"),
+        (q.OUT_OF_MEMORY, f"the {WORDS_OF_NUMBERS[live_blocks.MAX_CLASSES]} classes of live blocks"),
+        (q.PAYLOAD, f"under {calls.SMALL_BYTES:,} bytes"),
+        (q.ALLOCATED, f"at most {timing_section.FIRST_STEP_TOKENS:,} tokens"),
+        (q.STABILITY, f"more than {notes.UNSTABLE:.0%}, {notes.VERY_UNSTABLE:.0%} of the median"),
+        (q.STABILITY, f"low - {notes.SEVERE_FENCE:.0f} (high - low)"),
+        (q.STABILITY, f"> {notes.BUSY:.0f} * cores"),
+        (q.STEP_PARTS, f"{WORDS_OF_NUMBERS[TRACED_STEPS]} traced ones"),
+        (q.TRACED_TO_TIMED, f"{WORDS_OF_NUMBERS[TRACED_STEPS].capitalize()} steps are traced"),
+        (q.SWEEP_RATIO, f"{pair_rank(6, 6)} of the 36 ratios of six and six processes"),
+        (q.SWEEP_RATIO, f"fewer than {WORDS_OF_NUMBERS[MIN_PROCESSES]} processes"),
+        (q.SAMPLES, f"`measure.repeats_budget_s` ({make_cell().measure.repeats_budget_s:.0f})"),
+        (q.SAMPLES, f"at most {MAX_PROCESSES} processes of each cell"),
+        (q.SAMPLES, f"too far to detect a difference of {TOLD_RATIO - 1:.0%}"),
+        (q.TELEMETRY, f"every {telemetry.PERIOD_S * 1e3:.0f} ms"),
+        (q.TELEMETRY, f"{telemetry.MAX_SAMPLES:,} samples"),
+        (q.TELEMETRY, f"< {telemetry.SLOW_CLOCK} * reference_clock_mhz"),
+        (q.TELEMETRY, "{}, {}, {} or {}".format(*telemetry.FAULTS)),
+        (q.TRACED_TO_TIMED, f"longer than {traced_shares.MAX_TRACED_TO_TIMED} timed"),
+        (q.TRACED_TO_TIMED, f"less than {traced_shares.MIN_TRACED_TO_TIMED} did not"),
+        (q.TRACED_TO_TIMED, f"more than {WORDS_OF_PARTS[TRACED_PART]} of `measure.budget_s`"),
     ],
 )  # fmt: skip
-def test_a_limit_on_a_page_is_the_limit_of_the_code(page, said):
-    assert said.replace("%", " %").replace("e-0", "e-") in " ".join(text_of(page).split())
+def test_a_limit_in_a_section_is_that_of_the_code(quantity, text):
+    assert text.replace("%", " %").replace("e-0", "e-") in " ".join(text_of(quantity.page).split())

@@ -1,4 +1,4 @@
-"""The pages on measured quantities agree with the code, and every link in the repository leads somewhere."""
+"""The sections of docs/quantities agree with the code, and every link leads to a file and heading."""
 
 import ast
 import inspect
@@ -12,14 +12,15 @@ from analysis.read.frame import DERIVED_COLUMNS, RECORD_COLUMNS, config_columns
 from analysis.read.metrics import METRIC_LIST, QUANTITIES
 from bench.measure.check import Check
 from bench.record.record import SECTION_NAMES, Failure, OutOfMemory, Record
-from tests.support.quantity_pages import FOLDER, ROOT, named_in, summary_of_one, text_of
+from tests.support.quantity_pages import FOLDER, ROOT, anchor_of, named_in, summary_of_one, text_of
 
-HEADINGS = ["Definition", "Formula", "Source", "Where it stands", "What it does not show"]
-MOST_LINES = 50
-"""Of a page without the rows of its tables: some have one for every strategy."""
+LABELS = ["Measured", "Limits", "Stored"]
+MAX_LINES = 50
+"""Longest section without the rows of its tables: some have a row for every strategy."""
+MAX_PAGES = 15
 OUR_PAGES = ("*.md", "docs/**/*.md", "results/*.md", "results/reference/**/*.md")
 
-pages = pytest.mark.parametrize("page", [each.page for each in QUANTITIES])
+sections = pytest.mark.parametrize("page", [quantity.page for quantity in QUANTITIES])
 
 
 @pytest.fixture(scope="module")
@@ -28,86 +29,95 @@ def summary():
 
 
 def measured_columns(summary):
-    """What stands in the summary beside identity and settings."""
+    """Return the columns of the summary that are neither identity nor settings."""
     described = {*config_columns(summary), *RECORD_COLUMNS, *DERIVED_COLUMNS} - {"wall_s", "fixed_cost_s"}
     return {column for column in summary.columns if column not in described}
 
 
-def sections():
-    """The record's measured sections, by the name under which a page knows them."""
+def record_sections():
+    """Return the types of the record's measured sections, by the name that pages use."""
     hints = typing.get_type_hints(Record)
-    found = {name: typing.get_args(hints[name])[0] for name in SECTION_NAMES}
-    return found | {"failure": Failure, "failure.out_of_memory": OutOfMemory, "checks": Check}
+    types = {name: typing.get_args(hints[name])[0] for name in SECTION_NAMES}
+    return types | {"failure": Failure, "failure.out_of_memory": OutOfMemory, "checks": Check}
 
 
 def record_fields():
-    return {f"{name}.{field}" for name, section in sections().items() for field in section.__struct_fields__}
+    return {f"{name}.{field}" for name, kind in record_sections().items() for field in kind.__struct_fields__}
 
 
 def measured_fields():
-    """All but the words that say how a cell failed."""
+    """Return all fields but those that describe how a cell failed."""
     return {name for name in record_fields() if not re.fullmatch(r"failure\.\w+", name)}
 
 
-def meanings(section):
-    """Of a section's fields those with a meaning under them."""
-    (kind,) = ast.parse(inspect.getsource(section)).body
+def documented_fields(kind):
+    """Return the fields of a type that have a docstring."""
+    (node,) = ast.parse(inspect.getsource(kind)).body
     return {
         field.target.id
-        for field, below in itertools.pairwise(kind.body)
+        for field, below in itertools.pairwise(node.body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(below, ast.Expr)
         and isinstance(below.value, ast.Constant)
     }
 
 
-def test_every_measured_column_is_defined_once_and_every_field_on_a_page_or_under_it(summary):
-    """A section of which no report shows anything needs no page; of another every field has one."""
-    columns = [each.name for each in METRIC_LIST]
-    assert sorted(columns) == sorted(measured_columns(summary))
-    named = record_fields() & {name for each in QUANTITIES for name in named_in(text_of(each.page))}
-    without_page = sections().keys() - {field.rpartition(".")[0] for field in named}
-    explained = {f"{name}.{each}" for name in without_page for each in meanings(sections()[name])}
-    assert measured_fields() <= named | explained
+def test_every_measured_column_is_the_column_of_one_metric(summary):
+    assert sorted(metric.name for metric in METRIC_LIST) == sorted(measured_columns(summary))
 
 
-@pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda each: each.page)
-def test_a_page_has_its_name_its_meaning_and_all_that_it_defines(quantity):
-    text = text_of(quantity.page)
-    assert text.splitlines()[0] == f"# {quantity.name}"
-    assert quantity.meaning in " ".join(text.split())
-    columns = {each.name for each in METRIC_LIST if each.quantity == quantity}
+def test_every_field_has_a_section_or_a_docstring():
+    """A type none of whose fields any section names needs docstrings only."""
+    named = record_fields() & {name for quantity in QUANTITIES for name in named_in(text_of(quantity.page))}
+    without_section = record_sections().keys() - {field.rpartition(".")[0] for field in named}
+    documented = {
+        f"{name}.{field}" for name in without_section for field in documented_fields(record_sections()[name])
+    }
+    assert measured_fields() <= named | documented
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda quantity: quantity.page)
+def test_a_section_begins_with_the_meaning_and_names_its_columns(quantity):
+    heading, _, text = text_of(quantity.page).partition("\n")
+    assert heading == f"## {quantity.name}"
+    assert " ".join(text.split()).startswith(quantity.meaning)
+    columns = {metric.name for metric in METRIC_LIST if metric.quantity == quantity}
     assert not columns - {*named_in(text)}
 
 
-@pages
-def test_a_page_has_all_headings_and_fits_a_screen(page):
+@sections
+def test_a_section_has_formula_and_labels_and_fits_a_screen(page):
     text = text_of(page)
-    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == HEADINGS
-    assert all(part.strip() for part in re.split(r"^## .*$", text, flags=re.MULTILINE))
-    assert sum(not line.startswith("|") for line in text.splitlines()) <= MOST_LINES
+    assert re.findall(r"^\*\*(\w+):\*\*", text, flags=re.MULTILINE) == LABELS
+    formula = text.partition("**Measured:**")[0]
+    assert "```" in formula or "\n| " in formula
+    assert sum(not line.startswith("|") for line in text.splitlines()) <= MAX_LINES
 
 
-def test_every_page_is_in_the_index_in_its_words():
-    assert {path.stem for path in FOLDER.glob("*.md")} == {"README", *(each.page for each in QUANTITIES)}
+def test_every_section_is_a_quantity_and_in_the_index():
+    pages = [path for path in FOLDER.glob("*.md") if path.name != "README.md"]
+    assert len(pages) < MAX_PAGES
+    headings = {f"{path.stem}#{anchor}" for path in pages for anchor in anchors_in(path, level=2)}
+    assert headings == {quantity.page for quantity in QUANTITIES}
     rows = [line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith("| [")]
     assert sorted(rows) == sorted(map(index_row, QUANTITIES))
 
 
 def index_row(quantity):
-    return f"| [{quantity.name}]({quantity.page}.md) | {quantity.meaning} | {quantity.unit} |"
+    link = quantity.page.replace("#", ".md#")
+    return f"| [{quantity.name}]({link}) | {quantity.meaning} | {quantity.unit} |"
 
 
 @pytest.fixture(scope="module")
 def words():
-    """Every word of our code and of its choices."""
+    """Every word of the code and of conf/."""
     roots = ("bench", "analysis", "conf")
     paths = [path for root in roots for path in (ROOT / root).rglob("*.*") if path.suffix in (".py", ".yaml")]
     return {word for path in paths for word in re.findall(r"\w+", path.read_text())}
 
 
-@pages
-def test_every_file_and_name_on_a_page_exists(page, words, summary):
+@sections
+def test_every_file_and_name_in_a_section_exists(page, words, summary):
     named = named_in(text_of(page))
     sources = [name for name in named if name.endswith(".py") and "/" in name]
     assert not [name for name in sources if not (ROOT / name).is_file()]
@@ -116,15 +126,31 @@ def test_every_file_and_name_on_a_page_exists(page, words, summary):
     assert not written - words - {*summary.columns}
 
 
+def prose_of(path):
+    """Return a page without its code."""
+    unfenced = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^    .*$", "", unfenced, flags=re.MULTILINE)
+
+
+def anchors_in(path, level=None):
+    """Return the anchors of a page's headings, of one level or of all."""
+    marks = "#" * level if level else "#+"
+    headings = re.findall(rf"^{marks} .*$", prose_of(path), flags=re.MULTILINE)
+    return {anchor_of(heading) for heading in headings}
+
+
 @pytest.mark.parametrize(
     "path",
     sorted(path for pattern in OUR_PAGES for path in ROOT.glob(pattern)),
     ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_every_relative_link_leads_to_a_file(path):
+def test_every_relative_link_leads_to_a_file_and_heading(path):
     text = re.sub(
         r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
     )
-    targets = [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
-    paths = [target.partition("#")[0] for target in targets]
-    assert not [target for target in paths if target and not (path.parent / target).exists()]
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_in(target), link

@@ -1,4 +1,4 @@
-"""What is measured, in a reader's words: each quantity has a page in docs/quantities."""
+"""Quantities that the project measures; each has a section on a page of docs/quantities."""
 
 from __future__ import annotations
 
@@ -7,187 +7,188 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One quantity, which may have several metrics."""
+    """Quantity with one or several metrics."""
 
     page: str
-    """docs/quantities/<page>.md says more."""
+    """Link to its section below docs/quantities: `family#section` for the heading in `family.md`."""
     name: str
+    """Heading of the section."""
     unit: str
     meaning: str
-    """One sentence; tooltips and the page say the same."""
+    """Definition in one sentence: the first one of the section, and the tooltip of its columns."""
 
 
 TOKENS_PER_S = Quantity(
-    "tokens_per_second", "Tokens per second", "tokens/s",
-    "Tokens of all whole sequences of a step, over the slowest rank's median step.",
+    "speed#tokens-per-second", "Tokens per second", "tokens/s",
+    "Tokens of all sequences of a step, divided by the slowest rank's median step time.",
 )  # fmt: skip
 STEP_TIME = Quantity(
-    "step_time", "Step time", "ms",
-    "The median over the timed steps of what the slowest rank took, from batch fetch to zero_grad.",
+    "speed#step-time", "Step time", "ms",
+    "Median over the timed steps of the slowest rank's time from batch fetch to zero_grad.",
 )  # fmt: skip
 SAMPLES = Quantity(
-    "samples", "Samples, repeats and the 95 % interval", "count",
-    "How many samples a median is of: steps of the only repeat, or repeats; six give an interval.",
+    "speed#samples-and-repeats", "Samples and repeats", "count",
+    "Number of samples behind a median: steps of one process, or one median per process.",
 )  # fmt: skip
 MFU = Quantity(
-    "mfu", "MFU and HFU", "fraction 0..1",
-    "The FLOP/s that a step amounts to, over the dense 16-bit peak of all its GPUs together.",
-)  # fmt: skip
-ALLOCATED = Quantity(
-    "peak_allocated", "Peak allocated memory", "bytes",
-    "The most bytes that tensors held at once on the worst rank, once the cell runs at full length.",
-)  # fmt: skip
-OTHER_MEMORY = Quantity(
-    "other_memory", "Reserved, device-used and resident memory", "bytes",
-    "What the allocator, the whole device and the process held, tensors or not, on the worst rank.",
-)  # fmt: skip
-SAVED_MEMORY = Quantity(
-    "saved_memory", "Saved memory and offloaded bytes", "bytes",
-    "What one switch takes off the peak, measured and by the formula, and what offloading has to move.",
-)  # fmt: skip
-CAPACITY = Quantity(
-    "capacity", "Memory capacity", "bytes, fraction",
-    "The memory one rank may use, its limit or its device's, and the part of it that tensors reached.",
-)  # fmt: skip
-OUT_OF_MEMORY = Quantity(
-    "out_of_memory", "Out of memory and the longest length that fits", "bytes, tokens",
-    "The allocation that failed, what held memory then, and the longest length that was run without it.",
-)  # fmt: skip
-COMMUNICATION_SHARE = Quantity(
-    "communication_share", "Communication share", "fraction 0..1",
-    "The part of the traced steps in which data moved for any purpose and no compute hid it.",
-)  # fmt: skip
-ATTENTION_EXCHANGE_SHARE = Quantity(
-    "attention_exchange_share", "Attention exchange share", "fraction 0..1",
-    "The part of the traced steps in which data moved for attention and no compute hid it.",
-)  # fmt: skip
-WAITING = Quantity(
-    "waiting", "Waiting and load imbalance", "ms, fraction 0..1",
-    "Time in which a rank was there and the last of those that had to meet it was not.",
-)  # fmt: skip
-PACKING = Quantity(
-    "packing", "Packing", "ms",
-    "Time of the operators inside attention that copy, arrange or convert and calculate nothing.",
-)  # fmt: skip
-IDLE = Quantity(
-    "idle", "Idle time", "ms",
-    "Time of the traced step in which a rank ran no operator or kernel and nothing was on its way.",
-)  # fmt: skip
-STEP_PARTS = Quantity(
-    "step_parts", "Parts of a step", "ms",
-    "The traced step of the rank that attention kept busiest, every instant counted once.",
-)  # fmt: skip
-IDEAL_ATTENTION = Quantity(
-    "ideal_attention", "Ideal attention", "ms",
-    "What local's attention would take on the cores or GPUs of the cell, if they shared its work evenly.",
-)  # fmt: skip
-STRAGGLER_GAP = Quantity(
-    "straggler_gap", "Straggler gap", "ms",
-    "How much longer the slowest rank's traced step took than the median rank's.",
-)  # fmt: skip
-CAUSAL_AREA = Quantity(
-    "causal_area", "Causal area", "(query, key, head) triples",
-    "How many (query, key, head) triples the causal mask leaves a rank, of one sequence and layer.",
-)  # fmt: skip
-DOCUMENTS = Quantity(
-    "documents", "Packed documents", "documents, pairs and triples per step",
-    "What packed documents leave of attention's work, and how evenly ranks share it.",
-)  # fmt: skip
-TRACED_TO_TIMED = Quantity(
-    "traced_to_timed", "Traced step over timed step", "ratio",
-    "The slowest rank's traced step over the median timed step; a step off by a fifth is left out.",
-)  # fmt: skip
-PAYLOAD = Quantity(
-    "payload", "Payload bytes", "bytes per step and rank",
-    "What a rank hands to collectives in one step for others to have, each byte counted once.",
-)  # fmt: skip
-ATTENTION_PARITY = Quantity(
-    "attention_parity", "Attention parity", "relative error",
-    "How far the strategy's attention is from plain float64 attention, relative to the exact maximum.",
-)  # fmt: skip
-FULL_LENGTH = Quantity(
-    "full_length", "Attention at the measured length", "relative error",
-    "How far attention is from float64 in one call of the cell's own inspected step.",
-)  # fmt: skip
-OBJECTIVE = Quantity(
-    "objective", "Gradients on the cell's engine", "relative error",
-    "How far loss and gradients of one step are from float64, and how far rounding alone is.",
-)  # fmt: skip
-UPDATES = Quantity(
-    "updates", "Updates", "count",
-    "Whether the optimizer reached every parameter, as their bits show it.",
-)  # fmt: skip
-POSITIONS = Quantity(
-    "positions", "Rotary positions", "cos, sin",
-    "Whether every rank turns queries and keys as one device with the whole sequence would.",
-)  # fmt: skip
-PROBE = Quantity(
-    "probe", "Leak probe", "count, relative error",
-    "How many positions of other documents, and of earlier ones, move when one token changes.",
-)  # fmt: skip
-ERROR_ULPS = Quantity(
-    "error_ulps", "Error in ulps", "ulps",
-    "The largest deviation from float64 of sampled tokens, in ulps of the dtype at a row's maximum.",
-)  # fmt: skip
-ATTENTION_ALONE = Quantity(
-    "attention_alone", "Attention alone", "ms, FLOP/s, fraction",
-    "One attention call, forward and backward, and how near it comes to one device's over the ranks.",
-)  # fmt: skip
-TRAINING_SIGNAL = Quantity(
-    "training_signal", "Loss, gradient norm and tokens", "nats per token, norm, count",
-    "The mean loss per valid token of all ranks, the gradient's norm, and proof of the tokens they saw.",
-)  # fmt: skip
-CHECKS = Quantity(
-    "checks", "Checks made and steps compared", "count",
-    "Which comparisons a cell's result had to pass, which were not made, and how many steps they hold.",
+    "speed#mfu-and-hfu", "MFU and HFU", "fraction 0..1",
+    "FLOP/s of a step, divided by the dense 16-bit peak of all its GPUs together.",
 )  # fmt: skip
 SPEED_UP = Quantity(
-    "speed_up", "Speed-up", "ratio",
-    "Tokens per second over those of the fastest local cell that did the same work on the same machine.",
+    "comparison#speed-up", "Speed-up", "ratio",
+    "Tokens per second over those of the fastest local cell with the same workload on the same machine.",
 )  # fmt: skip
 SCALING = Quantity(
-    "scaling", "Scaling", "ratio, fraction",
-    "Tokens per second over those of the fewest ranks that did the same work, also per rank.",
-)  # fmt: skip
-PREDICTION = Quantity(
-    "prediction", "Prediction and its band", "ms, tokens/s, bytes",
-    "What the cost model expects of a cell's step, and the ends that a real run should lie between.",
-)  # fmt: skip
-PREDICTION_ERROR = Quantity(
-    "prediction_error", "Predicted next to measured", "fraction",
-    "How far what was predicted is from what was measured, as a part of what was measured.",
-)  # fmt: skip
-REPLAY = Quantity(
-    "replay", "Replayed step and its link", "ms, tokens/s",
-    "The step of one rank that ran without the others, and the time that its messages need on the link.",
-)  # fmt: skip
-TELEMETRY = Quantity(
-    "telemetry", "Telemetry", "W, MHz, fraction, count",
-    "What devices and machine did while the clock ran: power, clocks, throttling, load, lost cores.",
-)  # fmt: skip
-ENERGY = Quantity(
-    "energy", "Tokens per joule", "tokens/J",
-    "Tokens of the timed steps over the energy of all their GPUs, by NVML's samples of power.",
-)  # fmt: skip
-GPU_HOURS = Quantity(
-    "gpu_hours", "GPU-hours per billion tokens", "GPU-hours",
-    "The GPUs of a cell times the hours in which they train on a billion tokens at its tokens per second.",
+    "comparison#scaling", "Scaling", "ratio, fraction",
+    "Tokens per second over those of the cell with the fewest ranks and the same workload.",
 )  # fmt: skip
 OVER_DATA_PARALLEL = Quantity(
-    "data_parallel", "Over data parallelism", "ratio",
-    "Tokens per second over those of as many ranks that share no sequence, with as many tokens in a step.",
-)  # fmt: skip
-CELL_TIME = Quantity(
-    "cell_time", "Time of a cell and its fixed cost", "s",
-    "What a cell took from start to end, and what of it was not its own steps, checks and traces.",
-)  # fmt: skip
-STABILITY = Quantity(
-    "stability", "Flags on a cell", "text",
-    "What a reader must know before trusting a number: unsteady steps, a busy machine, excluded shares.",
+    "comparison#speed-up-over-data-parallelism", "Speed-up over data parallelism", "ratio",
+    "Tokens per second over those of equally many ranks without sequence parallelism.",
 )  # fmt: skip
 SWEEP_RATIO = Quantity(
-    "sweep_ratio", "Ratio of two sides", "ratio",
-    "One side's speed over another's, by the processes of both, with a 95 % interval.",
+    "comparison#speed-ratio", "Speed ratio", "ratio",
+    "Speed of one side over the other, with a 95 % interval from the processes of both sides.",
+)  # fmt: skip
+ALLOCATED = Quantity(
+    "memory#peak-allocated-memory", "Peak allocated memory", "bytes",
+    "Largest number of bytes in tensors at one moment on the worst rank, in steady state.",
+)  # fmt: skip
+OTHER_MEMORY = Quantity(
+    "memory#reserved-device-used-and-resident-memory", "Reserved, device-used and resident memory", "bytes",
+    "Memory of the allocator, the whole device and the process on the worst rank, in tensors or not.",
+)  # fmt: skip
+SAVED_MEMORY = Quantity(
+    "memory#saved-and-offloaded-memory", "Saved and offloaded memory", "bytes",
+    "Reduction of the peak by one option, measured and by formula, and bytes that offloading moves.",
+)  # fmt: skip
+CAPACITY = Quantity(
+    "memory#memory-capacity", "Memory capacity", "bytes, fraction",
+    "Memory that one rank may use, by its limit or its device, and the share of it that tensors reached.",
+)  # fmt: skip
+OUT_OF_MEMORY = Quantity(
+    "memory#out-of-memory", "Out of memory", "bytes, tokens",
+    "The allocation that failed, the largest blocks at that time, and the longest length that fits.",
+)  # fmt: skip
+ATTENTION_EXCHANGE_SHARE = Quantity(
+    "communication#attention-communication-share", "Attention communication share", "fraction 0..1",
+    "Share of the traced steps in which data moved for attention while the rank computed nothing.",
+)  # fmt: skip
+COMMUNICATION_SHARE = Quantity(
+    "communication#communication-share", "Communication share", "fraction 0..1",
+    "Share of the traced steps in which data moved for any purpose while the rank computed nothing.",
+)  # fmt: skip
+WAITING = Quantity(
+    "communication#waiting-and-load-imbalance", "Waiting and load imbalance", "ms, fraction 0..1",
+    "Time from a rank's arrival at a collective until the last rank arrives.",
+)  # fmt: skip
+PAYLOAD = Quantity(
+    "communication#payload-bytes", "Payload bytes", "bytes per step and rank",
+    "Bytes that a rank sends to other ranks in one step, each counted once.",
+)  # fmt: skip
+STEP_PARTS = Quantity(
+    "step_parts#parts-of-a-step", "Parts of a step", "ms",
+    "Traced step of the rank with most attention compute, split so that every instant counts once.",
+)  # fmt: skip
+IDEAL_ATTENTION = Quantity(
+    "step_parts#ideal-attention", "Ideal attention", "ms",
+    "Attention time of the local cell, divided evenly over the cores or GPUs of this cell.",
+)  # fmt: skip
+PACKING = Quantity(
+    "step_parts#packing", "Packing", "ms",
+    "Time of the operators inside attention that only copy, rearrange or convert data.",
+)  # fmt: skip
+IDLE = Quantity(
+    "step_parts#idle-time", "Idle time", "ms",
+    "Time of a traced step in which a rank ran no operator or kernel and nothing was in flight.",
+)  # fmt: skip
+STRAGGLER_GAP = Quantity(
+    "step_parts#straggler-gap", "Straggler gap", "ms",
+    "Traced step time of the slowest rank less that of the median rank.",
+)  # fmt: skip
+TRACED_TO_TIMED = Quantity(
+    "step_parts#traced-step-over-timed-step", "Traced step over timed step", "ratio",
+    "Slowest rank's traced step over the median timed step.",
+)  # fmt: skip
+ATTENTION_ALONE = Quantity(
+    "attention#attention-alone", "Attention alone", "ms, FLOP/s, fraction",
+    "Time of one attention call, forward and backward, and its speed relative to one device.",
+)  # fmt: skip
+ERROR_ULPS = Quantity(
+    "attention#error-in-ulps", "Error in ulps", "ulps",
+    "Largest deviation of sampled tokens from float64, in ulps of the dtype at the row's maximum.",
+)  # fmt: skip
+CAUSAL_AREA = Quantity(
+    "attention#causal-area", "Causal area", "(query, key, head) triples",
+    "Number of (query, key, head) triples that the causal mask leaves a rank, per sequence and layer.",
+)  # fmt: skip
+DOCUMENTS = Quantity(
+    "attention#packed-documents", "Packed documents", "documents, pairs and triples per step",
+    "Attention work that packed documents leave, and its imbalance between ranks.",
+)  # fmt: skip
+CHECKS = Quantity(
+    "checks#checks-made-and-steps-compared", "Checks made and steps compared", "count",
+    "Checks that a cell passed, checks that were not made, and the number of steps that were compared.",
+)  # fmt: skip
+ATTENTION_PARITY = Quantity(
+    "checks#attention-parity", "Attention parity", "relative error",
+    "Error of the strategy's attention on a short sequence against float64, relative to the exact maximum.",
+)  # fmt: skip
+FULL_LENGTH = Quantity(
+    "checks#attention-at-the-measured-length", "Attention at the measured length", "relative error",
+    "Error of one attention call of the inspected step at full length against float64.",
+)  # fmt: skip
+POSITIONS = Quantity(
+    "checks#rotary-positions", "Rotary positions", "cos, sin",
+    "Difference between a rank's rotary cos and sin and those of the whole sequence on one device.",
+)  # fmt: skip
+PROBE = Quantity(
+    "checks#leak-probe", "Leak probe", "count, relative error",
+    "Number of positions in other documents, and of earlier positions, that change when one token changes.",
+)  # fmt: skip
+TRAINING_SIGNAL = Quantity(
+    "training#loss-gradient-norm-and-tokens", "Loss, gradient norm and tokens", "nats per token, norm, count",
+    "Mean loss per valid token over all ranks, gradient norm, and a digest of the tokens.",
+)  # fmt: skip
+OBJECTIVE = Quantity(
+    "training#gradients-on-the-cells-engine", "Gradients on the cell's engine", "relative error",
+    "Error of loss and gradients of one short step against float64, compared with rounding alone.",
+)  # fmt: skip
+UPDATES = Quantity(
+    "training#updates", "Updates", "count",
+    "Proof by digest that the optimizer changed every parameter and that replicas stay equal.",
+)  # fmt: skip
+PREDICTION = Quantity(
+    "prediction#prediction-and-its-band", "Prediction and its band", "ms, tokens/s, bytes",
+    "Step time, speed and memory that the cost model expects, each with a low and a high bound.",
+)  # fmt: skip
+PREDICTION_ERROR = Quantity(
+    "prediction#prediction-error", "Prediction error", "fraction",
+    "Difference between prediction and measurement, as a fraction of the measurement.",
+)  # fmt: skip
+REPLAY = Quantity(
+    "prediction#replayed-step-and-its-link", "Replayed step and its link", "ms, tokens/s",
+    "Step time of one rank that ran without the others, and the modelled time of its messages on the link.",
+)  # fmt: skip
+STABILITY = Quantity(
+    "stability#flags-on-a-cell", "Flags on a cell", "text",
+    "Warnings about a cell: unsteady steps, a busy machine, excluded traces.",
+)  # fmt: skip
+TELEMETRY = Quantity(
+    "stability#telemetry", "Telemetry", "W, MHz, fraction, count",
+    "State of GPUs and machine during the timed steps: power, clocks, throttling, load, context switches.",
+)  # fmt: skip
+ENERGY = Quantity(
+    "energy_and_cost#tokens-per-joule", "Tokens per joule", "tokens/J",
+    "Tokens of the timed steps divided by the energy of all GPUs, from NVML's power samples.",
+)  # fmt: skip
+GPU_HOURS = Quantity(
+    "energy_and_cost#gpu-hours-per-billion-tokens", "GPU-hours per billion tokens", "GPU-hours",
+    "GPU-hours in which the cell trains on a billion tokens at its measured rate.",
+)  # fmt: skip
+CELL_TIME = Quantity(
+    "energy_and_cost#time-of-a-cell", "Time of a cell", "s",
+    "Wall time of a cell, and the part of it that is not its own steps, checks and traces.",
 )  # fmt: skip
 
 WITHOUT_METRIC = (
@@ -195,4 +196,4 @@ WITHOUT_METRIC = (
     OBJECTIVE, UPDATES, POSITIONS, PROBE,
     TELEMETRY, SWEEP_RATIO,
 )  # fmt: skip
-"""Those of which only the record says something, or another command."""
+"""Quantities that appear in the record or in another command, but in no column of the summary."""

@@ -1,4 +1,4 @@
-"""The pages of docs/quantities as tests read them, and a record whose every number is another."""
+"""Read the pages of docs/quantities, and make a record in which all numbers differ."""
 
 import re
 import tempfile
@@ -36,27 +36,36 @@ LOOKED_UP = ("seq_len=512", "sp_degree=4", "cluster.world_size=4")
 
 
 def text_of(page):
-    return (FOLDER / f"{page}.md").read_text()
+    """Return the section of `family#section`, with its heading."""
+    family, _, section = page.partition("#")
+    parts = re.split(r"^(?=## )", (FOLDER / f"{family}.md").read_text(), flags=re.MULTILINE)
+    (text,) = (part for part in parts if anchor_of(part.partition("\n")[0]) == section)
+    return text
+
+
+def anchor_of(heading):
+    """Return the anchor that GitHub gives a heading such as `## Step time`."""
+    return re.sub(r"[^\w\- ]", "", heading.lstrip("# ").lower()).replace(" ", "-")
 
 
 def named_in(text):
-    """Everything in backticks that is no fenced block."""
+    """Return everything in backticks outside of fenced blocks."""
     return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
 
 
 def formula_of(page):
-    """The page's Python, empty where its formula is words."""
+    """Return the Python of a section; empty if its formula is text."""
     return "\n".join(re.findall(r"^```python\n(.*?)^```", text_of(page), flags=re.DOTALL | re.MULTILINE))
 
 
-def a_record():
-    """A cell of which every rank, step and part differs from every other."""
+def distinct_record():
+    """Return a record in which every rank, step and part has its own number."""
     steps_ms = [[100.0 + step * (rank + 1) for step in range(9)] for rank in range(3)]
     cell = make_cell(*LOOKED_UP, machine=FOUR_H100)
     record = make_record(
         config={"cluster.world_size": 3, "sp_degree": 3},
         timing=make_timing(steps_ms),
-        trace=a_trace(),
+        trace=distinct_trace(),
         memory=MEMORY,
         analytic=to_builtins(analytic(cell, need=memory_need(cell)))
         | {"link_ms": LINK_MS, "prediction": to_builtins(prediction_of(cell).stored())},
@@ -67,8 +76,8 @@ def a_record():
                         backward_ms=[[3.0, 3.5, 3.0], [4.0, 2.0, 4.0], [1.0, 1.0, 1.0]])  # fmt: skip
 
 
-def a_trace():
-    """Six traced steps, the second of which is the median."""
+def distinct_trace():
+    """Return six traced steps, the second of which is the median."""
     trace = make_trace(
         3,
         step_ms=[110.0, 112.0, 115.0],
@@ -94,18 +103,18 @@ def a_trace():
         median_step=1,
     )
     trace["steps"] = [
-        a_step([100.0, 104.0, 101.0], attention=([9.0, 8.0, 7.5], [4.0, 1.0, 2.0])),
+        traced_step([100.0, 104.0, 101.0], attention=([9.0, 8.0, 7.5], [4.0, 1.0, 2.0])),
         {**trace, "call_differences": [None] * 3},
-        a_step([118.0, 117.0, 116.0], attention=([8.0, 6.0, 9.0], [1.0, 2.5, 5.0])),
-        a_step([119.0, 118.0, 117.0], attention=([8.5, 7.0, 9.0], [1.5, 2.0, 3.0])),
-        a_step([150.0, 140.0, 130.0], attention=([70.0, 60.0, 50.0], [2.0, 2.0, 2.0])),
-        a_step([60.0, 61.0, 62.0], attention=([0.0, 0.0, 0.0], [0.0, 0.0, 0.0])),
+        traced_step([118.0, 117.0, 116.0], attention=([8.0, 6.0, 9.0], [1.0, 2.5, 5.0])),
+        traced_step([119.0, 118.0, 117.0], attention=([8.5, 7.0, 9.0], [1.5, 2.0, 3.0])),
+        traced_step([150.0, 140.0, 130.0], attention=([70.0, 60.0, 50.0], [2.0, 2.0, 2.0])),
+        traced_step([60.0, 61.0, 62.0], attention=([0.0, 0.0, 0.0], [0.0, 0.0, 0.0])),
     ]
     return trace
 
 
-def a_step(step_ms, attention):
-    """One of several traced steps; parameters are exposed on rank 0 alone, and waited for half of it."""
+def traced_step(step_ms, attention):
+    """Return a step in which rank 0 alone exposes parameters, and waits for half of that time."""
     exposed, waiting = attention
     return {
         "step_ms": step_ms,
@@ -116,7 +125,7 @@ def a_step(step_ms, attention):
 
 
 def summary_of_one():
-    """The summary of that record alone."""
+    """Return the summary of this record."""
     with tempfile.TemporaryDirectory() as folder:
-        frame = frame_of_records(Path(folder), [a_record()], {"h100_80gb": PEAK_FLOPS_PER_S})
+        frame = frame_of_records(Path(folder), [distinct_record()], {"h100_80gb": PEAK_FLOPS_PER_S})
     return Cells.of_records(frame).frame
