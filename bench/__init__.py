@@ -1,9 +1,9 @@
-"""Ulysses against Ring Attention, measured. What others may rely on is here: names and signatures stay.
+"""Benchmark of Ulysses against Ring Attention: the public interface, whose names and signatures are stable.
 
-Strategy packages, training loops under `observe` and readers of records import from `bench` alone: where a
-name is defined may change. `ulysses_ring_bench` offers the same names where a wheel is installed.
-Modules inside never import this one. A name is imported when it is first used: planning a sweep reads
-strategies' facts, and must not import torch.
+Strategy packages, observed training loops and readers of records import from `bench` only, as the module that
+defines a name may change. An installed wheel offers the same names as `ulysses_ring_bench`. Modules of this
+project never import from `bench` itself. A name is imported on first use, because planning a sweep reads the
+facts of strategies and must not import torch.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ HOMES: Mapping[str, str] = {
     }.items()
     for name in names
 }
-"""Every public name, and the module that defines it."""
+"""Module that defines each public name."""
 __all__ = tuple(HOMES)
 
 
 def __dir__() -> list[str]:
-    """Return the public names, which are attributes only once they have been used, and the module's own."""
+    """Return the attributes of the module and all public names, imported or not."""
     return sorted({*globals(), *HOMES})
 
 

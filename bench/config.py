@@ -1,4 +1,4 @@
-"""One cell, fully resolved: what a record's `config` holds and what every rank is handed."""
+"""The settings of one cell (`Cell`), which every rank receives and every record stores as its `config`."""
 
 from __future__ import annotations
 
@@ -14,50 +14,63 @@ import msgspec
 from msgspec import Meta
 
 _PAIRS: Mapping[str, str] = {"options": "strategy", "env": "env"}
-"""Fields that are pairs of name and value, and the group their names stand in on the command line."""
+"""Fields of `Cell` that are pairs (name, value), with the prefix of these names on the command line."""
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""They set CUDA's caching allocator; torch reads one of them."""
+"""Environment variables that configure CUDA's caching allocator; torch reads one of them."""
 NOT_USED = "none"
-"""A choice that a cell has no use for, such as the engine of one that trains nothing."""
+"""Value of a setting that does not apply, for example `engine` when nothing is trained."""
 AUTO: Final = "auto"
-"""A choice that is left to us."""
+"""Value of a setting that the project chooses for the user."""
 UNKNOWN_HARDWARE = "unknown"
-"""The hardware of a GPU that no file of conf/hardware/ names: its peak is not known, so it has no MFU."""
+"""Value of `hardware` for a GPU without a file in conf/hardware/. Its peak FLOP/s is unknown, so records have
+no MFU."""
 NO_MISTAKE = "none"
+"""Value of `inject_fault` in a cell that computes correctly."""
 OWN = "own"
-"""A choice that is somebody's own code, not one of the tables'."""
+"""Value of a setting when user code replaces a built-in choice."""
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 LOW_PRECISION = ("bf16", "fp16")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
-"""torch's words for CPUs near a GPU, those of torchrun's --numa-binding."""
+"""Values of torchrun's `--numa-binding`: the CPUs near a GPU that a rank is bound to."""
 MASKS = ("causal", "full")
 DEALS = ("in_order", "reversed")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
-"""Of the learning rate, by transformers' names."""
+"""Learning rate schedules, named as in transformers."""
 PACKING = ("none", "documents")
 LEAVES = (NOT_USED, "layer")
 
 
 MAX_WHOLE = 2**40
-"""Of tokens and of every other count: seeds and sums over samples stay within 64 bits."""
+"""Largest number of tokens, and of any other count. It keeps seeds and sums over samples within 64 bits."""
 MAX_SECONDS = 1_000_000
-"""Under what the operating system's timers can wait, 2^31 milliseconds."""
+"""Largest time of a setting in seconds, less than the 2^31 milliseconds that the operating system's timers
+allow."""
 
 
 def whole_rule(least: int) -> Meta:
-    """The rule of a whole number, and the example that a refusal of another value gives."""
-    said = f"a whole number from {least} to {MAX_WHOLE}"
-    return Meta(ge=least, le=MAX_WHOLE, description=said, examples=[max(least, 2)])
+    """Return the rule for a whole number of at least `least`.
+
+    An error message about another value quotes the rule's description and its example.
+    """
+    description = f"a whole number from {least} to {MAX_WHOLE}"
+    return Meta(ge=least, le=MAX_WHOLE, description=description, examples=[max(least, 2)])
 
 
 def positive_rule(
-    example: float | str, *, or_zero: bool = False, most: float = float_info.max, of: str = ""
+    example: float | str, *, or_zero: bool = False, most: float = float_info.max, unit: str = ""
 ) -> Meta:
-    """The rule for a finite number above 0, or for one of at least 0."""
-    said = f"{'0 or ' if or_zero else ''}a positive number{of}"
+    """Return the rule for a finite positive number.
+
+    Args:
+        example: A valid value, which an error message about another value quotes.
+        or_zero: Whether 0 is valid, too.
+        most: Largest valid value.
+        unit: Text that follows "a positive number" in the rule's description.
+    """
+    description = f"{'0 or ' if or_zero else ''}a positive number{unit}"
     least = 0.0 if or_zero else float_info.min
-    return Meta(ge=least, le=most, description=said, examples=[example])
+    return Meta(ge=least, le=most, description=description, examples=[example])
 
 
 def _one_of(names: Iterable[str]) -> Meta:
@@ -66,88 +79,104 @@ def _one_of(names: Iterable[str]) -> Meta:
 
 Count = Annotated[int, whole_rule(1)]
 CountOrZero = Annotated[int, whole_rule(0)]
-_OF_SECONDS = f" of seconds up to {MAX_SECONDS}"
-Seconds = Annotated[float, positive_rule(20, most=MAX_SECONDS, of=_OF_SECONDS)]
-SecondsOrZero = Annotated[float, positive_rule(20, or_zero=True, most=MAX_SECONDS, of=_OF_SECONDS)]
+_SECONDS = f" of seconds up to {MAX_SECONDS}"
+Seconds = Annotated[float, positive_rule(20, most=MAX_SECONDS, unit=_SECONDS)]
+SecondsOrZero = Annotated[float, positive_rule(20, or_zero=True, most=MAX_SECONDS, unit=_SECONDS)]
 Flag = Annotated[bool, Meta(description="true or false", examples=["true"])]
 
 
 class ExitCode(IntEnum):
-    """How a command ended."""
+    """Exit code of a command."""
 
     OK = 0
-    """Every cell that could run did; running out of memory and `unsupported` are findings."""
+    """Every cell has a result. Cells that ran out of memory or are `unsupported` count as results."""
     FAILED = 1
-    """Some cell failed, or a command missed its own goal."""
+    """A cell failed, or the command did not reach its goal."""
     REQUEST_WRONG = 2
-    """The request cannot be carried out, as one line said."""
+    """The request is invalid; the command printed one line that says why."""
     INTERRUPTED = 130
-    """Ctrl-C, or a scheduler's SIGTERM."""
+    """The user pressed Ctrl-C, or a scheduler sent SIGTERM."""
 
 
 class Resume(StrEnum):
-    """Which of a folder's records a sweep keeps."""
+    """Records in a sweep's folder whose cells a new sweep there does not run again."""
 
     NEVER = "false"
-    """There may be none."""
+    """No record may exist in the folder."""
     MATCHING = "true"
-    """Final ones that were made with the code, the packages and the device at hand."""
+    """Final records made with the same code, packages and device as now."""
     ANY = "any"
-    """Final ones, whatever they were made with."""
+    """All final records."""
 
 
 class WhenTaken(StrEnum):
-    """What a sweep does while another runs on the same devices."""
+    """Behaviour of a sweep while another sweep runs on the same devices."""
 
     WAIT = "wait"
     REFUSE = "refuse"
     NONE = "none"
-    """Take no lease, and run beside the sweep that holds it."""
+    """Run at the same time as the other sweep, without a lease."""
 
 
 LEASES = tuple(WhenTaken)
 
 
 class ConfigError(ValueError):
-    """A request that cannot be carried out, in one line: value, rule, way out."""
+    """A request that is invalid.
+
+    The message is one line that states the value, the rule that it breaks and a way out. Commands print it
+    and exit with code 2.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The numbers a transformer is built from."""
+    """Dimensions of a decoder-only transformer, as in its Hugging Face `config.json`."""
 
     name: str
+    """Name of the model's file in conf/model/, or `checkpoint`."""
     family: str
+    """Architecture, a transformers model type such as `qwen3` or `llama`."""
     path: str | None
-    """A local checkpoint, which takes the place of random weights."""
+    """Folder of a local checkpoint to load weights from; None for random weights."""
     vocab_size: Count
     hidden_size: Count
     intermediate_size: Count
+    """Width of the MLP."""
     num_layers: Count
     num_heads: Count
+    """Query heads of a layer."""
     num_kv_heads: Count
+    """Key/value heads of a layer."""
     head_dim: Count
     tied_embeddings: Flag
+    """Whether the output head shares its weight with the token embedding."""
     attention_bias: Flag
+    """Whether the projections to queries, keys and values have a bias."""
     rope_theta: Annotated[float, positive_rule("1e4")]
+    """Base of the rotary position embedding."""
     norm_eps: Annotated[float, positive_rule("1e-6")]
+    """Epsilon of the RMS norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """Where tokens come from."""
+    """Source of the tokens, and how they become sequences."""
 
     name: str
-    """`text` reads `path`, `synthetic` computes tokens."""
+    """`text`: read `path`; `synthetic`: compute tokens from the seed."""
     path: str | None
-    """Without one, `text` is Python's own documentation."""
+    """Text file, folder of text files or JSON lines for `text`; None for the documentation that ships with
+    Python."""
     tokenizer: str | None
+    """Folder of a local tokenizer; None to use the bytes of the text as tokens."""
     prompt_tokens: CountOrZero
-    """The labels of so many tokens at the start of a sequence, or of each packed document, do not count."""
+    """Number of tokens at the start of a sequence, or of a packed document, that the loss leaves out."""
     rank_order: Annotated[str, _one_of(DEALS)] = "in_order"
-    """Which ranks and micro-steps are given which sequences of a step."""
+    """Order in which data-parallel ranks and micro-steps receive the sequences of a step."""
     packing: Annotated[str, _one_of(PACKING)] = "none"
-    """`documents` lays whole documents end to end, which do not see each other; `none` joins the text."""
+    """`documents`: pack whole documents into a sequence, with attention within each document only; `none`:
+    treat the text as one document."""
 
     @property
     def packs(self) -> bool:
@@ -157,30 +186,36 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """The ranks of a cell and what they run on."""
+    """Number of ranks, and the machines and devices that they run on."""
 
     name: str
+    """Name of the cluster's file in conf/cluster/."""
     world_size: Count
+    """Number of ranks."""
     ranks_per_gpu: Count
-    """Above 1 ranks share a GPU: right for checking results, and its times say nothing."""
+    """Number of ranks that share a GPU. Above 1 the results can be checked, but the times mean nothing."""
     device: str
+    """`cpu` or `cuda`."""
     backend: str
-    """The process-group library: `nccl` or `gloo`."""
+    """Backend of the process groups: `nccl` or `gloo`."""
     threads_per_rank: Count
+    """CPU threads of a rank."""
     memory_limit_gib: float | None
-    """What one rank may allocate: on a GPU in all, on a CPU beyond what it holds once libraries are used."""
+    """Limit on the memory that a rank may allocate, in GiB. On a CPU it counts only memory beyond that taken
+    once all libraries have been used. None for no limit."""
     nodes: Count = 1
-    """Machines that the ranks are on, as many on each; neighbours in rank share one."""
+    """Number of machines. Each runs the same number of consecutive ranks."""
     network: str | None = None
-    """What the user calls the network between them; None on one machine."""
+    """User's name for the network between the machines; None on one machine."""
     numa_binding: Annotated[str, _one_of(NUMA_BINDINGS)] | None = None
-    """Which CPUs near its GPU a rank is bound to; None for whatever the system gives it."""
+    """CPUs near its GPU that a rank is bound to; None to leave the binding to the system."""
 
     def __post_init__(self) -> None:
         if self.world_size % self.nodes:
             raise ConfigError(
-                f"cluster.world_size={self.world_size}: each of cluster.nodes={self.nodes} has as many ranks;"
-                f" write for example cluster.world_size={self.nodes * -(-self.world_size // self.nodes)}"
+                f"cluster.world_size={self.world_size}: cluster.nodes={self.nodes} needs the same number of"
+                " ranks on each node; write for example"
+                f" cluster.world_size={self.nodes * -(-self.world_size // self.nodes)}"
             )
 
     @property
@@ -188,169 +223,198 @@ class ClusterConfig:
         return self.world_size // self.nodes
 
     def nodes_of(self, ranks: int) -> int:
-        """The fewest nodes that hold so many ranks, as many on each and no more than on those of this one."""
+        """Return the smallest number of nodes that can hold `ranks` ranks.
+
+        The ranks are divided evenly among the nodes, at most `ranks_per_node` on each.
+        """
         return next(
-            each for each in range(1, ranks + 1) if ranks % each == 0 and ranks // each <= self.ranks_per_node
+            nodes
+            for nodes in range(1, ranks + 1)
+            if ranks % nodes == 0 and ranks // nodes <= self.ranks_per_node
         )
 
     def ranks_of(self, node: int) -> range:
-        """The ranks that are on a node."""
+        """Return the ranks on node number `node`."""
         return range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
 
     def device_index(self, local_rank: int) -> int:
-        """Which of a host's visible GPUs a rank is on; neighbours in rank share one."""
+        """Return the index of a rank's GPU among the visible GPUs of its machine.
+
+        Consecutive ranks share a GPU.
+        """
         return local_rank // self.ranks_per_gpu
 
     def ranks_beside(self, local_rank: int) -> int:
-        """How many other ranks of one host are on this rank's GPU."""
+        """Return the number of other ranks on the GPU of a rank."""
         first = self.device_index(local_rank) * self.ranks_per_gpu
         return min(self.ranks_per_gpu, self.ranks_per_node - first) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadConfig:
-    """What a step is."""
+    """Contents of a step."""
 
     name: str
-    """`train`, or `attention` alone."""
+    """`train`: a training step; `attention`: one attention call, forward and backward."""
     mask: Annotated[str, _one_of(MASKS)]
-    """`causal` or `full`; in training causal."""
+    """Attention mask: `causal` or `full`. Training needs `causal`."""
 
     @property
     def trains(self) -> bool:
-        """True where a model, an engine and an optimizer are at work, not attention alone."""
+        """Whether a step trains a model, with an engine and an optimizer."""
         return self.name == "train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How parameters, gradients and optimizer state are sharded."""
+    """Sharding of parameters, gradients and optimizer state."""
 
     name: str
-    """`ddp`, `fsdp2` or `zero3`; NOT_USED where nothing is trained."""
+    """`ddp`, `fsdp2` or `zero3`; NOT_USED when nothing is trained."""
     leaf: Annotated[str, _one_of(LEAVES)] = NOT_USED
-    """Module that has ZeRO-3's hooks: `layer` for a whole decoder layer, NOT_USED for every module."""
+    """Module that ZeRO-3 gathers as a whole: `layer` for a decoder layer, NOT_USED for every single
+    module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """How gradients become updates."""
+    """Optimizer, its learning rate and gradient clipping."""
 
     name: str = "adamw"
-    """Key in the table of optimizers; NOT_USED where nothing is trained."""
+    """Key in the table of optimizers; NOT_USED when nothing is trained."""
     learning_rate: Annotated[float, positive_rule("1e-3")] = 1e-3
+    """Learning rate after the warm-up, before the schedule lowers it."""
     schedule: Annotated[str, _one_of(SCHEDULES)] = "constant"
+    """Learning rate schedule, named as in transformers."""
     warmup_steps: CountOrZero = 0
-    """Optimizer steps until the full learning rate."""
+    """Optimizer steps over which the learning rate rises to its full value. `constant` ignores it."""
     schedule_steps: Count = 1000
-    """Optimizer steps after which a schedule that falls has reached 0."""
+    """Optimizer steps after which `linear` and `cosine` reach 0."""
     max_grad_norm: Annotated[float, positive_rule("1.0", or_zero=True)] = 1.0
-    """Gradients of a larger norm are scaled down to this; 0 for none."""
+    """Norm to which larger gradients are clipped; 0 for no clipping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadConfig:
-    """What is kept in host memory between its uses."""
+    """Tensors that stay in host memory while they are not used."""
 
     activations: Flag = False
-    """The checkpointed inputs of the layers."""
+    """Whether the checkpointed inputs of the layers are offloaded."""
     optimizer: Flag = False
-    """The optimizer's state, gradients and wide weights, which are then updated there."""
+    """Whether optimizer state, gradients and float32 weights are offloaded. The CPU then runs the
+    optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
-    """The one rank that runs where `mode=replay`."""
+    """Rank that runs in a cell with `mode=replay`."""
 
     rank: CountOrZero | None = None
-    """Number of the rank among all ranks of the cell; None where all of them run."""
+    """Number of the only rank that runs; None when all ranks run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureConfig:
-    """How much of what is measured."""
+    """Number of steps and repeats, time limits, and optional outputs of the measurement."""
 
     steps: Count
-    """Timed steps, or fewer where `budget_s` has no room for them."""
+    """Largest number of timed steps; `budget_s` may allow fewer."""
     warmup_steps: CountOrZero
+    """Full-length steps before the timed steps."""
     warmup_s: SecondsOrZero
-    """Seconds that full-length steps before the clock should last at least, for a GPU's heat and clocks to
-    settle; 0 where `warmup_steps` alone counts."""
+    """Seconds for which full-length steps run before the timed steps, until a GPU's temperature and clocks
+    settle; 0 to count `warmup_steps` only."""
     min_timed_steps: CountOrZero
-    """Timed steps, and a full-length step before them, whatever `budget_s` has room for; 0 where one step may
-    have to do."""
+    """Number of timed steps that run, after one full-length step, even if they exceed `budget_s`. With 0 at
+    least one step is timed."""
     budget_s: SecondsOrZero
-    """Seconds that the timed pass should stay within; 0 for an observed loop, which only `steps` limits."""
+    """Seconds for the timed steps; 0 in an observed loop, which only `steps` limits."""
     repeats: Count | Literal["auto"]
-    """How many times a cell is run, each time in fresh processes; AUTO for as often as the next allows."""
+    """Number of times that the cell runs, each time in fresh processes; AUTO to choose it within
+    `repeats_budget_s`."""
     repeats_budget_s: SecondsOrZero
-    """Seconds that a whole sweep should stay within where repeats are left open."""
+    """With `repeats=auto`, repeats are added only while the estimated total of the sweep stays below this
+    many seconds."""
     reference_budget_s: SecondsOrZero
-    """Seconds that a cell of `local` may take which runs only for others to be compared with; 0 for none."""
+    """Seconds that a reference (a cell of `local` that others are compared with) may take; 0 for no
+    reference."""
     timeout_s: SecondsOrZero
-    """Seconds after which a cell's processes are ended."""
+    """Seconds after which the launcher ends the processes of a cell."""
     trace: Flag
+    """Whether some steps run under torch.profiler."""
     keep_traces: Flag
+    """Whether the median traced step of each rank is written to a file."""
     gradients: Flag
-    """Whether every full gradient of one step is written to a file."""
+    """Whether the full gradients of one step are written to a file."""
     hang_timeout_s: SecondsOrZero = 0.0
-    """Seconds without any progress of a rank after which a cell's processes are ended before that, if ten of
-    its steps take no longer; 0 for none."""
+    """Seconds without progress of any rank after which the launcher ends a cell as a hang. It waits for at
+    least ten of the cell's steps. 0 to detect no hangs."""
     nvtx: Flag = False
-    """Whether ranks on GPUs mark what they do for Nsight Systems."""
+    """Whether ranks on GPUs mark passes and phases of steps with NVTX ranges, for Nsight Systems."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One cell: every choice made, every number known."""
+    """One configuration with every setting fixed: the unit that is planned, run and stored as a record.
+
+    Field names are the option names of the command line.
+    """
 
     seq_len: Count
-    """Tokens of a whole sequence, before sharding."""
+    """Tokens of a whole sequence, before it is sharded and without padding."""
     batch: Count
-    """Whole sequences of one micro-step and data-parallel group."""
+    """Sequences of one micro-step in each data-parallel group."""
     grad_accum: Count
-    """Micro-steps of a step."""
+    """Micro-steps of one optimizer step."""
     strategy: str
+    """Name of the strategy: how attention is split over the ranks of a sequence."""
     options: tuple[tuple[str, str], ...]
-    """The strategy's own choices, such as a rotation: name and value."""
+    """Options of the strategy as pairs (name, value)."""
     layout: str
-    """Which tokens a rank holds."""
+    """Tokens that a rank holds: `contiguous`, `zigzag` or `striped`."""
     kernel: str
-    """Attention on one device."""
+    """Name of the kernel: the implementation of attention on one device."""
     dtype: Annotated[str, _one_of(DTYPE_BYTES)]
+    """Dtype of parameters, activations and attention communication."""
     model: ModelConfig
     engine: EngineConfig
     trainer: str
-    """Whose training loop runs."""
+    """Training loop that runs: `native`, `accelerate`, `transformers`, `trl`; `own` for the user's."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """Cells of before it was a choice had AdamW's defaults."""
+    """Optimizer. Records made before this field existed used AdamW with its default values."""
     workload: WorkloadConfig
     data: DataConfig
     mode: str
-    """`measure`: all ranks run; `replay`: one of them does; `predict`: none does."""
+    """`measure`: all ranks run; `replay`: one rank runs; `predict`: no rank runs, numbers are computed."""
     hardware: str
+    """Name of a file in conf/hardware/: the device whose peak rates MFU and predictions use; UNKNOWN_HARDWARE
+    for a GPU without a file."""
     cluster: ClusterConfig
     sp_degree: Count
-    """Ranks that share a sequence."""
+    """Number of ranks that share a sequence (context parallel size)."""
     ulysses_degree: Count
-    """How many of these share its heads."""
+    """Number of the `sp_degree` ranks that split the heads (Ulysses). Rings are made of the other factor."""
     dp_replicate: Count
-    """Copies of the sharded model."""
+    """Number of copies of the sharded model."""
     dp_shard: Count
-    """Data-parallel groups that share one copy."""
+    """Number of data-parallel groups over which one copy of the model is sharded."""
     checkpointing: bool
+    """Whether backward recomputes each layer from its saved input."""
     loss: str
+    """`chunked`: compute logits and loss in chunks of tokens; `untiled`: all at once; `own`: by user code."""
     measure: MeasureConfig
     seed: CountOrZero
+    """Seed of weights, data and the order of repeats."""
     env: tuple[tuple[str, str], ...]
-    """Environment variables of the ranks: name and value."""
+    """Environment variables of the rank processes as pairs (name, value)."""
     experiment: str
+    """Name of the experiment that planned the cell, or `none`."""
     inject_fault: str = NO_MISTAKE
-    """What is done wrong on purpose, to see that it is found."""
+    """Name of a wrong computation made on purpose, to test that a check finds it."""
     padding: CountOrZero = 0
-    """Tokens after a sequence's own that the layout needs; they count neither in the loss nor in rates."""
+    """Tokens appended to a sequence so that the layout can divide it. Loss and rates leave them out."""
     tiled_mlp: bool = False
-    """Whether each MLP is computed tile by tile along the sequence, and again in backward."""
+    """Whether MLPs are computed in tiles along the sequence, and recomputed in backward."""
     offload: OffloadConfig = OffloadConfig()
     replay: ReplayConfig = ReplayConfig()
 
@@ -358,89 +422,108 @@ class Cell:
         if self.data.prompt_tokens >= self.seq_len:
             raise ConfigError(
                 f"data.prompt_tokens={self.data.prompt_tokens}: leaves no token of seq_len={self.seq_len} to"
-                " train on; stay below it"
+                " train on; choose a smaller number"
             )
 
     @property
     def running_ranks(self) -> range:
-        """The ranks that have a process, in order: all ranks, or in a replay one of them."""
+        """Ranks that have a process: all ranks, or the replayed rank alone."""
         rank = self.replay.rank
         return range(self.cluster.world_size) if rank is None else range(rank, rank + 1)
 
     def option(self, name: str) -> str:
-        """The value of one of the strategy's own choices."""
+        """Return the value of a strategy option.
+
+        Args:
+            name: Name of an option that the strategy declares in its facts.
+
+        Returns:
+            The value as text. `flag` and `number` convert it.
+
+        Raises:
+            KeyError: If the strategy has no option of this name.
+        """
         return dict(self.options)[name]
 
     def flag(self, name: str) -> bool:
-        """The value of a choice that is true or false."""
+        """Return the value of a strategy option that is true or false."""
         return self.option(name) == "true"
 
     def number(self, name: str) -> int:
-        """The value of a choice that is a whole number."""
+        """Return the value of a strategy option that is a whole number."""
         return int(self.option(name))
 
     @property
     def dp_degree(self) -> int:
-        """Sequences in flight at once: data-parallel groups of `sp_degree` ranks each."""
+        """Number of data-parallel groups. Each has `sp_degree` ranks and processes its own sequences."""
         return self.dp_replicate * self.dp_shard
 
     @property
     def ring_degree(self) -> int:
-        """Ranks of one ring: those that share a sequence but not its heads.
+        """Number of ranks in a ring: those that share a sequence but do not split its heads.
 
-        One where more ranks should share heads than share a sequence: such a cell is illegal.
+        It is 1 if `ulysses_degree` exceeds `sp_degree`; such a cell is illegal.
         """
         return max(1, self.sp_degree // self.ulysses_degree)
 
     @property
     def ring_is_inner(self) -> bool:
-        """Whether neighbours in rank, which share a node, are of one ring; else they share heads."""
+        """Whether consecutive ranks, which share a node, form a ring. Otherwise they split the heads."""
         return ("inner", "ring") in self.options
 
     @property
     def ring_stride(self) -> int:
-        """The difference in rank of neighbours in a ring."""
+        """Difference between the numbers of neighbouring ranks in a ring."""
         return 1 if self.ring_is_inner else self.ulysses_degree
 
     @property
     def ulysses_stride(self) -> int:
-        """The difference in rank of neighbours that exchange heads."""
+        """Difference between the numbers of neighbouring ranks that split the heads."""
         return self.ring_degree if self.ring_is_inner else 1
 
     def ring_rank(self, sequence_rank: int) -> int:
-        """A rank's place in its ring, by its place among the ranks of its sequence."""
+        """Return the position in its ring of the rank at position `sequence_rank` of its sequence group."""
         return sequence_rank // self.ring_stride % self.ring_degree
 
     def ulysses_rank(self, sequence_rank: int) -> int:
-        """A rank's place among those that exchange heads, by its place among the ranks of its sequence."""
+        """Return the position of a rank among the ranks that split the heads with it.
+
+        Args:
+            sequence_rank: Position of the rank in its sequence group.
+        """
         return sequence_rank // self.ulysses_stride % self.ulysses_degree
 
     @property
     def padded_len(self) -> int:
-        """Tokens of a whole sequence as the model is fed it."""
+        """Tokens of a whole sequence including padding."""
         return self.seq_len + self.padding
 
     @property
     def shard_len(self) -> int:
-        """Tokens of one sequence that one rank holds, padding included."""
+        """Tokens of a sequence that one rank holds, including padding."""
         return self.padded_len // self.sp_degree
 
     @property
     def sequences_per_step(self) -> int:
+        """Sequences that all ranks together process in one optimizer step."""
         return self.batch * self.dp_degree * self.grad_accum
 
     @property
     def tokens_per_step(self) -> int:
-        """Without padding."""
+        """Tokens that all ranks together process in one optimizer step, without padding."""
         return self.seq_len * self.sequences_per_step
 
     @property
     def cell_id(self) -> str:
-        """Twelve hex digits that two cells share exactly when they ask for the same work."""
+        """Hash of `identity()`: twelve hex digits."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:12]
 
     def identity(self) -> dict[str, Any]:
-        """All that decides what a cell does: repeats, files kept, patience and who asked for it do not."""
+        """Return all settings that decide what a run of the cell does.
+
+        Left out are the experiment, the number of repeats, budgets of the sweep, `keep_traces` and
+        `hang_timeout_s`.
+        """
         fields = asdict(self)
         del fields["experiment"]
         for name in ("repeats", "repeats_budget_s", "reference_budget_s", "keep_traces", "hang_timeout_s"):
@@ -448,15 +531,22 @@ class Cell:
         return fields
 
     def identity_without(self, fields: Collection[str], max_tokens: int | None) -> str:
-        """`identity` without these fields, as one text; lengths beyond `max_tokens` count as that."""
+        """Return `identity` without some fields, as JSON.
+
+        Args:
+            fields: Names of fields of `Cell` to leave out. The packing of documents always stays: it decides
+                which tokens see each other.
+            max_tokens: Length that stands for all longer sequences; None to keep every length.
+        """
         tokens = self.seq_len if max_tokens is None else min(self.seq_len, max_tokens)
         decides = {name: value for name, value in self.identity().items() if name not in fields}
-        # Whatever the tokens are, packing decides which of them see each other.
         return json.dumps({**decides, "seq_len": tokens, "packing": self.data.packing}, sort_keys=True)
 
     def flat(self) -> dict[str, Any]:
-        """The record's `config`, plain JSON values: choices as strings by the command line's names, the rest
-        as `group.key`.
+        """Return the cell as a record stores it in `config`: a flat dictionary of JSON values.
+
+        Keys are the option names of the command line. A nested config is stored as its `name`, and its other
+        fields as `group.key`.
         """
         flat: dict[str, Any] = {}
         for key, value in asdict(self).items():
@@ -471,7 +561,17 @@ class Cell:
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> Cell:
-        """The cell that has this `config` in its record; raises ConfigError for one that no cell can have."""
+        """Return the cell that a record stores.
+
+        Args:
+            flat: `config` of a record, as `flat` returns it.
+
+        Returns:
+            The cell. Settings that are younger than the record have their default values.
+
+        Raises:
+            ConfigError: If a value breaks the rule of its field, or a field without a default is missing.
+        """
         pairs = {group: name for name, group in _PAIRS.items()}
         groups = {key.partition(".")[0] for key in flat if "." in key} - {*pairs}
         fields: dict[str, Any] = {group: {} for group in groups} | {name: [] for name in _PAIRS}
@@ -486,4 +586,4 @@ class Cell:
         try:
             return msgspec.convert(fields, cls)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"this is no cell: {error}") from None
+            raise ConfigError(f"not a valid cell: {error}") from None

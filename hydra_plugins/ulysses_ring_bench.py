@@ -1,6 +1,6 @@
-"""Our sweep as Hydra's sweeper, which is handed all words of the command line in one call.
+"""Hydra sweeper that runs all cells of a command line as one sweep.
 
-Hydra looks for plugins in a package of this name and nowhere else.
+Hydra looks for plugins only in packages named `hydra_plugins`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 
 class CellSweeper(Sweeper):
-    """Composes every cell and hands them all over at once; ends the process with the sweep's exit code."""
+    """Sweeper that composes all cells, runs them as one sweep and exits with the sweep's exit code."""
 
     def __init__(self, params: Mapping[str, str] | None) -> None:
         self.defaults = [f"{key}={value}" for key, value in (params or {}).items()]

@@ -1,6 +1,6 @@
-"""Ulysses against Ring Attention, measured: the name under which other code imports an installed copy.
+"""Import name of an installed copy: every public name of `bench`, for example `ulysses_ring_bench.observe`.
 
-Every public name of `bench` is here, as in `ulysses_ring_bench.observe(...)`, imported when it is first used.
+A name is imported on first use.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bench import *  # noqa: F403  the names of HOMES, as an editor and mypy find them there
+    from bench import *  # noqa: F403  shows the names of HOMES to editors and mypy
 
 HERE = Path(__file__).resolve().parent
 TREE = HERE if (HERE / "bench").is_dir() else HERE.parent
-"""The folder that holds our `bench`: a wheel puts it in here, a checkout has it beside this folder."""
+"""Folder that contains our `bench`: this folder in a wheel, its parent in a checkout."""
 sys.path.append(str(TREE))
 
 
 def __getattr__(name: str) -> Any:
-    """A public name of `bench`; raises ImportError where `bench` is somebody else's."""
+    """Import a public name from `bench`.
+
+    Raises:
+        ImportError: If `bench` is another project's package.
+    """
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     refuse_another_bench()
@@ -29,7 +33,7 @@ def __getattr__(name: str) -> Any:
 
 
 def refuse_another_bench() -> None:
-    """Raises ImportError where the script's folder, or another package, has a `bench` of its own."""
+    """Raise ImportError if the imported `bench` is another project's package or folder."""
     import bench
 
     if not hasattr(bench, "HOMES"):

@@ -1,4 +1,4 @@
-"""The command `ulysses-ring-bench`: a sweep, as `python run_sweep.py` runs one, or one of TOOLS."""
+"""Command `ulysses-ring-bench`, which runs a sweep as `python run_sweep.py` does, or one of TOOLS."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ulysses_ring_bench import TREE, refuse_another_bench
 
 
 def main() -> int:
-    """Run what was typed; the exit code."""
-    sys.path.insert(0, str(TREE))  # before other folders that hold a `bench`
+    """Run the command line and return its exit code."""
+    sys.path.insert(0, str(TREE))  # before other folders that contain a `bench`
     try:
         refuse_another_bench()
     except ImportError as error:

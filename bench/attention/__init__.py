@@ -1,1 +1,1 @@
-"""Attention on one device, and layouts, merging and sends of strategies. May import common and config."""
+"""Attention on one device, layouts, merging and ring sends. May import common and config."""

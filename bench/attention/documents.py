@@ -1,6 +1,6 @@
-"""Where the documents of packed sequences end, and which keys of a shard its queries see within them.
+"""Packed documents: where each one ends, and the tiles of a shard's attention that stay within documents.
 
-No torch: what a rank computes, and how much of it, is known from the ends alone.
+No torch is needed, because the ends alone decide what a rank computes.
 """
 
 from __future__ import annotations
@@ -13,43 +13,48 @@ from itertools import pairwise
 from bench.attention.layouts import Layout, Tile
 
 CACHED_BATCHES = 64
-"""Ring steps whose tiles are kept: every layer asks for them again, forward and backward."""
+"""Number of ring steps whose tiles are cached, as every layer needs them again in forward and in backward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """The documents of a batch of equally long sequences; no token sees one of another document."""
+    """The documents of a batch of equally long sequences. Attention stays within each document."""
 
     ends: tuple[tuple[int, ...], ...]
-    """By sequence where each document ends, ascending; the last end is the sequence's length."""
+    """Ends of the documents of each sequence, ascending; the last end is the length of the sequence."""
 
     @property
     def tokens(self) -> int:
-        """Of each sequence."""
+        """Length of one sequence."""
         return self.ends[0][-1]
 
     @property
     def count(self) -> int:
-        """Of all sequences."""
+        """Number of documents in all sequences."""
         return sum(map(len, self.ends))
 
     def of(self, sequence: int) -> Iterator[range]:
-        """The positions of each document of a sequence."""
+        """Return the positions of each document of a sequence."""
         return (range(start, end) for start, end in pairwise((0, *self.ends[sequence])))
 
     def causal_pairs(self, pieces: Iterable[slice]) -> int:
-        """(Query, key) pairs that the mask leaves a shard made of these pieces, over all sequences."""
+        """Return the number of (query, key) pairs that the mask leaves to a shard.
+
+        Args:
+            pieces: Pieces of a sequence that make up the shard, as `Layout.slices` returns them. All
+                sequences of the batch are sharded alike, and their pairs are added up.
+        """
         pieces = tuple(pieces)
         return sum(
-            keys_seen(held, document.start)
+            visible_keys(positions, document.start)
             for sequence in range(len(self.ends))
             for document in self.of(sequence)
-            for _, held in _held(pieces, document)
+            for _, positions in _document_pieces(pieces, document)
         )
 
 
-def keys_seen(queries: range, first: int = 0) -> int:
-    """How many keys queries at these positions see, from `first` to their own."""
+def visible_keys(queries: range, first: int = 0) -> int:
+    """Return the number of keys from position `first` on that queries at these positions see, added up."""
     return (queries[0] + queries[-1] + 2 - 2 * first) * len(queries) // 2 if queries else 0
 
 
@@ -57,27 +62,34 @@ def keys_seen(queries: range, first: int = 0) -> int:
 def document_tiles(
     documents: Documents, layout: Layout, degree: int, rank: int, source: int
 ) -> tuple[Tile, ...]:
-    """What a ring rank's queries see of the source's keys, a few tiles a document.
+    """Return the tiles of one ring step: the queries of `rank` on the keys of `source`, both ring ranks.
 
-    Pieces of both shards advance by the same step, so within a document they make squares, causal or full:
-    those of a striped layout are as those of a contiguous one.
+    There are a few tiles for each document. Pieces of both shards have the same stride, so that tiles within
+    a document are causal or full squares; tiles of a striped layout are those of a contiguous one.
+
+    Args:
+        documents: Documents of the batch.
+        layout: Tokens that a ring rank holds.
+        degree: Number of ring ranks.
+        rank: Ring rank that holds the queries.
+        source: Ring rank that holds the keys.
     """
-    queries, keys = (layout.slices(documents.tokens, degree, each) for each in (rank, source))
+    query_pieces, key_pieces = (layout.slices(documents.tokens, degree, number) for number in (rank, source))
     return tuple(
-        Tile(_moved(tile.queries, first_query), _moved(tile.keys, first_key), tile.causal, sequence)
+        Tile(_shift(tile.queries, first_query), _shift(tile.keys, first_key), tile.causal, sequence)
         for sequence in range(len(documents.ends))
         for document in documents.of(sequence)
-        for first_query, queried in _held(queries, document)
-        for first_key, seen in _held(keys, document)
-        for tile in _seen(queried, seen)
+        for first_query, queries in _document_pieces(query_pieces, document)
+        for first_key, keys in _document_pieces(key_pieces, document)
+        for tile in _visible_tiles(queries, keys)
     )
 
 
-def _seen(queries: range, keys: range) -> Iterator[Tile]:
-    """The keys at or before each query, as one tile or none; both ranges advance by the same step.
+def _visible_tiles(queries: range, keys: range) -> Iterator[Tile]:
+    """Yield one tile with the keys at or before each query, or none. Both ranges have the same step.
 
-    Query i sees key j where j <= i + shift. Pieces of shards are the same, apart or interleaved, so either
-    all keys come before the queries, or the first key is at most a step away from the first query.
+    Query i sees key j if j <= i + shift. Pieces of two shards are equal, disjoint or interleaved, so either
+    all keys come before the queries, or the first key is at most one step away from the first query.
     """
     shift = (queries.start - keys.start) // queries.step
     if shift >= len(keys):
@@ -88,8 +100,8 @@ def _seen(queries: range, keys: range) -> Iterator[Tile]:
         yield Tile(slice(-shift, square - shift), slice(0, square), causal=True)
 
 
-def _held(pieces: Iterable[slice], document: range) -> Iterator[tuple[int, range]]:
-    """A document's tokens in a shard, piece by piece: where there they begin, and their positions."""
+def _document_pieces(pieces: Iterable[slice], document: range) -> Iterator[tuple[int, range]]:
+    """Yield the parts of a document in a shard: the first local index and the positions of each part."""
     start = 0
     for piece in pieces:
         positions = range(piece.start, piece.stop, piece.step or 1)
@@ -102,5 +114,5 @@ def _held(pieces: Iterable[slice], document: range) -> Iterator[tuple[int, range
         start += len(positions)
 
 
-def _moved(part: slice, by: int) -> slice:
-    return slice(part.start + by, part.stop + by)
+def _shift(part: slice, offset: int) -> slice:
+    return slice(part.start + offset, part.stop + offset)

@@ -1,15 +1,16 @@
-"""A stand-in for the flash-attn package, on top of any of our kernels.
+"""Stand-in for the package flash-attn that computes with any of our kernels.
 
-ring-flash-attn needs four private functions of flash-attn and nothing else; yunchang, DeepSpeed's FPDT and
-ringmaster, which asks transformers for them, need two public ones and a version as well. Given them, their
-algorithms run unchanged where flash-attn cannot be installed. With the kernel `flash_attn_2` the installed
-package is used and there is no bridge. With any other there is one even where flash-attn is installed: the
-strategies of a comparison run on one kernel, the one that the record names.
+ring-flash-attn needs only four private functions of flash-attn. yunchang, DeepSpeed's FPDT and ringmaster
+(through transformers) also need two public functions and a version. With these their algorithms run unchanged
+even if flash-attn cannot be installed. With the kernel `flash_attn_2` they use the installed package. With
+any other kernel they use the stand-in, even if flash-attn is installed, so that all strategies of a
+comparison run on the kernel that the record names.
 
-Shapes: B batch, S query tokens, T key tokens of a sequence, Q and L those of all packed sequences, N query
-heads, K KV heads, D head size. A causal mask is aligned to the bottom right: queries are the last tokens.
+Shapes: B batch, S query tokens, T key tokens of a sequence, Q and L query and key tokens of all packed
+sequences, N query heads, K KV heads, D head size. A causal mask is aligned to the bottom right: queries are
+the last tokens.
 """
-# ruff: noqa: ARG001  dropout is a parameter of flash-attn that is not used here, as are all after those named
+# ruff: noqa: ARG001  the stand-ins ignore dropout and all parameters that they do not name
 
 from __future__ import annotations
 
@@ -36,19 +37,20 @@ from bench.attention.kernels import (
 )
 from bench.attention.packed import attend_end_to_end, packed_backward, packed_forward
 
-# ring-flash-attn 0.1.8 asks transformers for a name that is gone since transformers 5.
-_GONE_FROM_TRANSFORMERS = "is_flash_attn_greater_or_equal_2_10"
+# ring-flash-attn 0.1.8 imports this name from transformers, which removed it in version 5.
+_REMOVED_FROM_TRANSFORMERS = "is_flash_attn_greater_or_equal_2_10"
 VERSION = "2.8.3"
-"""Of flash-attn, whose functions the bridge offers: packages ask for it to know their parameters."""
+"""Version of flash-attn that the stand-in reports, by which packages choose the parameters that they pass."""
 INTERFACE = "flash_attn.flash_attn_interface"
+"""Module of flash-attn that defines its functions."""
 
 
 @cache
 def package_on(name: str, kernel: Kernel) -> ModuleType:
-    """The package or module `name`, computing with `kernel`.
+    """Import the package or module `name` so that it computes with `kernel`.
 
-    It binds flash-attn's functions when it is imported: each kernel has a copy of its own, so that a second
-    one in the same process does not run the first.
+    The module binds flash-attn's functions when it is imported. Each kernel therefore gets a separate copy of
+    it.
     """
     for loaded in [loaded for loaded in sys.modules if f"{loaded}.".startswith(f"{name}.")]:
         del sys.modules[loaded]
@@ -58,36 +60,36 @@ def package_on(name: str, kernel: Kernel) -> ModuleType:
 
 @contextmanager
 def flash_attn_from(kernel: Kernel) -> Iterator[None]:
-    """While the context lasts, who imports flash-attn or asks transformers for it computes with `kernel`."""
+    """Make flash-attn compute with `kernel` inside the context, imported directly or through transformers."""
     stand_ins = {} if kernel is KERNELS["flash_attn_2"] else _stand_ins(kernel)
-    offered = _of_transformers(stand_ins)
-    with _replaced(sys.modules, stand_ins), _replaced(vars(transformers_flash), offered):
+    names = _transformers_names(stand_ins)
+    with _patch(sys.modules, stand_ins), _patch(vars(transformers_flash), names):
         yield
 
 
 @contextmanager
-def _replaced(names: dict[str, Any], given: Mapping[str, Any]) -> Iterator[None]:
-    """While the context lasts, these names have other values or, where they had none, any."""
-    before = {name: names[name] for name in given if name in names}
-    names.update(given)
+def _patch(target: dict[str, Any], values: Mapping[str, Any]) -> Iterator[None]:
+    """Set some keys of a dictionary inside the context, and restore or delete them afterwards."""
+    before = {name: target[name] for name in values if name in target}
+    target.update(values)
     try:
         yield
     finally:
-        for name in given.keys() - before.keys():
-            del names[name]
-        names.update(before)
+        for name in values.keys() - before.keys():
+            del target[name]
+        target.update(before)
 
 
-def _of_transformers(stand_ins: dict[str, ModuleType]) -> dict[str, Any]:
-    """What packages ask transformers for: a name it lacks, and how it loads flash-attn's functions."""
-    offered: dict[str, Any] = {}
-    if not hasattr(transformers_flash, _GONE_FROM_TRANSFORMERS):
-        offered[_GONE_FROM_TRANSFORMERS] = lambda: True
+def _transformers_names(stand_ins: dict[str, ModuleType]) -> dict[str, Any]:
+    """Return the names to patch in transformers: a removed one, and the loader of flash-attn's functions."""
+    names: dict[str, Any] = {}
+    if not hasattr(transformers_flash, _REMOVED_FROM_TRANSFORMERS):
+        names[_REMOVED_FROM_TRANSFORMERS] = lambda: True
     if stand_ins:
         functions = stand_ins["flash_attn"]
         loaded = functions.flash_attn_func, functions.flash_attn_varlen_func, None, None, None
-        offered["_lazy_imports"] = lambda *_, **__: loaded
-    return offered
+        names["_lazy_imports"] = lambda *_, **__: loaded
+    return names
 
 
 @cache
@@ -101,7 +103,7 @@ def _stand_ins(kernel: Kernel) -> dict[str, ModuleType]:
         "flash_attn_varlen_func": flash_attn_varlen_func_on(kernel),
     }
     for function in public.values():
-        function.__module__ = INTERFACE  # ringmaster looks for the private ones where the public ones are
+        function.__module__ = INTERFACE  # ringmaster looks for the private functions in this module
     vars(package).update(flash_attn_interface=interface, __version__=VERSION, **public)
     vars(interface).update(
         **public,
@@ -114,13 +116,13 @@ def _stand_ins(kernel: Kernel) -> dict[str, ModuleType]:
 
 
 def forward_with(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor, None, None]]:
-    """`_flash_attn_forward` of whole sequences."""
+    """Return a stand-in for `_flash_attn_forward` (whole sequences)."""
 
     def _flash_attn_forward(
         q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, causal: bool, *_: Any,
         **__: Any,
     ) -> tuple[Tensor, Tensor, None, None]:  # fmt: skip
-        """Output [B, S, N, D] and LSE [B, N, S]; the last two of flash-attn's four values are unused."""
+        """Return the output [B, S, N, D], the LSE [B, N, S] and two values that callers ignore."""
         q_BNSD, k_BKTD, v_BKTD = (x.transpose(1, 2) for x in (q, k, v))
         out_BNSD, lse_BNS = kernel_forward(kernel, q_BNSD, k_BKTD, v_BKTD, causal=causal, scale=softmax_scale)
         return out_BNSD.transpose(1, 2), lse_BNS.float(), None, None
@@ -129,14 +131,14 @@ def forward_with(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor, None, No
 
 
 def backward_with(kernel: Kernel) -> Callable[..., None]:
-    """`_flash_attn_backward` of whole sequences."""
+    """Return a stand-in for `_flash_attn_backward` (whole sequences)."""
 
     def _flash_attn_backward(
         dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor,
         dk: Tensor, dv: Tensor, dropout_p: float, softmax_scale: float, causal: bool, *_: Any,
         **__: Any,
     ) -> None:  # fmt: skip
-        """Fills dq, dk and dv in place, [B, S, heads, D]."""
+        """Write the gradients to dq, dk and dv, [B, S, heads, D]."""
         tensors = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
         into = dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
         kernel_backward_into(kernel, into, *tensors, softmax_lse, causal=causal, scale=softmax_scale)
@@ -145,14 +147,14 @@ def backward_with(kernel: Kernel) -> Callable[..., None]:
 
 
 def varlen_forward_with(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor, None, None]]:
-    """`_flash_attn_varlen_forward` of packed sequences."""
+    """Return a stand-in for `_flash_attn_varlen_forward` (packed sequences)."""
 
     def _flash_attn_varlen_forward(
         q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
         max_seqlen_k: int, dropout_p: float, softmax_scale: float, causal: bool = False, *_: Any,
         **__: Any,
     ) -> tuple[Tensor, Tensor, None, None]:  # fmt: skip
-        """Output [Q, N, D] and LSE [N, Q]."""
+        """Return the output [Q, N, D] and the LSE [N, Q]."""
         packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, softmax_scale)
         return *packed_forward(kernel, q, k, v, packing), None, None
 
@@ -160,58 +162,57 @@ def varlen_forward_with(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor, N
 
 
 def varlen_backward_with(kernel: Kernel) -> Callable[..., None]:
-    """`_flash_attn_varlen_backward` of packed sequences."""
+    """Return a stand-in for `_flash_attn_varlen_backward` (packed sequences)."""
 
     def _flash_attn_varlen_backward(
         dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor,
         dk: Tensor, dv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
         max_seqlen_k: int, dropout_p: float, softmax_scale: float, causal: bool, *_: Any, **__: Any,
     ) -> None:  # fmt: skip
-        """Fills dq [Q, N, D], dk and dv [L, K, D] in place."""
+        """Write the gradients to dq [Q, N, D], dk and dv [L, K, D]."""
         packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, softmax_scale)
         packed_backward(kernel, (dq, dk, dv), dout, (q, k, v), out, softmax_lse, packing)
 
     return _flash_attn_varlen_backward
 
 
-Attended = Tensor | tuple[Tensor, Tensor, None]
-"""The output; where asked for, also the LSE, which has no gradient, and no probabilities."""
+PublicResult = Tensor | tuple[Tensor, Tensor, None]
+"""Output; with `return_attn_probs` also the LSE without a gradient, and None in place of probabilities."""
 
 
-def flash_attn_func_on(kernel: Kernel) -> Callable[..., Attended]:
-    """`flash_attn_func` of whole sequences."""
+def flash_attn_func_on(kernel: Kernel) -> Callable[..., PublicResult]:
+    """Return a stand-in for `flash_attn_func` (whole sequences)."""
 
     def flash_attn_func(
         q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
         causal: bool = False, *_: Any, return_attn_probs: bool = False, **__: Any,
-    ) -> Attended:  # fmt: skip
-        """Output [B, S, N, D] and LSE [B, N, S]."""
+    ) -> PublicResult:  # fmt: skip
+        """Return the output [B, S, N, D], with `return_attn_probs` also the LSE [B, N, S]."""
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         if causal and q.shape[1] < k.shape[1]:
-            alone = [_last_of_a_sequence(kernel, *qkv, scale) for qkv in zip(q, k, v, strict=True)]
-            # One alone without a copy: it is saved for backward already.
+            rows = [_attend_last_queries(kernel, *qkv, scale) for qkv in zip(q, k, v, strict=True)]
+            # A batch of one is not copied: its output is already saved for backward.
             out_BSND, lse_BNS = (
-                parts[0][None] if len(parts) == 1 else torch.stack(parts)
-                for parts in zip(*alone, strict=True)
+                parts[0][None] if len(parts) == 1 else torch.stack(parts) for parts in zip(*rows, strict=True)
             )
         else:
-            by_heads = (x.transpose(1, 2) for x in (q, k, v))
-            out_BNSD, lse_BNS = attend_with_lse(*by_heads, kernel=kernel, causal=causal, scale=scale)
+            qkv_BNSD = (x.transpose(1, 2) for x in (q, k, v))
+            out_BNSD, lse_BNS = attend_with_lse(*qkv_BNSD, kernel=kernel, causal=causal, scale=scale)
             out_BSND = out_BNSD.transpose(1, 2)
         return (out_BSND, lse_BNS, None) if return_attn_probs else out_BSND
 
     return flash_attn_func
 
 
-def flash_attn_varlen_func_on(kernel: Kernel) -> Callable[..., Attended]:
-    """`flash_attn_varlen_func` of packed sequences."""
+def flash_attn_varlen_func_on(kernel: Kernel) -> Callable[..., PublicResult]:
+    """Return a stand-in for `flash_attn_varlen_func` (packed sequences)."""
 
     def flash_attn_varlen_func(
         q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
         max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
         causal: bool = False, *_: Any, return_attn_probs: bool = False, **__: Any,
-    ) -> Attended:  # fmt: skip
-        """Output [Q, N, D] and LSE [N, Q]."""
+    ) -> PublicResult:  # fmt: skip
+        """Return the output [Q, N, D], with `return_attn_probs` also the LSE [N, Q]."""
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, scale)
         out_QND, lse_NQ = attend_end_to_end(q, k, v, kernel=kernel, packing=packing)
@@ -220,12 +221,16 @@ def flash_attn_varlen_func_on(kernel: Kernel) -> Callable[..., Attended]:
     return flash_attn_varlen_func
 
 
-def _last_of_a_sequence(
+def _attend_last_queries(
     kernel: Kernel, q_SND: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Output [S, N, D] and LSE [N, S] of a sequence's last queries; one alone, as no kernel takes more so."""
+    """Return the output [S, N, D] and the LSE [N, S] of the last queries of one sequence.
+
+    Kernels take a causal mask with fewer queries than keys for packed sequences only. A batch is therefore
+    computed one sequence at a time.
+    """
     queries, keys = len(q_SND), len(k_TKD)
-    # On the device: the host waits for nothing.
+    # Made on the device, so that the host does not wait for it.
     begins = torch.arange(2, dtype=torch.int32, device=q_SND.device)
     packing = Packing(begins * queries, begins * keys, queries, keys, causal=True, scale=scale)
     return attend_end_to_end(q_SND, k_TKD, v_TKD, kernel=kernel, packing=packing)

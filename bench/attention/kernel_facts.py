@@ -1,4 +1,4 @@
-"""What is known of a kernel without running it, and without torch: devices, dtypes, GPUs, whose package."""
+"""Facts of kernels that are known without torch: devices, dtypes, head sizes, GPUs and packages."""
 
 from __future__ import annotations
 
@@ -10,81 +10,86 @@ from bench.config import Cell
 
 ANY_DTYPE = ("bf16", "fp16", "fp32", "fp64")
 HALF = ("bf16", "fp16")
-"""Dtypes of flash-attn, and of packages that add up its gradients in float32: given float32, these add in
-place to a buffer that the next block overwrites, as `.to(torch.float32)` is then no copy."""
+"""Dtypes of flash-attn, and of packages that add up its gradients in float32. With float32 inputs these
+packages would be wrong: `.to(torch.float32)` is then no copy, and they would add to a buffer that the next
+block overwrites."""
 HEAD_DIM_MULTIPLE = 8
-"""Fused kernels load 16 bytes at a time; torch's attention pads heads, the operators below it refuse them."""
+"""Number that the head size must be a multiple of, as fused kernels load 16 bytes at a time. torch's
+attention pads other heads, but the operators below it refuse them."""
 FLASH_ATTN = "flash_attn_2"
-"""The kernel that ring-flash-attn, yunchang and FPDT were written for: the package flash-attn."""
+"""Name of the kernel of the package flash-attn, for which ring-flash-attn, yunchang and FPDT were written."""
 GENERATIONS: Mapping[int, str] = {9: "Hopper", 10: "Blackwell"}
+"""GPU generation of a major compute capability."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """One kernel's facts."""
+    """Devices, dtypes and head sizes that a kernel takes, and the package that it comes from."""
 
     name: str
-    """Its key in the table and its file in `bench/attention/kernels/`."""
+    """Key in the table of kernels, and the name of the module in `bench/attention/kernels/`."""
     dtypes: Mapping[str, tuple[str, ...]]
-    """What it takes on each device; on others it does not run."""
+    """Dtypes that the kernel takes on each type of device; it does not run on other types."""
     package: str | None = None
-    """The distribution it comes from; None for torch."""
+    """Distribution that contains the kernel; None for torch."""
     install: str = ""
-    """The command that installs the package."""
+    """Command that installs the package."""
     capabilities: tuple[int, ...] = ()
-    """Major compute capabilities that torch's adapters to the package accept; empty where not documented.
+    """Major compute capabilities that torch's adapters to the package accept; empty if none are documented.
 
-    A cell does not know the capability of its GPUs: legality can name them, only a rank can check them.
+    Messages name them, but only a rank can check them, as a cell does not know the capability of its GPUs.
     """
     max_head_dim: int | None = None
-    """The largest head it takes on a GPU; None where none is documented."""
+    """Largest head size on a GPU; None if no limit is documented."""
     head_dim_multiple: int = HEAD_DIM_MULTIPLE
-    """What the size of a head has to be a multiple of on a GPU."""
+    """Number that the head size must be a multiple of on a GPU."""
 
     @property
     def gpus(self) -> str:
-        """The GPUs it needs in words: "GPU", "Hopper GPU", "Hopper or Blackwell GPU"."""
+        """GPUs that the kernel needs, in words: "GPU", "Hopper GPU", "Hopper or Blackwell GPU"."""
         generations = " or ".join(GENERATIONS[major] for major in self.capabilities)
         return f"{generations} GPU".lstrip()
 
     @property
     def is_installed(self) -> bool:
-        """Whether its package is installed, by its metadata: nothing is imported."""
+        """Whether the package is installed. Its metadata says so; nothing is imported."""
         return self.package is None or installed(self.package) is not None
 
     def takes_heads_of(self, cell: Cell) -> bool:
-        """Whether its GPU code takes heads of the cell's size; on a CPU any are taken."""
+        """Return whether the kernel takes the cell's head size. On a CPU every size is valid."""
         head_dim = cell.model.head_dim
         is_small = self.max_head_dim is None or head_dim <= self.max_head_dim
         return cell.cluster.device != "cuda" or (is_small and head_dim % self.head_dim_multiple == 0)
 
     def refusals(self, cell: Cell) -> list[str]:
-        """Why this cell cannot run on this kernel, each with a way out; empty when it can."""
+        """Return the reasons why a cell cannot run on this kernel, each with a way out."""
         device = cell.cluster.device
         if device not in self.dtypes:
-            return [
-                f"kernel={self.name} needs a {self.gpus}; take {_instead(cell)}, or run it with cluster=gpu"
-            ]
+            way_out = f"choose {_alternative(cell)}, or run with cluster=gpu"
+            return [f"kernel={self.name} needs a {self.gpus}; {way_out}"]
         reasons = []
         if cell.dtype not in self.dtypes[device]:
             reasons.append(
-                f"dtype={cell.dtype} is not for kernel={self.name} on {device}; choose"
-                f" dtype={' or '.join(self.dtypes[device])}, or {_instead(cell)}"
+                f"dtype={cell.dtype} does not work with kernel={self.name} on {device}; choose"
+                f" dtype={' or '.join(self.dtypes[device])}, or {_alternative(cell)}"
             )
         if not self.takes_heads_of(cell):
-            most = "" if self.max_head_dim is None else f", {self.max_head_dim} at most"
+            limit = "" if self.max_head_dim is None else f" up to {self.max_head_dim}"
             reasons.append(
-                f"model.head_dim={cell.model.head_dim} is not for kernel={self.name}, which takes multiples"
-                f" of {self.head_dim_multiple}{most}; choose {_instead(cell)}"
+                f"model.head_dim={cell.model.head_dim} does not work with kernel={self.name}, which takes"
+                f" multiples of {self.head_dim_multiple}{limit}; choose {_alternative(cell)}"
             )
         return reasons
 
     def package_refusals(self, cell: Cell) -> list[str]:
-        """Why it cannot be imported here; empty when it can, and where the device rules it out anyway."""
+        """Return the reason why the package cannot be imported here.
+
+        The list is empty if the package is installed, or if `refusals` already rules out the device.
+        """
         if self.is_installed or cell.cluster.device not in self.dtypes:
             return []
-        needs = f"kernel={self.name} needs the package {self.package} and a {self.gpus}"
-        return [f"{needs}; install it with: {self.install}; or take {_instead(cell)}"]
+        way_out = f"install it with: {self.install}; or choose {_alternative(cell)}"
+        return [f"kernel={self.name} needs the package {self.package} and a {self.gpus}; {way_out}"]
 
 
 KERNEL_FACTS: Mapping[str, KernelFacts] = {
@@ -93,7 +98,7 @@ KERNEL_FACTS: Mapping[str, KernelFacts] = {
         KernelFacts("torch_flash", {"cpu": ANY_DTYPE, "cuda": HALF}, max_head_dim=256),
         KernelFacts("math", {"cpu": ANY_DTYPE, "cuda": ANY_DTYPE}, head_dim_multiple=1),
         KernelFacts("flash_blocks", {"cpu": ANY_DTYPE, "cuda": HALF}, max_head_dim=256),
-        # Wider heads need a cuDNN after 9.22, and then a backward takes 256 but not 192 (sdp_utils.cpp).
+        # Larger heads need a cuDNN after 9.22, whose backward takes 256 but not 192 (sdp_utils.cpp).
         KernelFacts("cudnn", {"cuda": HALF}, max_head_dim=128),
         KernelFacts(FLASH_ATTN, {"cuda": HALF}, "flash-attn", "pip install flash-attn", max_head_dim=256),
         KernelFacts(
@@ -114,19 +119,19 @@ KERNEL_FACTS: Mapping[str, KernelFacts] = {
     )
 }
 DEFAULT_KERNEL = "torch_flash"
-"""What `kernel=auto` means, for every strategy and on every GPU: strategies are compared on one kernel.
+"""Kernel of `kernel=auto` for every strategy and GPU, so that strategies are compared on one kernel.
 
-It is FlashAttention-2, also on Hopper, where newer kernels take less time and so hide less communication:
-their users see more of it exposed. `cudnn` needs no package either, takes fewer KV heads, returns the natural
-LSE and is torch's own first choice on compute capability 9 and 10 after cuDNN 9.15. It stays a choice of the
-user until these have passed on such a GPU and show it faster:
+It is FlashAttention-2, even on Hopper. Newer kernels take less time there, hide less communication and so
+leave more of it exposed. `cudnn` needs no package either, takes fewer KV heads than query heads, returns the
+natural LSE and is torch's first choice on compute capability 9 and 10 after cuDNN 9.15. It does not become
+the default before these commands have passed on such a GPU and show that it is faster:
 `pytest -m gpu tests/bench/attention/test_kernels.py tests/gpu/test_one_gpu.py -k "cudnn or torch_flash"` and
 `python run_sweep.py -m strategy=local model=qwen3_0_6b seq_len=8k,32k kernel=torch_flash,cudnn`.
 """
 
 
-def _instead(cell: Cell) -> str:
-    """The first kernel of the table that needs no package and takes the cell's device, dtype and heads."""
+def _alternative(cell: Cell) -> str:
+    """Return `kernel=` and the first kernel of torch that takes the cell's device, dtype and heads."""
     fits = (
         facts.name
         for facts in KERNEL_FACTS.values()

@@ -1,6 +1,6 @@
-"""Which tokens of a sequence a rank holds, and which of them see each other across ranks.
+"""Layouts: the tokens of a sequence that each rank holds, and the causal mask between two ranks' tokens.
 
-Slices only, so that facts and ranks read the same table.
+Everything is a slice, so that facts of strategies and ranks read the same table without torch.
 """
 
 from __future__ import annotations
@@ -13,38 +13,48 @@ ALL = slice(None)
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The part of one ring step that a mask leaves: these queries of a shard on those keys of another."""
+    """The queries and keys of one kernel call in a ring step, and which of them the causal mask leaves.
+
+    Args:
+        queries: Local indices of the queries in the shard of the rank that computes.
+        keys: Local indices of the keys in the shard of the rank that sent them.
+        causal: Whether query i of the tile sees keys 0 to i of the tile only. The tile then has as many keys
+            as queries. Otherwise every query sees every key.
+        sequence: Number of the sequence in the batch; None if the tile applies to all sequences.
+    """
 
     queries: slice
     keys: slice
     causal: bool
-    """Whether a query sees its own and earlier keys only; there are equally many of both."""
     sequence: int | None = None
-    """Of which sequence of the batch; None where it is the same of all."""
 
     @property
     def sequences(self) -> slice:
-        """Of which sequences of the batch."""
+        """Sequences of the batch that the tile applies to."""
         return ALL if self.sequence is None else slice(self.sequence, self.sequence + 1)
 
 
 EVERYTHING = Tile(ALL, ALL, causal=False)
+"""Tile in which every query of a shard sees every key."""
 TRIANGLE = Tile(ALL, ALL, causal=True)
+"""Tile of a shard's queries on its own keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which tokens of a sequence each rank holds."""
+    """Rule that says which tokens of a sequence each rank holds."""
 
     name: str
     chunks_per_rank: int
-    """How many equal chunks a rank holds: `seq_len` must be a multiple of their total."""
+    """Number of equal chunks that a rank holds. `seq_len` must be a multiple of the chunks of all ranks."""
     slices: Callable[[int, int, int], tuple[slice, ...]]
-    """`slices(seq_len, degree, rank)` are the rank's pieces of a sequence, in its local order."""
+    """`slices(seq_len, degree, rank)` returns the rank's pieces of a sequence, in local order."""
     causal_tile: Callable[[int, int, int], Tile | None]
-    """`causal_tile(shard_len, rank, source)`: what the rank's queries see of the source's keys, or None."""
+    """`causal_tile(shard_len, rank, source)` returns the tile of the rank's queries on the source's keys, or
+    None if the causal mask leaves nothing."""
 
     def length_multiple(self, degree: int) -> int:
+        """Return the number that `seq_len` must be a multiple of on `degree` ranks."""
         return self.chunks_per_rank * degree
 
 
@@ -66,7 +76,7 @@ def _zigzag(seq_len: int, degree: int, rank: int) -> tuple[slice, ...]:
 
 
 def _zigzag_tile(shard_len: int, rank: int, source: int) -> Tile | None:
-    """Always half of the shard's square: the causal work of every rank and ring step is the same."""
+    """Return half of the queries or keys, so that every rank computes the same amount in every ring step."""
     if source == rank:
         return TRIANGLE
     half = shard_len // 2
@@ -80,14 +90,24 @@ def _striped(seq_len: int, degree: int, rank: int) -> tuple[slice, ...]:
 
 
 def _striped_tile(shard_len: int, rank: int, source: int) -> Tile | None:
-    """Stripe i of a later rank lies behind stripe i of an earlier one (arXiv:2311.09431, section 3)."""
+    """Return a causal tile, because ranks hold interleaved tokens (arXiv:2311.09431, section 3).
+
+    Token i of a rank comes after token i of every lower rank.
+    """
     if source <= rank:
         return TRIANGLE
     return Tile(slice(1, shard_len), slice(0, shard_len - 1), causal=True) if shard_len > 1 else None
 
 
 def cut(pieces: tuple[slice, ...], seq_len: int, start: int, stop: int) -> tuple[slice, ...]:
-    """The pieces that hold local tokens start..stop of a shard made of `pieces`."""
+    """Return the pieces of a sequence that contain the local tokens `start` to `stop` of a shard.
+
+    Args:
+        pieces: Pieces of the sequence that make up the shard.
+        seq_len: Length of the sequence.
+        start: First local token.
+        stop: Local token after the last.
+    """
     parts = []
     for piece in pieces:
         tokens = range(seq_len)[piece]

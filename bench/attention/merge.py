@@ -1,4 +1,4 @@
-"""Two partial attentions over disjoint keys as one, exactly, by their LSE."""
+"""Exact merge of partial attention results over disjoint keys, by their LSE."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Partial:
-    """Attention over the keys seen so far, `out` [B, N, S, D] and `lse` [B, N, S], kept wide.
+    """Attention over some of the keys, into which attention over further keys is merged.
 
-    Wide is float64 for float64 inputs and float32 for all others: merged in bf16, errors would grow with
-    every ring step.
+    Both tensors are float64 for float64 inputs and float32 for all others. Merged in bf16, errors would grow
+    with every ring step.
+
+    Args:
+        out: Output over the keys merged so far, [B, N, S, D].
+        lse: Natural log of the sum of exponentials of the scaled scores of these keys, [B, N, S].
     """
 
     out: Tensor
@@ -21,26 +25,40 @@ class Partial:
 
     @classmethod
     def first(cls, out: Tensor, lse: Tensor) -> Partial:
-        """Start from attention over a first block that every query sees a key of."""
+        """Return the partial result of a first block of keys, of which every query sees at least one.
+
+        Args:
+            out: Output of the kernel, [B, N, S, D].
+            lse: LSE of the kernel, [B, N, S].
+        """
         wide = torch.promote_types(out.dtype, torch.float32)
         return cls(out.to(wide), lse.to(wide).contiguous())
 
     @classmethod
     def nothing(cls, q: Tensor) -> Partial:
-        """Start from no keys at all: what is merged first into a row is all of it."""
+        """Return the partial result over no keys: zeros, and an LSE of minus infinity.
+
+        Args:
+            q: Queries [B, N, S, D]. The result has their shape and device.
+        """
         wide = torch.promote_types(q.dtype, torch.float32)
         out = torch.zeros(q.shape, dtype=wide, device=q.device)
         return cls(out, torch.full(q.shape[:-1], -torch.inf, dtype=wide, device=q.device))
 
     def of(self, sequences: slice) -> Partial:
-        """A view of some sequences of the batch: what is merged into it is merged into this one."""
+        """Return a view of some sequences of the batch. Merging into the view changes this result."""
         return self if sequences == slice(None) else Partial(self.out[sequences], self.lse[sequences])
 
     def merge(self, rows: slice, out: Tensor, lse: Tensor) -> None:
-        """Add attention of the queries `rows` over another block of keys, in place.
+        """Merge attention of some queries over another block of keys, in place.
 
         With l = log(e^l1 + e^l2), the merged output is e^(l1-l) out1 + e^(l2-l) out2 (arXiv:2310.01889,
-        section 3); written as a step from out1 towards out2 it needs one weight.
+        section 3). Written as an interpolation from out1 to out2 it needs one weight.
+
+        Args:
+            rows: Queries that see the block.
+            out: Output of these queries over the block, [B, N, rows, D].
+            lse: LSE of these queries over the block, [B, N, rows].
         """
         merged, merged_lse = self.out[:, :, rows], self.lse[:, :, rows]
         lse = lse.to(self.lse.dtype)

@@ -1,7 +1,7 @@
-"""Attention over sequences packed end to end, on any kernel, as flash-attn's varlen functions have it.
+"""Attention over sequences that are packed end to end, as in flash-attn's varlen functions, on any kernel.
 
-Shapes: T tokens of all sequences, N query heads, K KV heads, D head size. A kernel with an entry of its own
-for packed sequences is called once; others are called for each sequence and block of keys.
+A kernel with functions for packed sequences is called once; others are called for each sequence and block of
+keys. Shapes: T tokens of all sequences, N query heads, K KV heads, D head size.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from bench.attention.merge import Partial
 def packed_forward(
     kernel: Kernel, q_TND: Tensor, k_TKD: Tensor, v_TKD: Tensor, packing: Packing
 ) -> tuple[Tensor, Tensor]:
-    """Output [T, N, D] and LSE [N, T], in float32, or in float64 for float64 inputs."""
-    own = _own_entry(kernel, q_TND)
-    if own is not None:
-        return own.forward(q_TND, k_TKD, v_TKD, packing)
+    """Return the output [T, N, D] and the LSE [N, T] in float32, or in float64 for float64 inputs."""
+    functions = _packed_functions(kernel, q_TND)
+    if functions is not None:
+        return functions.forward(q_TND, k_TKD, v_TKD, packing)
     out_TND = torch.empty_like(q_TND)
     wide = torch.promote_types(q_TND.dtype, torch.float32)
     lse_NT = q_TND.new_empty((q_TND.shape[1], q_TND.shape[0]), dtype=wide)
     for queries, keys in packing.sequences():
         partial = None
-        for seen, causal in packing.blocks(queries, keys):
-            qkv = _batched(q_TND[queries], k_TKD[seen], v_TKD[seen])
-            block = kernel_forward(kernel, *qkv, causal=causal, scale=packing.scale)
+        for block, causal in packing.blocks(queries, keys):
+            qkv = _as_batch_of_one(q_TND[queries], k_TKD[block], v_TKD[block])
+            block_result = kernel_forward(kernel, *qkv, causal=causal, scale=packing.scale)
             if partial is None:
-                partial = Partial.first(*block)
+                partial = Partial.first(*block_result)
             else:
-                partial.merge(slice(None), *block)
+                partial.merge(slice(None), *block_result)
         assert partial is not None
         out_TND[queries] = partial.out[0].transpose(0, 1).to(q_TND.dtype)
         lse_NT[:, queries] = partial.lse[0]
@@ -52,30 +52,30 @@ def packed_backward(
     lse_NT: Tensor,
     packing: Packing,
 ) -> None:
-    """Write the gradients of q [T, N, D], of k and v [T, K, D] to the three tensors of `into`."""
-    own = _own_entry(kernel, qkv[0])
-    if own is not None:
-        own.backward(into, (dout_TND, *qkv, out_TND, lse_NT.contiguous()), packing)
+    """Write the gradients of q [T, N, D], k and v [T, K, D] to the three tensors of `into`."""
+    functions = _packed_functions(kernel, qkv[0])
+    if functions is not None:
+        functions.backward(into, (dout_TND, *qkv, out_TND, lse_NT.contiguous()), packing)
         return
     q_TND, k_TKD, v_TKD = qkv
     dq_TND, dk_TKD, dv_TKD = into
     for queries, keys in packing.sequences():
         lse_BNS = lse_NT[None, :, queries].contiguous()
         dqs = []
-        for seen, causal in packing.blocks(queries, keys):
-            dout, q, k, v, out = _batched(
-                dout_TND[queries], q_TND[queries], k_TKD[seen], v_TKD[seen], out_TND[queries]
+        for block, causal in packing.blocks(queries, keys):
+            dout, q, k, v, out = _as_batch_of_one(
+                dout_TND[queries], q_TND[queries], k_TKD[block], v_TKD[block], out_TND[queries]
             )
             grads = kernel_backward(kernel, dout, q, k, v, out, lse_BNS, causal=causal, scale=packing.scale)
             dq, dk, dv = (grad[0].transpose(0, 1) for grad in grads)
-            dk_TKD[seen], dv_TKD[seen] = dk, dv
+            dk_TKD[block], dv_TKD[block] = dk, dv
             dqs.append(dq)
-        # Those of two blocks are added in at least float32 and rounded once.
+        # The gradients of two blocks are added in float32 or wider and rounded once.
         dq_TND[queries] = dqs[0] if len(dqs) == 1 else dqs[0].to(lse_NT.dtype) + dqs[1]
 
 
 def packing_of(documents: Documents, scale: float, device: torch.device) -> Packing:
-    """The documents of a batch, its sequences laid end to end, as the kernels' entries have it."""
+    """Return the packing of the documents of a batch whose sequences are laid end to end."""
     ends = [
         sequence * documents.tokens + document.stop
         for sequence in range(len(documents.ends))
@@ -87,9 +87,10 @@ def packing_of(documents: Documents, scale: float, device: torch.device) -> Pack
 
 
 def sent(rows: Tensor, device: torch.device) -> Tensor:
-    """Host numbers on the device. A GPU copies them from pinned memory in its turn, and the host goes on.
+    """Copy a tensor from the host to a device.
 
-    Rows that share memory, as `expand` makes them, are written out first: torch cannot pin them.
+    A GPU copies from pinned memory, in stream order and without blocking the host. Expanded rows are made
+    contiguous first, as torch cannot pin rows that share memory.
     """
     if device.type == "cpu":
         return rows
@@ -97,7 +98,7 @@ def sent(rows: Tensor, device: torch.device) -> Tensor:
 
 
 def restarted(documents: Documents) -> Tensor:
-    """Positions that begin anew in every document, [B, T], in host memory."""
+    """Return the positions of all tokens in their documents, [B, T], in host memory."""
     rows = range(len(documents.ends))
     return torch.stack(
         [torch.cat([torch.arange(len(document)) for document in documents.of(row)]) for row in rows]
@@ -107,7 +108,7 @@ def restarted(documents: Documents) -> Tensor:
 def attend_packed(
     q_BNTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, packing: Packing
 ) -> Tensor:
-    """Differentiable causal attention within the documents of whole sequences, [B, N, T, D]."""
+    """Return differentiable causal attention within the documents of whole sequences, [B, N, T, D]."""
     qkv = [end_to_end(x) for x in (q_BNTD, k_BKTD, v_BKTD)]
     return in_batches(attend_end_to_end(*qkv, kernel=kernel, packing=packing)[0], len(q_BNTD))
 
@@ -115,13 +116,13 @@ def attend_packed(
 def attend_end_to_end(
     q_TND: Tensor, k_TKD: Tensor, v_TKD: Tensor, *, kernel: Kernel, packing: Packing
 ) -> tuple[Tensor, Tensor]:
-    """Differentiable attention within each packed sequence, [T, N, D]; and its LSE, which is not."""
-    found: tuple[Tensor, Tensor] = _AttendPacked.apply(q_TND, k_TKD, v_TKD, kernel, packing)  # type: ignore[no-untyped-call]
-    return found
+    """Return differentiable attention within each packed sequence, [T, N, D], and its detached LSE [N, T]."""
+    out_and_lse: tuple[Tensor, Tensor] = _AttendPacked.apply(q_TND, k_TKD, v_TKD, kernel, packing)  # type: ignore[no-untyped-call]
+    return out_and_lse
 
 
 def packed_lse(q_BNTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, packing: Packing) -> Tensor:
-    """LSE of the same, [B, N, T]."""
+    """Return the LSE of causal attention within the documents of whole sequences, [B, N, T]."""
     q, k, v = (end_to_end(x) for x in (q_BNTD, k_BKTD, v_BKTD))
     lse_NBT: Tensor = packed_forward(kernel, q, k, v, packing)[1].unflatten(1, (len(q_BNTD), -1))
     return lse_NBT.transpose(0, 1)
@@ -136,7 +137,7 @@ class _AttendPacked(torch.autograd.Function):
         out_TND, lse_NT = packed_forward(kernel, q, k, v, packing)
         ctx.save_for_backward(q, k, v, out_TND, lse_NT)
         ctx.mark_non_differentiable(lse_NT)
-        ctx.set_materialize_grads(False)  # else torch makes zeros for the gradient that the LSE has not
+        ctx.set_materialize_grads(False)  # else torch allocates zeros as the gradient of the LSE
         return out_TND, lse_NT
 
     @staticmethod
@@ -149,20 +150,20 @@ class _AttendPacked(torch.autograd.Function):
 
 
 def end_to_end(x_BNTD: Tensor) -> Tensor:
-    """[B * T, N, D], without a copy where the model projected it so."""
+    """Reshape [B, N, T, D] to [B * T, N, D], without a copy if the memory already has this order."""
     return x_BNTD.transpose(1, 2).flatten(0, 1)
 
 
 def in_batches(x_TND: Tensor, batch: int) -> Tensor:
-    """Back to [B, N, T, D]."""
+    """Reshape [B * T, N, D] back to [B, N, T, D]."""
     x_BTND: Tensor = x_TND.unflatten(0, (batch, -1))
     return x_BTND.transpose(1, 2)
 
 
-def _own_entry(kernel: Kernel, q: Tensor) -> PackedKernel | None:
+def _packed_functions(kernel: Kernel, q: Tensor) -> PackedKernel | None:
     return kernel.packed if kernel.packed is not None and q.device.type in kernel.packed.devices else None
 
 
-def _batched(*tensors_TND: Tensor) -> tuple[Tensor, ...]:
-    """Each as a batch of one, [1, N, T, D]."""
+def _as_batch_of_one(*tensors_TND: Tensor) -> tuple[Tensor, ...]:
+    """Reshape tensors [T, N, D] to [1, N, T, D]."""
     return tuple(x.transpose(0, 1)[None] for x in tensors_TND)

@@ -1,4 +1,4 @@
-"""Tensors that travel between ranks of a group while these compute: to any rank, or one hop round a ring."""
+"""Asynchronous sends and receives between two ranks of a group, or between neighbours in a ring."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Tensors on their way to one rank, and others that come from another."""
+    """Pending sends to one rank and receives from another."""
 
     sent: tuple[Tensor, ...]
-    """This rank's own, kept alive until they have been sent."""
+    """Tensors of this rank, referenced until they have been sent."""
     received: tuple[Tensor, ...]
+    """Buffers that are valid after `wait`."""
     works: tuple[dist.Work, ...]
 
     def wait(self) -> tuple[Tensor, ...]:
-        """What was received, once it is here and this rank's has been sent."""
+        """Wait for all sends and receives, and return the received tensors."""
         for work in self.works:
             work.wait()
         return self.received
@@ -29,7 +30,18 @@ class HandOver:
 def hand_over(
     sent: Sequence[Tensor], to: int, like: Sequence[Tensor], source: int, group: dist.ProcessGroup
 ) -> HandOver:
-    """Start sending to one rank of the group, and receiving tensors `like` these from another; or neither."""
+    """Start sending tensors to one rank of the group and receiving tensors from another.
+
+    Args:
+        sent: Tensors to send; may be empty.
+        to: Rank in `group` that receives `sent`.
+        like: Tensors with the shapes, dtypes and devices of those to receive; may be empty.
+        source: Rank in `group` that sends them.
+        group: Process group.
+
+    Returns:
+        The pending communication. Its `wait` returns the received tensors.
+    """
     leaving = tuple(tensor.contiguous() for tensor in sent)
     received = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in like)
     receiver, sender = (dist.get_global_rank(group, rank) for rank in (to, source))
@@ -41,7 +53,10 @@ def hand_over(
 
 
 def rotate(tensor: Tensor, group: dist.ProcessGroup) -> HandOver:
-    """Start sending `tensor` to the next rank, receiving the last one's; in a ring of one it stays."""
+    """Start sending `tensor` to the next rank of the ring and receiving that of the previous rank.
+
+    In a ring of one rank, `wait` returns `tensor` itself.
+    """
     if group.size() == 1:
         return HandOver((), (tensor,), ())
     following, previous = ((group.rank() + step) % group.size() for step in (1, -1))

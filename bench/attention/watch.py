@@ -1,4 +1,4 @@
-"""When attention begins and ends inside a model, and one call of it kept apart from tensor memory."""
+"""Observer of attention inside a model: when it runs, with which shapes, and a copy of one call."""
 
 from __future__ import annotations
 
@@ -19,70 +19,74 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits_of(tensor: Tensor) -> Tensor:
-    """Return a view of the tensor's memory as integers, which numpy has; bf16 it has not."""
+    """Return a view of the tensor's memory as integers, because numpy has no bf16."""
     return tensor.view(_INTEGERS[tensor.element_size()])
 
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A tensor's numbers in host memory. It is no tensor, so that code that counts tensors leaves it out."""
+    """Numbers of a tensor in a numpy array, so that code that counts tensor memory leaves them out."""
 
     numbers: np.ndarray
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: Tensor) -> HostCopy:
+    def from_tensor(cls, tensor: Tensor) -> HostCopy:
         bits = bits_of(tensor.detach().cpu())
         return cls(np.array(bits.numpy()), tensor.dtype)
 
-    def on(self, device: torch.device) -> Tensor:
-        """The tensor again."""
+    def to_tensor(self, device: torch.device) -> Tensor:
         return torch.from_numpy(self.numbers).view(self.dtype).to(device)
 
 
 @dataclass(slots=True)
 class CapturedCall:
-    """The first call that trains after this was made: q, k, v, out and their gradients, [B, heads, S, D]."""
+    """Copy of the next attention call that trains: q, k, v, out and their gradients, [B, heads, S, D]."""
 
     around: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Entered around the copying: what copies take is no part of the step."""
+    """Context entered while tensors are copied, so that the copies do not count as a part of the step."""
     copies: dict[str, HostCopy] = field(default_factory=dict)
+    """Copied tensors by name: q, k, v, out, dq, dk, dv, dout."""
     documents: Documents | None = None
-    """That attention had to stay within."""
+    """Documents that the call's attention stays within; None for whole sequences."""
 
     def wants(self, q: Tensor) -> bool:
+        """Return whether the call with these queries trains and no call has been copied yet."""
         return not self.copies and torch.is_grad_enabled() and q.requires_grad
 
     def keep(self, **tensors: Tensor | None) -> None:
+        """Copy tensors of the call by name; None for a tensor without a gradient."""
         with self.around():
-            self.copies |= {name: HostCopy.of(x) for name, x in tensors.items() if x is not None}
+            self.copies |= {name: HostCopy.from_tensor(x) for name, x in tensors.items() if x is not None}
 
     @property
     def is_whole(self) -> bool:
+        """Whether forward and backward of the call have been copied."""
         return {"q", "k", "v", "out", "dq", "dk", "dv", "dout"} <= self.copies.keys()
 
     def on(self, device: torch.device) -> dict[str, Tensor]:
-        """The tensors by name; what attention returned as [B, S, N, D] is turned."""
-        found = {name: copy.on(device) for name, copy in self.copies.items()}
+        """Return the tensors by name, [B, heads, S, D]. An output [B, S, heads, D] is transposed."""
+        tensors = {name: copy.to_tensor(device) for name, copy in self.copies.items()}
         for name in ("out", "dout"):
-            if found[name].shape != found["q"].shape:
-                found[name] = found[name].transpose(1, 2)
-        return found
+            if tensors[name].shape != tensors["q"].shape:
+                tensors[name] = tensors[name].transpose(1, 2)
+        return tensors
 
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class AttentionWatch:
-    """Whether attention is running, when it did, and which shapes it was given."""
+    """Observer of a model's attention calls."""
 
     is_inside: bool
+    """Whether attention runs now, in forward or backward."""
     shapes: set[tuple[int, int, int]]
-    """(shard tokens, query heads, KV heads) of every call."""
+    """Distinct (shard tokens, query heads, KV heads) of the calls."""
     spans_ns: list[tuple[int, int]]
-    """When attention was entered and left, forward and backward, in `time.monotonic_ns`."""
+    """(start, end) of each forward and backward of attention on the host, in `time.monotonic_ns`."""
     captured: CapturedCall | None = None
-    """What is to keep one call; None where nobody wants one."""
+    """Copy to fill with the next call that trains; None for no copy."""
 
     def __init__(self) -> None:
         self.is_inside = False
@@ -99,7 +103,20 @@ class AttentionWatch:
         v_BKSD: Tensor,
         documents: Documents | None = None,
     ) -> Tensor:
-        """Attention's output. The identity before and after it reports when backward enters and leaves."""
+        """Run attention and record the call.
+
+        Identity functions before and after attention report when backward enters and leaves it.
+
+        Args:
+            attention: Function of q, k and v.
+            q_BNSD: Queries.
+            k_BKSD: Keys.
+            v_BKSD: Values.
+            documents: Documents that attention stays within; None for whole sequences.
+
+        Returns:
+            The output of `attention`.
+        """
         with self.errors:
             self.shapes.add((q_BNSD.shape[2], q_BNSD.shape[1], k_BKSD.shape[1]))
         captured = self.captured if self.captured is not None and self.captured.wants(q_BNSD) else None
@@ -111,26 +128,26 @@ class AttentionWatch:
                 with self.errors:
                     captured.keep(**dict(zip(names, tensors, strict=True)))
 
-        def left(*gradients: Tensor | None) -> None:
+        def leave_backward(*gradients: Tensor | None) -> None:
             self._leave()
             keep(("dq", "dk", "dv"), gradients)
 
-        def entered(*gradients: Tensor | None) -> None:
+        def enter_backward(*gradients: Tensor | None) -> None:
             keep(("dout",), gradients)
             self._enter()
 
-        q, k, v = self._marked(left, q_BNSD, k_BKSD, v_BKSD)
+        q, k, v = self._call_in_backward(leave_backward, q_BNSD, k_BKSD, v_BKSD)
         self._enter()
         out = attention(q, k, v)
         self._leave()
         keep(("q", "k", "v", "out"), (q, k, v, out))
-        return self._marked(entered, out)[0]
+        return self._call_in_backward(enter_backward, out)[0]
 
-    def _marked(self, callback: Callable[..., None], *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The same tensors, whose backward calls back."""
+    def _call_in_backward(self, callback: Callable[..., None], *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors unchanged, with `callback` called on their gradients in backward."""
         with self.errors:
-            marked: tuple[Tensor, ...] = _Report.apply(callback, *tensors)  # type: ignore[no-untyped-call]
-            return marked
+            outputs: tuple[Tensor, ...] = _Report.apply(callback, *tensors)  # type: ignore[no-untyped-call]
+            return outputs
         return tensors
 
     def _enter(self) -> None:
@@ -146,7 +163,7 @@ class AttentionWatch:
 
 
 class _Report(torch.autograd.Function):
-    """The identity, whose backward calls back."""
+    """Identity function that calls a callback with the gradients in backward."""
 
     @staticmethod
     def forward(ctx: Any, callback: Callable[..., None], *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -1,1 +1,1 @@
-"""The machine, statistics, labels and other helpers of all rooms. May import config."""
+"""Helpers for all packages: the machine, statistics, labels and rules. May import config."""

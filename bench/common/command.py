@@ -1,4 +1,4 @@
-"""What a person types: the command of an installed copy, or a checkout's script and modules."""
+"""Command lines that messages quote: the command of an installed copy, or a checkout's script and modules."""
 
 from __future__ import annotations
 
@@ -14,61 +14,72 @@ from typing import Any
 CHECKOUT = Path(__file__).resolve().parents[2]
 SCRIPT = "run_sweep.py"
 COMMAND = "ulysses-ring-bench"
-"""What an installed copy puts on the path."""
+"""Command of an installed copy."""
 KEEP_ANY = "resume=any"
-"""A choice that a resumed sweep has made already."""
+"""Word of a command line that keeps records of any code and device."""
 TOOLS: Mapping[str, str] = {
     "report": "analysis.report",
     "compare": "analysis.compare",
     "agent": "bench.extras.nodes",
 }
-"""What the command's first word may be, and the module that `python -m` takes for the same."""
+"""First words of the command other than those of a sweep, and the modules that `python -m` runs for them."""
 
 
 def is_sweep(program: str) -> bool:
-    """Whether a command line beginning with this program, as in `sys.argv`, can be that of a sweep."""
+    """Return whether the first element of an `argv` is the script or the command that runs sweeps."""
     return Path(program).name in (SCRIPT, COMMAND)
 
 
 def sweep_command(program: str | None = None) -> list[str]:
-    """The words before those of a sweep, typed as this program was: by default the one that runs."""
+    """Return the words that start a sweep, before its options.
+
+    Args:
+        program: First element of the `argv` of an earlier command, whose form is kept; by default that of
+            this process.
+    """
     program = sys.argv[0] if program is None else program
     if Path(program).name == COMMAND:
-        # A record may come from another machine; one that is here and not on the path is named in full.
+        # The path is kept if the program exists on this machine and is not the one that PATH finds.
         return [program if Path(program).exists() and shutil.which(COMMAND) != program else COMMAND]
     is_checkout = (CHECKOUT / SCRIPT).with_name("pyproject.toml").exists()
     return [COMMAND] if not is_checkout else ["python", program if is_sweep(program) else SCRIPT]
 
 
 def sweep_words() -> str:
-    """What a user types to start a sweep: `python run_sweep.py`, or `ulysses-ring-bench`."""
+    """Return the text that starts a sweep: `python run_sweep.py` or `ulysses-ring-bench`."""
     return shlex.join(sweep_command())
 
 
 def tool_words(module: str) -> str:
-    """What runs one of TOOLS here: `python -m analysis.report`, or `ulysses-ring-bench report`."""
+    """Return the text that runs a module of TOOLS.
+
+    In a checkout it is for example `python -m analysis.report`, else `ulysses-ring-bench report`.
+    """
     command = sweep_command()
     if command[0] == "python":
         return f"python -m {module}"
-    word = next(word for word, its in TOOLS.items() if its == module)
+    word = next(word for word, tool in TOOLS.items() if tool == module)
     return shlex.join([*command, word])
 
 
 def again_command(arguments: Sequence[str], folder: Path, *words: str) -> str:
-    """The command line that runs what is missing in a sweep's folder, with these words in place of its own.
+    """Return the command line that runs the cells that a sweep's folder still lacks.
 
-    `arguments` are those of the sweep, as in `sys.argv`.
+    Args:
+        arguments: `sys.argv` of the sweep.
+        folder: Folder of the sweep.
+        *words: Options that replace the sweep's values or are added.
     """
     program, *typed = arguments
-    given = [word.removeprefix("++") for word in typed]
-    added = [*words, KEEP_ANY if KEEP_ANY in given else "resume=true", f"sweep_dir={folder}"]
-    replaced = {*map(_key, added)}
-    kept = [word for word in given if _key(word) not in replaced]
-    return shlex.join([*sweep_command(program), *kept, *added])
+    options = [word.removeprefix("++") for word in typed]
+    added = [*words, KEEP_ANY if KEEP_ANY in options else "resume=true", f"sweep_dir={folder}"]
+    added_keys = {*map(_key, added)}
+    unchanged = [word for word in options if _key(word) not in added_keys]
+    return shlex.join([*sweep_command(program), *unchanged, *added])
 
 
 class _Descriptor(io.FileIO):
-    """Standard output or error that discards text once its reader has gone, as in `| head`."""
+    """File descriptor of standard output or error that discards text once its reader has exited."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -81,19 +92,18 @@ class _Descriptor(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """Let this command finish, and write its files, where the reader of what it prints has gone.
+    """Let this command finish and write its files even if the reader of its output has exited.
 
-    Streams that were replaced, as tests do, stay as they are.
+    Streams that a test has replaced stay as they are.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None or stream is not getattr(sys, f"__{name}__"):
             continue
         buffer = io.BufferedWriter(_Descriptor(stream.fileno(), "w", closefd=False))
-        ways = {
-            each: getattr(stream, each) for each in ("encoding", "errors", "line_buffering", "write_through")
-        }
-        setattr(sys, name, io.TextIOWrapper(buffer, **ways))
+        names = ("encoding", "errors", "line_buffering", "write_through")
+        settings = {setting: getattr(stream, setting) for setting in names}
+        setattr(sys, name, io.TextIOWrapper(buffer, **settings))
 
 
 def _key(word: str) -> str:

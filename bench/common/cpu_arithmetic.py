@@ -1,7 +1,8 @@
-"""Whether torch's CPU code has instructions for products of 16-bit numbers, and what it computes in if not.
+"""Dtype in which CPU ranks compute products of 16-bit numbers.
 
-Without them torch multiplies number by number: on a CPU with AVX2 a matrix product in bf16 takes ten times as
-long as in float32. CPU ranks then compute in float32 and round results once, as tensor cores accumulate.
+Without 16-bit instructions torch multiplies number by number. On a CPU with AVX2 a matrix product in bf16
+then takes ten times as long as in float32. CPU ranks therefore compute in float32, in which tensor cores
+accumulate as well, and round the results once.
 """
 
 from __future__ import annotations
@@ -17,19 +18,23 @@ if TYPE_CHECKING:
     import torch
 
 CAPABILITY = "ATEN_CPU_CAPABILITY"
-"""torch's variable that limits the instructions of its own CPU code."""
+"""Environment variable that limits the instruction set of torch's CPU code."""
 TORCH_NAMES: Mapping[str, str] = {
     "bf16": "bfloat16",
     "fp16": "float16",
     "fp32": "float32",
     "fp64": "float64",
 }
-"""What torch calls a cell's dtype."""
+"""torch's name of each dtype of a cell."""
 NEEDED_FLAGS = frozenset({"avx512vl", "avx512bw", "avx512dq", "avx512_bf16"})
+"""Flags in /proc/cpuinfo of a CPU on which torch has bf16 instructions."""
 
 
 def cpu_arithmetic(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of products on the CPU of numbers of `dtype`: float32 for 16 bits without instructions."""
+    """Return the dtype in which CPU ranks multiply numbers of `dtype`.
+
+    It is float32 for a 16-bit dtype for which the CPU has no instructions.
+    """
     import torch
 
     return torch.float32 if dtype in _without_instructions() else dtype
@@ -40,16 +45,19 @@ def _without_instructions() -> frozenset[torch.dtype]:
     import torch
 
     is_avx512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    has = {
+    has_instructions = {
         torch.bfloat16: is_avx512 and torch.cpu._is_avx512_bf16_supported(),
         torch.float16: is_avx512 and torch.ops.mkldnn._is_mkldnn_fp16_supported(),
     }
-    return frozenset(dtype for dtype, is_there in has.items() if not is_there)
+    return frozenset(dtype for dtype, is_supported in has_instructions.items() if not is_supported)
 
 
 @cache
 def estimated_bf16_instructions() -> bool:
-    """What `cpu_arithmetic` will find for bf16, without importing torch: for estimates of memory only."""
+    """Return whether this CPU has bf16 instructions, estimated without torch.
+
+    Only estimates of memory use it. Ranks ask `cpu_arithmetic`.
+    """
     if not os.environ.get(CAPABILITY, "avx512").lower().startswith("avx512"):
         return False
     try:

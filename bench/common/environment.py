@@ -1,4 +1,4 @@
-"""What machine and software ran a cell, and whether another ran with the same; never touches CUDA."""
+"""Machine, software and code that a record was made with, and their differences; never initializes CUDA."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from bench.common.nvml import VisibleGpus, gpu_facts, visible_gpus
 from bench.common.rules import Count, Whole
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+"""Root of the checkout, or the folder that contains `bench` in an installed copy."""
 PACKAGES = (
     "ulysses-ring-bench",
     "torch",
@@ -41,40 +42,44 @@ PACKAGES = (
     "nvidia-cudnn-cu13",
     "nvidia-cudnn-cu12",
 )
+"""Distributions whose versions a record stores."""
 CUDA_PACKAGES = tuple(name for name in PACKAGES if name.startswith("nvidia-"))
-"""Those of PACKAGES that only a GPU's ranks use."""
+"""Distributions that only ranks on GPUs use."""
 INHERITED = (
     "ATEN_", "CUDA_", "DS_", "GLOO_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "PYTORCH_",
     "TORCH_BLAS", "TORCH_CUDNN", "TORCH_NCCL_",
 )  # fmt: skip
-"""Prefixes of variables that change what a cell does and that a shell may have set before the command."""
+"""Prefixes of environment variables that change what a cell does and that the user's shell may have set."""
 OWN_VARIABLES = frozenset({"DS_ACCELERATOR", "DS_LOG_LEVEL", "PYTORCH_NVML_BASED_CUDA_CHECK"})
-"""Variables with such a prefix that the fork server sets itself (bench/run/node/server.py)."""
+"""Variables with a prefix of `INHERITED` that the fork server sets (bench/run/node/server.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The devices at hand."""
+    """GPUs, CPU and memory of this machine."""
 
     gpus: tuple[str, ...]
+    """Names of the visible GPUs that torch can use."""
     cores: int
+    """CPU cores that this process may use."""
     cpu: str
     memory_bytes: int
     gpu_memory_bytes: tuple[int, ...] = ()
-    """What each of `gpus` has in all, as NVML counts it; less is left for tensors."""
+    """Total memory of each GPU as NVML reports it; less of it is available for tensors."""
     gpu_capabilities: tuple[str, ...] = ()
-    """The compute capability of each of `gpus`: `9.0`."""
+    """Compute capability of each GPU, for example `9.0`."""
     gpu_error: str | None = None
-    """Why a GPU that is there is not among `gpus`, and a way out."""
+    """Reason why a GPU of this machine cannot be used, with a way out; None if there is no such GPU."""
 
     @property
     def device_name(self) -> str:
+        """Name of the first GPU, or of the CPU without one."""
         return self.gpus[0] if self.gpus else self.cpu
 
 
 @cache
 def this_machine() -> Machine:
-    """The visible GPUs by NVML's names, the cores this process may use, the processor and the memory."""
+    """Return the GPUs, CPU and memory of this machine."""
     visible = visible_gpus()
     unusable = visible.error or (_unusable_by_torch(visible) if visible.names else None)
     gpus = VisibleGpus() if unusable else visible
@@ -90,26 +95,26 @@ def this_machine() -> Machine:
 
 
 def _unusable_by_torch(visible: VisibleGpus) -> str | None:
-    """Why torch cannot use the GPUs that the driver shows, and a way out; None where it can, or may.
+    """Return why torch cannot use the visible GPUs, with a way out; None if it probably can.
 
-    A driver runs programs of its own CUDA's major version, and of older ones (NVIDIA's "CUDA Compatibility").
+    A driver runs programs for its CUDA's major version and older ones (NVIDIA's "CUDA Compatibility").
     """
     built_for, newest = torch_cuda(), visible.driver_cuda
     if built_for and (newest is None or newest[0] >= int(built_for.partition(".")[0])):
         return None
-    newest_label = "" if newest is None else f", its driver runs CUDA {newest[0]}.{newest[1]} at the newest"
+    driver = "" if newest is None else f", whose driver supports CUDA {newest[0]}.{newest[1]} and older"
     return (
         f"torch {installed('torch')} is built {f'for CUDA {built_for}' if built_for else 'without CUDA'} and"
-        f" cannot use {visible.names[0]}{newest_label}; install a build of torch for the driver's CUDA"
+        f" cannot use {visible.names[0]}{driver}; install a build of torch for the driver's CUDA"
         " (docs/gpus.md), or update the driver"
     )
 
 
 @cache
 def torch_cuda() -> str:
-    """The CUDA that torch is built for, `13.0`; empty where it is built without.
+    """Return the CUDA version that torch is built for, for example `13.0`; empty for a build without CUDA.
 
-    From torch's own file: to import torch takes seconds.
+    It is read from torch's `version.py`, because importing torch takes seconds.
     """
     package = find_spec("torch")
     assert package is not None
@@ -119,7 +124,10 @@ def torch_cuda() -> str:
 
 @cache
 def installed(package: str) -> str | None:
-    """The version of a distribution, or None where it is not installed; asked once: it takes milliseconds."""
+    """Return the version of a distribution, or None if it is not installed.
+
+    The version is cached, as reading it takes milliseconds.
+    """
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -127,7 +135,10 @@ def installed(package: str) -> str | None:
 
 
 class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Machine, software and code that made a record. A field with a default is left out where it has that."""
+    """Machine, software and code that a record was made with.
+
+    A field is not stored if it has its default value.
+    """
 
     gpus: list[str]
     cores: Count | None
@@ -135,54 +146,56 @@ class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpu: str | None
     memory_bytes: Whole | None
     gpu_memory_bytes: list[Whole]
-    """Memory of each GPU in all, as NVML counts it; less is left for tensors."""
+    """Total memory of each GPU as NVML reports it; less of it is available for tensors."""
     gpu_capabilities: list[str]
-    """Compute capability of each GPU: `9.0`."""
+    """Compute capability of each GPU, for example `9.0`."""
     gpu_error: str | None = None
-    """Reason why a GPU that is there is not among `gpus`, and a way out."""
+    """Reason why a GPU of this machine cannot be used, with a way out."""
     gpu_driver: str | None = None
     gpu_power_limit_w: list[float] | None = None
     gpu_temperature_c: list[float] | None = None
     gpu_nvlinks: list[int] | None = None
     """Active NVLinks of each GPU."""
     gpu_topology: dict[str, str] | None = None
-    """Nearest common ancestor of each pair of GPUs, in the words of nvidia-smi."""
+    """Nearest common ancestor of each pair of GPUs in the PCIe topology, by the names of nvidia-smi."""
     gpu_p2p: dict[str, str] | None = None
-    """Peer access of each pair of GPUs."""
+    """Peer access of each pair of GPUs: `NVLink`, `PCIe`, or why there is none."""
     device_name: str | None
-    """First GPU, or the CPU without one."""
+    """Name of the first GPU, or of the CPU without one."""
     os: str | None
     python: str | None
     packages: dict[str, str | None]
     """Versions of installed distributions; null for one that is not installed."""
     strategy_package: str | None = None
-    """Distribution of the cell's strategy; null for ours."""
+    """Distribution of the cell's strategy; null for a strategy of this project."""
     git_commit: str | None
     git_dirty: bool | None
     sources: str | None
-    """Digest of the source files."""
+    """Digest of the project's source files."""
     load_average: float | None
     """Load average of the machine when the record was made."""
     argv: list[str]
-    """Words of the command, or of the observed script."""
+    """`sys.argv` of the command, or of the observed script."""
     inherited_env: dict[str, str]
-    """Variables that change what a cell does and that were set before the command."""
+    """Environment variables that change what a cell does and that were set before the command started."""
     nccl_version: str | None = None
     cpu_products: str | None = None
-    """Dtype in which a CPU computes products of linear layers."""
+    """Dtype in which CPU ranks compute the matrix products of linear layers."""
     script_commit: str | None = None
-    """Commit of the observed script's repository."""
+    """Git commit of the observed script's repository."""
     script_dirty: bool | None = None
     nodes: list[dict[str, Any]] = []
-    """Host, address and differences from the first node, for ranks on other machines."""
+    """Host and address of each node, and its differences from the first; empty for one machine."""
 
 
 def describe(strategy_package: Mapping[str, str]) -> Environment:
-    """Return the record's `environment` of this process.
+    """Return the environment of this process, which a record stores.
 
-    `strategy_package` is the distribution of the cell's strategy, and its version; empty for ours.
+    Args:
+        strategy_package: Distribution of the cell's strategy with its version; empty for a strategy of this
+            project.
     """
-    # An installed copy has no commit, also where the environment lies in somebody's own repository.
+    # An installed copy has no commit, even if the user's virtual environment is inside a repository.
     commit = git(REPOSITORY, "rev-parse", "HEAD") if (REPOSITORY / ".git").exists() else None
     machine: dict[str, Any] = {
         name: [*value] if isinstance(value, tuple) else value
@@ -206,9 +219,12 @@ def describe(strategy_package: Mapping[str, str]) -> Environment:
 
 
 def inherited_env(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those that communication, CUDA, OpenMP and CPU kernels read; no others, as they may hold secrets."""
-    inherited = (name for name in sorted(variables) if name.startswith(INHERITED))
-    return {name: variables[name] for name in inherited if name not in OWN_VARIABLES}
+    """Return the variables that communication, CUDA, OpenMP and CPU kernels read.
+
+    Other variables may contain secrets and are left out.
+    """
+    names = (name for name in sorted(variables) if name.startswith(INHERITED))
+    return {name: variables[name] for name in names if name not in OWN_VARIABLES}
 
 
 def _cpu_name() -> str:
@@ -220,9 +236,9 @@ def _cpu_name() -> str:
 
 
 def git(folder: Path, *arguments: str) -> str | None:
-    """What git says in a folder; None where that lies in no repository, or there is no git."""
+    """Return the output of a git command in a folder; None outside of a repository or without git."""
     try:
-        done = subprocess.run(  # noqa: S603  fixed arguments, no shell
+        process = subprocess.run(  # noqa: S603  fixed arguments, no shell
             ["git", "--no-optional-locks", "-C", str(folder), *arguments],  # noqa: S607  the user's own git
             capture_output=True,
             text=True,
@@ -231,32 +247,36 @@ def git(folder: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def departures(then: Environment, here: Environment, packages: Collection[str] | None) -> list[str]:
-    """What of a record's environment is not as it is `here`: code, device, torch and these other packages.
+    """Return the differences between two environments in code, device, torch and some other packages.
 
-    Each in words, `other code (1a2b3c4-0f1e2d, here 5d6e7f8-9a8b7c)`. `packages` is None for a prediction,
-    which is arithmetic and depends on code alone. Unknown code or an unknown device is not the same as any; a
-    package that neither has is.
+    A difference reads `other code (1a2b3c4-0f1e2d, here 5d6e7f8-9a8b7c)`. Unknown code and an unknown device
+    count as different, a package that neither environment has as equal.
+
+    Args:
+        then: Environment of a record.
+        here: Environment of this process.
+        packages: Distributions to compare; None for a prediction, which depends on code alone.
     """
     pairs = [("code", code_label(then), code_label(here))]
     if packages is not None:
         pairs.append(("device", then.device_name, here.device_name))
-    found = [
-        (what, before or "unknown", now or "unknown")
-        for what, before, now in pairs
+    differences = [
+        (subject, before or "unknown", now or "unknown")
+        for subject, before, now in pairs
         if before is None or before != now
     ]
     names = [] if packages is None else ["torch", *sorted({*packages} - {"torch"})]
     pairs = [(name, then.packages.get(name), here.packages.get(name)) for name in names]
-    found += [(name, before or "none", now or "none") for name, before, now in pairs if before != now]
-    return [f"other {what} ({before}, here {now})" for what, before, now in found]
+    differences += [(name, before or "none", now or "none") for name, before, now in pairs if before != now]
+    return [f"other {subject} ({before}, here {now})" for subject, before, now in differences]
 
 
 def code_label(environment: Environment) -> str | None:
-    """`1a2b3c4-0f1e2d`: the commit and the digest of the sources, or the one of them that is known."""
+    """Return the known ones of commit and digest of the sources, for example `1a2b3c4-0f1e2d`."""
     commit, sources = environment.git_commit, environment.sources
     parts = [str(commit)[:7]] if commit else []
     return "-".join([*parts, *([str(sources)[:6]] if sources else [])]) or None
@@ -264,19 +284,19 @@ def code_label(environment: Environment) -> str | None:
 
 @cache
 def sources_digest() -> str:
-    """Twelve hex digits of every source file of `bench/` and of the figures for predictions.
+    """Return the digest of this project's source and hardware files.
 
-    All other choices of conf/ are in a cell's configuration. Computed once: an edit made while a sweep runs
-    is not what its warm processes have imported. A plugin counts by its version, which `packages` has.
+    Cells contain all other settings of conf/, and `Environment.packages` has the versions of strategy
+    packages. The digest is computed once, because processes of a running sweep do not import later edits.
     """
-    return digest_of(REPOSITORY)
+    return tree_digest(REPOSITORY)
 
 
-def digest_of(tree: Path) -> str:
-    """A digest of the content of a tree's sources and hardware files, wherever it lies."""
-    whole = hashlib.sha256()
+def tree_digest(tree: Path) -> str:
+    """Return twelve hex digits of the sources in `bench` and the files in `conf/hardware` of a folder."""
+    digest = hashlib.sha256()
     for path in sorted([*(tree / "bench").rglob("*.py"), *(tree / "conf" / "hardware").glob("*.yaml")]):
         content = path.read_bytes()
-        whole.update(f"{path.relative_to(tree)}\n{len(content)}\n".encode())
-        whole.update(content)
-    return whole.hexdigest()[:12]
+        digest.update(f"{path.relative_to(tree)}\n{len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()[:12]

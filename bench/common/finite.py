@@ -1,7 +1,4 @@
-"""Numbers that are not finite: where they stand, the worst among them, and values without them.
-
-JSON has no such numbers, and every comparison with nan is false.
-"""
+"""Functions for nan and infinite numbers, which JSON cannot store and for which comparisons fail."""
 
 from __future__ import annotations
 
@@ -14,7 +11,12 @@ from msgspec import Struct
 
 
 def not_finite(value: object, place: str) -> Iterator[str]:
-    """Every number in dataclasses, mappings and lists that is not finite: `losses.loss[2] is nan`."""
+    """Yield a text such as `losses.loss[2] is nan` for each number that is not finite.
+
+    Args:
+        value: Number, or nested structs, dataclasses, mappings, lists and tuples of numbers.
+        place: Name of `value` in the text.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         yield f"{place} is {value}"
     for part_place, part in _parts(value, place):
@@ -22,7 +24,7 @@ def not_finite(value: object, place: str) -> Iterator[str]:
 
 
 def finite(value: Any) -> Any:
-    """JSON values with None in place of every number that is not finite."""
+    """Return JSON values with None in place of each number that is not finite."""
     if isinstance(value, Mapping):
         return {name: finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -31,7 +33,7 @@ def finite(value: Any) -> Any:
 
 
 def worst(errors: Iterable[float]) -> float:
-    """The largest; one that is not finite is worse than any that is."""
+    """Return the largest error. An error that is not finite counts as larger than all others."""
     return max(errors, key=lambda error: error if math.isfinite(error) else math.inf)
 
 

@@ -1,4 +1,4 @@
-"""Errors of code that looks into a step while the step runs."""
+"""Deferred errors of code that observes a step."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from types import TracebackType
 
 
 class KeptErrors:
-    """A context around each look: its errors are kept, so that the step goes on, and raised once it is over.
+    """Context that stores the first error raised inside it, to be raised after the step.
 
-    The step may be somebody else's, and whatever is raised inside of it ends their training.
+    The step may be part of a user's training, which an error inside the step would end.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class KeptErrors:
         return True
 
     def raise_first(self) -> None:
-        """Raise the first error that was kept, once; where there was none, nothing."""
+        """Raise the stored error, if there is one, and forget it."""
         first, self._first = self._first, None
         if first is not None:
             raise first

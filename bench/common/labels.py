@@ -1,4 +1,4 @@
-"""Numbers and values as people read them: `8k`, `14.5 MiB`, a value in one line."""
+"""Texts for numbers and values, such as `8k` and `14.5 MiB`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_SHOWN = 80
 
 
 def length_label(tokens: int) -> str:
-    """`8k` for 8192, `1m` for 1048576, the plain number where it is no whole multiple."""
+    """Return `8k` for 8192, `1m` for 1048576, and the plain number if it is not a multiple of 1024."""
     for unit, size in (("m", LENGTH_UNITS["m"]), ("k", LENGTH_UNITS["k"])):
         if tokens % size == 0:
             return f"{tokens // size}{unit}"
@@ -20,7 +20,7 @@ def length_label(tokens: int) -> str:
 
 
 def size_label(size_bytes: float) -> str:
-    """Bytes in the largest binary unit that leaves at least one: `14.5 MiB`."""
+    """Return a size in the largest binary unit that does not exceed it, for example `14.5 MiB`."""
     for unit, unit_bytes in SIZES.items():
         if size_bytes >= unit_bytes:
             return f"{size_bytes / unit_bytes:.1f} {unit}"
@@ -28,13 +28,18 @@ def size_label(size_bytes: float) -> str:
 
 
 def rate_range_label(least: float | None, most: float) -> str:
-    """Tokens/s of a replay: `12,900 to 13,400`, or `at most 13,400` where the link's time is not known."""
+    """Return a range of tokens/s in a replay, for example `12,900 to 13,400`.
+
+    Args:
+        least: Lower end; None if the time on the link is unknown. The text is then `at most 13,400`.
+        most: Upper end.
+    """
     ends = [f"{rate:,.0f}" for rate in (least, most) if rate is not None]
     return f"at most {ends[0]}" if least is None else " to ".join(dict.fromkeys(ends))
 
 
 def shown(value: Any) -> str:
-    """A value as the user may have typed it, in one line that is not too long."""
+    """Return a value as the user may have typed it, in one line of at most MAX_SHOWN characters."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -48,7 +53,7 @@ def shown(value: Any) -> str:
 
 
 def duration_label(seconds: float) -> str:
-    """`45 s`, from two minutes on `3 min`, from two hours on `2 h 05 min`."""
+    """Return a duration such as `45 s`, from two minutes on `3 min`, from two hours on `2 h 05 min`."""
     minutes = round(seconds / 60)
     if seconds < 120:  # noqa: PLR2004  two minutes
         return f"{round(seconds)} s"
@@ -56,11 +61,15 @@ def duration_label(seconds: float) -> str:
 
 
 def checks_label(reasons: Mapping[str, str | None]) -> str:
-    """`checked: tokens; not checked: objective (no loss)`, of names, each with why it was not made."""
+    """Return a text such as `checked: tokens; not checked: objective (no loss)`.
+
+    Args:
+        reasons: Reason why each check was not made, by the check's name; None for a check that was made.
+    """
     missing: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         if reason is not None:
             missing.setdefault(reason, []).append(name)
-    made = ", ".join(name for name, reason in reasons.items() if reason is None)
-    others = ", ".join(f"{', '.join(names)} ({reason})" for reason, names in missing.items())
-    return f"checked: {made or 'nothing'}" + (f"; not checked: {others}" if others else "")
+    checked = ", ".join(name for name, reason in reasons.items() if reason is None)
+    unchecked = ", ".join(f"{', '.join(names)} ({reason})" for reason, names in missing.items())
+    return f"checked: {checked or 'nothing'}" + (f"; not checked: {unchecked}" if unchecked else "")

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of the visible GPUs and what is between them, by NVML; never touches CUDA."""
+"""Facts of the visible GPUs and of the links between them, read through NVML; never initializes CUDA."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 DEVICE_NODES = (Path("/dev/nvidiactl"), Path("/dev/nvidia0"))
-"""There where the kernel has a driver for a GPU."""
+"""Device nodes that exist if the kernel has a driver for a GPU."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Environment variable that says which GPUs a process sees."""
 ALL_HIDDEN = frozenset({"", "-1", "none", "nodevfiles"})
-"""Values of CUDA_VISIBLE_DEVICES, in small letters, by which people and Slurm ask for no GPU."""
+"""Values of CUDA_VISIBLE_DEVICES, in lower case, with which users and Slurm hide all GPUs."""
 MIG = "MIG-"
-"""How the name of a slice of a GPU begins."""
+"""Prefix of the name of a MIG slice."""
 TOPOLOGY: Mapping[int, str] = {0: "internal", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""The nearest that two GPUs have in common, as NVML numbers it and nvidia-smi calls it: one board, one PCIe
-switch, several switches, a host bridge, a NUMA node, the system."""
+"""nvidia-smi's name of the nearest common ancestor of two GPUs, by NVML's number: the same board, one PCIe
+switch, several switches, a host bridge, a NUMA node, the whole system."""
 MIG_WAY_OUT = (
-    "ranks and figures here are of whole GPUs: name GPUs without MIG in CUDA_VISIBLE_DEVICES, or switch it"
-    " off (nvidia-smi -mig 0)"
+    "only whole GPUs are supported: name GPUs without MIG in CUDA_VISIBLE_DEVICES, or switch MIG off"
+    " (nvidia-smi -mig 0)"
 )
 P2P_READ, P2P_NVLINK = 0, 2
-"""Of nvml.h; nvidia-ml-py 13 has the first as a tuple, which no function takes."""
+"""Constants of nvml.h. In nvidia-ml-py 13 the first is a tuple, which no function takes."""
 P2P_STATUS: Mapping[int, str] = {
     0: "PCIe",
     1: "chipset not supported",
@@ -34,38 +35,42 @@ P2P_STATUS: Mapping[int, str] = {
     4: "disabled",
     5: "not supported",
 }
+"""Peer access by NVML's status."""
 
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 Handles = Sequence[Any]
-"""NVML's own, of the visible GPUs in their order."""
+"""NVML's handles of the visible GPUs, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpus:
-    """The devices at hand."""
+    """GPUs that a process on this machine sees."""
 
     names: tuple[str, ...] = ()
     memory_bytes: tuple[int, ...] = ()
-    """Of each, in all."""
+    """Total memory of each GPU."""
     capabilities: tuple[str, ...] = ()
-    """The compute capability of each: `9.0`."""
+    """Compute capability of each GPU, for example `9.0`."""
     error: str | None = None
-    """Why a GPU that this machine seems to have is not among them, and a way out; None where nothing speaks
-    for one."""
+    """Reason why a GPU that this machine seems to have is not visible, with a way out; None if there is no
+    sign of one."""
     driver_cuda: tuple[int, int] | None = None
-    """The newest CUDA that the driver runs; None where it does not say."""
+    """Newest CUDA version that the driver supports; None if the driver does not report it."""
 
 
 def visible_gpus() -> VisibleGpus:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves; none, with or without an error, where NVML shows none."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES selects.
+
+    There are none if NVML reports none or a GPU cannot be used; `error` then says why, if there is a reason.
+    """
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        there, handles = int(pynvml.nvmlDeviceGetCount()), _visible_handles(pynvml)
-        unusable = _none_visible(there) if not handles else _sliced(pynvml, handles)
-        if unusable is not None:
-            return VisibleGpus(error=unusable)
+        handles = _visible_handles(pynvml)
+        error = _mig_error(pynvml, handles) if handles else _none_visible(int(pynvml.nvmlDeviceGetCount()))
+        if error is not None:
+            return VisibleGpus(error=error)
         return VisibleGpus(
             names=tuple(str(pynvml.nvmlDeviceGetName(gpu)) for gpu in handles),
             memory_bytes=tuple(int(pynvml.nvmlDeviceGetMemoryInfo(gpu).total) for gpu in handles),
@@ -74,8 +79,8 @@ def visible_gpus() -> VisibleGpus:
             ),
             driver_cuda=_driver_cuda(pynvml),
         )
-    except pynvml.NVMLError as error:
-        return VisibleGpus(error=_unreadable(pynvml, error))
+    except pynvml.NVMLError as failure:
+        return VisibleGpus(error=_unreadable(pynvml, failure))
 
 
 def _driver_cuda(nvml: Any) -> tuple[int, int] | None:
@@ -86,68 +91,77 @@ def _driver_cuda(nvml: Any) -> tuple[int, int] | None:
     return version // 1000, version % 1000 // 10
 
 
-def _none_visible(there: int) -> str | None:
-    """An error line where CUDA_VISIBLE_DEVICES names no GPU here; None where it hides all on purpose."""
+def _none_visible(gpus: int) -> str | None:
+    """Return an error if CUDA_VISIBLE_DEVICES names none of the machine's GPUs.
+
+    Values that hide all GPUs on purpose are no error.
+    """
     value = os.environ.get(VISIBLE, "")
-    if there == 0 or value.strip().lower() in ALL_HIDDEN:
+    if gpus == 0 or value.strip().lower() in ALL_HIDDEN:
         return None
     if value.strip().startswith(MIG):
-        return f"{VISIBLE}={value} names a slice of a GPU; {MIG_WAY_OUT}"
-    return f"{VISIBLE}={value} names none of the {there} GPUs here; correct it or unset it"
+        return f"{VISIBLE}={value} names a MIG slice of a GPU; {MIG_WAY_OUT}"
+    return f"{VISIBLE}={value} names none of the {gpus} GPUs of this machine; correct it or unset it"
 
 
-def _sliced(nvml: Any, handles: Handles) -> str | None:
-    """An error line where one of these GPUs is cut into MIG slices: CUDA shows a process only one slice."""
+def _mig_error(nvml: Any, handles: Handles) -> str | None:
+    """Return an error if one of the GPUs is in MIG mode, in which CUDA shows only one slice to a process."""
     for handle in handles:
         try:
             current, _ = nvml.nvmlDeviceGetMigMode(handle)
-        except nvml.NVMLError:  # a GPU, or a driver, that knows none
+        except nvml.NVMLError:  # GPU or driver without MIG
             continue
         if current:
-            return f"{nvml.nvmlDeviceGetName(handle)} is cut into MIG slices; {MIG_WAY_OUT}"
+            return f"{nvml.nvmlDeviceGetName(handle)} is divided into MIG slices; {MIG_WAY_OUT}"
     return None
 
 
 def visible_uuids() -> list[str]:
-    """The UUIDs of the GPUs that CUDA_VISIBLE_DEVICES leaves, in their order; none where NVML shows none."""
-    return _asked(lambda nvml, gpus: [str(nvml.nvmlDeviceGetUUID(gpu)) for gpu in gpus], [])
+    """Return the UUIDs of the visible GPUs, in order."""
+    return _query(lambda nvml, gpus: [str(nvml.nvmlDeviceGetUUID(gpu)) for gpu in gpus], [])
 
 
 def gpu_facts() -> dict[str, Any]:
-    """What the driver says now of the visible GPUs, by its name in a record's environment.
+    """Return the facts of the visible GPUs that a record's `Environment` stores, by field name.
 
-    `gpu_driver`, one value each in the order of `gpus`, and one a pair such as `0-1`. What it does not say
-    has no name.
+    Facts of single GPUs are lists, facts of pairs are dictionaries with keys such as `0-1`. Facts that the
+    driver does not report are left out.
     """
 
     def facts(nvml: Any, gpus: Handles) -> dict[str, Any]:
-        found: dict[str, Any] = {"gpu_driver": str(nvml.nvmlSystemGetDriverVersion())}
-        for name, read in OF_EACH.items():
+        values: dict[str, Any] = {"gpu_driver": str(nvml.nvmlSystemGetDriverVersion())}
+        for name, read in GPU_READERS.items():
             with suppress(nvml.NVMLError):
-                found[name] = [read(nvml, gpu) for gpu in gpus]
-        for name, read_pair in OF_PAIRS.items():
+                values[name] = [read(nvml, gpu) for gpu in gpus]
+        for name, read_pair in PAIR_READERS.items():
             with suppress(nvml.NVMLError):
                 pairs = itertools.combinations(enumerate(gpus), 2)
-                found[name] = {f"{i}-{j}": read_pair(nvml, one, other) for (i, one), (j, other) in pairs}
-        return {name: value for name, value in found.items() if value}
+                values[name] = {
+                    f"{i}-{j}": read_pair(nvml, first, second) for (i, first), (j, second) in pairs
+                }
+        return {name: value for name, value in values.items() if value}
 
-    return _asked(facts, {})
+    return _query(facts, {})
 
 
 def idle_gpus() -> set[int]:
-    """Which of the visible GPUs, from 0, ran no kernel of late; none where the driver does not say."""
+    """Return the indices of the visible GPUs whose utilization is 0 %, if the driver reports it."""
 
     def idle(nvml: Any, gpus: Handles) -> set[int]:
         busy = [nvml.nvmlDeviceGetUtilizationRates(gpu).gpu for gpu in gpus]
         return {device for device, percent in enumerate(busy) if percent == 0}
 
-    return _asked(idle, set())
+    return _query(idle, set())
 
 
 def visible_devices(variable: str | None, uuids: Sequence[str]) -> list[int]:
-    """The devices that a value of CUDA_VISIBLE_DEVICES leaves, as CUDA reads it.
+    """Return the indices of the devices that a value of CUDA_VISIBLE_DEVICES selects, by CUDA's rules.
 
-    The first entry that names no device ends the list, and one that repeats a device empties it.
+    The first entry that names no device ends the list. A repeated device empties it.
+
+    Args:
+        variable: Value of the variable; None if it is not set.
+        uuids: UUIDs of all devices.
     """
     if variable is None:
         return [*range(len(uuids))]
@@ -163,7 +177,10 @@ def visible_devices(variable: str | None, uuids: Sequence[str]) -> list[int]:
 
 
 def _device_index(entry: str, uuids: Sequence[str]) -> int | None:
-    """A device by its number, or by as much of its UUID as no other shares; a MIG slice is none."""
+    """Return the index of the device that an entry names by its number or a unique prefix of its UUID.
+
+    Other entries, such as that of a MIG slice, name no device.
+    """
     if entry.isascii() and entry.isdigit():
         return int(entry) if int(entry) < len(uuids) else None
     matching = [i for i, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
@@ -177,7 +194,7 @@ def _visible_handles(nvml: Any) -> list[Any]:
 
 
 def _unreadable(nvml: Any, error: Any) -> str | None:
-    """That a device node speaks for a GPU which NVML cannot show; None for a machine without any."""
+    """Return an error if a device node exists for a GPU that NVML cannot read."""
     absent = (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_GPU_NOT_FOUND)
     hidden = os.environ.get(VISIBLE, "all").strip().lower() in ALL_HIDDEN
     node = next((node for node in DEVICE_NODES if node.exists()), None)
@@ -185,23 +202,23 @@ def _unreadable(nvml: Any, error: Any) -> str | None:
         return None
     if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
         way_out = "start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install the driver"
-        return f"{node} is there, but NVML's library libnvidia-ml is not; {way_out}"
-    return f"{node} is there, but NVML cannot read its GPU: {error}; see what nvidia-smi says"
+        return f"{node} exists, but NVML's library libnvidia-ml does not; {way_out}"
+    return f"{node} exists, but NVML cannot read its GPU: {error}; run nvidia-smi to find the cause"
 
 
-def _asked(read: Callable[[Any, Handles], Found], otherwise: Found) -> Found:
-    """What is read of the visible GPUs; `otherwise` where NVML shows none, or does not say."""
+def _query(read: Callable[[Any, Handles], Answer], default: Answer) -> Answer:
+    """Return what `read` returns for the visible GPUs, or `default` if NVML raises an error."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
         return read(pynvml, _visible_handles(pynvml))
     except pynvml.NVMLError:
-        return otherwise
+        return default
 
 
 def _active_nvlinks(nvml: Any, gpu: Any) -> int:
-    """NVML has an error for a link that a device does not have, and so for each where there is no NVLink."""
+    """Return the number of active NVLinks. NVML raises an error for a link that the GPU does not have."""
     active = 0
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
@@ -211,26 +228,28 @@ def _active_nvlinks(nvml: Any, gpu: Any) -> int:
     return active
 
 
-def _common_ancestor(nvml: Any, one: Any, other: Any) -> str:
-    level = int(nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
+def _common_ancestor(nvml: Any, first: Any, second: Any) -> str:
+    level = int(nvml.nvmlDeviceGetTopologyCommonAncestor(first, second))
     return TOPOLOGY.get(level, f"level {level}")
 
 
-def _peer_access(nvml: Any, one: Any, other: Any) -> str:
-    """`NVLink`, `PCIe`, or why the first cannot read the second's memory."""
-    status = int(nvml.nvmlDeviceGetP2PStatus(one, other, P2P_READ))
-    if status == 0 and nvml.nvmlDeviceGetP2PStatus(one, other, P2P_NVLINK) == 0:
+def _peer_access(nvml: Any, first: Any, second: Any) -> str:
+    """Return `NVLink`, `PCIe`, or the reason why the first GPU cannot read the second's memory."""
+    status = int(nvml.nvmlDeviceGetP2PStatus(first, second, P2P_READ))
+    if status == 0 and nvml.nvmlDeviceGetP2PStatus(first, second, P2P_NVLINK) == 0:
         return "NVLink"
     return P2P_STATUS.get(status, f"status {status}")
 
 
-OF_EACH: Mapping[str, Callable[[Any, Any], float]] = {
-    # What is enforced, which may be less than the device's own limit.
+GPU_READERS: Mapping[str, Callable[[Any, Any], float]] = {
+    # The enforced limit may be lower than the default one.
     "gpu_power_limit_w": lambda nvml, gpu: float(nvml.nvmlDeviceGetEnforcedPowerLimit(gpu)) / 1e3,
     "gpu_temperature_c": lambda nvml, gpu: int(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
     "gpu_nvlinks": _active_nvlinks,
 }
-OF_PAIRS: Mapping[str, Callable[[Any, Any, Any], str]] = {
+"""Function that reads each fact of a GPU, by the field of `Environment`."""
+PAIR_READERS: Mapping[str, Callable[[Any, Any, Any], str]] = {
     "gpu_topology": _common_ancestor,
     "gpu_p2p": _peer_access,
 }
+"""Function that reads each fact of a pair of GPUs, by the field of `Environment`."""

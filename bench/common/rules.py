@@ -1,4 +1,4 @@
-"""Rules for numbers in records: msgspec checks them when a record is read."""
+"""Types with rules for the numbers in records, which msgspec checks when a record is read."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Count = Annotated[int, Meta(ge=1)]
 Amount = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Times = Annotated[list[Positive], Meta(min_length=1)]
-"""Milliseconds, each above zero, of at least one rank or step."""
+"""Milliseconds, above zero, of at least one rank or step."""
 PerRank = Annotated[list[float], Meta(min_length=1)]
-"""A number of each rank."""
+"""One number for each rank."""
 SizesPerRank = Annotated[list[Whole], Meta(min_length=1)]
-"""Bytes of each rank."""
+"""Bytes, one number for each rank."""
 
 
 def check_lengths(message: str, *lists: Sequence[object] | None) -> None:
-    """Raise ValueError with this message unless all lists that are there have one length."""
-    if len({len(each) for each in lists if each is not None}) > 1:
+    """Raise ValueError with this message unless all lists that are not None have the same length."""
+    if len({len(items) for items in lists if items is not None}) > 1:
         raise ValueError(message)

@@ -1,4 +1,4 @@
-"""A median, a ratio or a share, and how sure it is, without assuming any distribution of samples."""
+"""Medians, ratios and their 95 % intervals, without assumptions about the distribution of samples."""
 
 from __future__ import annotations
 
@@ -11,42 +11,48 @@ from functools import cache
 import numpy as np
 
 MIN_PROCESSES = 6
-"""Of each side of a comparison: as many samples as an interval of a median takes."""
+"""Minimum number of processes on each side of a comparison. Fewer samples have no 95 % interval of the
+median."""
 MAX_PROCESSES = 20
-"""Of each side, whatever they spread by, where their number is left open."""
+"""Maximum number of processes on each side if `measure.repeats=auto` chooses it, however far they spread."""
 SPARE = 1.1
-"""Factor on the seconds that further processes should take, for those that take longer than before."""
+"""Factor on the estimated seconds of further processes, as they may take longer than the earlier ones."""
 TOLD_RATIO = 1.10
-"""How far apart two speeds are that enough processes tell apart."""
+"""Speed ratio that the planned number of processes must be able to detect."""
 POWER = 0.8
-"""How often they do."""
+"""Probability with which they must detect it."""
 ERROR_SHARE = 1 - 0.95
+"""Probability that an interval does not contain the true value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A 95 % interval, of a median in the unit of its samples."""
+    """A 95 % interval, in the unit of the samples."""
 
     low: float
     high: float
 
 
 def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """Return what the slowest rank took, step by step or call by call."""
+    """Return the time of the slowest rank in each step or call.
+
+    Args:
+        by_rank: Times of the steps or calls of each rank.
+    """
     return [*map(max, zip(*by_rank, strict=True))]
 
 
 def slowest_median(by_rank: Sequence[Sequence[float]]) -> float:
-    """The median over steps or calls of what the slowest rank took, in the unit of the samples."""
+    """Return the median over steps or calls of the slowest rank's time, in the unit of the samples."""
     return float(statistics.median(slowest(by_rank)))
 
 
 @cache
 def interval_rank(n: int) -> int:
-    """The k for which [k-th smallest, k-th largest] of n samples covers the median with at least 95 %.
+    """Return the largest k for which the k-th smallest and k-th largest of n samples bound a 95 % interval.
 
-    0 where n is too small for any: [min, max] covers it with probability 1 - 2 (1/2)^n, 93.75 % at 5 and
-    96.9 % at 6.
+    It is an interval of the median. k is 0 if n is too small: [min, max] contains the median with probability
+    1 - 2 (1/2)^n, which is 93.75 % for 5 samples and 96.9 % for 6.
     """
     tail, k = 0.0, 0
     while k < n:
@@ -58,7 +64,7 @@ def interval_rank(n: int) -> int:
 
 
 def median_interval(samples: Sequence[float]) -> Interval | None:
-    """The 95 % interval of the median by order statistics; None below six samples."""
+    """Return the 95 % interval of the median by order statistics; None for fewer than six samples."""
     k = interval_rank(len(samples))
     if k == 0:
         return None
@@ -68,49 +74,55 @@ def median_interval(samples: Sequence[float]) -> Interval | None:
 
 @cache
 def pair_rank(n: int, m: int) -> int:
-    """The k for which [k-th smallest, k-th largest] of the n * m ratios of pairs covers the true ratio.
+    """Return the largest k for which [k-th smallest, k-th largest] of n * m pair ratios is a 95 % interval.
 
-    With at least 95 %; 0 where n and m are too small for that. Two samples of six have k = 6, and 95.9 %.
-
-    Of samples that differ by a factor only, the number of pairs in which the first side is the larger is
-    distributed as Mann and Whitney's U (1947), whatever the samples' own distribution is.
+    It is an interval of the ratio of two sides of n and m samples. k is 0 if n and m are too small, and 6 for
+    two sides of six samples, which gives 95.9 %. If the sides differ by a factor only, the number of pairs in
+    which the first side is larger is distributed as Mann and Whitney's U (1947), whatever the distribution of
+    the samples.
     """
     from scipy.stats import mannwhitneyu  # takes a second
 
     u = np.arange(n * m // 2 + 1)[:, None]
-    ones = np.clip(u - m * np.arange(n), 0, m) - 0.5  # larger than one of range(m) in u pairs
+    # Samples that are larger than those of range(m) in u pairs.
+    ones = np.clip(u - m * np.arange(n), 0, m) - 0.5
     chances = mannwhitneyu(ones, np.arange(m)[None, :], method="exact", axis=1).pvalue
     return int((chances <= ERROR_SHARE).sum())
 
 
-def ratio_interval(ones: Sequence[float], others: Sequence[float]) -> tuple[float, Interval | None]:
-    """By what factor `ones` are larger than `others`, both positive, and the factor's 95 % interval.
+def ratio_interval(
+    numerators: Sequence[float], denominators: Sequence[float]
+) -> tuple[float, Interval | None]:
+    """Return the ratio of two sides of positive samples, and its 95 % interval.
 
-    The factor is the median ratio of all pairs, one of each side (J. L. Hodges and E. L. Lehmann, Estimates
-    of location based on rank tests, 1963, on logarithms); the interval inverts the exact test of Mann and
-    Whitney. It leaves out 1 exactly where that test says at 5 % that the sides differ. None below the samples
-    that it takes: four on each side, or three and five.
+    The ratio is the median over all pairs of a sample of each side (J. L. Hodges and E. L. Lehmann, Estimates
+    of location based on rank tests, 1963, on logarithms). The interval inverts the exact test of Mann and
+    Whitney: it excludes 1 exactly if that test rejects equal sides at 5 %. It is None for fewer than four
+    samples on each side, or three and five.
     """
-    ratios = sorted(math.log(one / other) for one in ones for other in others)
-    k = pair_rank(len(ones), len(others))
+    ratios = sorted(math.log(above / below) for above in numerators for below in denominators)
+    k = pair_rank(len(numerators), len(denominators))
     interval = Interval(low=math.exp(ratios[k - 1]), high=math.exp(ratios[-k])) if k else None
     return math.exp(statistics.median(ratios)), interval
 
 
 def pooled_spread(sides: Iterable[Sequence[float]]) -> float:
-    """The standard deviation of the logarithm of positive samples about the mean of their own side."""
-    logs = [[math.log(each) for each in side] for side in sides]
+    """Return the pooled standard deviation of the logarithms of positive samples within their sides."""
+    logs = [[math.log(sample) for sample in side] for side in sides]
     squares = sum((len(side) - 1) * statistics.variance(side) for side in logs)
     return math.sqrt(squares / sum(len(side) - 1 for side in logs))
 
 
 def enough_processes(spread: float) -> int:
-    """How many processes of each side tell speeds apart that differ by TOLD_RATIO, in POWER of all cases.
+    """Return the number of processes on each side that detects a ratio of 1.1 with a probability of 0.8.
 
-    `spread` is that of `pooled_spread`. The number is Noether's for the test of Mann and Whitney (G. E.
-    Noether, Sample size determination for some common nonparametric tests, 1987), for logarithms that are
-    normal. It looks at the spread and never at the difference, so the test keeps its 5 % (C. Stein, A
-    two-sample test for a linear hypothesis whose power is independent of the variance, 1945).
+    The number is Noether's for the test of Mann and Whitney (G. E. Noether, Sample size determination for
+    some common nonparametric tests, 1987), if logarithms are normally distributed. It depends on the spread
+    and not on the measured difference, so that the test keeps its 5 % (C. Stein, A two-sample test for a
+    linear hypothesis whose power is independent of the variance, 1945).
+
+    Args:
+        spread: Standard deviation of the logarithms of samples, as from `pooled_spread`.
     """
     normal = statistics.NormalDist()
     if spread == 0:

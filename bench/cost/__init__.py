@@ -1,1 +1,1 @@
-"""FLOPs, bytes and memory by arithmetic; no seconds, no torch. May import training and all below."""
+"""FLOPs, bytes and memory by formulas, without times or torch. May import training and all below."""

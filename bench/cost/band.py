@@ -1,4 +1,4 @@
-"""A figure with its error bar, and whether what a rank needs fits into what it has."""
+"""Bands: estimates with a lower and an upper bound, and the comparison of needed with usable memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class End(StrEnum):
-    """Which end of what is not exactly known."""
+    """Lower bound, expected value or upper bound of an estimate."""
 
     LOW = "low"
     EXPECTED = "expected"
@@ -17,7 +17,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """What is expected, and the ends that a real run should lie between."""
+    """Expected value, with the bounds that a measured value should lie between."""
 
     low: float
     expected: float
@@ -25,26 +25,30 @@ class Band:
 
     @classmethod
     def of(cls, value: Callable[[End], float]) -> Band:
-        """The least and the most of three values, and the expected one between them."""
-        ends = [value(end) for end in End]
-        return cls(min(ends), value(End.EXPECTED), max(ends))
+        """Return the band of a function's values.
+
+        The smallest and the largest of the three values are the bounds, because the function may fall from
+        LOW to HIGH.
+        """
+        values = {end: value(end) for end in End}
+        return cls(min(values.values()), values[End.EXPECTED], max(values.values()))
 
     def at(self, end: End) -> float:
-        value: float = getattr(self, end.value)
-        return value
+        """Return a bound, or the expected value."""
+        return {End.LOW: self.low, End.EXPECTED: self.expected, End.HIGH: self.high}[end]
 
 
 class Fit(StrEnum):
-    """Whether what a rank needs is what it has."""
+    """Comparison of a rank's needed memory with its usable memory."""
 
     FITS = "fits"
     UNDECIDED = "undecided"
-    """Usable memory lies within the band of needed memory."""
+    """Usable memory lies between the bounds of needed memory."""
     OUT_OF_MEMORY = "out_of_memory"
 
 
 def fit_of(needed: Band, usable_bytes: int) -> Fit:
-    """Return whether what is needed fits, by both of its ends."""
+    """Compare the band of needed bytes with the usable bytes."""
     if needed.high <= usable_bytes:
         return Fit.FITS
     return Fit.UNDECIDED if needed.low <= usable_bytes else Fit.OUT_OF_MEMORY

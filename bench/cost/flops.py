@@ -1,68 +1,88 @@
-"""Floating-point operations of one optimizer step, all ranks together, and a rank's share of the causal mask.
+"""Floating-point operations (FLOPs) of one optimizer step on all ranks, and the causal area of a rank.
 
-Conventions: a multiply-add is two operations; backward is twice forward; embeddings look up and cost
-nothing, the output head counts. "Causal" counts the S(S+1)/2 score entries that the mask leaves, "full"
-all S^2.
+Conventions: a multiply-add is two FLOPs; backward has twice the FLOPs of forward; embeddings are lookups
+without FLOPs, the output head is a matrix product. "Causal" counts the S(S+1)/2 scores that the mask leaves,
+"full" all S^2.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.attention.documents import Documents, keys_seen
+from bench.attention.documents import Documents, visible_keys
 from bench.attention.layouts import LAYOUTS
 from bench.config import Cell
 from bench.strategies import STRATEGIES
 from bench.training.parameters import head_parameters, layer_parameters, matrix_parameters, mlp_parameters
 
 FORWARD_AND_BACKWARD = 3
+"""FLOPs of forward and backward over those of forward."""
 FLASH_BACKWARD_FACTOR = 2.5
-"""A flash backward recomputes the scores: five matrix products to the forward's two (arXiv:2307.08691)."""
+"""FLOPs of a flash backward over those of the forward. It recomputes the scores, so that it has five matrix
+products and the forward two (arXiv:2307.08691)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CausalPairs:
-    """(Query, key) pairs that the mask leaves all sequences of one step."""
+    """Numbers of (query, key) pairs that the causal mask leaves to all sequences of one step."""
 
     own: int
+    """Pairs without padding."""
     computed: int
-    """With those of padding."""
+    """Pairs including padding."""
 
     @classmethod
     def of(cls, cell: Cell) -> CausalPairs:
-        """Those of sequences that are one document each."""
+        """Return the pairs if every sequence is a single document."""
         own, padded = (length * (length + 1) // 2 for length in (cell.seq_len, cell.padded_len))
         return cls(own * cell.sequences_per_step, padded * cell.sequences_per_step)
 
 
 def attention_forward_flops(cell: Cell, *, causal: bool, pairs: CausalPairs | None = None) -> int:
-    """Q K^T and P V of every layer and sequence of one step, without padding; `pairs` are of documents."""
+    """Return the FLOPs of Q K^T and P V of all layers and sequences of one step, without padding.
+
+    Args:
+        cell: Cell that runs.
+        causal: Whether to count only the scores that the mask leaves.
+        pairs: Pairs of packed documents; None if every sequence is a single document.
+    """
     own = (pairs or CausalPairs.of(cell)).own
     return _attention_flops(cell, own, cell.seq_len, causal=causal)
 
 
 def _attention_flops(cell: Cell, pairs: int, seq_len: int, *, causal: bool) -> int:
-    """Without the mask, a document of n tokens has n^2 scores, not n (n + 1) / 2."""
+    # A document of n tokens has n (n + 1) / 2 pairs with the mask and n^2 without it.
     entries = pairs if causal else 2 * pairs - seq_len * cell.sequences_per_step
     return 4 * entries * cell.model.num_layers * cell.model.num_heads * cell.model.head_dim
 
 
 def attention_backward_flops(cell: Cell, *, causal: bool) -> int:
-    """Five matrix products, as a flash backward runs them."""
+    """Return the FLOPs of attention's backward in one step: the five matrix products of a flash backward."""
     return int(FLASH_BACKWARD_FACTOR * attention_forward_flops(cell, causal=causal))
 
 
 def model_flops(cell: Cell, *, causal: bool, pairs: CausalPairs | None = None) -> int:
-    """What the mathematics needs, forward and backward, without any recomputation: MFU's numerator."""
+    """Return the FLOPs of forward and backward of one step without any recomputation: the numerator of MFU.
+
+    Args:
+        cell: Cell that runs.
+        causal: Whether to count only the scores that the mask leaves.
+        pairs: Pairs of packed documents; None if every sequence is a single document.
+    """
     dense = 2 * matrix_parameters(cell.model) * cell.tokens_per_step
     return FORWARD_AND_BACKWARD * (dense + attention_forward_flops(cell, causal=causal, pairs=pairs))
 
 
 def hardware_flops(cell: Cell, *, causal: bool, pairs: CausalPairs | None = None) -> int:
-    """What is executed: flash backward's scores, and again what is computed twice. HFU's numerator.
+    """Return the FLOPs that all ranks execute in one step: the numerator of HFU.
 
-    Checkpointing runs the layers forward once more, a tiled MLP each MLP, a chunked loss the output head;
-    padding is computed, too.
+    They include padding and all recomputation: flash backward recomputes scores, checkpointing the layers, a
+    tiled MLP the MLPs, and a chunked loss the output head.
+
+    Args:
+        cell: Cell that runs.
+        causal: Whether to count only the scores that the mask leaves.
+        pairs: Pairs of packed documents; None if every sequence is a single document.
     """
     computed = (pairs or CausalPairs.of(cell)).computed
     attention = _attention_flops(cell, computed, cell.padded_len, causal=causal)
@@ -70,26 +90,32 @@ def hardware_flops(cell: Cell, *, causal: bool, pairs: CausalPairs | None = None
     layers = 2 * layer_parameters(cell.model) * tokens
     head = 2 * head_parameters(cell.model) * tokens
     recomputed = layers if cell.checkpointing else 0
-    facts = STRATEGIES.get(cell.strategy)  # of one that is in no table checkpointing recomputes attention
-    attends_again = cell.checkpointing if facts is None else facts.recomputes_attention(cell)
-    recomputed += attention if attends_again else 0
+    # A strategy outside the table is assumed to recompute attention with checkpointing.
+    facts = STRATEGIES.get(cell.strategy)
+    recomputes_attention = cell.checkpointing if facts is None else facts.recomputes_attention(cell)
+    recomputed += attention if recomputes_attention else 0
     recomputed += head if cell.loss == "chunked" else 0
     recomputed += 2 * mlp_parameters(cell.model) * tokens if cell.tiled_mlp else 0
     return int(FORWARD_AND_BACKWARD * (layers + head) + attention * (1 + FLASH_BACKWARD_FACTOR) + recomputed)
 
 
 def causal_area(cell: Cell, group_rank: int) -> int:
-    """Return the (query, key, head) triples that the causal mask leaves a rank, of one sequence and layer.
+    """Return the number of (query, key, head) triples that the causal mask leaves to a rank, for one sequence
+    and layer.
 
-    Ranks that share heads hold the same queries once heads are exchanged; those of a ring keep their own
-    and see all keys. A query at position p sees p + 1 keys.
+    Ranks that split the heads compute with the same queries after the all-to-all. Ranks of a ring compute
+    with their own queries and all keys. A query at position p sees p + 1 keys.
+
+    Args:
+        cell: Cell that runs.
+        group_rank: Position of the rank in its sequence group.
     """
-    pairs = sum(keys_seen(range(cell.padded_len)[piece]) for piece in _queries(cell, group_rank))
+    pairs = sum(visible_keys(range(cell.padded_len)[piece]) for piece in _queries(cell, group_rank))
     return pairs * (cell.model.num_heads // cell.ulysses_degree)
 
 
 def packed_area(cell: Cell, documents: Documents, group_rank: int) -> int:
-    """Return the triples (head, query, key) of a batch whose attention stays within documents."""
+    """Return the causal area of a rank for a batch whose attention stays within documents."""
     return documents.causal_pairs(_queries(cell, group_rank)) * (cell.model.num_heads // cell.ulysses_degree)
 
 

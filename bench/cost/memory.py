@@ -1,9 +1,10 @@
-"""What one rank needs of its device's memory in a training step: an estimate, term by term.
+"""Estimate of the peak memory of a rank in training, as a sum of terms.
 
-Five moments can be the fullest: building, the loss, the backward of one layer and of its attention, and
-the update at a step's end. Written for the formulas: h is the hidden size, f the intermediate size, q and k
-all query and all KV heads' sizes, V the vocabulary, e the bytes of a number in the cell's dtype, R the tokens
-that one rank holds.
+The peak can be at five moments: building the model, the loss, the backward of a layer's MLP or norm, the
+backward of a layer's attention, and the optimizer's update.
+
+Symbols of the formulas: h hidden size, f intermediate size, q and k total size of all query heads and of all
+KV heads, V vocabulary, e bytes of a number in the cell's dtype, R tokens that a rank holds.
 """
 
 from __future__ import annotations
@@ -23,94 +24,105 @@ from bench.training.parameters import FLOAT32_BYTES, HEAD_NORM_FAMILIES, head_pa
 from bench.training.trainer_facts import NATIVE
 
 TOKEN_BYTES = 8
+"""Size of a token id."""
 WIDE_KERNELS = ("torch_flash", "flash_blocks")
+"""Kernels that compute in float32 on a CPU without 16-bit instructions."""
 CHUNK_ROWS = 1024
-"""Rows of logits of a chunked loss: CHUNK_TOKENS of bench/training/loss.py, which imports torch."""
+"""Rows of logits in a chunk of the chunked loss. It equals CHUNK_TOKENS of bench/training/loss.py, which
+imports torch."""
 CONTEXT_BYTES = GIB
-"""CUDA's context and libraries take 0.5 to 0.7 GiB by public out-of-memory messages (memory in use beyond
-torch's own); the rest is room for NCCL's buffers, which nothing here measures."""
+"""Expected memory of CUDA's context, its libraries and NCCL. Context and libraries take 0.5 to 0.7 GiB by
+public out-of-memory messages (memory in use beyond torch's own). The rest is for NCCL's buffers, which we do
+not measure."""
 FORMULA_SHARE = 0.03
-"""Share of the tensors' bytes by which a peak may differ from the formula. Nine in ten measured peaks of CPU
-ranks in results/reference/ differ by less (docs/published_memory.md)."""
+"""Relative error of the formula for tensors. Nine in ten measured peaks of CPU ranks in results/reference/
+differ by less (docs/published_memory.md)."""
 CONTEXT_GIB = (0.5, 2.5)
-"""CUDA's context and libraries take 0.5 to 0.7 GiB by public out-of-memory messages; NCCL's buffers, for each
-group of ranks that share a channel, are not measured by us: 2 GiB are left for them."""
+"""Bounds of the memory of CUDA's context, its libraries and NCCL in GiB. Context and libraries take 0.5 to
+0.7 GiB by public out-of-memory messages. The upper bound leaves about 2 GiB for the buffers of NCCL's process
+groups, which we do not measure."""
 FRAGMENTATION_SHARE = 0.15
-"""Memory that the caching allocator holds and cannot use, as a share of the tensors' bytes: the average over
-eight models with recomputation, sharding and offloading (GMLake, arXiv:2401.08156). It may be none."""
+"""Upper bound of the memory that the caching allocator loses to fragmentation, as a share of the tensors'
+bytes. It is the average over eight models with recomputation, sharding and offloading (GMLake,
+arXiv:2401.08156). The lower bound is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Bytes of one rank."""
+    """Predicted peak memory of a rank in bytes, term by term."""
 
     states: int
-    """Parameters, gradients and optimizer state: this rank's shard of them."""
+    """This rank's shard of parameters, gradients and optimizer state."""
     gathered: int
-    """Weights of other shards that are held at once, or low-precision copies of one's own."""
+    """Gathered weights of other shards, or low-precision copies of this rank's weights."""
     activations: int
-    """Saved for backward from all layers; with checkpointing, of each layer its input, if that stays here."""
+    """Tensors that all layers save for backward. With checkpointing these are the layers' inputs, unless they
+    are offloaded."""
     loss: int
-    """At the loss: logits with their gradient, the last norm, the head's gradient."""
+    """Tensors at the loss: logits with their gradient, the last norm, the gradient of the output head."""
     layer: int
-    """In one layer's backward: gradients of activations and weights; with checkpointing, its activations."""
+    """Tensors in the backward of a layer: gradients of activations and weights, and with checkpointing the
+    recomputed activations."""
     attention: int
-    """In the backward of its attention, once that of its MLP is over."""
+    """Tensors in the backward of a layer's attention, which follows that of its MLP."""
     communication: int
-    """Beside the former: buffers of what attention exchanges, and wide partial gradients."""
+    """Tensors in addition to `attention`: buffers of attention communication, and wide partial gradients."""
     update: int
-    """At a step's end: gradients as the engine reduces them and as the optimizer takes them."""
+    """Gradients at the end of a step, as the engine reduces them and as the optimizer takes them."""
     loading: int
-    """In place of all others, while the model is built: its shard, and one part whole in float32."""
+    """Tensors while the model is built, in place of all other terms: the shard, and one whole part in
+    float32."""
     context: int
-    """What the process takes beside tensors."""
+    """Memory of the process that is not in tensors."""
 
     @property
     def total(self) -> int:
-        """The bytes of the fullest moment."""
+        """Peak bytes of the rank."""
         return self.allocated + self.context
 
     @property
     def allocated(self) -> int:
-        """Those of tensors."""
+        """Peak bytes of tensors."""
         return max(self.loading, self.states + self.step)
 
     @property
     def step(self) -> int:
-        """What comes and goes within a step, at the fullest moment."""
+        """Peak bytes of the tensors that a step allocates and frees."""
         moment = max(self.loss, self.layer, self.attention + self.communication)
         return max(self.gathered + self.activations + moment, self.update)
 
 
 def memory_need(cell: Cell) -> MemoryNeed | None:
-    """The estimate for a cell that trains; None for other workloads."""
+    """Return the estimate for a cell that trains; None for other workloads."""
     if not cell.workload.trains:
         return None
     engine = ENGINE_FACTS[cell.engine.name].memory(cell)
     rows, layers = cell.batch * cell.shard_len, cell.model.num_layers
     facts = STRATEGIES[cell.strategy]
     saved = rows * layer_bytes_per_token(cell)
-    of_attention = facts.checkpointed_bytes(cell)
-    of_layer = rows * stream_bytes(cell) * cell.model.hidden_size + of_attention
-    kept = of_layer if cell.checkpointing else saved
+    checkpointed_attention = facts.checkpointed_bytes(cell)
+    checkpointed_layer = rows * stream_bytes(cell) * cell.model.hidden_size + checkpointed_attention
+    saved_per_layer = checkpointed_layer if cell.checkpointing else saved
     last_norm = rows * _last_norm_bytes_per_token(cell)
-    # Offloaded inputs wait in another memory, but for the one at hand; a CPU rank has one memory.
-    stay = kept if cell.offload.activations and cell.cluster.device == "cuda" else layers * kept
-    # A norm's gradient as it arrives, and three tensors in float32.
+    # Offloading leaves the input of one layer on a GPU. A CPU rank has only one memory.
+    is_offloaded = cell.offload.activations and cell.cluster.device == "cuda"
+    activations = saved_per_layer if is_offloaded else layers * saved_per_layer
+    # The gradient that arrives at a norm, and three tensors in float32.
     norm_backward = rows * (DTYPE_BYTES[cell.dtype] + 3 * FLOAT32_BYTES) * cell.model.hidden_size
-    again = saved - of_attention if cell.checkpointing else 0
-    arrived = max(0, kept + engine.arriving - stay)  # by the last layer's backward, whose input alone is left
-    # Less than nothing where more is gone by then than comes: that is room for what is exchanged.
-    attention = arrived + again + _attention_backward_bytes(cell, rows) + engine.kept_head_gradient
+    recomputed = saved - checkpointed_attention if cell.checkpointing else 0
+    # Gradients that have arrived by the last layer's backward, when only that layer's input is left.
+    arrived = max(0, saved_per_layer + engine.arriving - activations)
+    # Negative if more has been freed by then than is allocated, which leaves room for communication.
+    attention = arrived + recomputed + _attention_backward_bytes(cell, rows) + engine.kept_head_gradient
     attention += wide_copies_bytes(cell)
     return MemoryNeed(
         states=engine.states,
         gathered=engine.gathered,
-        activations=stay,
+        activations=activations,
         loss=last_norm - rows * DTYPE_BYTES[cell.dtype] * cell.model.hidden_size + _loss_bytes(cell, rows),
         layer=max(
             last_norm + norm_backward + engine.layer_gradients,
-            again + _layer_backward_bytes(cell, rows, engine) + arrived,
+            recomputed + _layer_backward_bytes(cell, rows, engine) + arrived,
         ),
         attention=max(0, attention),
         communication=max(0, communication_bytes(cell) + min(0, attention)),
@@ -121,9 +133,9 @@ def memory_need(cell: Cell) -> MemoryNeed | None:
 
 
 def allocated_band(cell: Cell, need: MemoryNeed) -> Band:
-    """Bytes of tensors at the fullest moment, and how far they may be from the formula.
+    """Return the peak bytes of tensors, with bounds.
 
-    Both ends are what a rank needs if all that is not known turns out well, or badly, at once.
+    The bounds assume that all unknowns are favourable, or unfavourable, at once.
     """
     expected = need.allocated
     engine = ENGINE_FACTS[cell.engine.name].memory(cell)
@@ -132,7 +144,7 @@ def allocated_band(cell: Cell, need: MemoryNeed) -> Band:
 
 
 def needed_band(cell: Cell, need: MemoryNeed) -> Band:
-    """Bytes that a rank needs: tensors, what the process takes beside them, what its allocator cannot use."""
+    """Return the peak bytes of a rank with bounds: tensors, CUDA's context and lost allocator memory."""
     allocated = allocated_band(cell, need)
     if cell.cluster.device != "cuda":
         return allocated
@@ -142,11 +154,12 @@ def needed_band(cell: Cell, need: MemoryNeed) -> Band:
 
 
 def layer_bytes_per_token(cell: Cell) -> int:
-    """What one layer saves for backward, per token of a rank: exact where torch's hooks were asked on a CPU.
+    """Return the bytes that one layer saves for backward, per token of a rank.
 
-    Both norms (4 + e)h + 4, each head's norm the same of its size; the projections' inputs 2eh; Q, K, V and
-    the output 2e(q + k) with the LSE, and what a strategy keeps of them beside that; the MLP 4ef, unless it
-    is tiled. Under autocast norms hold 8h and every projection casts its input anew.
+    A test compares the result with torch's saved-tensor hooks on a CPU: it is exact. The terms are (4 + e)h +
+    4 for a norm of the layer and correspondingly for the norms of heads; 2eh for the inputs of the
+    projections; 2e(q + k) for Q, K, V and the output, with the LSE and further tensors of the strategy; 4ef
+    for an MLP that is not tiled. Under autocast a norm saves 8h, and every projection casts its input again.
     """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     q, kv = q_size(model), kv_size(model)
@@ -164,47 +177,50 @@ def layer_bytes_per_token(cell: Cell) -> int:
 
 
 def _mlp_bytes_per_token(cell: Cell) -> int:
-    """Both projections, the activation and their product."""
+    """Return the bytes that an MLP saves: both projections, the activation and their product."""
     return 4 * DTYPE_BYTES[cell.dtype] * cell.model.intermediate_size
 
 
 def _last_norm_bytes_per_token(cell: Cell) -> int:
-    """The last norm, the head's input and its gradient; token ids, and the angles that all layers share."""
+    """Return the bytes of the last norm, the head's input with its gradient, and the shared tensors."""
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     norm = _norm_bytes(cell, model.hidden_size) + FLOAT32_BYTES
     return norm + 2 * e * model.hidden_size + _shared_bytes_per_token(cell)
 
 
 def _shared_bytes_per_token(cell: Cell) -> int:
-    """Token ids, and the angles that all layers share."""
+    """Return the bytes of tensors that exist once for all layers: token ids and rotary angles."""
     return 2 * DTYPE_BYTES[cell.dtype] * cell.model.head_dim + 2 * TOKEN_BYTES
 
 
 def _loss_bytes(cell: Cell, rows: int) -> int:
-    """Three wide tensors of [rows, V]: log-softmax, its gradient and the logits'; of one chunk or of all.
+    """Return the peak bytes of logits and loss, for one chunk or for all rows.
 
-    Then the logits' wide gradient, its copy in the cell's dtype, and the head's gradient made of that. Of
-    several chunks the head's gradient of those before is there all the time. Somebody else's training stack
-    keeps the logits of shared sequences, whose loss it computes outside the model.
+    There are two moments. First there are three wide tensors [rows, V]: log-softmax, its gradient and the
+    gradient of the logits. Then there are the wide gradient of the logits, its copy in the cell's dtype, and
+    the gradient of the output head. With several chunks, the head's gradient of earlier chunks is there at
+    both moments. A training stack also keeps the logits of sharded sequences, because it computes the loss
+    outside the model.
     """
     e, wide = DTYPE_BYTES[cell.dtype], max(FLOAT32_BYTES, DTYPE_BYTES[cell.dtype])
-    at_once = min(rows, CHUNK_ROWS) if cell.loss == "chunked" else rows
-    head_gradient, logits = e * head_parameters(cell.model), cell.model.vocab_size * at_once
-    before = head_gradient if at_once < rows else 0
+    chunk_rows = min(rows, CHUNK_ROWS) if cell.loss == "chunked" else rows
+    head_gradient, logits = e * head_parameters(cell.model), cell.model.vocab_size * chunk_rows
+    always = head_gradient if chunk_rows < rows else 0
     if cell.trainer != NATIVE and cell.sp_degree > 1:
-        before += e * logits
-    return before + max(3 * wide * logits, (wide + e) * logits + head_gradient)
+        always += e * logits
+    return always + max(3 * wide * logits, (wide + e) * logits + head_gradient)
 
 
 def _layer_backward_bytes(cell: Cell, rows: int, engine: EngineMemory) -> int:
-    """What a layer's backward adds to what the layer saved; scores that are in memory at once count as well.
+    """Return the bytes that a layer's backward adds to the tensors that the layer saved.
 
-    The fullest moment is that of the MLP, 2ef + eh. Where it is tiled, that of a tile or of the norm before.
+    The peak is at the backward of the MLP, 2ef + eh per row, or if the MLP is tiled at that of a tile or of
+    the norm before it. A strategy that has all scores in memory may have its peak there.
     """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     moments = [rows * e * (2 * model.intermediate_size + model.hidden_size) + engine.layer_gradients]
     if cell.tiled_mlp:
-        # The norm before the MLP: its gradient as it arrives, four tensors in float32; what all layers share.
+        # The gradient that arrives at the norm before the MLP, four float32 tensors and the shared tensors.
         norm = (e + 4 * FLOAT32_BYTES) * model.hidden_size + _shared_bytes_per_token(cell)
         moments = [
             _tile_backward_bytes(cell, rows) + engine.layer_gradients,
@@ -215,33 +231,39 @@ def _layer_backward_bytes(cell: Cell, rows: int, engine: EngineMemory) -> int:
 
 
 def _tile_backward_bytes(cell: Cell, rows: int) -> int:
-    """Of a tile all that an MLP saves and its gradients, 6ef + eh; of all rows both ends' gradients, 2eh."""
+    """Return the bytes of a tiled MLP's backward.
+
+    A tile has 6ef + eh per row: all tensors that an MLP saves, with their gradients. The gradients of the
+    MLP's input and output have 2eh per row of the shard.
+    """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
-    tile = min(rows, model.hidden_size)  # a tile has as many rows: `training.activation_memory`
+    tile = min(rows, model.hidden_size)  # rows of a tile in `training.activation_memory`
     return e * (2 * rows * model.hidden_size + tile * (6 * model.intermediate_size + model.hidden_size))
 
 
 def _attention_backward_bytes(cell: Cell, rows: int) -> int:
-    """Gradients of the layer's output and of Q, K, V and attention's output, e(h + 2q + 2k).
+    """Return the bytes that attention's backward adds to the tensors that the layer saved, which may be
+    negative.
 
-    The MLP, its norm and its input are gone by then. A CPU's flash kernel repeats grouped K and V and has
-    their gradients repeated too: 4eq.
+    It adds e(h + 2q + 2k) per row: gradients of the layer's output, of Q, K, V and of attention's output. The
+    flash kernel of a CPU repeats grouped K and V and their gradients, which adds 4eq. The saved tensors of
+    the MLP, its norm and its input have been freed by then and are subtracted.
     """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     q, kv = q_size(model), kv_size(model)
     gradients = e * (model.hidden_size + 2 * q + 2 * kv)
     is_known = STRATEGIES[cell.strategy].call_memory(cell) is not None
     repeated = 4 * e * q if repeats_kv(cell) and not is_known else 0
-    gone = _norm_bytes(cell, model.hidden_size) + FLOAT32_BYTES + e * model.hidden_size
-    gone += 0 if cell.tiled_mlp else _mlp_bytes_per_token(cell)
-    return rows * (gradients + repeated - gone + _shared_bytes_per_token(cell))
+    freed = _norm_bytes(cell, model.hidden_size) + FLOAT32_BYTES + e * model.hidden_size
+    freed += 0 if cell.tiled_mlp else _mlp_bytes_per_token(cell)
+    return rows * (gradients + repeated - freed + _shared_bytes_per_token(cell))
 
 
 def wide_copies_bytes(cell: Cell) -> int:
-    """Float32 copies in a kernel's backward, of the heads that it computes at once, 32 bytes a number.
+    """Return the bytes of float32 copies in a kernel's backward on a CPU without 16-bit instructions.
 
-    A CPU without 16-bit instructions has them: dout, Q, K, V, the output and three gradients, of a head for
-    each thread (`bench/attention/kernels/torch_flash.py`).
+    For one head per thread these are dout, Q, K, V, the output and three gradients, 32 bytes per number
+    (`bench/attention/kernels/torch_flash.py`). The result is 0 on other devices.
     """
     is_narrow = cell.cluster.device == "cpu" and DTYPE_BYTES[cell.dtype] < FLOAT32_BYTES
     if not is_narrow or cell.kernel not in WIDE_KERNELS or estimated_bf16_instructions():
@@ -252,10 +274,10 @@ def wide_copies_bytes(cell: Cell) -> int:
 
 
 def communication_bytes(cell: Cell) -> int:
-    """Buffers of one backward of attention at its fullest stage on the rank that needs most.
+    """Return the peak bytes of the buffers of attention communication in one backward, on the rank with most.
 
-    What is gathered at once stays until the end; where it is gathered in parts, one is there with the next.
-    Of a strategy that knows what a call takes, that without the gradients of Q, K and V.
+    Gathered tensors stay until the end of the call; of several gathered parts two exist at a time. For a
+    strategy that states the memory of a call, the result is that memory without the gradients of Q, K and V.
     """
     facts = STRATEGIES[cell.strategy]
     known = facts.call_memory(cell)
@@ -267,27 +289,27 @@ def communication_bytes(cell: Cell) -> int:
 
 def _buffer_bytes(stages: Stages) -> int:
     gathered = [
-        exchange.sent_bytes * exchange.ranks // max(1, exchange.ranks - 1)
+        communication.sent_bytes * communication.ranks // max(1, communication.ranks - 1)
         for stage in stages
-        for exchange in stage.communications
-        if exchange.kind == "all_gather"
+        for communication in stage.communications
+        if communication.kind == "all_gather"
     ]
     return sum(sorted(gathered)[-2:]) + max((_stage_bytes(stage) for stage in stages), default=0)
 
 
 def _stage_bytes(stage: Stage) -> int:
-    """Wide gradients, copies, and each message as it leaves, if it is no copy, and as another arrives."""
+    """Return the bytes of a stage: wide gradients, packed copies, receive buffers and send buffers.
+
+    A message that is a packed copy needs no further send buffer.
+    """
     if stage.held_bytes is not None:
         return stage.merged_bytes + stage.held_bytes
-    arrives = sum(each.sent_bytes for each in stage.communications if each.kind in ("send", "all_to_all"))
-    leaves = (
-        0
-        if stage.packed_bytes
-        else sum(each.sent_bytes for each in stage.communications if each.kind != "all_gather")
-    )
-    return stage.merged_bytes + stage.packed_bytes + arrives + leaves
+    messages = stage.communications
+    received = sum(message.sent_bytes for message in messages if message.kind in ("send", "all_to_all"))
+    sent = sum(message.sent_bytes for message in messages if message.kind != "all_gather")
+    return stage.merged_bytes + stage.packed_bytes + received + (0 if stage.packed_bytes else sent)
 
 
 def _norm_bytes(cell: Cell, size: int) -> int:
-    """What a norm saves of one token: its input in float32 and its output before the weight."""
+    """Return the bytes that a norm saves per token: its input in float32 and its output before the weight."""
     return (FLOAT32_BYTES + stream_bytes(cell)) * size

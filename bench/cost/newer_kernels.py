@@ -1,4 +1,4 @@
-"""Advice for cells that ran an older generation of flash attention than their GPU has."""
+"""Advice to try a newer kernel on GPUs for which a newer FlashAttention exists."""
 
 from __future__ import annotations
 
@@ -8,17 +8,26 @@ from bench.attention.kernel_facts import GENERATIONS
 from bench.common.command import sweep_words
 
 SECOND_GENERATION = ("torch_flash", "flash_blocks", "flash_attn_2")
+"""Kernels that are FlashAttention-2."""
 NEWER: Mapping[int, str] = {9: "FlashAttention-3", 10: "FlashAttention-4"}
-"""The FlashAttention made for GPUs of a major compute capability."""
+"""FlashAttention version written for GPUs of a major compute capability."""
 
 
 def newer_kernel_lines(ran: Collection[tuple[str, float | None]]) -> list[str]:
-    """A line for each FlashAttention-2 kernel that ran on a GPU with a likely faster one.
+    """Return a line for each FlashAttention-2 kernel that ran on a GPU for which a newer version exists.
 
-    None where a cell of another kernel on such a GPU is among them.
+    There are no lines if a newer kernel ran on such a GPU as well.
+
+    Args:
+        ran: Kernel and compute capability of the GPU of each cell that ran; None if the capability is
+            unknown.
     """
     on_newer = sorted(
-        {(kernel, int(found)) for kernel, found in ran if found is not None and int(found) in NEWER}
+        {
+            (kernel, int(capability))
+            for kernel, capability in ran
+            if capability is not None and int(capability) in NEWER
+        }
     )
     if any(kernel not in (*SECOND_GENERATION, "math") for kernel, _ in on_newer):
         return []

@@ -1,9 +1,9 @@
-"""Bytes and messages of one rank in one step.
+"""Payload bytes and messages of one rank in one step.
 
-The trainer is ours: training stacks count losses and tokens in their own way. The step is one of many: DDP
-sets up its buckets in its first two, and ZeRO-3 looks at the order of modules in the first two micro-steps
-that have it, in which it gathers more. Attention's bytes are exact; those of parameters and gradients are
-estimates, as engines may cache and bundle.
+The formulas are for the native trainer; training stacks count losses and tokens in other ways. They do not
+hold for the first steps: DDP sets up its buckets in the first two steps, and ZeRO-3 gathers more in the first
+two micro-steps, in which it records the order of modules. Bytes of attention are exact. Bytes of parameters
+and gradients are estimates, as engines may cache and bundle.
 """
 
 from __future__ import annotations
@@ -18,25 +18,29 @@ from bench.training.messages import ATTENTION, DATA_AND_LOSS, GRADIENTS, PARAMET
 from bench.training.trainer_facts import NATIVE
 
 COUNT_BYTES = 8
+"""Size of the number of valid tokens, which ranks sum with an all-reduce."""
 
 
 def payload(cell: Cell) -> dict[str, int] | None:
-    """Return the bytes that one rank sends in one step, by purpose; None where no formula is known."""
+    """Return the bytes that one rank sends in one step, by purpose; None for a cell without a formula."""
     facts, engine = STRATEGIES.get(cell.strategy), cell.engine.name
     has_formula = engine == NOT_USED or (engine in ENGINE_FACTS and cell.trainer == NATIVE)
     if facts is None or not has_formula:
         return None
     sent = Counter({ATTENTION: facts.communication_bytes(cell)})
-    for each in messages(cell):
-        sent[each.purpose] += each.sent_bytes
+    for message in messages(cell):
+        sent[message.purpose] += message.sent_bytes
     return {purpose: sent[purpose] for purpose in (ATTENTION, PARAMETERS, GRADIENTS, DATA_AND_LOSS)}
 
 
 def messages(cell: Cell) -> tuple[Messages, ...]:
-    """Return the messages of a step without those of attention; empty for an engine outside the table."""
+    """Return the messages of one step except those of attention; empty for an engine outside the table."""
     engine = ENGINE_FACTS.get(cell.engine.name)
     if engine is None:
         return ()
-    counted = all_reduce(COUNT_BYTES, cell.cluster.world_size)  # of valid tokens
-    sent = Counter(each for each in itertools.chain([counted], engine.messages(cell)) if each[1].ranks > 1)
-    return tuple(Messages(*each, count) for each, count in sent.items())
+    valid_tokens = all_reduce(COUNT_BYTES, cell.cluster.world_size)
+    sent = itertools.chain([valid_tokens], engine.messages(cell))
+    counts = Counter((purpose, communication) for purpose, communication in sent if communication.ranks > 1)
+    return tuple(
+        Messages(purpose, communication, count) for (purpose, communication), count in counts.items()
+    )

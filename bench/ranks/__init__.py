@@ -1,1 +1,1 @@
-"""A rank's device, process groups, log and memory limit. May import common and config."""
+"""Device, process groups, progress log and memory limit of a rank. May import common and config."""

@@ -1,4 +1,4 @@
-"""DeepSpeed on the process group that exists already."""
+"""Start of DeepSpeed on an existing process group."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from deepspeed.runtime.zero import utils
 from bench.config import Cell
 
 ACCELERATORS: Mapping[str, Callable[[], object]] = {"cpu": CPU_Accelerator, "cuda": CUDA_Accelerator}
+"""DeepSpeed's accelerator class for each type of device."""
 
 
 def join_deepspeed(cell: Cell) -> None:
-    """Give DeepSpeed the device and the default process group; it does not work without."""
+    """Initialize DeepSpeed with the rank's device and the default process group."""
     if get_accelerator().device_name() != cell.cluster.device:
-        # It was imported in the fork server, where DS_ACCELERATOR says cpu.
+        # DeepSpeed was imported in the fork server, which sets DS_ACCELERATOR=cpu.
         set_accelerator(ACCELERATORS[cell.cluster.device]())
     if cell.cluster.device == "cpu":
-        # Else DeepSpeed starts `numactl` in a new process for every bucket of gradients that it reduces.
+        # Without LOCAL_SIZE, DeepSpeed starts a `numactl` process for each bucket of gradients.
         os.environ.setdefault("LOCAL_SIZE", str(cell.cluster.ranks_per_node))
     if not deepspeed.comm.is_initialized():
-        # Else it compiles, half a minute long, an operator that only `inference_all_reduce` uses.
+        # Otherwise DeepSpeed compiles for half a minute an operator that only `inference_all_reduce` uses.
         deepspeed.ops.__compatible_ops__ = {}
         deepspeed.init_distributed(dist_backend=cell.cluster.backend, auto_mpi_discovery=False, verbose=False)
     if cell.replay.rank not in (None, 0):
-        # ZeRO-3 compares its order of parameters with rank 0's, which does not exist.
+        # ZeRO-3 compares its order of parameters with that of rank 0, which does not run in this replay.
         utils.get_lst_from_rank0 = lambda own: own
         utils.assert_lst_len_same_as_other_ranks = lambda _: None

@@ -1,4 +1,4 @@
-"""The device of a rank: its GPU or CPUs, settings of NCCL and the allocator, unused memory, end, ranges."""
+"""Device of a rank: GPU or CPUs, NCCL's environment, the allocator, synchronization and NVTX ranges."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ SHARED_GPU_NCCL: Mapping[str, str] = {
     "NCCL_SHM_DISABLE": "1",
     "NCCL_MNNVL_ENABLE": "0",
 }
-"""For ranks that NCCL takes for hosts of their own: sockets within this host, and none of the faster ways."""
+"""NCCL settings for ranks that share a GPU: only sockets on the loopback interface, as NCCL sees every rank
+as a host."""
 
 
 def prepare_shared_gpu(cluster: ClusterConfig) -> None:
-    """Set the environment of a rank that shares its GPU: LOCAL_RANK is the GPU, each rank is a host to NCCL.
+    """Set the environment variables of a rank that shares its GPU with other ranks.
 
-    NCCL refuses two ranks of one host on one GPU ("Duplicate GPU detected": equal hash of the host and equal
-    bus id, in its init.cc); NCCL_HOSTID takes the place of the host in that hash. DeepSpeed and torch's
-    device mesh take LOCAL_RANK for the number of the device. What the user has set stays as it is. To be
-    called before anything reads the environment.
+    NCCL refuses two ranks of one host on one GPU ("Duplicate GPU detected": init.cc compares a hash of the
+    host and the bus id). NCCL_HOSTID replaces the host in that hash, so that every rank gets a different one.
+    LOCAL_RANK becomes the index of the GPU, because DeepSpeed and torch's device mesh use it as such.
+    Variables of SHARED_GPU_NCCL that the user has set stay. Call this before any library reads the
+    environment.
     """
     os.environ["LOCAL_RANK"] = str(cluster.device_index(int(os.environ["LOCAL_RANK"])))
     host = os.environ.get("NCCL_HOSTID", platform.node())
@@ -42,10 +44,16 @@ def prepare_shared_gpu(cluster: ClusterConfig) -> None:
 
 
 def set_allocator(env: Mapping[str, str]) -> None:
-    """Hand the cell's settings to CUDA's caching allocator, before anything is allocated.
+    """Apply the cell's settings to CUDA's caching allocator; call this before anything is allocated.
 
-    A rank is forked from a process that has imported torch, which read these variables then: setting them in
-    the rank's environment alone would change nothing. Raises RefusedError for settings that torch rejects.
+    torch reads the variables when it is imported, which the fork server does before it forks a rank. Setting
+    them in the rank's environment would therefore have no effect.
+
+    Args:
+        env: Environment variables of the cell, of which only ALLOCATOR_VARIABLES matter here.
+
+    Raises:
+        RefusedError: If torch rejects a setting.
     """
     for name, value in env.items():
         if name not in ALLOCATOR_VARIABLES:
@@ -53,12 +61,14 @@ def set_allocator(env: Mapping[str, str]) -> None:
         try:
             torch._C._accelerator_setAllocatorSettings(value)
         except (RuntimeError, ValueError) as error:
-            said = str(error).partition("\n")[0]
-            raise RefusedError(f"env.{name}={value}: torch {torch.__version__} refuses it: {said}") from error
+            reason = str(error).partition("\n")[0]
+            raise RefusedError(
+                f"env.{name}={value}: torch {torch.__version__} rejects it: {reason}"
+            ) from error
 
 
 def claim_device(cluster: ClusterConfig) -> torch.device:
-    """This rank's device, made the current one on a GPU."""
+    """Return the device of this rank. A GPU becomes the current device of the process."""
     if cluster.device != "cuda":
         return torch.device(cluster.device)
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -67,9 +77,9 @@ def claim_device(cluster: ClusterConfig) -> torch.device:
 
 
 def make_first_collective(device: torch.device) -> None:
-    """All-reduce one number over all ranks and wait for it; every rank must call it.
+    """All-reduce one number over all ranks and wait for the result; every rank must call this.
 
-    Where ranks cannot reach one another, this is the call that never ends.
+    The call does not return if the ranks cannot reach one another.
     """
     dist.all_reduce(torch.ones(1, device=device))
     if device.type == "cuda":
@@ -77,26 +87,30 @@ def make_first_collective(device: torch.device) -> None:
 
 
 def nccl_version(device: torch.device) -> dict[str, str]:
-    """`nccl_version` of the NCCL that this process runs; nothing on a CPU."""
+    """Return the field `nccl_version` of the environment; empty on a CPU."""
     return {"nccl_version": ".".join(map(str, torch.cuda.nccl.version()))} if device.type == "cuda" else {}
 
 
 def release_unused(device: torch.device) -> None:
-    """Give back what a GPU's caching allocator keeps of tensors that are gone; waits for the GPU.
+    """Return unused memory of a GPU's caching allocator to the driver, and wait for the GPU.
 
-    The next step has to ask the driver for memory again, so no step under the clock may be that one.
+    The next step must allocate from the driver again and is slower, so it must not be a timed step.
     """
     if device.type == "cuda":
-        gc.collect()  # a cycle of Python objects holds its tensors until then
+        gc.collect()  # frees tensors in reference cycles
         torch.cuda.empty_cache()
 
 
 def finish_together(device: torch.device, ranks: Iterable[int] | None = None) -> None:
-    """Wait until the GPUs of these ranks, by default of all, are idle; each of them must call it.
+    """Wait until the GPUs of several ranks are idle; every one of these ranks must call this.
 
-    A rank that exits earlier drops kernels still in its queue, among them those its peers wait for. A
-    collective cannot do this, as its own last kernel would be in the queue. Raises a kernel's error. CPU
-    ranks need not wait: a call of gloo has ended when it returns.
+    A rank that exits earlier drops queued kernels, among them some that its peers wait for. A collective
+    cannot wait for this, because its last kernel would itself be in the queue. CPU ranks return at once, as a
+    call of gloo has ended when it returns. An error of an earlier kernel is raised here.
+
+    Args:
+        device: Device of this rank.
+        ranks: Ranks to wait for; None for all.
     """
     if device.type != "cuda":
         return
@@ -107,16 +121,17 @@ def finish_together(device: torch.device, ranks: Iterable[int] | None = None) ->
 
 
 class NvtxRanges:
-    """What a rank does, and in it the phase of its step, for Nsight Systems: one range after another.
+    """NVTX ranges that name a rank's phase and the phase of its step in Nsight Systems.
 
-    Ranges are ended by number and not nested, as autograd's own thread may begin a phase.
+    One range follows another. They are ended by number and not nested, because a thread of autograd may begin
+    a phase.
     """
 
     def __init__(self) -> None:
         self._open: int | None = None
 
     def enter(self, phase: str, step_phase: str | None) -> None:
-        """End the last range and begin `timing backward`, or `build` outside of a step."""
+        """End the current range and begin one named `timing backward`, or `build` outside of a step."""
         if self._open is not None:
             torch.cuda.nvtx.range_end(self._open)
         self._open = torch.cuda.nvtx.range_start(" ".join(filter(None, (phase, step_phase))))
@@ -125,10 +140,16 @@ class NvtxRanges:
 def bind_near_gpu(binding: str, device: torch.device) -> None:
     """Bind this process to CPUs near its GPU, as torchrun's --numa-binding does.
 
-    Raises RefusedError where torch cannot: it wants the program numactl and Linux's files about the GPU.
+    Args:
+        binding: One of NUMA_BINDINGS.
+        device: GPU of this rank.
+
+    Raises:
+        RefusedError: If torch cannot bind the process. It needs the program numactl and Linux's files about
+            the GPU.
     """
     try:
-        from torch.numa import binding as numa  # a private function, which other releases may lack
+        from torch.numa import binding as numa  # other releases of torch may lack its private function
 
         options = numa.NumaOptions(numa.AffinityMode(binding))
         bind: Callable[..., None] = numa._maybe_apply_numa_binding_to_current_process
@@ -142,7 +163,7 @@ def bind_near_gpu(binding: str, device: torch.device) -> None:
 
 
 def own_cpus() -> str:
-    """The CPUs that this process may run on, as `0-15,32-47`."""
+    """Return the CPUs that this process may run on, for example `0-15,32-47`."""
     numbered = enumerate(sorted(os.sched_getaffinity(0)))
-    runs = [[cpu for _, cpu in run] for _, run in groupby(numbered, lambda each: each[1] - each[0])]
+    runs = [[cpu for _, cpu in run] for _, run in groupby(numbered, lambda pair: pair[1] - pair[0])]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,4 +1,4 @@
-"""The ranks of a cell: dp_replicate x dp_shard x sequence, sequence innermost."""
+"""Process groups of a cell, whose ranks are ordered as dp_replicate x dp_shard x sequence (innermost)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from bench.config import Cell
 
 DEADLINE_MARGIN_S = 60
-"""Collectives outwait the launcher, so that a hang is the launcher's to report."""
+"""Seconds by which the timeout of collectives exceeds that of the launcher, so that the launcher reports a
+hang."""
 
 
 def deadline(cell: Cell) -> timedelta:
-    """How long a collective of the cell may take; a group that is not told has torch's 10 minutes on NCCL."""
+    """Return the timeout of the cell's collectives.
+
+    Every new group needs it, as torch's default for NCCL is 10 minutes.
+    """
     return timedelta(seconds=cell.measure.timeout_s + DEADLINE_MARGIN_S)
 
 
 def outwait_the_launcher(cell: Cell) -> None:
-    """Give all groups that exist the cell's deadline, also those that an engine or a package has made.
+    """Set the cell's timeout on all existing process groups, including those of engines and packages.
 
-    NCCL's watchdog would end a rank after 10 minutes, of a step that may take as long, and say less.
+    Otherwise NCCL's watchdog would end a rank after 10 minutes, even in a step that takes longer, and with a
+    less useful message than the launcher's.
     """
     for group in dist.distributed_c10d._world.pg_map:
         dist.distributed_c10d._set_pg_timeout(deadline(cell), group)
@@ -33,59 +38,63 @@ def outwait_the_launcher(cell: Cell) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RankGroups:
-    """The process groups of one rank, and its place in them."""
+    """Process groups of one rank, and the positions of the rank in them."""
 
     rank: int
     world_size: int
     sequence: dist.ProcessGroup
-    """The ranks that share a sequence."""
+    """Sequence group: the ranks that share a sequence."""
     sequence_rank: int
+    """Position of this rank in its sequence group."""
     ulysses: dist.ProcessGroup
-    """Of these, the ranks that share its heads: neighbours in rank, unless those of a ring are."""
+    """Ranks of the sequence group that split the heads with this rank: consecutive ranks unless the ring is
+    inner."""
     ring: dist.ProcessGroup
-    """Of these, the ranks of one ring."""
+    """Ranks of the sequence group that form a ring with this rank."""
     data_rank: int
-    """Which sequences of a step this rank has a part of."""
+    """Position of this rank's data-parallel group, which decides the sequences that the rank has a shard
+    of."""
     shard_mesh: DeviceMesh
-    """What a sharding engine spreads parameters over: to it, sequence ranks are plain data-parallel ranks."""
+    """Mesh over which an engine shards parameters. It contains the sequence ranks, which engines treat like
+    data-parallel ranks."""
 
 
 def make_groups(cell: Cell) -> RankGroups:
-    """The groups of this rank; the default process group must exist."""
+    """Create the process groups of this rank; the default process group must exist."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     ranks_DP = torch.arange(world_size).view(cell.dp_degree, cell.sp_degree)
-    made: dict[str, dist.ProcessGroup] = {}
+    groups: dict[str, dist.ProcessGroup] = {}
 
     def group(rows: Tensor) -> dist.ProcessGroup:
-        return _group(rows, made, deadline(cell))
+        return _group(rows, groups, deadline(cell))
 
     return RankGroups(
         rank=rank,
         world_size=world_size,
         sequence=group(ranks_DP),
         sequence_rank=rank % cell.sp_degree,
-        ulysses=group(_strided(ranks_DP, cell.ulysses_degree, cell.ulysses_stride)),
-        ring=group(_strided(ranks_DP, cell.ring_degree, cell.ring_stride)),
+        ulysses=group(_group_rows(ranks_DP, cell.ulysses_degree, cell.ulysses_stride)),
+        ring=group(_group_rows(ranks_DP, cell.ring_degree, cell.ring_stride)),
         data_rank=rank // cell.sp_degree,
         shard_mesh=_shard_mesh(cell),
     )
 
 
-def _strided(ranks_DP: Tensor, size: int, stride: int) -> Tensor:
-    """The ranks of each sequence in groups of `size`, neighbours `stride` apart: a group a row."""
+def _group_rows(ranks_DP: Tensor, size: int, stride: int) -> Tensor:
+    """Return groups of `size` ranks of a sequence, one in each row; neighbours differ by `stride`."""
     blocks = ranks_DP.reshape(-1, size, stride)
     return blocks.transpose(1, 2).flatten(0, 1)
 
 
-def _group(rows: Tensor, made: dict[str, dist.ProcessGroup], timeout: timedelta) -> dist.ProcessGroup:
-    """This rank's group when each row is one; the same rows give the same group."""
+def _group(rows: Tensor, groups: dict[str, dist.ProcessGroup], timeout: timedelta) -> dist.ProcessGroup:
+    """Return the group of this rank, where each row of ranks is a group. `groups` caches it by all rows."""
     key = str(rows.tolist())
-    if key not in made:
+    if key not in groups:
         group: Any = dist.group.WORLD
         if len(rows) > 1:
             group, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)
-        made[key] = group
-    return made[key]
+        groups[key] = group
+    return groups[key]
 
 
 def _shard_mesh(cell: Cell) -> DeviceMesh:

@@ -1,8 +1,8 @@
-"""What a rank is doing and has done: its pass, the phase of the step, and seconds per phase.
+"""Progress of a rank: the phase of its life, the phase of its step, and the seconds of each phase.
 
-It tells before steps, never between them. Timed steps run back to back: on a GPU a step is launched long
-before it is done, so that only waiting for it, which would change what is timed, could tell that it is.
-The listener counts steps by the clock and says "about".
+A rank reports before steps, never between them. Timed steps run back to back, and the host launches a GPU's
+step long before it ends. Waiting for the end of a step, only to report it, would change the measured times.
+The listener therefore estimates the number of finished steps from the clock and writes "about".
 """
 
 from __future__ import annotations
@@ -17,46 +17,47 @@ from pathlib import Path
 import msgspec
 
 JOIN = "join"
-"""The phase in which ranks connect and make the first collective, before any model is built."""
+"""Phase in which ranks connect and make the first collective, before the model is built."""
 
 
 class WrongResultError(RuntimeError):
-    """Raised on every rank when a check made before timing fails; its text names the first divergence."""
+    """Failure of a check before the timed steps, raised on every rank; the message names the divergence."""
 
 
 class RefusedError(RuntimeError):
-    """Raised on every rank that cannot do what the cell asks for, before any step; its text says why."""
+    """Request that the ranks cannot carry out, raised before the first step; the message says why."""
 
 
 class RankStage(msgspec.Struct, frozen=True, tag=True):
-    """What a rank has begun."""
+    """Report of a rank that it has begun a phase."""
 
     pass_name: str
-    """The pass, or what a rank does before and after its passes: join, strategy, limit, build, finish."""
+    """Name of a pass, or of a phase before or after the passes: join, strategy, limit, build, finish."""
     part: str | None = None
-    """Something within it."""
+    """Part of the phase, for example `tokenizing`; None for the whole phase."""
     steps: int = 0
-    """Full-length steps that it is about to run; 0 where it runs none."""
+    """Number of full-length steps that the rank is about to run."""
     step_s: float | None = None
-    """Seconds that a full-length step took; None where none has been timed yet."""
+    """Seconds of an earlier full-length step; None before the first timed step."""
 
 
 class StepPhase:
-    """The phase of a step that runs now: load, forward, loss, backward or optimizer.
+    """Phase of the current step: load, forward, loss, backward or optimizer.
 
-    `load` is building the model and fetching a batch; `optimizer` is clipping, updating and clearing.
+    `load` is building the model or fetching a batch. `optimizer` is clipping gradients, updating parameters
+    and clearing gradients.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
-        """The phase; None outside of any."""
+        """Current phase; None outside of a step."""
         self.on_change: Callable[[str | None], None] | None = None
-        """Called with the phase that ends, before another begins; it must not fail."""
+        """Function that is called with the phase that ends, before the next begins. It must not raise."""
         self.notes: list[Callable[[str | None], None]] = []
-        """Each is called with the phase that begins; it must not fail."""
+        """Functions that are called with the phase that begins. They must not raise."""
 
     def enter(self, name: str | None) -> None:
-        """One phase ends and the next begins; costs an attribute."""
+        """End the current phase and begin the next. This only sets an attribute if nothing listens."""
         if self.on_change is not None:
             self.on_change(self.name)
         self.name = name
@@ -66,37 +67,42 @@ class StepPhase:
 
 @dataclass(slots=True)
 class RankLog:
-    """What a rank does, how many seconds each phase of its life took, and who is told."""
+    """Current phase of a rank, seconds of its finished phases, and listeners."""
 
     tell: Callable[[RankStage], None]
-    """Called with what the rank begins."""
+    """Function that reports the beginning of a phase, or of a part of one, to the launcher."""
     phase: str = "start"
-    """The pass that runs now, or join, strategy, limit, build or finish."""
+    """Pass that runs now, or start, join, strategy, limit, build or finish."""
     phases_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of each phase that is over."""
+    """Seconds of each finished phase."""
     step: StepPhase = field(default_factory=StepPhase)
-    """Where in a step the rank is."""
+    """Phase of the current step."""
     on_error: Callable[[BaseException], None] = lambda _: None
-    """Called with an error where it leaves a phase, before any cleanup further out: that may take long, or
-    fail in a way of its own and hide the cause."""
+    """Function that is called with an error that leaves a phase, before outer cleanup runs. Cleanup may take
+    long, or raise another error that hides the cause."""
     limit_base_bytes: int | None = None
-    """What a memory limit counts from; None without one."""
+    """Bytes from which a memory limit counts; None without a limit."""
 
     def keep(self, note: Callable[[str, str | None], None]) -> None:
-        """Have every phase noted, and the step's phase with it, from the present ones on."""
+        """Call `note` with the current phases of the rank and of its step, now and at every change."""
         self.step.notes.append(lambda step_phase: note(self.phase, step_phase))
         note(self.phase, self.step.name)
 
     def begin(self, part: str) -> None:
-        """Tell of something within the phase that may take long and runs no steps."""
+        """Report a part of the phase that may take long and runs no steps."""
         self.step.enter(self.step.name)
         self.tell(RankStage(self.phase, part))
 
     @contextmanager
     def during(self, phase: str, steps: int = 0, step_s: float | None = None) -> Iterator[None]:
-        """Name the phase for messages; a phase that raises stays the current one.
+        """Run a phase: report it, and store its seconds at the end.
 
-        `steps` it is about to run at full length, of `step_s` seconds each: the listener counts by that.
+        A phase that raises an error stays the current one, so that messages name it.
+
+        Args:
+            phase: Name of the phase.
+            steps: Number of full-length steps that it runs.
+            step_s: Expected seconds of a step, by which the listener estimates progress.
         """
         self.phase = phase
         self.step.enter(None)
@@ -111,38 +117,44 @@ class RankLog:
 
 
 PLACE_BYTES = 128
+"""Size of the file with a rank's state."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """The phase of a rank's life and of its step."""
+    """Phase of a rank, and phase of its step."""
 
     phase: str
     step_phase: str | None
     count: int = 0
-    """How many places it has noted, this one among them."""
+    """Number of states that the rank has written, including this one. An unchanged count means no
+    progress."""
 
 
 class RankStateFile:
-    """A rank's own note of its place: memory that it shares with a file, so that noting is no system call."""
+    """File with the current state of a rank, mapped into memory so that writing needs no system call."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where there is no room for the file."""
-        # Written before it is mapped: a page of a full disk would end the process when it is first touched.
+        """Create the file.
+
+        Raises:
+            OSError: If the disk has no room for it.
+        """
+        # Write before mapping: the first write to a mapped page of a full disk would kill the process.
         path.write_bytes(b" " * PLACE_BYTES)
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), PLACE_BYTES)
         self._count = 0
 
     def note(self, phase: str, step_phase: str | None) -> None:
-        """Keep this place, until the next one."""
+        """Write the state."""
         self._count += 1
-        place = f"{self._count} {phase} {step_phase or ''}"
-        self._map[:] = place.encode()[:PLACE_BYTES].ljust(PLACE_BYTES)
+        state = f"{self._count} {phase} {step_phase or ''}"
+        self._map[:] = state.encode()[:PLACE_BYTES].ljust(PLACE_BYTES)
 
 
 def read_place(path: Path) -> RankState | None:
-    """The place that a rank noted last; None where it never did."""
+    """Return the last state that a rank wrote; None if it wrote none."""
     try:
         count, *words = path.read_bytes().decode(errors="replace").split()
     except (OSError, ValueError):
@@ -151,5 +163,5 @@ def read_place(path: Path) -> RankState | None:
 
 
 def place_path(folder: Path, rank: int) -> Path:
-    """Where a rank's place is kept in a cell's temporary folder."""
+    """Return the path of a rank's state file in the temporary folder of a cell."""
     return folder / f"rank_{rank}.place"

@@ -1,8 +1,8 @@
-"""A limit on what a cell may allocate, so that out of memory can be tried on any machine.
+"""Memory limit of a cell, which makes out-of-memory errors testable on any machine.
 
-On the CPU it is the soft RLIMIT_DATA, counted from what a rank holds once it has used every library that the
-cell needs; RLIMIT_AS would count address space that is not used. What a freed tensor took goes straight back,
-so that nothing but tensors comes and goes in large blocks.
+On a CPU the limit is the soft RLIMIT_DATA. It counts from the memory that a rank has allocated once it has
+used every library that the cell needs. RLIMIT_AS would also count unused address space. Freed tensors return
+their memory to the system at once.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from bench.common.labels import GIB, KIB, MIB
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _SMALL_BLOCK_BYTES = 64 * KIB
 ROOM_BYTES = 24 * MIB
-"""For what a step takes beside tensors: oneDNN generates code for every shape, about 1 MiB of it."""
+"""Extra room for memory that is not in tensors. oneDNN generates about 1 MiB of code for every shape."""
 _WARM_UP_NUMBERS = 2**20
 
 
 def process_bytes(field: str) -> int:
-    """A figure of this process such as `VmRSS`, `VmHWM` or `VmData`, in bytes; Linux only, else 0."""
+    """Return a field of /proc/self/status such as `VmRSS` or `VmData` in bytes; 0 on other systems."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
@@ -37,16 +37,21 @@ def process_bytes(field: str) -> int:
 
 
 def set_memory_limit(limit_gib: float, device: torch.device) -> int:
-    """Make allocations fail beyond the limit; every rank must call it once it has used what it needs.
+    """Make allocations beyond a limit fail; every rank must call this once it has used all libraries.
 
-    Returns the bytes from which the limit counts: on the CPU what the rank holds now, with some room for
-    code, on a GPU none.
+    Args:
+        limit_gib: Limit in GiB.
+        device: Device of this rank.
+
+    Returns:
+        The bytes from which the limit counts: on a CPU the memory of the process now, with some room for
+        code, on a GPU 0.
     """
     if device.type == "cuda":
         total_bytes = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gib * GIB / total_bytes), device)
         return 0
-    # Threads that start with the first use are not the cell's own: 8 MB of stack each.
+    # Start torch's threads now: their stacks, 8 MB each, must not count as the cell's memory.
     torch.ones(_WARM_UP_NUMBERS).add_(1)
     _keep_small_blocks_only()
     dist.barrier()
@@ -57,10 +62,10 @@ def set_memory_limit(limit_gib: float, device: torch.device) -> int:
 
 @contextmanager
 def without_memory_limit() -> Iterator[None]:
-    """Around what is no part of the cell, such as a check that needs more than the cell may.
+    """Lift the limit inside the context, for code that is no part of the cell, such as a check.
 
-    What it leaves behind, such as generated code, does not count as the cell's. What it leaves free is given
-    back: kept, it would be the cell's to use.
+    Memory that this code keeps, such as generated code, is added to the limit afterwards. Memory that it
+    frees is returned to the system, so that the cell cannot use it.
     """
     if torch.cuda.is_initialized():
         with _without_gpu_limit():
@@ -78,7 +83,7 @@ def without_memory_limit() -> Iterator[None]:
 
 
 def held_bytes(limit_gib: float) -> int | None:
-    """How much of its limit this rank uses on the CPU now; None where no limit holds at the moment."""
+    """Return the bytes of its limit that this CPU rank uses now; None if no limit is in force."""
     soft = resource.getrlimit(resource.RLIMIT_DATA)[0]
     if soft == resource.RLIM_INFINITY:
         return None
@@ -98,7 +103,7 @@ def _without_gpu_limit() -> Iterator[None]:
 
 
 def lift_memory_limit() -> None:
-    """Give an error's handler room on the CPU again; allocates nothing itself."""
+    """Lift the limit of a CPU rank, without allocating, so that an error handler can allocate."""
     _set_soft_limit(resource.getrlimit(resource.RLIMIT_DATA)[1])
 
 
@@ -108,7 +113,7 @@ def _set_soft_limit(size_bytes: int) -> None:
 
 
 def _keep_small_blocks_only() -> None:
-    """Larger ones have a mapping of their own from now on, and go with it when freed; see mallopt(3)."""
+    """Make malloc map every larger block separately, which returns it when it is freed; see mallopt(3)."""
     gc.collect()
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, _SMALL_BLOCK_BYTES)

@@ -1,4 +1,4 @@
-"""Which errors mean that memory ran out, of the device or the host, and how much was requested."""
+"""Recognition of out-of-memory errors of the device or the host, and of the requested size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REQUESTED = re.compile(
 )
 
 
-# Searched in the whole text: TorchScript puts the allocator's line at the end of its own.
+# The whole text is searched, because TorchScript puts the allocator's line at the end of its message.
 DEVICE_SIGNS = (
     r"(CUDA|HIP) out of memory",
     r"(CUDA|HIP)( driver)? error: out of memory",
@@ -32,21 +32,29 @@ HOST_SIGNS = (
     r"cannot allocate memory for thread-local data",
 )
 LIMITED_SIGNS = (
-    # A thread's stack counts as data. One that cannot be made may end in C++'s abort.
+    # A thread's stack counts as data. A thread that cannot be created may end in C++'s abort.
     r"can't start new thread|Thread creation failed|pthread_create",
     r"terminate called without an active exception",
     r"Resource temporarily unavailable|\[Errno 11\]",
-    # oneDNN, where there is no room for the code it generates or for its scratchpad.
+    # oneDNN has no room for generated code or for its scratchpad.
     r"could not (create|execute) a (primitive|memory)",
 )
-"""Of the host's memory, only in a cell whose memory is limited."""
+"""Texts that mean exhausted host memory only in a cell with a memory limit."""
 KINDS = {"OutOfMemoryError": "device", "MemoryError": "host"}
+"""Memory that is exhausted if an exception of this type is raised."""
 
 
 def memory_of_text(text: str, *, limited: bool = False) -> str | None:
-    """`device` or `host` where this text means that its memory ran out, else None.
+    """Return which memory is exhausted by the text of an error.
 
-    The word "memory" alone means nothing. `limited`: the cell had a memory limit.
+    The word "memory" alone is no sign.
+
+    Args:
+        text: Message or log.
+        limited: Whether the cell had a memory limit.
+
+    Returns:
+        `device`, `host`, or None if the text does not mean exhausted memory.
     """
     if any(re.search(sign, text) for sign in DEVICE_SIGNS):
         return "device"
@@ -55,27 +63,29 @@ def memory_of_text(text: str, *, limited: bool = False) -> str | None:
 
 
 def memory_of_error(error: BaseException, *, limited: bool = False) -> str | None:
-    """Which memory an exception says was used up, by its type or text; None where it says nothing of it."""
-    kinds = (KINDS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in KINDS)
+    """Return which memory is exhausted by the type or text of an exception, as `memory_of_text`."""
+    names = (cls.__name__ for cls in type(error).__mro__)
+    memories = (KINDS[name] for name in names if name in KINDS)
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "host"
-    return next(kinds, None) or memory_of_text(str(error), limited=limited)
+    return next(memories, None) or memory_of_text(str(error), limited=limited)
 
 
 def root_cause(error: BaseException, *, limited: bool = False) -> tuple[BaseException, str | None]:
-    """The error, or the one that caused it by running out of memory, and `device` or `host`.
+    """Return the out-of-memory error in the chain of causes of an exception, and which memory is exhausted.
 
-    A library's cleanup may fail in its own way once an allocation has failed.
+    Without such an error the result is the exception itself and None. The chain matters because the cleanup
+    of a library may raise another error after an allocation has failed.
     """
-    for each in _chain(error):
-        memory = memory_of_error(each, limited=limited)
+    for cause in _chain(error):
+        memory = memory_of_error(cause, limited=limited)
         if memory is not None:
-            return each, memory
+            return cause, memory
     return error, None
 
 
 def requested_bytes(text: str) -> int | None:
-    """How many bytes the failed allocation requested; None where the text does not say."""
+    """Return the number of bytes that the failed allocation requested; None if the text does not state it."""
     match = _REQUESTED.search(text)
     if match is None:
         return None
@@ -84,8 +94,8 @@ def requested_bytes(text: str) -> int | None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -1,13 +1,13 @@
-"""A process group in which one rank exists; what the others would send is played.
+"""Process group for a replay, in which only one rank exists and data from other ranks are replaced.
 
-torch's `fake` backend says which rank this is, and makes groups and meshes. Collectives are operators of
-`c10d`, and their kernels are replaced here. Every caller ends in one of these operators (Python, DDP's C++,
-functional collectives, DeepSpeed), and the communication tap and the memory tracker see the calls of a real
-rank.
+torch's `fake` backend provides the rank's number, groups and meshes. Collectives are operators of `c10d`,
+whose kernels this module replaces. All callers (Python, DDP's C++, functional collectives, DeepSpeed) end in
+these operators, so that the communication tap and the memory tracker see the calls of a real rank.
 
-A played collective copies this rank's numbers to where those of other ranks would arrive, on the stream of
-the caller. So sizes, dtypes, allocations and copies within the device are those of a real rank, and no time
-passes for a link. torch does not document this: tests/bench/ranks/test_played_group.py tries what is used.
+A replaced collective copies this rank's numbers to the places where data of other ranks would arrive, on the
+stream of the caller. Sizes, dtypes, allocations and copies within the device are therefore those of a real
+rank, and the link takes no time. torch does not document these operators;
+tests/bench/ranks/test_played_group.py checks those in use.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers
 Tensors = Sequence[Tensor]
 Parts = Sequence[Tensors]
 Copy = Callable[..., None]
-"""Moves numbers as a collective does; it is given the arguments of the operator."""
+"""Function that takes the arguments of an operator and writes its outputs."""
 
 
 def join_alone(rank: int, world_size: int, device: torch.device, timeout: timedelta) -> None:
-    """Make the default process group: this rank of `world_size`, of which no other exists. Once a process."""
+    """Create the default process group, with this process as its only rank; call this once."""
     play_collectives(device)
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=HashStore(), timeout=timeout)
 
 
 @cache
 def play_collectives(device: torch.device) -> Library:
-    """Replace the CPU and CUDA kernels of all collectives, for the life of the process."""
+    """Replace the CPU and CUDA kernels of all collectives for the lifetime of the process."""
     library = Library("c10d", "IMPL")
     for name, copy in {**COPIES, **_sends_and_receives()}.items():
         for key in ("CPU", "CUDA"):
@@ -53,11 +53,11 @@ def play_collectives(device: torch.device) -> Library:
 
 
 def _kernel(name: str, copy: Copy, device: torch.device) -> Callable[..., Any]:
-    """Return the kernel of an operator, which gives a handle and, where the operator does so, its outputs."""
+    """Return a kernel for an operator. It returns a handle, and the outputs if the operator returns them."""
     returns_outputs = len(getattr(torch.ops.c10d, name).default._schema.returns) > 1
 
     def run(*args: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():  # autograd sees no writes of real backends either
+        with torch._C._AutoDispatchBelowAutograd():  # hidden from autograd, as with real backends
             copy(*args)
         handle = _with_future(args[0]) if name in READ_FROM_FUTURE else _handle([*_tensors(args)], device)
         return (args[0], handle) if returns_outputs else handle
@@ -66,7 +66,7 @@ def _kernel(name: str, copy: Copy, device: torch.device) -> Callable[..., Any]:
 
 
 def _all_reduce(tensors: Tensors, box: Any, op: Any, *_: Any) -> None:
-    """Sum equal numbers of all ranks; an average, the least or the largest of them are as they were."""
+    """Reduce in place as if all ranks had equal numbers: only a sum changes them."""
     for tensor in tensors if op.op() == dist.ReduceOp.SUM else ():
         tensor.mul_(_group(box).size())
 
@@ -76,21 +76,21 @@ def _reduce(tensors: Tensors, box: Any, op: Any, root: int, *_: Any) -> None:
         _all_reduce(tensors, box, op)
 
 
-def _gather_into(outs: Any, owns: Any, box: Any, *_: Any) -> None:
+def _gather_into(outs: Any, inputs: Any, box: Any, *_: Any) -> None:
     ranks = _group(box).size()
-    for out, own in _pairs(outs, owns):
-        out.view(ranks, -1).copy_(own.reshape(1, -1).expand(ranks, -1))
+    for out, source in _pairs(outs, inputs):
+        out.view(ranks, -1).copy_(source.reshape(1, -1).expand(ranks, -1))
 
 
-def _gather_parts(outs: Parts, owns: Tensors, *_: Any) -> None:
-    for parts, own in zip(outs, owns, strict=False):  # on ranks that are not the root nothing arrives
+def _gather_parts(outs: Parts, inputs: Tensors, *_: Any) -> None:
+    for parts, source in zip(outs, inputs, strict=False):  # only the root has outputs
         for part in parts:
-            _fill(part, own)
+            _fill(part, source)
 
 
-def _gather_coalesced(outs: Parts, owns: Tensors, *_: Any) -> None:
+def _gather_coalesced(outs: Parts, inputs: Tensors, *_: Any) -> None:
     for parts in outs:
-        _exchange(parts, owns)
+        _all_to_all(parts, inputs)
 
 
 def _reduce_scatter_from(outs: Any, wholes: Any, box: Any, op: Any, *_: Any) -> None:
@@ -106,21 +106,21 @@ def _reduce_scatter_parts(outs: Tensors, wholes: Parts, box: Any, op: Any, *_: A
 
 
 def _scatter_parts(outs: Tensors, wholes: Parts, box: Any, *_: Any) -> None:
-    for out, parts in zip(outs, wholes, strict=False):  # ranks that are not the root have no parts
+    for out, parts in zip(outs, wholes, strict=False):  # only the root has inputs
         _fill(out, parts[_group(box).rank()])
 
 
-def _exchange(outs: Any, owns: Any, *_: Any) -> None:
-    for out, own in _pairs(outs, owns):
-        _fill(out, own)
+def _all_to_all(outs: Any, inputs: Any, *_: Any) -> None:
+    for out, source in _pairs(outs, inputs):
+        _fill(out, source)
 
 
-def _nothing(*_: Any) -> None:
-    """Leave all tensors as they are: what another rank would send is not known."""
+def _skip(*_: Any) -> None:
+    """Leave all tensors unchanged, as data of another rank are unknown."""
 
 
 def _sends_and_receives() -> dict[str, Copy]:
-    """A receive is given the numbers of the last tensor of its group, size and dtype that was sent."""
+    """Return sends and receives. A receive gets the last tensor sent with its group, size and dtype."""
     last: dict[tuple[str, int, torch.dtype], ref[Tensor]] = {}
 
     def send(tensors: Tensors, box: Any, *_: Any) -> None:
@@ -133,7 +133,7 @@ def _sends_and_receives() -> dict[str, Copy]:
             if sent is not None:
                 _fill(tensor, sent)
             elif tensor.is_floating_point():
-                tensor.normal_()  # zeros take a GPU less power, and so less time
+                tensor.normal_()  # a GPU computes faster with zeros, which take less power
             else:
                 tensor.zero_()
 
@@ -144,7 +144,7 @@ COPIES: Mapping[str, Copy] = {
     "allreduce_": _all_reduce,
     "allreduce_coalesced_": _all_reduce,
     "reduce_": _reduce,
-    "broadcast_": _nothing,
+    "broadcast_": _skip,
     "_allgather_base_": _gather_into,
     "allgather_into_tensor_coalesced_": _gather_into,
     "allgather_": _gather_parts,
@@ -154,32 +154,32 @@ COPIES: Mapping[str, Copy] = {
     "reduce_scatter_tensor_coalesced_": _reduce_scatter_from,
     "reduce_scatter_": _reduce_scatter_parts,
     "scatter_": _scatter_parts,
-    "alltoall_base_": _exchange,
-    "alltoall_": _exchange,
-    "barrier": _nothing,
+    "alltoall_base_": _all_to_all,
+    "alltoall_": _all_to_all,
+    "barrier": _skip,
 }
-"""Operators of `c10d` but for sends and receives."""
+"""Replacements for the operators of `c10d`, except sends and receives."""
 READ_FROM_FUTURE = frozenset({"allreduce_", "allreduce_coalesced_", "broadcast_"})
-"""Operators whose result DDP reads from the future of the handle, without a wait."""
+"""Operators whose result DDP reads from the handle's future without waiting for it."""
 
 
 def _group(box: Any) -> dist.ProcessGroup:
     return dist.ProcessGroup.unbox(box)
 
 
-def _pairs(outs: Any, owns: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each output with its input, of two lists or of one tensor each."""
-    return zip(outs, owns, strict=True) if isinstance(outs, list) else iter([(outs, owns)])
+def _pairs(outs: Any, inputs: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return pairs of output and input, for two lists or two tensors."""
+    return zip(outs, inputs, strict=True) if isinstance(outs, list) else iter([(outs, inputs)])
 
 
-def _fill(out: Tensor, own: Tensor) -> None:
-    """Copy the numbers of `own`, from the start again where `out` has more of them."""
-    if out.numel() == own.numel():
-        out.copy_(own.reshape(out.shape))
+def _fill(out: Tensor, source: Tensor) -> None:
+    """Copy the numbers of `source` to `out`, repeating or cutting them if `out` has another size."""
+    if out.numel() == source.numel():
+        out.copy_(source.reshape(out.shape))
         return
-    source = own.reshape(-1)
-    for part in out.view(-1).split(max(1, source.numel())):
-        part.copy_(source[: part.numel()])
+    numbers = source.reshape(-1)
+    for part in out.view(-1).split(max(1, numbers.numel())):
+        part.copy_(numbers[: part.numel()])
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -187,24 +187,24 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
+        for item in value:
+            yield from _tensors(item)
 
 
-def _handle(kept: list[Tensor], device: torch.device) -> Any:
-    """Return a handle that keeps tensors alive until it is waited for, as those of gloo and NCCL do."""
+def _handle(tensors: list[Tensor], device: torch.device) -> Any:
+    """Return a handle that keeps tensors alive until a caller waits for it, like those of gloo and NCCL."""
     copied = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
     def wait(_timeout: Any) -> bool:
-        if copied is not None:  # another stream may wait than the one that copied
+        if copied is not None:  # the waiting stream may differ from the one that copied
             torch.cuda.current_stream(device).wait_event(copied)
-        kept.clear()
+        tensors.clear()
         return True
 
     return PythonCallbackWork(wait).boxed()
 
 
 def _with_future(tensors: Tensors) -> Any:
-    future: Future[list[Tensor]] = Future(devices=[each.device for each in tensors[:1] if each.is_cuda])
+    future: Future[list[Tensor]] = Future(devices=[tensor.device for tensor in tensors[:1] if tensor.is_cuda])
     future.set_result([*tensors])
     return _create_work_from_future(future).boxed()

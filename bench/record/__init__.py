@@ -1,1 +1,1 @@
-"""The record of a cell, the file of records, and the noise between runs. May import measure and all below."""
+"""Records of cells, the file that stores them, and the noise of losses. May import measure and all below."""

@@ -1,4 +1,4 @@
-"""Numbers of one step that arithmetic gives: FLOPs, bytes, and in some modes times."""
+"""Section of a record with computed numbers: FLOPs, bytes, and in some modes times."""
 
 from __future__ import annotations
 
@@ -9,49 +9,54 @@ from bench.cost.band import Band, Fit
 
 
 class PredictedStep(Struct, frozen=True, kw_only=True):
-    """Expected time and memory of one step, on the rank with most to do."""
+    """Predicted time and memory of one step, on the rank with the most work."""
 
     step_time_ms: Band
     parts: dict[str, float]
-    """Milliseconds of the expected step, part by part."""
+    """Milliseconds of each part of the expected step."""
     peak_allocated_bytes: Band
-    """Bytes of tensors at their peak."""
+    """Peak bytes of tensors."""
     needed_bytes: Band
-    """Bytes of tensors, CUDA's context and what the allocator cannot use."""
+    """Peak bytes of tensors, CUDA's context and fragmentation of the allocator."""
     memory: dict[str, float]
-    """Bytes of the expected need, term by term."""
+    """Bytes of each term of the expected peak."""
     usable_bytes: Whole | None
-    """Bytes that one rank may take; null where they are not known."""
+    """Bytes that one rank may use; null if they are unknown."""
     fit: Fit | None
-    """Whether the need fits; null where it is not known what a rank may take."""
+    """Whether `needed_bytes` fits into `usable_bytes`; null if these are unknown."""
 
     def __post_init__(self) -> None:
         for band in (self.step_time_ms, self.peak_allocated_bytes, self.needed_bytes):
             if not 0 < band.low <= band.expected <= band.high:
-                raise ValueError("Expected a band above zero whose expected value lies between its ends")
+                raise ValueError("Expected a band above zero whose expected value lies between its bounds")
 
 
 class Analytic(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Numbers of one step that arithmetic gives; a number that is not known is left out."""
+    """Computed numbers of one step. Unknown numbers are not stored."""
 
     tokens_per_step: Count
-    """Tokens of whole sequences of all ranks."""
+    """Tokens that all ranks together process in one step, without padding."""
     model_flops_causal: Amount | None = None
-    """FLOPs of all ranks, forward and backward, by the area that the causal mask leaves."""
+    """FLOPs of forward and backward on all ranks without recomputation, counting scores that the mask
+    leaves."""
     model_flops_full: Amount | None = None
+    """`model_flops_causal`, counting all scores."""
     hardware_flops_causal: Amount | None = None
-    """Model FLOPs and those of layers that are computed again in backward."""
+    """FLOPs that all ranks execute, including recomputation and padding, counting scores that the mask
+    leaves."""
     hardware_flops_full: Amount | None = None
+    """`hardware_flops_causal`, counting all scores."""
     attention_forward_flops: Amount | None = None
-    """FLOPs of one attention call of all ranks, by the area that the mask leaves."""
+    """FLOPs of one forward attention call on all ranks, counting scores that the mask leaves."""
     attention_backward_flops: Amount | None = None
+    """FLOPs of one backward attention call on all ranks, counting scores that the mask leaves."""
     attention_bytes: Whole | None = None
-    """Bytes that one rank sends for attention; null for a strategy without a formula."""
+    """Bytes that one rank sends in attention; null for a strategy without a formula."""
     payload_bytes: dict[str, Amount] | None = None
     """Bytes that one rank sends, by purpose."""
     needed_bytes: Whole | None = None
-    """Memory of one rank by the formula."""
+    """Predicted peak memory of one rank."""
     link_ms: dict[str, Band] | None = None
-    """Milliseconds of a replayed step on the link, by purpose; null where the link's rates are not known."""
+    """Milliseconds of a replayed step on the link, by purpose; null if the link's rates are unknown."""
     prediction: PredictedStep | None = None
-    """Null for a cell that ran."""
+    """Predicted step of a cell with `mode=predict`; null for a cell that ran."""

@@ -1,7 +1,7 @@
-"""One record: what is stored of a cell, whether it worked or not.
+"""Record: the stored result of one run of a cell, successful or not.
 
-Ranks fill the sections, a line of `records.jsonl` holds them, and `analysis` reads them with the same types.
-Raw samples go in; statistics are `analysis`'s.
+Ranks fill the sections, a line of `records.jsonl` stores them, and `analysis` reads them with the same types.
+Records contain raw samples; `analysis` computes statistics.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ SECTION_NAMES = tuple(name for name, facts in PASSES.items() if facts.part is no
 
 
 class Status(StrEnum):
+    """Outcome of a cell's run."""
+
     OK = "ok"
     UNSUPPORTED = "unsupported"
     WRONG_RESULT = "wrong_result"
@@ -48,33 +50,33 @@ class Status(StrEnum):
 
 
 FINDINGS = frozenset({Status.OK, Status.UNSUPPORTED, Status.OUT_OF_MEMORY})
-"""Statuses that answer the question: all the others make a sweep's exit code 1."""
+"""Statuses that are results. Any other status makes the exit code of a sweep 1."""
 
 
 class Role(StrEnum):
-    """What a cell is for."""
+    """Purpose of a cell in its sweep."""
 
     CELL = "cell"
-    """An answer to the question."""
+    """Cell that the user asked for."""
     REFERENCE = "reference"
-    """What others are compared with."""
+    """Cell of `local` that other cells are compared with."""
     CONTROL = "control"
-    """The reference's work done in another way that should make no difference."""
+    """Computation equivalent to that of the reference, whose distance from it is the noise."""
     INJECTED_FAULT = "injected_fault"
-    """Wrong on purpose: it has to be found."""
+    """Cell that computes wrongly on purpose, so that a check must find it."""
     OBSERVED = "observed"
-    """Somebody else's training loop: no command of ours runs it again."""
+    """User's training loop, which no command of this project can run again."""
 
 
 def is_finding(role: str, status: Status) -> bool:
-    """Whether a cell ended as one may that answers its question; a mistake has to be found."""
+    """Return whether a status is a result. For an injected fault the only result is WRONG_RESULT."""
     return status is Status.WRONG_RESULT if role == Role.INJECTED_FAULT else status in FINDINGS
 
 
 class Provenance(StrEnum):
-    """What stands behind a record's numbers.
+    """Way in which the numbers of a record were obtained.
 
-    `synthetic` ones were made up, or made on a test's stand-in for a device: they are evidence for nothing.
+    `synthetic` numbers are invented, or come from a test's stand-in for a device. They are no evidence.
     """
 
     MEASURED = "measured"
@@ -85,43 +87,45 @@ class Provenance(StrEnum):
 
 
 class OutOfMemory(Struct, frozen=True, kw_only=True):
-    """The failed allocation of one rank."""
+    """Failed allocation of a rank."""
 
     memory: str
     """`device` or `host`."""
     requested_bytes: int | None
-    """Null where the error does not say."""
+    """Bytes that the failed allocation requested; null if the error does not state them."""
     limit_bytes: int | None
-    """Null without `cluster.memory_limit_gib`."""
+    """Memory limit of the rank; null without `cluster.memory_limit_gib`."""
     allocated_bytes: int | None
-    """What the rank had then: of a GPU what was allocated, on the CPU its data beyond the limit's base, or
-    null."""
+    """Bytes that the rank had allocated at that time, on a CPU those that count towards the limit; null if
+    unknown."""
     largest: list[BlockClass]
-    """The classes with most bytes among the live tensors that Python or an autograd graph could reach."""
+    """Classes of live tensors with most bytes, among tensors that Python or an autograd graph references."""
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """Why a cell has no result."""
+    """Cause of a cell without a result."""
 
     rank: int | None
-    """The rank that caused it, the first of several."""
+    """Rank that caused the failure, the first of several; null if no rank is known to be the cause."""
     phase: str | None
-    """The pass that it was in, or join, build or finish."""
+    """Pass that the rank was in, or join, build or finish."""
     kind: str
+    """Type of the exception, name of the signal that ended the rank, or a status."""
     message: str
+    """Text of the exception."""
     log_tail: str
-    """The end of its log."""
+    """Last lines of the rank's log."""
     step_phase: str | None = None
-    """The phase of the step (load, forward, loss, backward, optimizer), where it was in one."""
+    """Phase of the step (load, forward, loss, backward, optimizer); null outside of a step."""
     detected_after_s: float | None = None
-    """Seconds from the error, or the rank's death, to the end of all ranks."""
+    """Seconds from the error, or the end of the rank's process, until all ranks had ended."""
     out_of_memory: OutOfMemory | None = None
     node: str | None = None
-    """The host that the rank was on, where ranks ran on other machines than the launcher's."""
+    """Host of the rank; null if all ranks ran on the launcher's machine."""
 
 
 class ComputedSettings(Struct):
-    """Settings of a cell that analysis computes with; `Record.config` has all."""
+    """Settings of a cell that analysis computes with, out of all settings in `Record.config`."""
 
     seq_len: Count
     strategy: Name
@@ -134,9 +138,10 @@ class ComputedSettings(Struct):
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """One line of `records.jsonl`. A section is null where its pass did not run.
+    """Stored result of one run of a cell: a line of `records.jsonl`. A section is null if its pass did not
+    run.
 
-    Decoding raises msgspec's ValidationError, a ValueError, where a value is not what its field says.
+    Decoding raises msgspec's ValidationError, a ValueError, for a value that breaks the rule of its field.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -145,25 +150,26 @@ class Record(Struct, frozen=True, kw_only=True):
     role: Role
     repeat: Whole
     order: Whole
-    """Place of the cell among all cells and repeats of its sweep."""
+    """Position of the cell in the order in which its sweep runs cells and repeats."""
     status: Status
     reason: str | None
-    """Why there is no result, in one line; null where there is one."""
+    """One line that says why there is no result; null if there is one."""
     provenance: Provenance
     config: dict[str, Any]
-    """The command line's names, choices as strings, the rest as `group.key`."""
+    """Settings of the cell, as `Cell.flat` returns them."""
     environment: Environment
     analytic: Analytic
     started_at: str
-    """Time in UTC, ISO 8601."""
+    """Start of the cell in UTC, ISO 8601."""
     wall_s: Amount
+    """Seconds from start to end of the cell."""
     fixed_cost_s: float | None
-    """Seconds that were not the cell's own steps and checks; null where there is no result."""
+    """Seconds of the cell outside of steps and checks; null without a result."""
     phases_s: dict[str, float] | None = None
-    """Seconds of the slowest rank by pass, and of join and build; null without a result."""
+    """Seconds of the slowest rank in each phase (a pass, join, build, ...); null without a result."""
     failure: Failure | None = None
     checks: list[Check] | None = None
-    """Comparisons that were made, and those that were not; null where the cell did not run to its end."""
+    """Checks that were made or skipped; null if the cell did not run to its end."""
     updates: UpdatesSection | None = None
     probe: ProbeSection | None = None
     objective: ObjectiveSection | None = None

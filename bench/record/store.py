@@ -1,4 +1,4 @@
-"""`records.jsonl`: one writer, one line a record, on the disk before the next cell starts."""
+"""Reading and writing of `records.jsonl`, which has one line for each record and one writer at a time."""
 
 from __future__ import annotations
 
@@ -20,26 +20,31 @@ from bench.config import ConfigError
 from bench.record.record import SCHEMA_VERSION, Record
 
 RECORDS = "records.jsonl"
-"""The file's name in a sweep's folder."""
+"""Name of the file with the records in a sweep's folder."""
 CHECK_PATH = "check the path and its permissions"
 DELETE_LINE = "delete the line; its sweep with resume=true runs that cell again"
 
 
 class StoreError(ValueError):
-    """A file of records that cannot be used; the message names file and line."""
+    """A file of records that cannot be read. The message names the file and the line."""
 
 
-class Version(msgspec.Struct):
-    """The field of a line that says which types read it."""
+class SchemaVersion(msgspec.Struct):
+    """Version of a line, which says whether this version of the program can read it."""
 
     schema_version: Any = None
 
 
 class Store:
-    """The records of one sweep's folder, held by one writer at a time."""
+    """Records in the folder of a sweep, locked by one writer at a time while the context is entered."""
 
     def __init__(self, folder: Path, wait_s: float = 0.0) -> None:
-        """`wait_s`: how long another writer is waited for; then it is an error that there is one."""
+        """Remember the folder, without touching it.
+
+        Args:
+            folder: Folder of the sweep.
+            wait_s: Seconds to wait for another writer before the context raises ConfigError.
+        """
         self.folder = folder
         self.wait_s = wait_s
         self.path = folder / RECORDS
@@ -66,11 +71,16 @@ class Store:
         self._lock.release()
         Path(self._lock.lock_file).unlink(missing_ok=True)
         if self._is_new:
-            with suppress(OSError):  # there are records
+            with suppress(OSError):  # not empty: there are records
                 self.folder.rmdir()
 
     def append(self, record: Record) -> None:
-        """Add one line and wait until it is on the disk. A torn line before it is cut off first."""
+        """Append a record and wait until it is on the disk. An incomplete last line is cut off first.
+
+        Raises:
+            OSError: If the file cannot be written. The error names the file, which keeps its earlier records.
+            ValueError: If a number outside of the sections is not finite.
+        """
         line = line_of(record)
         try:
             with self.path.open("a+b") as file:
@@ -80,19 +90,30 @@ class Store:
             raise OSError(error.errno, error.strerror or str(error), os.fspath(self.path)) from None
 
     def read(self) -> list[Record]:
+        """Return all records of the folder."""
         return read_records(self.path) if self.path.exists() else []
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return all records of a file; drop a torn last line with one warning.
+    """Read the records of a sweep.
 
-    Raises StoreError, which names file and line, for a file that cannot be read and a line that is no record.
+    A last line without a line end is the rest of an interrupted write. It is dropped with a warning.
+
+    Args:
+        path: A file `records.jsonl`.
+
+    Returns:
+        The records in the order in which their cells ended.
+
+    Raises:
+        StoreError: If the file cannot be read, or a line is not a record of this schema version. The message
+            names the file and the line.
     """
     return [record for _, record in placed_records(path)]
 
 
 def placed_records(path: Path) -> Iterator[tuple[int, Record]]:
-    """Yield each record of a file with its first byte; otherwise as `read_records`."""
+    """Yield the offset of each record's first byte in a file, and the record; see `read_records`."""
     start = 0
     try:
         with path.open("rb") as file:
@@ -107,9 +128,11 @@ def placed_records(path: Path) -> Iterator[tuple[int, Record]]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file beside its place, then put it there: a full disk leaves what was there before.
+    """Write a file atomically: write a temporary file in its folder, then rename it.
 
-    Raises OSError, which names the file, where it cannot be written.
+    Raises:
+        OSError: If the file cannot be written, for example on a full disk. The error names the file, whose
+            earlier content stays.
     """
     draft = path.with_name(f".{path.name}.part")
     try:
@@ -128,11 +151,20 @@ def warn_in_one_line() -> None:
 
 
 def parse_record(path: Path, number: int, line: bytes) -> Record:
-    """Return the record in a line; raises StoreError, with file and line, for a line that is none."""
+    """Return the record in a line.
+
+    Args:
+        path: File of the line, for the message of an error.
+        number: Number of the line, for the message of an error.
+        line: The line.
+
+    Raises:
+        StoreError: If the line is not a record of this schema version.
+    """
     if not line.strip():
         raise StoreError(f"{path}:{number}: an empty line; delete it")
     try:
-        version = msgspec.json.decode(line, type=Version).schema_version
+        version = msgspec.json.decode(line, type=SchemaVersion).schema_version
         if version == SCHEMA_VERSION:
             return msgspec.json.decode(line, type=Record)
     except (ValueError, RecursionError) as error:
@@ -144,36 +176,39 @@ def parse_record(path: Path, number: int, line: bytes) -> Record:
 
 
 def _flaw(error: Exception) -> str:
-    """Return what was expected where, from the message of a decoding error."""
+    """Return the message of a decoding error with a shorter path to the wrong value."""
     return str(error).removesuffix(" - at `$`").replace(" - at `$.", " at `")
 
 
 def line_of(record: Record) -> bytes:
-    """Return the record as a line of JSON. A number of a section that is not finite becomes null.
+    """Return a record as a line of JSON.
 
-    Raises ValueError for any other number that is not finite. Bytes of a path that are not UTF-8 become
-    question marks.
+    Numbers in sections that are not finite become null. Bytes of a path that are not UTF-8 become question
+    marks.
+
+    Raises:
+        ValueError: If a number outside of the sections is not finite.
     """
-    sections = {name: finite(msgspec.to_builtins(each)) for name, each in record.sections.items()}
+    sections = {name: finite(msgspec.to_builtins(section)) for name, section in record.sections.items()}
     values = msgspec.to_builtins(record) | sections
     line = json.dumps(values, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     return line.encode(errors="replace") + b"\n"
 
 
 def _append_whole(descriptor: int, content: bytes) -> None:
-    """Add to the end of a file and wait until it is on the disk; where that is full, add nothing."""
-    whole, written = os.fstat(descriptor).st_size, 0
+    """Append to a file and wait until the content is on the disk; append nothing if the disk is full."""
+    size_before, written = os.fstat(descriptor).st_size, 0
     try:
         while written < len(content):
             written += os.write(descriptor, content[written:])
         os.fsync(descriptor)
     except OSError:
-        os.ftruncate(descriptor, whole)
+        os.ftruncate(descriptor, size_before)
         raise
 
 
 def _whole_lines_bytes(file: BinaryIO) -> int:
-    """Where the last whole line ends, found from the file's end: most of a long file is never read."""
+    """Return the size of a file up to the end of its last complete line, searching from the end."""
     if file.seek(0, os.SEEK_END) == 0:
         return 0
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

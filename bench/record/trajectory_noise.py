@@ -1,8 +1,9 @@
-"""Whether two trainings are the same one: loss and gradient norm, and the first step in which they part.
+"""Comparison of the losses and gradient norms of trainings that should be equivalent.
 
-Rounding adds up like a random walk: in step s, from 0, two equal trainings may be sqrt(1 + s) times as far
-apart as in the first. What it did to the parameters shows in the loss all the more the faster that moves. So
-one number a signal says how far apart they are, whatever their length and learning rate.
+Rounding errors add up like a random walk: in step s, counted from 0, two equivalent trainings may differ
+sqrt(1 + s) times as much as in the first. Their effect on the loss grows with the speed at which the loss
+moves. Deviations are therefore multiples of a unit for each step, so that one number per signal holds for any
+length and learning rate.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from bench.config import LOW_PRECISION
 from bench.measure.losses.section import LossesSection
 
 NAMES: Mapping[str, str] = {"loss": "loss", "grad_norm": "gradient norm"}
+"""Signals of a training, with their names in sentences."""
 ROUNDING = 2.0**-23
-"""Relative: signals are float32, and no two are told apart by less."""
+"""Relative rounding error of a signal, which is a float32 number."""
 MOVED = 10.0
-"""How much more a nat by which the loss has moved adds to what it may be apart than a nat of the loss itself.
-In bf16 a loss that SGD without clipping moved by 1.9 nats in 5 steps was 1e-3 of that apart."""
+"""Weight, in the unit of the loss, of the nats by which the loss has moved, relative to the nats of the loss
+itself. In bf16, losses that SGD without clipping moved by 1.9 nats in 5 steps differed by 1e-3 of this
+movement."""
 
 
 class Trajectory(Protocol):
-    """One training's signals, step by step."""
+    """Loss and gradient norm of one training in each step."""
 
     @property
     def loss(self) -> Sequence[float]: ...
@@ -38,31 +41,31 @@ class Trajectory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """A trajectory that no record holds."""
+    """Trajectory that is not the section of a record."""
 
     loss: Sequence[float]
     grad_norm: Sequence[float]
 
 
 def signals_of(losses: LossesSection, steps: int | None = None) -> Signals:
-    """Return loss and gradient norm of the first `steps`, or all; nan for a number that is not finite."""
-    loss, grad_norm = losses.loss[:steps], losses.grad_norm[:steps]
-    return Signals(*([math.nan if each is None else each for each in signal] for signal in (loss, grad_norm)))
+    """Return loss and gradient norm of the first `steps` steps or of all, with nan for null."""
+    signals = losses.loss[:steps], losses.grad_norm[:steps]
+    return Signals(*([math.nan if value is None else value for value in signal] for signal in signals))
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far two trainings are apart, relative to what a step allows."""
+    """Difference of two trainings in both signals, in multiples of a step's unit (see `units`)."""
 
     loss: float
     grad_norm: float
 
     def times(self, factor: float) -> Deviation:
-        """So many times as much of each."""
+        """Return the deviation multiplied by a factor."""
         return Deviation(self.loss * factor, self.grad_norm * factor)
 
     def over(self, other: Deviation) -> Deviation:
-        """Each as a multiple of the other's."""
+        """Return both signals' deviations as multiples of another deviation."""
         return Deviation(self.loss / other.loss, self.grad_norm / other.grad_norm)
 
 
@@ -72,18 +75,24 @@ LIMITS: Mapping[str, Deviation] = {
     "fp16": Deviation(2e-4, 3e-2),
     "bf16": Deviation(2e-4, 3e-2),
 }
-"""What is allowed by dtype however little noise was measured: five times what sound strategies showed on
-random weights, whose logits are near zero."""
+"""Smallest limit of each dtype, even if less noise was measured. It is five times the deviation of correct
+strategies on random weights, whose logits are near zero."""
 UNMEASURED = Deviation(1e-2, 0.15)
-"""What is allowed in 16 bit where the noise of the weights was not measured. Sound cells of trained
-checkpoints of some 1e6 parameters were up to 1.2e-3 and 5e-2 apart in the first step."""
+"""Limit in 16-bit dtypes if the noise of the weights was not measured. Correct cells of trained checkpoints
+with about 1e6 parameters differed by up to 1.2e-3 and 5e-2 in the first step."""
 NOISE_FACTOR = 4.0
-"""Two sound trainings are in the first step at most this many times as far apart as measured rounding is from
-float64, root mean square. The factor was fixed on one trained checkpoint of 0.9 million parameters."""
+"""Largest deviation of two correct trainings in the first step, in multiples of the measured rounding error
+against float64 (root mean square). The factor was determined on one trained checkpoint with 0.9 million
+parameters."""
 
 
 def limit_for(dtype: str, noise: Mapping[str, float | None]) -> Deviation:
-    """What two trainings of this dtype may be apart; `noise` is by signal, empty where nobody measured it."""
+    """Return the largest deviation of two correct trainings.
+
+    Args:
+        dtype: Dtype of the trainings.
+        noise: Measured noise of each signal; empty if it was not measured.
+    """
     floor = LIMITS[dtype]
     if not noise:
         return UNMEASURED if dtype in LOW_PRECISION else floor
@@ -91,46 +100,62 @@ def limit_for(dtype: str, noise: Mapping[str, float | None]) -> Deviation:
 
 
 def moved_for(dtype: str, limit: Deviation) -> float:
-    """MOVED for such a limit: what a moved nat adds follows from the dtype, not from measured noise.
+    """Return the weight of the loss's movement that goes with a limit.
 
-    The noise of trained weights is that of single rows. With MOVED times it, losses that differ from batch to
-    batch would hide an update that was lost.
+    The movement of the loss is weighted by the smallest limit of the dtype, not by measured noise. The noise
+    of trained weights is that of single rows. Weighted by this noise, losses that differ from batch to
+    batch would hide a lost update.
     """
     return MOVED * LIMITS[dtype].loss / limit.loss
 
 
 def first_departure(
-    found: Trajectory, reference: Trajectory, limit: Deviation, moved: float = MOVED
+    training: Trajectory, reference: Trajectory, limit: Deviation, moved: float = MOVED
 ) -> str | None:
-    """The first step in which one leaves the other, in words; None where no common step shows one."""
-    for step, name, own, other, unit in _pairs(found, reference, moved):
-        allowed = getattr(limit, name) * unit
-        if not abs(own - other) <= allowed:
-            said = f"step {step}: the {NAMES[name]} is {own:.6g}"
-            return f"{said}, not within {allowed / (abs(other) or 1.0):.1e} of the {other:.6g}"
+    """Describe the first step in which a training exceeds the limit of its deviation from a reference.
+
+    Args:
+        training: Training to check.
+        reference: Training to compare with.
+        limit: Largest deviation, in multiples of a step's unit.
+        moved: Weight of the movement of the loss, as from `moved_for`.
+
+    Returns:
+        For example `step 3: the loss is 1.683, not within 6.5e-03 of the 1.655`; None if no common step
+        exceeds the limit.
+    """
+    for pair in _pairs(training, reference, moved):
+        allowed = getattr(limit, pair.signal) * pair.unit
+        if not abs(pair.value - pair.reference) <= allowed:
+            return (
+                f"step {pair.step}: the {NAMES[pair.signal]} is {pair.value:.6g}, not within"
+                f" {allowed / (abs(pair.reference) or 1.0):.1e} of the {pair.reference:.6g}"
+            )
     return None
 
 
-def distance(found: Trajectory, reference: Trajectory) -> Deviation:
-    """The mean over all steps of how far one is from the other, each in multiples of what its step allows."""
-    apart: dict[str, list[float]] = {name: [] for name in NAMES}
-    for _, name, own, other, unit in _pairs(found, reference):
-        off = abs(own - other) / (unit or 1.0)
-        apart[name].append(off if math.isfinite(off) else math.inf)
-    return Deviation(**{name: sum(each) / len(each) for name, each in apart.items()})
+def distance(training: Trajectory, reference: Trajectory) -> Deviation:
+    """Return the mean deviation of a training from a reference over all common steps."""
+    deviations: dict[str, list[float]] = {name: [] for name in NAMES}
+    for pair in _pairs(training, reference):
+        deviation = abs(pair.value - pair.reference) / (pair.unit or 1.0)
+        deviations[pair.signal].append(deviation if math.isfinite(deviation) else math.inf)
+    return Deviation(**{name: sum(values) / len(values) for name, values in deviations.items()})
 
 
 def mean_of(trajectories: Sequence[Trajectory]) -> Trajectory:
-    """Their mean in every step that all of them have."""
-    losses, norms = (zip(*(getattr(each, name) for each in trajectories), strict=False) for name in NAMES)
+    """Return the mean of several trainings in every step that all of them have."""
+    losses, norms = (
+        zip(*(getattr(trajectory, name) for trajectory in trajectories), strict=False) for name in NAMES
+    )
     return Signals([*map(fmean, losses)], [*map(fmean, norms)])
 
 
 def units(reference: Trajectory, moved: float = MOVED) -> Mapping[str, list[float]]:
-    """By signal what a limit is a multiple of, step by step."""
+    """Return the unit of each step, in which limits and deviations are expressed, for both signals."""
     steps = range(len(reference.loss))
-    nats = [max(abs(each - reference.loss[0]) for each in reference.loss[: step + 1]) for step in steps]
-    # A gradient that has become small is known no better than while it was large.
+    nats = [max(abs(loss - reference.loss[0]) for loss in reference.loss[: step + 1]) for step in steps]
+    # The error of a gradient norm that has become small is still that of the earlier, larger gradients.
     norms = accumulate((abs(norm) for norm in reference.grad_norm), max)
     return {
         "loss": [math.sqrt(1 + step) * abs(reference.loss[step]) + moved * nats[step] for step in steps],
@@ -138,52 +163,77 @@ def units(reference: Trajectory, moved: float = MOVED) -> Mapping[str, list[floa
     }
 
 
-def _pairs(
-    found: Trajectory, reference: Trajectory, moved: float = MOVED
-) -> Iterator[tuple[int, str, float, float, float]]:
-    """Of every step and signal that both have: the step, its name, both values, and what a unit is."""
+@dataclass(frozen=True, slots=True)
+class SignalPair:
+    """Values of one signal in the same step of a training and of its reference."""
+
+    step: int
+    signal: str
+    """`loss` or `grad_norm`."""
+    value: float
+    reference: float
+    unit: float
+    """Unit of the step's deviation."""
+
+
+def _pairs(training: Trajectory, reference: Trajectory, moved: float = MOVED) -> Iterator[SignalPair]:
+    """Yield the values of both signals in every common step."""
     unit = units(reference, moved)
-    for step in range(min(len(found.loss), len(reference.loss))):
+    for step in range(min(len(training.loss), len(reference.loss))):
         for name in NAMES:
-            yield step, name, getattr(found, name)[step], getattr(reference, name)[step], unit[name][step]
+            values = getattr(training, name)[step], getattr(reference, name)[step]
+            yield SignalPair(step, name, *values, unit[name][step])
 
 
 FALSE_ALARMS = 0.05
-"""Largest share of comparisons in which any of several equivalent trainings crosses the floor by chance."""
+"""Largest probability that any of several equivalent trainings exceeds the noise floor by chance."""
 LEAST_FACTOR = 2.0
-"""Smallest floor, in multiples of the controls' deviation, for any number of seeds. Sequence parallelism sums
-sp times as many rounded pieces of a gradient as its controls do, whose errors add up to sqrt(sp) times
-theirs."""
+"""Smallest noise floor for any number of seeds, in multiples of the controls' deviation. Sequence parallelism
+with sp ranks sums sp times as many rounded parts of a gradient as its controls, so that its errors add up to
+sqrt(sp) times theirs."""
 
 
 @dataclass(frozen=True)
 class TrajectoryNoise:
-    """How far one more training may be from trainings that do the same work in equivalent ways.
+    """Noise of trainings that compute the same in equivalent ways: the controls.
 
-    Rounding puts each of them somewhere about their mean. A new one is as far from that mean as they are,
-    times sqrt(1 + 1/m) for a mean of m, if it is equivalent: its mean square over theirs, each taken over one
-    draw a seed, then follows an F distribution. Steps of one training depend on each other, so a training
-    counts as one draw, whatever its length: that is exact where all steps move together, and wide where they
-    do not.
+    Rounding scatters the controls around their mean. A new training, if it is equivalent, deviates from the
+    mean of m controls as much as they do, times sqrt(1 + 1/m). The ratio of its mean square over seeds to
+    that of the controls then follows an F distribution. Steps of one training depend on each other, so that a
+    training counts as one draw, whatever its length. This is exact if all steps move together, and otherwise
+    makes the floor higher.
     """
 
     seeds: Sequence[Sequence[Trajectory]]
-    """The equivalent trainings of each seed."""
+    """Controls of each seed."""
 
     @cached_property
     def freedom(self) -> int:
-        """Degrees of freedom: of each seed one fewer than its trainings, as one goes into their mean."""
-        return sum(len(each) - 1 for each in self.seeds)
+        """Degrees of freedom: for each seed one less than its controls, because of their mean."""
+        return sum(len(controls) - 1 for controls in self.seeds)
 
     @cached_property
     def deviation(self) -> Deviation:
-        """Of one training from the mean of all, root mean square; no less than one rounding in every step."""
-        apart = [distance(one, mean_of(each)) for each in self.seeds if len(each) > 1 for one in each]
-        found = _each(lambda *each: _root(sum(x * x for x in each) / max(self.freedom, 1)), apart)
-        return _each(max, [found, *(_rounded(each[0]) for each in self.seeds)])
+        """Root mean square deviation of a control from its seed's mean, at least one rounding per step."""
+        deviations = [
+            distance(control, mean_of(controls))
+            for controls in self.seeds
+            if len(controls) > 1
+            for control in controls
+        ]
+        measured = _reduce(
+            lambda *values: _root(sum(value * value for value in values) / max(self.freedom, 1)), deviations
+        )
+        return _reduce(max, [measured, *(_rounding_deviation(controls[0]) for controls in self.seeds)])
 
     def floor(self, seeds: int, trainings: int) -> Deviation:
-        """What the distance of each of so many compared trainings, over so many seeds, stays below."""
+        """Return the noise floor: the largest deviation of equivalent trainings.
+
+        Args:
+            seeds: Number of seeds over which a training's deviation is averaged.
+            trainings: Number of compared trainings. The floor grows with it, so that FALSE_ALARMS holds for
+                all of them together.
+        """
         from scipy.stats import f  # takes a second
 
         chance = FALSE_ALARMS / (max(trainings, 1) * len(NAMES))
@@ -193,36 +243,40 @@ class TrajectoryNoise:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One training of one seed beside equivalent ones, itself not among them."""
+    """A training of one seed, and the controls that it is compared with."""
 
-    found: Trajectory
+    training: Trajectory
     others: Sequence[Trajectory]
+    """Controls of the seed, without the training itself."""
 
     @property
     def centre(self) -> Trajectory:
+        """Mean of the controls."""
         return mean_of(self.others)
 
     @property
     def widening(self) -> float:
-        """By how much the mean of so few is itself uncertain."""
+        """Factor on the deviation from `centre` because the mean of few controls is itself uncertain."""
         return math.sqrt(1 + 1 / len(self.others))
 
 
 def distance_of(draws: Sequence[Draw]) -> Deviation:
-    """Of one training from the mean of its equivalents, root mean square over its seeds."""
-    apart = [distance(each.found, each.centre).times(1 / each.widening) for each in draws]
-    return _each(lambda *found: _root(sum(x * x for x in found) / len(found)), apart)
+    """Return the root mean square deviation of a training from its controls over its seeds."""
+    deviations = [distance(draw.training, draw.centre).times(1 / draw.widening) for draw in draws]
+    return _reduce(lambda *values: _root(sum(value * value for value in values) / len(values)), deviations)
 
 
-def _rounded(training: Trajectory) -> Deviation:
-    """The distance of a training that is off by one rounding of float32 in every step."""
-    off = [[(1 + ROUNDING) * each for each in getattr(training, name)] for name in NAMES]
-    return distance(Signals(*off), training)
+def _rounding_deviation(training: Trajectory) -> Deviation:
+    """Return the deviation from a training of one that is off by one float32 rounding in every step."""
+    rounded = [[(1 + ROUNDING) * value for value in getattr(training, name)] for name in NAMES]
+    return distance(Signals(*rounded), training)
 
 
-def _each(reduce: Callable[..., float], limits: Sequence[Deviation]) -> Deviation:
-    """Both signals' numbers, each reduced to one."""
-    return Deviation(**{name: reduce(*(asdict(each)[name] for each in limits)) for name in NAMES})
+def _reduce(function: Callable[..., float], deviations: Sequence[Deviation]) -> Deviation:
+    """Reduce several deviations to one, separately for both signals."""
+    return Deviation(
+        **{name: function(*(asdict(deviation)[name] for deviation in deviations)) for name in NAMES}
+    )
 
 
 def _root(value: float) -> float:

@@ -1,4 +1,4 @@
-"""A cell as data: what it refuses to be, and the way to JSON and back."""
+"""Validation of cells, and their conversion to JSON and back."""
 
 import json
 
@@ -14,7 +14,7 @@ WORDS = ("strategy=torch_cp", "strategy.rotation=alltoall", "++env.NCCL_DEBUG=IN
 
 
 @pytest.mark.parametrize("words", [(), WORDS, ("workload=attention", "cluster.memory_limit_gib=0.5")])
-def test_a_cell_comes_back_from_json_as_it_was(words):
+def test_cell_survives_the_json_round_trip(words):
     cell = make_cell(*words, machine=FOUR_H100)
     assert Cell.from_flat(json.loads(json.dumps(cell.flat()))) == cell
 
@@ -34,25 +34,25 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("case", IMPOSSIBLE)
-def test_a_cell_that_cannot_be_is_not_read(case):
-    changes, said = IMPOSSIBLE[case]
-    with pytest.raises(ConfigError) as refused:
+def test_invalid_cell_is_refused(case):
+    changes, message = IMPOSSIBLE[case]
+    with pytest.raises(ConfigError) as raised:
         Cell.from_flat(make_cell("seq_len=8k").flat() | changes)
-    assert said in str(refused.value)
+    assert message in str(raised.value)
 
 
-def test_a_cell_keeps_its_id():
-    """Records are found by it when a sweep is resumed; a new field of a cell changes it, knowingly."""
+def test_cell_id_is_stable():
+    """Resuming a sweep finds records by this id. A new field of Cell changes it, which must be intended."""
     assert make_cell("seq_len=8k", "strategy=ring", "engine=zero3").cell_id == "c3d222c289df"
 
 
 @pytest.mark.parametrize("folder", ["cpu", "h100/one_gpu", "h100/correctness"])
-def test_cells_of_shipped_records_keep_their_ids(folder):
+def test_cell_ids_of_reference_records_are_stable(folder):
     for record in read_lines(REPOSITORY / "results" / "reference" / folder / "records.jsonl"):
         assert Cell.from_flat(record["config"]).cell_id == record["cell_id"]
 
 
-def test_the_cells_of_every_shipped_plan_can_be_read():
+def test_cells_of_reference_plans_survive_the_round_trip():
     for path in REPOSITORY.glob("results/reference/**/config.yaml"):
         _, cells = read_plan(path.parent)
         assert [Cell.from_flat(cell).flat() for cell in cells] == cells

@@ -1,6 +1,6 @@
-"""What strategy packages, observed loops and readers of records rely on, as they see it: from outside.
+"""The public interface, as strategy packages, observed loops and readers of records use it.
 
-A test that fails here is a change that breaks somebody else's code. Add to it freely; take nothing away.
+A test that fails here means that a change breaks the code of users. Add names freely; remove none.
 """
 
 import inspect
@@ -34,11 +34,11 @@ WITH_TORCH = {
     "Kernel", "ObserveCallback", "Partial", "Strategy", "kernel_backward", "kernel_forward", "observe",
     "probe",
 }  # fmt: skip
-TOLD = json.loads((Path(__file__).parent / "record_keys.json").read_text())
-"""The keys of a record and of each of its sections, as written on the day they were promised."""
+PROMISED = json.loads((Path(__file__).parent / "record_keys.json").read_text())
+"""Promised keys of a record and of its sections, as they were when they were promised."""
 
 
-def test_the_names_are_there_and_no_others():
+def test_public_names_are_exactly_these():
     assert set(bench.HOMES) == NAMES
     for name in NAMES:
         assert getattr(bench, name).__class__ is not None
@@ -46,11 +46,11 @@ def test_the_names_are_there_and_no_others():
         bench.Offer  # noqa: B018
 
     assert {*dir(bench)} >= NAMES == {*bench.__all__}
-    of_editors = [line for line in inspect.getsource(bench).splitlines() if line.startswith("    from ")]
-    assert {line.rpartition(" as ")[2] for line in of_editors} == NAMES
+    for_editors = [line for line in inspect.getsource(bench).splitlines() if line.startswith("    from ")]
+    assert {line.rpartition(" as ")[2] for line in for_editors} == NAMES
 
 
-def test_what_a_plan_reads_imports_no_torch():
+def test_public_names_without_torch_do_not_import_it():
     code = f"from bench import {', '.join(NAMES - WITH_TORCH)}; import sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -91,15 +91,17 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_what_is_called_or_overridden_keeps_its_signature(name):
+def test_public_signatures_are_stable(name):
     first, _, attribute = name.partition(".")
     function = getattr(bench, first)
     signature = inspect.signature(getattr(function, attribute) if attribute else function)
-    bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    bare = [
+        parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()
+    ]
     assert str(inspect.Signature(bare)) == f"({SIGNATURES[name]})"
 
 
-def test_a_strategys_facts_start_from_these_defaults():
+def test_strategy_facts_have_these_defaults():
     class Mine(bench.StrategyFacts):
         name = "mine"
 
@@ -115,8 +117,7 @@ def test_a_strategys_facts_start_from_these_defaults():
     assert bench.StrategyFacts.__abstractmethods__ == {"communication_bytes"}
 
 
-def test_a_strategy_finds_these_in_itself():
-    """`self.cell`, `self.facts`, `self.kernel`, and the ranks in `self.groups`."""
+def test_strategy_has_cell_facts_groups_and_kernel():
     cell, facts, groups = make_cell(), object(), object()
 
     class Mine(bench.Strategy):
@@ -130,7 +131,7 @@ def test_a_strategy_finds_these_in_itself():
     assert promised <= inspect.get_annotations(sys.modules["bench.ranks.groups"].RankGroups).keys()
 
 
-def test_a_cell_and_a_layout_have_these():
+def test_cell_and_layouts_have_these_attributes():
     cell = make_cell("strategy=usp", "cluster.world_size=4", "sp_degree=4", "ulysses_degree=2", "seq_len=1k")
     assert (cell.seq_len, cell.batch, cell.grad_accum, cell.sp_degree) == (1024, 1, 1, 4)
     assert (cell.ulysses_degree, cell.ring_degree, cell.shard_len) == (2, 2, 256)
@@ -146,27 +147,27 @@ def test_a_cell_and_a_layout_have_these():
     assert bench.LAYOUTS["contiguous"].slices(1024, 4, 1) == (slice(256, 512),)
 
 
-def assert_told(found):
-    """Compare the keys of a record and of its sections with those that were promised."""
-    for section in found.keys() & TOLD.keys():
-        assert {*TOLD[section]} <= {*found[section]}, section
+def assert_promised_keys(sections):
+    """Compare the keys of a record and of its sections with the promised ones."""
+    for name in sections.keys() & PROMISED.keys():
+        assert {*PROMISED[name]} <= {*sections[name]}, name
 
 
-def test_records_have_the_keys_that_were_promised(tmp_path):
-    """Of a refused cell, which starts no ranks; and of the sections as they are declared."""
+def test_new_records_have_the_promised_keys(tmp_path):
+    """The record is that of a refused cell, which starts no ranks; the sections are as declared."""
     record = as_line(run(planned_cell(make_cell("seq_len=1001"), TWO_CORES), None, tmp_path))
     hints = typing.get_type_hints(Record)
     declared = {name: typing.get_args(hints[name])[0] for name in SECTION_NAMES}
     declared |= {"failure": Failure, "checks": Check}
-    found = {name: kind.__struct_fields__ for name, kind in declared.items()}
-    assert_told(record | found | {"record": record, "analytic": to_builtins(analytic(make_cell()))})
-    assert found.keys() | record.keys() >= TOLD.keys() - {"record"}
+    fields = {name: section.__struct_fields__ for name, section in declared.items()}
+    assert_promised_keys(record | fields | {"record": record, "analytic": to_builtins(analytic(make_cell()))})
+    assert fields.keys() | record.keys() >= PROMISED.keys() - {"record"}
 
 
-def test_records_of_the_reference_are_readable_and_have_them_too():
+def test_reference_records_have_the_promised_keys():
     records = bench.read_records(REPOSITORY / "results" / "reference" / "cpu" / "records.jsonl")
     assert len(records) == 9
     for record in map(as_line, records):
-        checks = record["checks"][0] if record.get("checks") else TOLD["checks"]
-        sections = {name: each for name, each in record.items() if isinstance(each, Mapping)}
-        assert_told(sections | {"record": record, "checks": checks})
+        checks = record["checks"][0] if record.get("checks") else PROMISED["checks"]
+        sections = {name: value for name, value in record.items() if isinstance(value, Mapping)}
+        assert_promised_keys(sections | {"record": record, "checks": checks})

@@ -1,9 +1,10 @@
-"""Attention on one device, one file for each kernel. May import what lies below attention.
+"""Kernels: attention on one device, one module for each kernel. May import what lies below attention.
 
-The one table of kernels: a new one is a file here, its name below and its facts in `kernel_facts.py`.
-Shapes: B batch, N query heads, K KV heads, S query tokens, T key tokens, D head size. LSE is the natural
-log-sum-exp of the scaled scores, [B, N, S], in float32, or in float64 for float64 inputs. What is known of a
-kernel without torch stands in `bench.attention.kernel_facts`.
+A new kernel is a module here, an entry in `KERNELS` and an entry in `KERNEL_FACTS` of
+`bench.attention.kernel_facts`, which needs no torch.
+
+Shapes: B batch, N query heads, K KV heads, S query tokens, T key tokens, D head size. The LSE is the natural
+log of the sum of exponentials of the scaled scores, [B, N, S], in float32, or in float64 for float64 inputs.
 """
 
 from __future__ import annotations
@@ -38,3 +39,4 @@ KERNELS: Mapping[str, Kernel] = {
     module.KERNEL.name: module.KERNEL
     for module in (torch_flash, math, flash_blocks, cudnn, flash_attn_2, flash_attn_3, flash_attn_4)
 }
+"""Kernels by name."""

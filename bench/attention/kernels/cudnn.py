@@ -1,4 +1,4 @@
-"""cuDNN's attention, by the operators behind torch's `SDPBackend.CUDNN_ATTENTION`."""
+"""Kernel `cudnn`: the operators behind torch's `SDPBackend.CUDNN_ATTENTION`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tup
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> Gradients:
-    # Without dropout the random state is never read.
+    # The random state is not read without dropout.
     unused = torch.empty((), dtype=torch.int64, device=q.device)
     dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        _laid_out_as(q, dout), q, k, v, _laid_out_as(q, out), lse.unsqueeze(-1),
+        _with_strides_of(q, dout), q, k, v, _with_strides_of(q, out), lse.unsqueeze(-1),
         philox_seed=unused, philox_offset=unused, attn_bias=None, cum_seq_q=None, cum_seq_k=None,
         max_q=q.shape[2], max_k=k.shape[2], dropout_p=0.0, is_causal=causal, scale=scale,
     )  # fmt: skip
     return dq, dk, dv
 
 
-def _laid_out_as(q: Tensor, x: Tensor) -> Tensor:
-    """`x` in the strides that the forward gives its output: those of `empty_like(q)`.
+def _with_strides_of(q: Tensor, x: Tensor) -> Tensor:
+    """Return `x` with the strides of `empty_like(q)`, which the forward gives its output.
 
-    torch keeps a built graph per shape and strides of q, k and v alone (`MHACacheKeyWrapper` in its MHA.cpp),
-    so a gradient or a merged output laid out in another way could be given a graph built for the first.
+    torch caches cuDNN graphs by the shapes and strides of q, k and v only (`MHACacheKeyWrapper` in its
+    MHA.cpp). A gradient or a merged output with other strides could therefore reach a graph that was built
+    for these.
     """
     strides = torch.empty_like(q, device="meta").stride()
     return x if x.stride() == strides else torch.empty_like(q).copy_(x)

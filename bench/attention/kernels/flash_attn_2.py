@@ -1,4 +1,4 @@
-"""The flash-attn package, version 2, by the two private functions that ring-flash-attn uses as well."""
+"""Kernel `flash_attn_2`: the package flash-attn, called through the same functions as in ring-flash-attn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _backward(
 ) -> Gradients:
     from flash_attn.flash_attn_interface import _flash_attn_backward
 
-    # It takes any strides, if only each head is contiguous.
+    # flash-attn takes any strides as long as the numbers of each head are contiguous.
     tensors = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
     grads = [torch.empty_like(x) for x in tensors[1:4]]
     _flash_attn_backward(

@@ -1,7 +1,7 @@
-"""FlashAttention-3, for Hopper: the module `flash_attn_interface` of flash-attention's folder `hopper`.
+"""Kernel `flash_attn_3`: FlashAttention-3 for Hopper, from the module `flash_attn_interface`.
 
-Its functions are torch custom operators; builds from before they were took other arguments and are refused by
-Python at the first call.
+The module is built from the folder `hopper` of flash-attention. Its functions are torch custom operators.
+Older builds take other arguments, so that the first call raises a TypeError.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""FlashAttention-4, for Hopper and Blackwell: the package flash-attn-4, called as torch's adapter calls it.
+"""Kernel `flash_attn_4`: FlashAttention-4 for Hopper and Blackwell, from the package flash-attn-4.
 
-It compiles a kernel at the first call of each kind.
+The calls are those of torch's adapter to the package. The first call of each kind compiles a kernel.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _packed_forward(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> tuple[
 
 
 def _packed_backward(into: Gradients, tensors: tuple[Tensor, ...], packing: Packing) -> None:
-    """Copied: torch's adapter gives the package no gradients to fill, and neither do we."""
+    """Compute the gradients and copy them to `into`; like torch's adapter, pass the package no buffers."""
     from flash_attn.cute.interface import _flash_attn_bwd
 
     dout, q, k, v, out, lse = tensors
@@ -53,8 +53,8 @@ def _packed_backward(into: Gradients, tensors: tuple[Tensor, ...], packing: Pack
         q, k, v, out=out, dout=dout, lse=lse, softmax_scale=packing.scale, causal=packing.causal,
         cu_seqlens_q=packing.cu_seqlens_q, cu_seqlens_k=packing.cu_seqlens_k, deterministic=False,
     )  # fmt: skip
-    for given, gradient in zip(into, gradients, strict=True):
-        given.copy_(gradient)
+    for target, gradient in zip(into, gradients, strict=True):
+        target.copy_(gradient)
 
 
 KERNEL = Kernel(

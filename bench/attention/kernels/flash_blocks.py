@@ -1,7 +1,7 @@
-"""torch's flash kernel on one block of keys after another, merged in wide precision: what a ring computes.
+"""Kernel `flash_blocks`: torch's flash kernel on one block of keys after another, merged as in a ring.
 
-There is no ring and nothing is sent, so that its distance from `torch_flash` is the rounding of the merge
-alone (arXiv:2310.01889, section 3).
+No rank sends anything. The difference from `torch_flash` is therefore only the rounding of the merge
+(arXiv:2310.01889, section 3), which runs in float32 or wider.
 """
 
 from __future__ import annotations
@@ -13,31 +13,30 @@ from torch import Tensor
 
 from bench.attention.kernels import torch_flash
 from bench.attention.kernels.kernel import Gradients, Kernel
+from bench.attention.layouts import Tile
 from bench.attention.merge import Partial
 
 BLOCKS = 4
-
-Block = tuple[slice, slice, bool]
-"""Queries, the keys that all of them see, and whether they see earlier ones of these keys only."""
+"""Number of blocks that the keys are cut into."""
 
 
-def _blocks(queries: int, keys: int, causal: bool) -> Iterator[Block]:
+def _tiles(queries: int, keys: int, causal: bool) -> Iterator[Tile]:
     size = -(-keys // BLOCKS)
     for start in range(0, keys, size):
-        seen = slice(start, min(start + size, keys))
+        block = slice(start, min(start + size, keys))
         if not causal:
-            yield slice(0, queries), seen, False
+            yield Tile(slice(0, queries), block, causal=False)
             continue
-        yield seen, seen, True
-        if seen.stop < queries:
-            yield slice(seen.stop, queries), seen, False
+        yield Tile(block, block, causal=True)
+        if block.stop < queries:
+            yield Tile(slice(block.stop, queries), block, causal=False)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     partial = Partial.nothing(q)
-    for rows, keys, is_causal in _blocks(q.shape[2], k.shape[2], causal):
-        tensors = (q[:, :, rows], k[:, :, keys], v[:, :, keys])
-        partial.merge(rows, *torch_flash.KERNEL.forward(*tensors, is_causal, scale))
+    for tile in _tiles(q.shape[2], k.shape[2], causal):
+        tensors = (q[:, :, tile.queries], k[:, :, tile.keys], v[:, :, tile.keys])
+        partial.merge(tile.queries, *torch_flash.KERNEL.forward(*tensors, tile.causal, scale))
     return partial.out.to(q.dtype), partial.lse
 
 
@@ -46,10 +45,12 @@ def _backward(
 ) -> Gradients:
     wide = torch.promote_types(q.dtype, torch.float32)
     dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
-    for rows, keys, is_causal in _blocks(q.shape[2], k.shape[2], causal):
-        own = [x[:, :, rows] for x in (dout, q, out, lse)]
+    for tile in _tiles(q.shape[2], k.shape[2], causal):
+        rows, keys = tile.queries, tile.keys
+        tile_dout, tile_q, tile_out, tile_lse = (x[:, :, rows] for x in (dout, q, out, lse))
+        block_k, block_v, tile_lse = k[:, :, keys], v[:, :, keys], tile_lse.contiguous()
         grads = torch_flash.KERNEL.backward(
-            own[0], own[1], k[:, :, keys], v[:, :, keys], own[2], own[3].contiguous(), is_causal, scale
+            tile_dout, tile_q, block_k, block_v, tile_out, tile_lse, tile.causal, scale
         )
         dq[:, :, rows] += grads[0]
         dk[:, :, keys] += grads[1]

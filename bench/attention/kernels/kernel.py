@@ -1,9 +1,10 @@
-"""A kernel: attention on one device, returning output and LSE, with an explicit backward; and calls of one.
+"""Kernel: attention on one device with an explicit backward, and the functions that call it.
 
-KV heads are repeated here and nowhere else, on the rank that computes and just before it does. A ring repeats
-the block at hand in every ring step: repeated before they are sent, K and V would be as many bytes as Q.
+Only these functions repeat KV heads, on the rank that computes and just before it does. A ring repeats the
+current block in every ring step. If K and V were repeated before they are sent, they would be as large as Q.
 
-Of sequences packed end to end a kernel is given T tokens of all of them, and where each begins and ends.
+Sequences that are packed end to end reach a kernel as one tensor of T tokens, with the offsets of the
+sequences.
 """
 
 from __future__ import annotations
@@ -16,33 +17,38 @@ import torch
 from torch import Tensor
 
 ON_HOST = "_bench_offsets_on_host"
-"""The attribute of offsets that a package made in which their numbers are kept."""
+"""Attribute of an offsets tensor that caches its numbers on the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where each sequence's queries and keys begin and end: `[0, end of the first, ..., T]` of both."""
+    """Sequences packed end to end: their offsets, mask and scale."""
 
     cu_seqlens_q: Tensor
+    """Offsets of the sequences' queries, `[0, end of the first, ..., T]`, int32."""
     cu_seqlens_k: Tensor
+    """Offsets of the sequences' keys."""
     max_seqlen_q: int
+    """Queries of the longest sequence."""
     max_seqlen_k: int
+    """Keys of the longest sequence."""
     causal: bool
-    """Aligned to the bottom right: a sequence's queries are the last of its tokens."""
+    """Whether the mask is causal, aligned to the bottom right: queries are the last tokens of their
+    sequence."""
     scale: float
     ends: tuple[int, ...] | None = None
-    """`cu_seqlens_q` on the host, where queries and keys end alike and the caller knows it."""
+    """`cu_seqlens_q` on the host, if queries and keys have the same offsets and the caller knows them."""
 
     @property
     def offsets(self) -> tuple[Tensor, Tensor, int, int]:
-        """In the order in which flash-attention and torch take them."""
+        """Offsets and longest lengths in the order in which flash-attention and torch take them."""
         return self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlen_q, self.max_seqlen_k
 
     def sequences(self) -> Iterator[tuple[slice, slice]]:
-        """Queries and keys of each sequence.
+        """Yield the queries and the keys of each sequence.
 
-        One alone is as long as the longest, which the host knows. Several that it does not know are read from
-        the device.
+        Offsets of several sequences are read from the device unless `ends` has them. A single sequence is as
+        long as the longest, which the host knows.
         """
         ends_q: Sequence[int] = self.ends or [0, self.max_seqlen_q]
         ends_k: Sequence[int] = self.ends or [0, self.max_seqlen_k]
@@ -52,26 +58,32 @@ class Packing:
             yield slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])
 
     def blocks(self, queries: slice, keys: slice) -> Iterator[tuple[slice, bool]]:
-        """The keys that these queries see: a causal square of their own, and all of what is before it."""
+        """Yield the blocks of a sequence's keys that its queries see, each with whether it is causal.
+
+        With a causal mask these are the square of the queries' own keys and the block of all keys before it.
+        """
         if not self.causal:
             yield keys, False
             return
-        own = keys.stop - (queries.stop - queries.start)
-        yield slice(own, keys.stop), True
-        if own > keys.start:
-            yield slice(keys.start, own), False
+        square_start = keys.stop - (queries.stop - queries.start)
+        yield slice(square_start, keys.stop), True
+        if square_start > keys.start:
+            yield slice(keys.start, square_start), False
 
 
 def _on_host(offsets: Tensor) -> list[int]:
-    """Read once a batch, as every layer is given this tensor: it waits for all that the device has to do."""
+    """Return the offsets on the host, read from the device once per tensor.
+
+    Reading waits for all work that is queued on the device. Every layer of a batch gets the same tensor.
+    """
     if not hasattr(offsets, ON_HOST):
         setattr(offsets, ON_HOST, offsets.tolist())
-    known: list[int] = getattr(offsets, ON_HOST)
-    return known
+    numbers: list[int] = getattr(offsets, ON_HOST)
+    return numbers
 
 
 Gradients = tuple[Tensor, Tensor, Tensor]
-"""Of q, k and v."""
+"""Gradients of q, k and v."""
 Forward = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
 Backward = Callable[..., Gradients]
 PackedForward = Callable[[Tensor, Tensor, Tensor, Packing], tuple[Tensor, Tensor]]
@@ -80,40 +92,46 @@ PackedBackward = Callable[[Gradients, tuple[Tensor, ...], Packing], None]
 
 @dataclass(frozen=True, slots=True)
 class PackedKernel:
-    """A kernel's own entry for sequences packed end to end."""
+    """Functions of a kernel for sequences packed end to end."""
 
     devices: tuple[str, ...]
-    """Where it has one."""
+    """Device types that the functions run on."""
     forward: PackedForward
     """`forward(q_TND, k_TKD, v_TKD, packing) -> out_TND, lse_NT`."""
     backward: PackedBackward
-    """`backward((dq, dk, dv), (dout, q, k, v, out, lse), packing)` writes to the given gradients.
-
-    The LSE is contiguous.
-    """
+    """`backward((dq, dk, dv), (dout, q, k, v, out, lse), packing)` writes to the three gradients. `lse` must
+    be contiguous."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Attention on one device, forward and backward."""
+    """Attention on one device, forward and backward, as two functions of tensors.
+
+    Call a kernel through `kernel_forward` and `kernel_backward`, which repeat KV heads where it needs that.
+
+    Args:
+        name: Key in the table of kernels.
+        forward: `forward(q_BNSD, k_BNTD, v_BNTD, causal, scale) -> out_BNSD, lse_BNS`. A causal call has as
+            many keys as queries. The LSE is in float32, or in float64 for float64 inputs.
+        backward: `backward(dout, q, k, v, out, lse, causal, scale) -> dq, dk, dv`.
+        native_gqa: Device types on which the functions take K and V with fewer heads than Q.
+        fills_gradients: Whether `backward(..., into=(dq, dk, dv))` writes to these tensors and allocates
+            none.
+        packed: Functions for packed sequences. Without them the sequences are computed one after another.
+        module: Module of the kernel's package that the functions call; None if they call only torch.
+    """
 
     name: str
     forward: Forward
-    """`forward(q_BNSD, k_BNTD, v_BNTD, causal, scale) -> out_BNSD, lse_BNS`; causal with S = T only."""
     backward: Backward
-    """`backward(dout, q, k, v, out, lse, causal, scale) -> dq, dk, dv`."""
     native_gqa: tuple[str, ...] = ()
-    """Devices on which it takes K and V with fewer heads than Q; on others heads are repeated first."""
     fills_gradients: bool = False
-    """Whether `backward(..., into=(dq, dk, dv))` writes to these tensors and allocates none."""
     packed: PackedKernel | None = None
-    """Its own entry for packed sequences; without one they are taken one after another."""
     module: str | None = None
-    """Of its package, what it calls; None where all of it is torch's."""
 
 
 def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, causal: bool) -> Tensor:
-    """Differentiable attention of one device, [B, N, S, D], scaled by 1/sqrt(D)."""
+    """Return differentiable attention with scale 1/sqrt(D), [B, N, S, D]."""
     scale = q_BNSD.shape[-1] ** -0.5
     return attend_with_lse(q_BNSD, k_BKTD, v_BKTD, kernel=kernel, causal=causal, scale=scale)[0]
 
@@ -121,9 +139,9 @@ def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, ca
 def attend_with_lse(
     q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Differentiable attention at any scale: output [B, N, S, D], and the LSE [B, N, S] with no gradient."""
-    found: tuple[Tensor, Tensor] = _Attend.apply(q_BNSD, k_BKTD, v_BKTD, kernel, causal, scale)  # type: ignore[no-untyped-call]
-    return found
+    """Return differentiable attention [B, N, S, D], and its LSE [B, N, S] without a gradient."""
+    out_and_lse: tuple[Tensor, Tensor] = _Attend.apply(q_BNSD, k_BKTD, v_BKTD, kernel, causal, scale)  # type: ignore[no-untyped-call]
+    return out_and_lse
 
 
 class _Attend(torch.autograd.Function):
@@ -135,7 +153,7 @@ class _Attend(torch.autograd.Function):
         out, lse = kernel_forward(kernel, q, k, v, causal=causal, scale=scale)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.mark_non_differentiable(lse)
-        ctx.set_materialize_grads(False)  # else torch makes zeros for the gradient that the LSE has not
+        ctx.set_materialize_grads(False)  # else torch allocates zeros as the gradient of the LSE
         return out, lse
 
     @staticmethod
@@ -149,7 +167,20 @@ class _Attend(torch.autograd.Function):
 def kernel_forward(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, N, S, D] and LSE [B, N, S], KV heads repeated where the kernel needs it."""
+    """Compute attention on one device.
+
+    Args:
+        kernel: Kernel to run. KV heads are repeated if it needs that on this device.
+        q: Queries [B, N, S, D].
+        k: Keys [B, K, T, D]. N must be a multiple of K.
+        v: Values [B, K, T, D].
+        causal: Whether query i sees keys 0 to i only; needs S = T.
+        scale: Factor on the scores, usually 1/sqrt(D).
+
+    Returns:
+        The output [B, N, S, D] and the LSE [B, N, S]: the natural log of the sum of exponentials of the
+        scaled scores, in float32, or in float64 for float64 inputs.
+    """
     groups = _repeats(kernel, q, k)
     return kernel.forward(q, _repeat(k, groups), _repeat(v, groups), causal, scale)
 
@@ -166,19 +197,46 @@ def kernel_backward(
     causal: bool,
     scale: float,
 ) -> Gradients:
-    """Return dq, dk, dv in the shapes of q, k, v: gradients of repeated KV heads are summed back."""
+    """Compute the gradients of attention on one device.
+
+    Args:
+        kernel: Kernel to run. KV heads are repeated if it needs that on this device, and their gradients are
+            summed.
+        dout: Gradient of the output, [B, N, S, D].
+        q: Queries [B, N, S, D].
+        k: Keys [B, K, T, D].
+        v: Values [B, K, T, D].
+        out: Output [B, N, S, D]. If `k` and `v` are one block of the keys, `out` and `lse` are those over all
+            keys.
+        lse: LSE [B, N, S].
+        causal: Whether query i sees keys 0 to i only; needs S = T.
+        scale: Factor on the scores, as in the forward.
+
+    Returns:
+        The gradients of q, k and v, in their shapes.
+    """
     return _backward(kernel, (dout, q, k, v, out, lse), causal, scale)
 
 
 def kernel_backward_into(
     kernel: Kernel, into: Gradients, *tensors: Tensor, causal: bool, scale: float
 ) -> None:
-    """Write the gradients of `kernel_backward` to given tensors: copied, unless the kernel fills them."""
+    """Compute the gradients of `kernel_backward` and write them to three tensors.
+
+    They are copied unless the kernel can fill these tensors itself.
+
+    Args:
+        kernel: Kernel to run.
+        into: Tensors for the gradients of q, k and v.
+        *tensors: dout, q, k, v, out and lse, as in `kernel_backward`.
+        causal: Whether query i sees keys 0 to i only.
+        scale: Factor on the scores.
+    """
     if kernel.fills_gradients and _repeats(kernel, *tensors[1:3]) == 1:
         _backward(kernel, tensors, causal, scale, into=into)
         return
-    for given, gradient in zip(into, _backward(kernel, tensors, causal, scale), strict=True):
-        given.copy_(gradient)
+    for target, gradient in zip(into, _backward(kernel, tensors, causal, scale), strict=True):
+        target.copy_(gradient)
 
 
 def _backward(
@@ -187,13 +245,13 @@ def _backward(
     dout, q, k, v, out, lse = tensors
     groups = _repeats(kernel, q, k)
     k, v = _repeat(k, groups), _repeat(v, groups)
-    # CUDA kernels read the LSE as if it were contiguous; a ring's rows of a longer one are not.
+    # CUDA kernels read the LSE as if it were contiguous, but rows that a ring cuts from a longer LSE are not.
     dq, dk, dv = kernel.backward(dout, q, k, v, out, lse.contiguous(), causal, scale, **keywords)
     return dq, _sum_groups(dk, groups), _sum_groups(dv, groups)
 
 
 def _repeats(kernel: Kernel, q: Tensor, k: Tensor) -> int:
-    """Return how often this kernel needs each KV head repeated on this device."""
+    """Return the number of times that each KV head must be repeated for this kernel on this device."""
     return 1 if q.device.type in kernel.native_gqa else q.shape[1] // k.shape[1]
 
 

@@ -1,7 +1,7 @@
-"""Attention as the formula has it: any device, any dtype, and all scores in memory at once.
+"""Kernel `math`: attention by its formula, on any device and in any dtype, with all scores in memory at once.
 
-Exponentials and logarithms are taken in float32 at least: the difference of a score and its LSE, rounded to
-bf16, would be off by a percent.
+Exponentials and logarithms are computed in float32 or wider. Rounded to bf16, the difference between a score
+and the LSE would be off by a percent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tup
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> Gradients:
-    """The backward of FlashAttention-2 (arXiv:2307.08691, algorithm 2) without its tiling."""
+    """Compute the backward of FlashAttention-2 (arXiv:2307.08691, algorithm 2) without its tiling."""
     probs_BNST = torch.exp(_scores(q, k, causal, scale) - lse[..., None]).to(q.dtype)
     dprobs_BNST = torch.matmul(dout, v.transpose(-2, -1))
     delta_BNS1 = (dout * out).sum(dim=-1, keepdim=True)

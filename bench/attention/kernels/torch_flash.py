@@ -1,10 +1,12 @@
-"""FlashAttention as torch ships it: one operator for the CPU, others for CUDA.
+"""Kernel `torch_flash`: the flash attention operators that torch ships, for CUDA and for CPUs.
 
-Those for CUDA are FlashAttention-2: `mha_fwd`, `mha_bwd` and their varlen forms in torch's flash_api.cpp ask
-that the number of query heads is a multiple of that of KV heads, and sum gradients over groups themselves, in
-the inputs' dtype. The one for the CPU asks for equal numbers. On a CPU without 16-bit instructions it takes
-3.3 s in bf16, forward and backward, and 0.9 s in float32 (8,192 tokens, 4 heads of 16, one thread, AVX2):
-there it computes in float32, as GPU kernels accumulate, and rounds results once.
+The CUDA operators are FlashAttention-2 (`mha_fwd`, `mha_bwd` and their varlen forms in torch's
+flash_api.cpp). They take any number of query heads that is a multiple of the KV heads, and sum the gradients
+of a group in the inputs' dtype. The CPU operator needs as many KV heads as query heads.
+
+On a CPU without 16-bit instructions, forward and backward of 8,192 tokens and 4 heads of size 16 take 3.3 s
+in bf16 and 0.9 s in float32 (one thread, AVX2). On such a CPU this kernel therefore computes in float32, in
+which GPU kernels accumulate as well, and rounds the results once.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> Gradients:
     if q.device.type != "cpu":
-        # Without packing the offsets are not read.
+        # The two offsets (None) are read for packed sequences only.
         dq, dk, dv, *_ = torch.ops.aten._scaled_dot_product_flash_attention_backward(
             dout, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, *_no_dropout(q),
             scale=scale,
@@ -57,13 +59,19 @@ def _backward(
 
 
 def _write(into: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
-    """A function of its own, so that wide parts are gone before the next heads' are made."""
-    for given, part in zip(into, parts, strict=True):
-        given.copy_(part)
+    """Copy each part to its target.
+
+    This is a function so that the float32 parts are freed before those of the next heads are allocated.
+    """
+    for target, part in zip(into, parts, strict=True):
+        target.copy_(part)
 
 
 def _heads_at_once(q: Tensor) -> Iterator[slice]:
-    """A head for each thread: the CPU's backward shares out heads, and fewer take less memory."""
+    """Return slices of as many heads as there are threads.
+
+    The CPU's backward divides heads among threads. More heads at a time would only take more memory.
+    """
     threads = torch.get_num_threads()
     return (slice(start, start + threads) for start in range(0, q.shape[1], threads))
 
@@ -76,7 +84,7 @@ def _packed_forward(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> tuple[
 
 
 def _packed_backward(into: Gradients, tensors: tuple[Tensor, ...], packing: Packing) -> None:
-    """Copied: torch's operator allocates its gradients and takes no others."""
+    """Compute the gradients and copy them to `into`, as torch's operator always allocates its results."""
     gradients = torch.ops.aten._flash_attention_backward(
         *tensors, *packing.offsets, 0.0, packing.causal, *_no_dropout(tensors[0]),
         scale=packing.scale,
@@ -85,7 +93,7 @@ def _packed_backward(into: Gradients, tensors: tuple[Tensor, ...], packing: Pack
 
 
 def _no_dropout(q: Tensor) -> tuple[Tensor, Tensor]:
-    """A random state that is never read."""
+    """Return a random state, which the operators do not read without dropout."""
     unused = torch.empty((), dtype=torch.uint64, device=q.device)
     return unused, unused
 

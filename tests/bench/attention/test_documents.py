@@ -1,4 +1,4 @@
-"""The tiles of packed documents leave each query exactly the keys of its document up to its own."""
+"""Tiles of packed documents: a query sees the keys of its document up to its own position."""
 
 import pytest
 
@@ -17,7 +17,7 @@ CASES = [
 
 
 def some_documents(tokens):
-    """Drawn ones, one that fills the sequence, and nothing but single tokens."""
+    """Random documents, one that fills the sequence, and documents of single tokens."""
     drawn = [drawn_documents(2, tokens, seed) for seed in range(8)]
     return [*drawn, Documents(((tokens,), tuple(range(1, tokens + 1))))]
 
@@ -29,12 +29,16 @@ def positions(layout, tokens, degree, rank):
 def visible(documents, sequence, queries):
     """(query, key) pairs by the definition."""
     return {
-        (q, k) for of in documents.of(sequence) for q in of if q in queries for k in range(of.start, q + 1)
+        (q, k)
+        for document in documents.of(sequence)
+        for q in document
+        if q in queries
+        for k in range(document.start, q + 1)
     }
 
 
 def computed(tile, queries, keys):
-    """The pairs of positions of one tile, given the shards that it is a part of."""
+    """(query, key) positions of one tile of two shards, given the positions of the shards."""
     rows, columns = queries[tile.queries], keys[tile.keys]
     assert rows
     assert columns
@@ -48,16 +52,16 @@ def computed(tile, queries, keys):
 
 
 @pytest.mark.parametrize(("layout", "degree", "tokens"), CASES)
-def test_the_tiles_of_all_ring_steps_are_what_each_query_may_see_once(layout, degree, tokens):
-    held = [positions(layout, tokens, degree, rank) for rank in range(degree)]
+def test_document_tiles_cover_each_visible_pair_once(layout, degree, tokens):
+    shards = [positions(layout, tokens, degree, rank) for rank in range(degree)]
     for documents in some_documents(tokens):
-        for rank, queries in enumerate(held):
+        for rank, queries in enumerate(shards):
             pairs = [[], []]
-            for source, keys in enumerate(held):
+            for source, keys in enumerate(shards):
                 for tile in document_tiles(documents, LAYOUTS[layout], degree, rank, source):
                     pairs[tile.sequence] += computed(tile, queries, keys)
             expected = [visible(documents, sequence, {*queries}) for sequence in (0, 1)]
-            assert [{*found} for found in pairs] == expected
+            assert [{*sequence_pairs} for sequence_pairs in pairs] == expected
             assert [*map(len, pairs)] == [*map(len, expected)]
             pieces = LAYOUTS[layout].slices(tokens, degree, rank)
             assert documents.causal_pairs(pieces) == sum(map(len, expected))

@@ -1,4 +1,4 @@
-"""The bridge's differentiable functions are flash-attn's: output, LSE, gradients against plain attention."""
+"""Differentiable functions of the flash-attn stand-in: output, LSE and gradients against plain attention."""
 
 import itertools
 import sys
@@ -21,13 +21,13 @@ ON_CPU = ("math", "torch_flash")
 
 
 def plain(q, k, v, causal):
-    """Output and LSE by the formula; queries are the last of the tokens."""
+    """Output and LSE by the formula; queries are the last tokens."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, dim=1) for x in (k, v))
     scores = q @ k.transpose(-2, -1) * HEAD_DIM**-0.5
     if causal:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
-        scores = scores.masked_fill(~seen, float("-inf"))
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+        scores = scores.masked_fill(~mask, float("-inf"))
     return (scores.softmax(-1) @ v).transpose(1, 2), scores.logsumexp(-1)
 
 
@@ -47,7 +47,7 @@ def with_gradients(out, lse, qkv):
 @pytest.mark.parametrize(
     ("queries", "keys", "causal"), [(KEYS, KEYS, True), (QUERIES, KEYS, True), (QUERIES, KEYS, False)]
 )
-def test_flash_attn_func_is_attention_aligned_to_the_bottom_right(kernel, batch, queries, keys, causal):
+def test_flash_attn_func_matches_attention_aligned_bottom_right(kernel, batch, queries, keys, causal):
     qkv = leaves(batch, queries, keys)
     out, lse, unused = flash_attn_func_on(KERNELS[kernel])(*qkv, causal=causal, return_attn_probs=True)
     assert unused is None
@@ -58,7 +58,7 @@ def test_flash_attn_func_is_attention_aligned_to_the_bottom_right(kernel, batch,
 
 
 @pytest.mark.parametrize("kernel", ON_CPU)
-def test_flash_attn_varlen_func_is_attention_within_each_sequence(kernel):
+def test_flash_attn_varlen_func_matches_attention_per_sequence(kernel):
     qkv, ends = leaves(1, KEYS, KEYS), [0, 3, KEYS]
     offsets = torch.tensor(ends, dtype=torch.int32)
     flat = [x[0] for x in qkv]
@@ -68,11 +68,11 @@ def test_flash_attn_varlen_func_is_attention_within_each_sequence(kernel):
     expected = torch.cat(parts)
     torch.testing.assert_close(out, expected)
     dout = torch.randn_like(out)
-    grads = [torch.autograd.grad(each, qkv, dout) for each in (out, expected)]
+    grads = [torch.autograd.grad(result, qkv, dout) for result in (out, expected)]
     torch.testing.assert_close(*grads)
 
 
-def test_who_asks_transformers_for_flash_attn_gets_the_kernel_and_only_within_the_context():
+def test_flash_attn_from_patches_imports_only_inside_its_context():
     before, modules = SimpleNamespace(**vars(transformers_flash)), set(sys.modules)
     with flash_attn_from(KERNELS["math"]):
         import flash_attn
@@ -80,9 +80,9 @@ def test_who_asks_transformers_for_flash_attn_gets_the_kernel_and_only_within_th
         assert flash_attn.__version__ == VERSION
         loaded = transformers_flash._lazy_imports("flash_attention_2")
         assert loaded[:2] == (flash_attn.flash_attn_func, flash_attn.flash_attn_varlen_func)
-        # ringmaster finds the private functions beside the public one.
-        beside = sys.modules[flash_attn.flash_attn_func.__module__]
-        assert callable(beside._flash_attn_forward)
-        assert callable(beside._flash_attn_backward)
+        # ringmaster looks for the private functions in the module of the public one.
+        module = sys.modules[flash_attn.flash_attn_func.__module__]
+        assert callable(module._flash_attn_forward)
+        assert callable(module._flash_attn_backward)
     assert SimpleNamespace(**vars(transformers_flash)) == before
     assert set(sys.modules) == modules

@@ -1,4 +1,4 @@
-"""Our calls against what flash-attention's functions take, as its sources had it at the named commits."""
+"""Calls of flash-attention against the recorded signatures of its functions at named commits."""
 
 import importlib
 import inspect
@@ -13,7 +13,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention import flash_attn_bridge
-from bench.attention import flash_attn_bridge as flash_attn_autograd
 from bench.attention.flash_attn_bridge import package_on
 from bench.attention.kernels import KERNELS, Packing, kernel_forward
 from bench.attention.packed import packed_backward, packed_forward
@@ -38,14 +37,14 @@ OFFERED = {
     "_flash_attn_varlen_backward": flash_attn_bridge.varlen_backward_with,
 }
 PUBLIC = {
-    "flash_attn_func": flash_attn_autograd.flash_attn_func_on,
-    "flash_attn_varlen_func": flash_attn_autograd.flash_attn_varlen_func_on,
+    "flash_attn_func": flash_attn_bridge.flash_attn_func_on,
+    "flash_attn_varlen_func": flash_attn_bridge.flash_attn_varlen_func_on,
 }
 
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A function that puts a recorded source's package where Python finds it, and imports it."""
+    """Function that writes the package of a recorded source to a folder on the path and imports it."""
 
     def install(source):
         write_package(tmp_path, source)
@@ -73,7 +72,7 @@ def qkv_and_dout(dtype):
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_packages_functions_take_packed_sequences_and_are_given_what_they_expect(installed, name):
+def test_packed_kernel_calls_match_the_packages_signatures(installed, name):
     module = installed(SOURCES[name])
     torch.manual_seed(0)
     q, k, v, dout = (torch.randn(48, heads, 16) for heads in (4, 2, 2, 4))
@@ -90,16 +89,15 @@ def test_a_packages_functions_take_packed_sequences_and_are_given_what_they_expe
 
 
 @pytest.mark.parametrize("name", [*OFFERED, *PUBLIC])
-def test_the_bridge_offers_the_parameters_that_flash_attn_has(name):
+def test_bridge_functions_have_flash_attns_parameters(name):
     required, optional = parameters((FLASH_ATTN_2.functions | FLASH_ATTN_2_PUBLIC)[name])
-    """Those that it uses; it takes the others, too."""
     offered = inspect.getfullargspec((OFFERED | PUBLIC)[name](KERNELS["math"]))
     assert offered.args == [*required, *optional][: len(offered.args)]
     assert offered.varargs
     assert offered.varkw
 
 
-def test_an_installed_flash_attn_computes_for_its_own_kernel_and_for_no_other(installed, one_rank):
+def test_installed_flash_attn_serves_only_its_own_kernel(installed, one_rank):
     module = installed(FLASH_ATTN_2)
     q, k, v, dout = (x.transpose(1, 2) for x in qkv_and_dout(torch.bfloat16))
     offsets = torch.tensor([0, 32], dtype=torch.int32)
@@ -114,7 +112,7 @@ def test_an_installed_flash_attn_computes_for_its_own_kernel_and_for_no_other(in
         module.calls.clear()
 
 
-def test_flash_attn_3_fills_the_gradients_that_ring_flash_attn_gives(installed):
+def test_flash_attn_3_fills_ring_flash_attns_gradient_buffers(installed):
     installed(SOURCES["flash_attn_3"])
     q, k, v, dout = (x.transpose(1, 2) for x in qkv_and_dout(torch.float32))
     out, lse, *_ = flash_attn_bridge.forward_with(KERNELS["flash_attn_3"])(q, k, v, 0.0, 0.25, True)
@@ -127,7 +125,9 @@ def test_flash_attn_3_fills_the_gradients_that_ring_flash_attn_gives(installed):
         filled[name] = buffers
         copies[name] = sum(event.name == "aten::copy_" for event in profile.events())
     torch.testing.assert_close(filled["flash_attn_3"], filled["math"])
-    assert copies["flash_attn_3"] == copies["math"]  # those of the package, which computes as `math` does
+    assert (
+        copies["flash_attn_3"] == copies["math"]
+    )  # copies inside the fake package, which computes like `math`
 
 
 WITH_PUBLIC = {
@@ -143,7 +143,7 @@ WITH_PUBLIC = {
 
 @pytest.fixture
 def in_transformers(installed, tmp_path, monkeypatch):
-    """A function that installs flash-attn with what transformers imports of it on a machine with CUDA."""
+    """Function that installs flash-attn with the names that transformers imports on a machine with CUDA."""
 
     def install(name):
         write_package(tmp_path, WITH_PUBLIC[name])
@@ -159,12 +159,12 @@ def in_transformers(installed, tmp_path, monkeypatch):
     return install
 
 
-def test_transformers_loads_flash_attn_by_the_names_that_ringmaster_is_given(in_transformers):
+def test_transformers_loads_flash_attn_by_ringmasters_names(in_transformers):
     module = in_transformers("flash_attn_2")
     for rotation in ("allgather", "p2p"):
         with flash_attn_bridge.flash_attn_from(KERNELS["flash_attn_2"]):
-            given = transformers_flash._lazy_imports(implementation(rotation, "flash_attn_2"))
-        assert given[:2] == (module.flash_attn_func, module.flash_attn_varlen_func)
+            functions = transformers_flash._lazy_imports(implementation(rotation, "flash_attn_2"))
+        assert functions[:2] == (module.flash_attn_func, module.flash_attn_varlen_func)
     assert IN_TRANSFORMERS["flash_attn_2"] in ALL_ATTENTION_FUNCTIONS
     assert implementation("allgather", "torch_flash") not in ALL_ATTENTION_FUNCTIONS
 
@@ -180,8 +180,8 @@ def test_transformers_loads_flash_attn_by_the_names_that_ringmaster_is_given(in_
         ("yunchang_ulysses", "flash_attn_3", "flash_attn_func"),
     ],
 )
-def test_packages_call_flash_attn_as_it_can_be_called(in_transformers, one_rank, name, kernel, called):
-    """On one rank; ringmaster passes `dropout_p`, so that FlashAttention-3 is called through the bridge."""
+def test_packages_call_flash_attn_with_valid_arguments(in_transformers, one_rank, name, kernel, called):
+    """ringmaster passes `dropout_p`, so that it calls FlashAttention-3 through the stand-in."""
     facts = STRATEGIES[name]
     pytest.importorskip(facts.package.removeprefix("axolotl-"))
     forget_packages()

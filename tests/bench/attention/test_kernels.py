@@ -1,4 +1,4 @@
-"""Each kernel's output, LSE and gradients are those of plain float64 attention."""
+"""Output, LSE and gradients of every kernel against plain float64 attention."""
 
 import itertools
 from dataclasses import replace
@@ -35,11 +35,11 @@ KERNEL_ON = [
     *(pytest.param("cpu", name, id=f"cpu-{name}") for name in KERNELS if available(name, "cpu")),
     *(pytest.param("cuda", name, marks=NEEDS_GPU, id=f"cuda-{name}") for name in GPU_KERNELS),
 ]
-"""Devices and the kernels that there are on them."""
+"""Devices and the kernels that run on them."""
 
 
 def every_case():
-    """Every device, kernel, dtype, head ratio and mask that the facts allow."""
+    """All devices, kernels, dtypes, head ratios and masks that the facts allow."""
     return [
         pytest.param(
             device,
@@ -89,7 +89,7 @@ def named(*tensors):
 
 @pytest.mark.parametrize(("device", "name", "dtype", "heads", "causal"), every_case())
 def test_output_lse_and_gradients_match_float64(device, name, dtype, heads, causal):
-    """Errors within the limits of the parity pass."""
+    """Limits are those of the parity pass."""
     skip_without(name, device)
     inputs = random_inputs(heads, dtype, device, HEAD_DIMS[device])
     exact = plain_attention(*(x.double() for x in inputs), causal)
@@ -103,7 +103,7 @@ def test_output_lse_and_gradients_match_float64(device, name, dtype, heads, caus
 
 
 class Operators(TorchDispatchMode):
-    """The names of the operators that are called, in order."""
+    """Mode that records the names of called operators, in order."""
 
     def __init__(self):
         super().__init__()
@@ -115,22 +115,22 @@ class Operators(TorchDispatchMode):
 
 
 def on_no_gpu(*tensors):
-    """Tensors of the same shapes that say they are on a GPU; under FakeTensorMode none is needed."""
+    """Tensors of the same shapes on a GPU; under FakeTensorMode no GPU is needed."""
     return [torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in tensors]
 
 
 @pytest.mark.parametrize("name", [name for name in GPU_KERNELS if name != "math"])
-def test_on_a_gpu_a_fused_kernel_is_given_kv_heads_as_they_are(name):
-    given = []
+def test_fused_gpu_kernels_get_kv_heads_unrepeated(name):
+    shapes = []
 
     def forward(q, k, v, causal, scale):
-        given.append((k.shape, v.shape))
+        shapes.append((k.shape, v.shape))
         return q, q
 
     with FakeTensorMode():
         q, k, v, _ = on_no_gpu(*random_inputs("GQA", "bf16", "cpu", 64))
         kernel_forward(replace(KERNELS[name], forward=forward), q, k, v, causal=True, scale=1.0)
-    assert given == [(k.shape, v.shape)]
+    assert shapes == [(k.shape, v.shape)]
 
 
 def packed(cu_seqlens_q, cu_seqlens_k, causal, device, dtype, heads="GQA", head_dim=16):
@@ -151,20 +151,20 @@ def run_packed(kernel, q, k, v, dout, packing):
     return named(out, lse, *grads)
 
 
-def each_alone(q, k, v, dout, packing):
-    """Plain float64 attention of one sequence after another, causal from the bottom right."""
+def one_at_a_time(q, k, v, dout, packing):
+    """Plain float64 attention of one sequence after another, with a mask aligned to the bottom right."""
     parts = []
     ends = (itertools.pairwise(cu.tolist()) for cu in (packing.cu_seqlens_q, packing.cu_seqlens_k))
     for (q0, q1), (k0, k1) in zip(*ends, strict=True):
         pieces = (q[q0:q1], k[k0:k1], v[k0:k1], dout[q0:q1])
-        one = [x.double().transpose(0, 1)[None] for x in pieces]
-        # Queries that the sequence has not are put before, given no gradient and dropped.
+        batch = [x.double().transpose(0, 1)[None] for x in pieces]
+        # Missing queries are padded in front, get no gradient and are dropped.
         more = (k1 - k0) - (q1 - q0)
-        one[0], one[3] = (torch.nn.functional.pad(x, (0, 0, more, 0)) for x in (one[0], one[3]))
-        found = plain_attention(*one, packing.causal)
+        batch[0], batch[3] = (torch.nn.functional.pad(x, (0, 0, more, 0)) for x in (batch[0], batch[3]))
+        part = plain_attention(*batch, packing.causal)
         for key in ("out", "lse", "dq"):
-            found[key] = found[key][:, :, more:]
-        parts.append({key: x[0].transpose(0, 1) for key, x in found.items()})
+            part[key] = part[key][:, :, more:]
+        parts.append({key: x[0].transpose(0, 1) for key, x in part.items()})
     whole = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     return whole | {"lse": whole["lse"].transpose(0, 1)}
 
@@ -175,26 +175,26 @@ LENGTHS = {"one": ([0, 32], [0, 96]), "three": ([0, 16, 48, 96], [0, 16, 112, 16
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize(("device", "name"), KERNEL_ON)
-def test_packed_sequences_are_each_attended_to_alone(device, name, lengths, causal):
+def test_packed_attention_matches_one_sequence_at_a_time(device, name, lengths, causal):
     skip_without(name, device)
     dtype, limit = {"cpu": (torch.float32, 1e-5), "cuda": (torch.bfloat16, 2e-2)}[device]
     inputs, packing = packed(*LENGTHS[lengths], causal, device, dtype, head_dim=HEAD_DIMS[device])
-    exact = each_alone(*inputs, packing)
+    exact = one_at_a_time(*inputs, packing)
     found = run_packed(KERNELS[name], *inputs, packing)
     assert {key: x.shape for key, x in found.items()} == {key: x.shape for key, x in exact.items()}
     errors = {key: relative_error(found[key], exact[key]) for key in exact}
     assert {key: error for key, error in errors.items() if error > limit} == {}
 
 
-def test_boundaries_that_only_the_device_knows_are_read_once_for_all_layers():
+def test_packing_offsets_are_read_from_the_device_once():
     _, packing = packed(*LENGTHS["three"], causal=True, device="cpu", dtype=torch.float32)
-    with synchronisations() as found:
+    with synchronisations() as waits:
         layers = [[*replace(packing).sequences()] for _ in range(3)]
     assert layers[0] == layers[2] != []
-    assert found == ["tolist"] * 2
+    assert waits == ["tolist"] * 2
 
 
-def test_torchs_cuda_operators_for_packed_sequences_are_called_once_and_read_nothing_from_the_device(
+def test_torch_flash_packed_is_one_call_without_device_reads(
     monkeypatch,
 ):
     written = []
@@ -202,10 +202,10 @@ def test_torchs_cuda_operators_for_packed_sequences_are_called_once_and_read_not
     inputs, packing = packed([0, 16, 48], [0, 16, 112], True, "cpu", torch.bfloat16)
     with FakeTensorMode(), Operators() as operators:
         cu_q, cu_k = on_no_gpu(packing.cu_seqlens_q, packing.cu_seqlens_k)
-        there = replace(packing, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+        on_gpu = replace(packing, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
         *qkv, dout = on_no_gpu(*inputs)
-        out, lse = packed_forward(KERNELS["torch_flash"], *qkv, there)
-        KERNELS["torch_flash"].packed.backward(qkv, (dout, *qkv, out, lse), there)
+        out, lse = packed_forward(KERNELS["torch_flash"], *qkv, on_gpu)
+        KERNELS["torch_flash"].packed.backward(qkv, (dout, *qkv, out, lse), on_gpu)
         found = named(out, lse, *written)
     q, k, v, _ = (x.shape for x in inputs)
     assert {key: x.shape for key, x in found.items()} == named(q, (q[1], q[0]), q, k, v)
@@ -215,7 +215,7 @@ def test_torchs_cuda_operators_for_packed_sequences_are_called_once_and_read_not
 
 
 def on_views(kernel, q, k, v, dout):
-    """As a ring calls it: every tensor the later half of a longer one, heads and tokens swapped in memory."""
+    """Call a kernel like a ring: tensors are halves of longer ones, with heads and tokens swapped."""
     q, k, v, dout = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, dout))
     call = {"causal": True, "scale": q.shape[-1] ** -0.5}
     twice = [torch.cat([x, x], dim=2) for x in (q, k, v, dout, *kernel_forward(kernel, q, k, v, **call))]
@@ -224,7 +224,7 @@ def on_views(kernel, q, k, v, dout):
 
 
 @pytest.mark.parametrize(("device", "name"), KERNEL_ON)
-def test_a_kernel_takes_views_of_longer_tensors(device, name):
+def test_kernels_take_views_of_longer_tensors(device, name):
     skip_without(name, device)
     dtype = {"cpu": "fp32", "cuda": "bf16"}[device]
     inputs = random_inputs("GQA", dtype, device, HEAD_DIMS[device])
@@ -233,15 +233,15 @@ def test_a_kernel_takes_views_of_longer_tensors(device, name):
         assert relative_error(views[key], expected) <= FLOORS[dtype].forward, key
 
 
-def test_a_backward_is_given_a_contiguous_lse_whatever_it_was_cut_from():
-    seen = []
+def test_kernel_backward_passes_a_contiguous_lse():
+    contiguous = []
 
     def backward(dout, q, k, v, out, lse, causal, scale):
-        seen.append(lse.is_contiguous())
+        contiguous.append(lse.is_contiguous())
         return KERNELS["math"].backward(dout, q, k, v, out, lse, causal, scale)
 
     on_views(Kernel("math", KERNELS["math"].forward, backward), *random_inputs("MHA", "fp32", "cpu", 16))
-    assert seen == [True]
+    assert contiguous == [True]
 
 
 @pytest.mark.parametrize("name", [name for name in KERNELS if available(name, "cpu")])
@@ -255,16 +255,21 @@ def test_large_logits_give_no_nan(name):
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_what_a_kernel_lacks_is_refused_with_a_way_out(name):
-    """A device, a dtype on a GPU, its package."""
+def test_kernel_refusals_name_the_lack_and_a_way_out(name):
     facts = KERNEL_FACTS[name]
     if "cpu" not in facts.dtypes:
-        said = f"kernel={name} needs a {facts.gpus}; take kernel=torch_flash, or run it with cluster=gpu"
-        assert refusal(make_cell(f"kernel={name}")) == said
+        reason = refusal(make_cell(f"kernel={name}"))
+        assert reason.startswith(f"kernel={name} needs a {facts.gpus}; ")
+        assert "kernel=torch_flash" in reason
+        assert "cluster=gpu" in reason
     cell = make_cell(f"kernel={name}", "dtype=fp32", "engine=ddp", machine=FOUR_H100)
-    said = f"dtype=fp32 is not for kernel={name} on cuda; choose dtype=bf16 or fp16, or kernel=math"
-    assert facts.refusals(cell) == ([] if "fp32" in facts.dtypes["cuda"] else [said])
+    reasons = facts.refusals(cell)
+    assert len(reasons) == ("fp32" not in facts.dtypes["cuda"])
+    for reason in reasons:
+        assert reason.startswith(f"dtype=fp32 does not work with kernel={name} on cuda; ")
+        assert reason.endswith("dtype=bf16 or fp16, or kernel=math")
     if not facts.is_installed:
         reason = refusal(make_cell(f"kernel={name}", machine=FOUR_H100))
         assert f"needs the package {facts.package} and a {facts.gpus}; install it with:" in reason
-        assert reason.endswith(f"{facts.install}; or take kernel=torch_flash")
+        assert facts.install in reason
+        assert reason.endswith("kernel=torch_flash")

@@ -1,4 +1,4 @@
-"""Layouts deal every token out exactly once, and their tiles are the causal mask."""
+"""Layouts put every token on one rank, and their tiles match the causal mask."""
 
 import itertools
 
@@ -15,7 +15,7 @@ def positions(layout, seq_len, sp_degree, rank):
 
 @pytest.mark.parametrize("name", sorted(LAYOUTS))
 @given(sp_degree=st.integers(1, 9), rows=st.integers(1, 5))
-def test_every_token_is_on_exactly_one_rank_and_shards_are_equal(name, sp_degree, rows):
+def test_layout_puts_every_token_on_one_rank_in_equal_shards(name, sp_degree, rows):
     layout = LAYOUTS[name]
     seq_len = rows * layout.length_multiple(sp_degree)
     shards = [positions(layout, seq_len, sp_degree, rank) for rank in range(sp_degree)]
@@ -25,14 +25,14 @@ def test_every_token_is_on_exactly_one_rank_and_shards_are_equal(name, sp_degree
 
 @pytest.mark.parametrize("name", sorted(LAYOUTS))
 @given(degree=st.integers(1, 5), rows=st.integers(1, 4))
-def test_a_tile_leaves_exactly_what_the_causal_mask_does(name, degree, rows):
+def test_causal_tiles_match_the_causal_mask(name, degree, rows):
     layout = LAYOUTS[name]
     seq_len = rows * layout.length_multiple(degree)
     shard_len = seq_len // degree
     for rank, source in itertools.product(range(degree), repeat=2):
         queries, keys = (positions(layout, seq_len, degree, r) for r in (rank, source))
-        seen = {(i, j) for i, j in itertools.product(range(shard_len), repeat=2) if queries[i] >= keys[j]}
-        assert seen == pairs_of(layout.causal_tile(shard_len, rank, source), shard_len)
+        visible = {(i, j) for i, j in itertools.product(range(shard_len), repeat=2) if queries[i] >= keys[j]}
+        assert visible == pairs_of(layout.causal_tile(shard_len, rank, source), shard_len)
 
 
 def pairs_of(tile, shard_len):
@@ -44,7 +44,7 @@ def pairs_of(tile, shard_len):
 
 
 @given(degree=st.integers(1, 5), rows=st.integers(1, 4))
-def test_zigzag_gives_every_rank_the_same_number_of_causal_pairs(degree, rows):
+def test_zigzag_gives_every_rank_the_same_causal_area(degree, rows):
     layout = LAYOUTS["zigzag"]
     seq_len = rows * layout.length_multiple(degree)
     assert len({sum(i + 1 for i in positions(layout, seq_len, degree, rank)) for rank in range(degree)}) == 1
@@ -52,7 +52,7 @@ def test_zigzag_gives_every_rank_the_same_number_of_causal_pairs(degree, rows):
 
 @pytest.mark.parametrize("name", sorted(LAYOUTS))
 @given(ulysses=st.integers(1, 4), ring=st.integers(1, 4), rows=st.integers(1, 3))
-def test_usp_deals_every_token_out_once_and_keeps_ring_shards_whole(name, ulysses, ring, rows):
+def test_cut_divides_a_ring_shard_among_ulysses_ranks(name, ulysses, ring, rows):
     layout = LAYOUTS[name]
     seq_len = rows * layout.length_multiple(ring) * ulysses
     size = seq_len // (ring * ulysses)

@@ -1,4 +1,4 @@
-"""The command that goes on is the one that was given, with what has to change."""
+"""Command lines in messages, and the command `ulysses-ring-bench`."""
 
 import os
 import shutil
@@ -21,21 +21,21 @@ PRINTING = (
     ("-m", "analysis.report", "sweep"),
     ("-m", "analysis.compare", "sweep", "sweep"),
 )
-GIVEN = ["run_sweep.py", "-m", "seq_len=1k,2k"]
+ARGUMENTS = ["run_sweep.py", "-m", "seq_len=1k,2k"]
 
 
-def test_it_resumes_the_folder_of_the_sweep():
-    said = again_command(GIVEN, Path("a folder"))
-    assert said == "python run_sweep.py -m seq_len=1k,2k resume=true 'sweep_dir=a folder'"
+def test_again_command_resumes_the_sweeps_folder():
+    line = again_command(ARGUMENTS, Path("a folder"))
+    assert line == "python run_sweep.py -m seq_len=1k,2k resume=true 'sweep_dir=a folder'"
 
 
-@pytest.mark.parametrize("own", ["measure.repeats=2", "++measure.repeats=auto", "resume=true", "sweep_dir=x"])
-def test_what_is_said_anew_stands_once(own):
-    said = again_command([*GIVEN, own], Path("out"), "measure.repeats=6")
-    assert said == "python run_sweep.py -m seq_len=1k,2k measure.repeats=6 resume=true sweep_dir=out"
+@pytest.mark.parametrize("old", ["measure.repeats=2", "++measure.repeats=auto", "resume=true", "sweep_dir=x"])
+def test_again_command_has_a_replaced_option_once(old):
+    line = again_command([*ARGUMENTS, old], Path("out"), "measure.repeats=6")
+    assert line == "python run_sweep.py -m seq_len=1k,2k measure.repeats=6 resume=true sweep_dir=out"
 
 
-def test_a_command_is_named_as_it_was_typed(monkeypatch, tmp_path):
+def test_commands_keep_the_program_that_was_typed(monkeypatch, tmp_path):
     assert (sweep_words(), tool_words("analysis.report")) == (
         "python run_sweep.py",
         "python -m analysis.report",
@@ -53,26 +53,26 @@ def test_a_command_is_named_as_it_was_typed(monkeypatch, tmp_path):
     assert sweep_words() == "ulysses-ring-bench"
 
 
-def test_a_copy_knows_no_script(monkeypatch):
+def test_installed_copy_names_the_command_not_the_script(monkeypatch):
     monkeypatch.setattr(command, "CHECKOUT", Path("/installed"))
     assert sweep_words() == "ulysses-ring-bench"
-    assert again_command(GIVEN, Path("out")).startswith("ulysses-ring-bench -m")
+    assert again_command(ARGUMENTS, Path("out")).startswith("ulysses-ring-bench -m")
 
 
-def test_the_tools_are_modules_and_the_page_lists_them():
+def test_tools_are_modules_that_install_md_lists():
     page = (REPOSITORY / "docs" / "install.md").read_text()
     assert all(f"| `{word}` | `python -m {module}`" in page for word, module in TOOLS.items())
     assert all(map(find_spec, TOOLS.values()))
 
 
-def test_the_first_word_runs_a_tool(monkeypatch, tmp_path, capsys):
+def test_command_runs_the_tool_named_by_its_first_word(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["ulysses-ring-bench", "report", str(tmp_path)])
     assert main() == 2
     assert "no file records.jsonl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", PRINTING, ids=" ".join)
-def test_a_command_ends_well_where_the_reader_of_its_output_has_gone(words, tmp_path):
+def test_commands_succeed_after_the_reader_of_output_exits(words, tmp_path):
     sweep = tmp_path / "sweep"
     sweep.mkdir()
     shutil.copy(RECORDS, sweep)

@@ -1,4 +1,4 @@
-"""CPU ranks without 16-bit instructions compute in float32 and round once, and what they hold is counted."""
+"""CPU ranks without 16-bit instructions compute in float32, round once, and have the estimated copies."""
 
 import os
 import subprocess
@@ -22,10 +22,10 @@ from bench.ranks.products import use_wide_products
 
 print(estimated_bf16_instructions(), cpu_arithmetic(torch.bfloat16), use_wide_products() is not None)
 """
-"""What a fresh process computes in: torch reads its variable once."""
+"""Program that prints the arithmetic of a fresh process, as torch reads its variable only once."""
 
 
-def test_where_torch_may_use_avx2_at_most_products_run_in_float32():
+def test_products_run_in_float32_with_avx2():
     variables = os.environ | {"ATEN_CPU_CAPABILITY": "avx2"}
     done = subprocess.run(
         [sys.executable, "-c", ASK], env=variables, capture_output=True, text=True, check=True
@@ -33,13 +33,13 @@ def test_where_torch_may_use_avx2_at_most_products_run_in_float32():
     assert done.stdout.split() == ["False", "torch.float32", "True"]
 
 
-def test_the_estimate_of_memory_expects_the_arithmetic_that_torch_chooses():
+def test_estimated_bf16_instructions_match_torch():
     assert estimated_bf16_instructions() == (cpu_arithmetic(torch.bfloat16) == torch.bfloat16)
 
 
 @pytest.fixture
 def wide(monkeypatch):
-    """Products as on a CPU without 16-bit instructions, whatever runs the test."""
+    """Products as on a CPU without 16-bit instructions, on any CPU."""
     for module in (products, torch_flash):
         monkeypatch.setattr(
             module, "cpu_arithmetic", lambda dtype: torch.float32 if dtype.itemsize == 2 else dtype
@@ -48,9 +48,9 @@ def wide(monkeypatch):
 
 @pytest.fixture
 def wide_products(wide):
-    held = use_wide_products()
+    library = use_wide_products()
     yield
-    del held
+    del library
 
 
 def error(found, exact):
@@ -76,17 +76,17 @@ def test_products_are_those_of_float64_rounded_once(dtype, rows, inner, columns)
     torch.testing.assert_close(found.double(), 0.5 * bias + 2 * exact, rtol=2 * ROUNDED_ONCE, atol=0.05)
 
 
-def test_torchs_own_products_come_back():
+def test_releasing_wide_products_restores_torchs_operators():
     a = torch.randn(64, 4096).bfloat16()
     own = a @ a.t()
-    held = use_wide_products()
-    del held
+    library = use_wide_products()
+    del library
     assert torch.equal(a @ a.t(), own)
 
 
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_copies_that_a_kernel_holds_are_counted_by_the_tracker_and_by_the_estimate(threads, monkeypatch):
+def test_wide_copies_bytes_match_the_allocation_tracker(threads, monkeypatch):
     monkeypatch.setattr("bench.cost.memory.estimated_bf16_instructions", lambda: False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     cell = tiny_cell("strategy=local", "seq_len=2k", "dtype=bf16", f"cluster.threads_per_rank={threads}")

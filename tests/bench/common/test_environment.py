@@ -1,14 +1,14 @@
-"""What counts as the code of a cell: every source of `bench/`, and the figures for predictions."""
+"""The digest of sources covers every module of `bench/` and the hardware files."""
 
-from bench.common.environment import digest_of
+from bench.common.environment import tree_digest
 
 
-def test_an_edit_a_new_module_and_one_that_is_moved_count(tmp_path):
+def test_tree_digest_changes_with_edits_new_and_moved_modules(tmp_path):
     hardware, module = tmp_path / "conf" / "hardware" / "h100.yaml", tmp_path / "bench" / "cell" / "run.py"
     for path in (hardware, module):
         path.parent.mkdir(parents=True)
         path.write_text("a = 1")
-    found = [digest_of(tmp_path)]
+    digests = [tree_digest(tmp_path)]
     for change in (
         lambda: hardware.write_text("b = 2"),
         lambda: module.write_text("c = 3"),
@@ -16,5 +16,5 @@ def test_an_edit_a_new_module_and_one_that_is_moved_count(tmp_path):
         lambda: module.rename(tmp_path / "bench" / "run.py"),
     ):
         change()
-        found.append(digest_of(tmp_path))
-    assert len({*found}) == 5
+        digests.append(tree_digest(tmp_path))
+    assert len({*digests}) == 5

@@ -1,4 +1,4 @@
-"""No number of any section may keep a record from being written, and none that is not finite is a result."""
+"""A number that is not finite makes a wrong result, and never prevents writing the record."""
 
 import copy
 import json
@@ -57,11 +57,11 @@ REPORT = {
     "trace": {"steps": [STEP], "median": 0},
     "phases_s": {"timing": 1.0},
 }  # fmt: skip
-"""A rank's report with sections that hold numbers that need not be whole."""
+"""Report of a rank with all sections that contain floats."""
 
 
 def places(value, path=()):
-    """The path to every such number of a report's sections."""
+    """Path to every float in a report."""
     if isinstance(value, float):
         yield path
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -70,7 +70,7 @@ def places(value, path=()):
 
 
 def record_with(number, path):
-    """The record of two ranks, of which rank 1 reports this number at this place."""
+    """Record of two ranks of which rank 1 reports `number` at `path`."""
     reports = [copy.deepcopy(REPORT), copy.deepcopy(REPORT)]
     *way, last = path
     section = reports[1]
@@ -85,11 +85,11 @@ PLACES = [path for path in places(REPORT) if path[0] != "phases_s"]
 
 
 NUMBERS = (math.nan, math.inf, -math.inf)
-CASES = [(path, NUMBERS[each % 3]) for each, path in enumerate(PLACES)]
+CASES = [(path, NUMBERS[number % 3]) for number, path in enumerate(PLACES)]
 
 
 @pytest.mark.parametrize(("path", "number"), CASES)
-def test_a_number_that_is_not_finite_is_a_wrong_result_wherever_a_rank_reports_it(tmp_path, path, number):
+def test_number_that_is_not_finite_makes_a_wrong_result(tmp_path, path, number):
     with Store(tmp_path) as store:
         store.append(record_with(number, path))
         (line,) = store.read()
@@ -100,18 +100,19 @@ def test_a_number_that_is_not_finite_is_a_wrong_result_wherever_a_rank_reports_i
     assert line.timing is None
 
 
-def test_a_number_that_its_section_may_not_hold_is_a_wrong_result_and_no_error_of_the_launcher():
+def test_number_that_breaks_a_sections_rule_makes_a_wrong_result():
     record = record_with(-1.0, ("timing", "window_ms", 0))
     assert (record.status, record.timing) == ("wrong_result", None)
-    assert record.reason == "rank 1: timing: Expected `float` > 0.0 - at `$.window_ms[0]`"
+    assert record.reason.startswith("rank 1: timing: ")
+    assert "> 0.0 - at `$.window_ms[0]`" in record.reason
 
 
-def test_the_same_report_with_numbers_everywhere_is_ok():
+def test_report_with_finite_numbers_is_ok():
     record = record_with(1.0, ("timing", "window_ms", 0))
     assert (record.status, record.reason) == ("ok", None)
 
 
-def test_what_is_not_finite_is_named_and_becomes_null_and_nothing_else_changes():
+def test_not_finite_names_numbers_and_finite_makes_them_null():
     found = not_finite({"a": [{"b": (1.0, math.nan)}], "c": -math.inf, "d": None}, "section")
     assert [*found] == ["section.a[0].b[1] is nan", "section.c is -inf"]
     values = {"a": [1.0, math.nan, {"b": math.inf}], "c": "nan", "d": None, "e": True}
@@ -120,26 +121,24 @@ def test_what_is_not_finite_is_named_and_becomes_null_and_nothing_else_changes()
 
 
 @pytest.mark.parametrize("errors", [(math.nan, 1.0), (1.0, math.nan), (math.inf, math.nan, 1.0)])
-def test_nan_is_the_worst_error_in_whatever_order(errors):
+def test_worst_is_nan_in_any_order(errors):
     assert not worst(errors) <= 1e300
 
 
 @pytest.mark.parametrize("plain", [math.nan, math.inf])
-def test_a_limit_stays_a_limit_where_plain_arithmetic_overflows(plain):
+def test_limit_is_finite_if_plain_arithmetic_overflows(plain):
     assert limit_of("out", "bf16", plain) == 2.0
 
 
-def test_what_merging_makes_of_numbers_is_judged_too():
+def test_merged_section_that_is_not_finite_is_a_wrong_result():
     timing = TimingSection(step_times_ms=[[1.0]], window_ms=[math.inf], warmup="full", tokens_per_step=1)
     planned, reports = PlannedCell(CELL, repeat=0, order=0), decoded([{"phases_s": {}, "software": {}}])
     record = judged(planned, reports, {"timing": timing}, [], None, 1.0, datetime.now(UTC))
-    assert (record.status, record.reason) == (
-        "wrong_result",
-        "timing.window_ms[0] is inf, which is no finite number",
-    )
+    assert record.status == "wrong_result"
+    assert record.reason.startswith("timing.window_ms[0] is inf")
 
 
-def test_a_lone_tokens_gradients_are_all_zero_and_no_error():
+def test_relative_error_of_zeros_is_zero():
     zeros = torch.zeros(1, 1, 1, 8)
     assert relative_error(zeros, zeros) == 0.0
     assert relative_error(zeros + 1e-9, zeros) == pytest.approx(1e-9)
@@ -148,7 +147,7 @@ def test_a_lone_tokens_gradients_are_all_zero_and_no_error():
 
 
 @pytest.mark.parametrize("workload", ["train", "attention"])
-def test_one_token_is_a_sequence(launcher, tmp_path, workload):
+def test_cell_of_one_token_runs(launcher, tmp_path, workload):
     cell = tiny_cell("strategy=local", "seq_len=1", "engine=ddp", f"workload={workload}")
     record, _ = run_cell(launcher, cell, tmp_path)
     assert (record.status, record.reason) == ("ok", None)

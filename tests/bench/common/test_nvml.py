@@ -1,4 +1,4 @@
-"""What a record says of GPUs and of the variables set before, by a driver shaped like nvidia-ml-py."""
+"""GPUs and inherited variables in a record's environment, with a fake driver behind nvidia-ml-py."""
 
 import re
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ LINKS = 18
 ANCESTORS = {(0, 1): pynvml.NVML_TOPOLOGY_SINGLE, (0, 2): pynvml.NVML_TOPOLOGY_SYSTEM,
              (1, 2): pynvml.NVML_TOPOLOGY_SYSTEM}  # fmt: skip
 P2P = {(0, 1): (0, 0), (0, 2): (0, 5), (1, 2): (pynvml.NVML_P2P_STATUS_GPU_NOT_SUPPORTED, 5)}
-"""Of each pair how it may read, and whether it may do so over NVLink."""
+"""Status of reads, and of NVLink, for each pair of GPUs."""
 
 
 def link_state(handle, link):
@@ -54,7 +54,7 @@ DRIVER = {
 
 @pytest.fixture
 def driver(monkeypatch):
-    """Three GPUs; the function it gives makes one of the driver's own fail."""
+    """Driver with three GPUs; the fixture is a function that makes one of the driver's functions fail."""
 
     def fail(name, number):
         monkeypatch.setattr(pynvml, name, create_autospec(real[name], side_effect=pynvml.NVMLError(number)))
@@ -70,7 +70,7 @@ def driver(monkeypatch):
     this_machine.cache_clear()
 
 
-def test_a_record_says_what_the_gpus_are_and_how_they_are_connected(driver):
+def test_environment_states_gpus_and_their_links(driver):
     assert {name: value for name, value in to_builtins(describe({})).items() if name.startswith("gpu_")} == {
         "gpu_memory_bytes": [2**36, 2**36 + 1, 2**36 + 2],
         "gpu_capabilities": ["9.0", "9.1", "9.2"],
@@ -87,24 +87,24 @@ NAMES = {"nvmlDeviceGetTemperature": "gpu_temperature_c", "nvmlDeviceGetP2PStatu
 
 
 @pytest.mark.parametrize("function", NAMES)
-def test_what_the_driver_does_not_say_is_absent_and_costs_nothing_else(driver, function):
+def test_environment_omits_only_facts_the_driver_lacks(driver, function):
     driver(function, pynvml.NVML_ERROR_NOT_SUPPORTED)
     found = to_builtins(describe({}))
     assert [name for name in NAMES.values() if name not in found] == [NAMES[function]]
 
 
 @pytest.mark.parametrize(
-    ("number", "node", "visible", "said"),
+    ("number", "node", "visible", "message"),
     [
-        (pynvml.NVML_ERROR_UNKNOWN, True, None, "nvidiactl is there, but NVML cannot read its GPU: Unknown"),
+        (pynvml.NVML_ERROR_UNKNOWN, True, None, "nvidiactl exists, but NVML cannot read its GPU: Unknown"),
         (pynvml.NVML_ERROR_UNKNOWN, True, "NoDevFiles", None),
         (pynvml.NVML_ERROR_UNKNOWN, False, None, None),
         (pynvml.NVML_ERROR_GPU_NOT_FOUND, True, None, None),
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, True, None, "libnvidia-ml is not; start a container with"),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, True, None, "libnvidia-ml does not; start a container with"),
     ],
 )
-def test_a_device_node_speaks_for_a_gpu_that_nvml_cannot_read(
-    driver, monkeypatch, tmp_path, number, node, visible, said
+def test_device_node_of_an_unreadable_gpu_is_an_error(
+    driver, monkeypatch, tmp_path, number, node, visible, message
 ):
     monkeypatch.setattr(nvml, "DEVICE_NODES", (tmp_path / "nvidiactl",))
     if node:
@@ -114,87 +114,95 @@ def test_a_device_node_speaks_for_a_gpu_that_nvml_cannot_read(
     driver("nvmlInit", number)
     machine = this_machine.__wrapped__()
     assert machine.gpus == ()
-    assert machine.gpu_error is None if said is None else said in machine.gpu_error
+    assert machine.gpu_error is None if message is None else message in machine.gpu_error
 
 
-def refused(machine, line=""):
-    """What a request is told on a machine; the CPU stays a choice."""
+def refusal_on(machine):
+    """Error of a request on a machine whose GPUs cannot be used; cluster=cpu stays possible."""
     assert machine.gpus == ()
-    assert resolve(make_raw(*line.split(), "cluster=cpu"), machine).cluster.device == "cpu"
-    with pytest.raises(ConfigError) as said:
-        resolve(make_raw(*line.split()), machine)
-    assert "\n" not in str(said.value)
-    assert str(said.value).endswith(", or take cluster=cpu")
-    return str(said.value)
+    assert resolve(make_raw("cluster=cpu"), machine).cluster.device == "cpu"
+    with pytest.raises(ConfigError) as raised:
+        resolve(make_raw(), machine)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert message.endswith("cluster=cpu")
+    return message
 
 
 @pytest.mark.parametrize(
-    ("visible", "said"),
+    ("visible", "message"),
     [
-        ("7", "CUDA_VISIBLE_DEVICES=7 names none of the 3 GPUs here; correct it or unset it"),
-        ("MIG-1,MIG-2", "CUDA_VISIBLE_DEVICES=MIG-1,MIG-2 names a slice of a GPU; ranks and figures"),
+        ("7", "CUDA_VISIBLE_DEVICES=7 names none of the 3 GPUs of this machine; correct it or unset it"),
+        (
+            "MIG-1,MIG-2",
+            "CUDA_VISIBLE_DEVICES=MIG-1,MIG-2 names a MIG slice of a GPU; only whole GPUs are supported",
+        ),
         (" -1 ", None),
     ],
 )
-def test_a_variable_that_names_no_gpu_is_an_error_unless_it_asks_for_none(driver, monkeypatch, visible, said):
+def test_visible_devices_without_a_match_are_refused(driver, monkeypatch, visible, message):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     machine = this_machine.__wrapped__()
-    if said is None:
+    if message is None:
         assert (machine.gpus, machine.gpu_error) == ((), None)
     else:
-        assert said in refused(machine)
+        assert message in refusal_on(machine)
 
 
 @pytest.mark.parametrize(("visible", "gpus"), [(None, 0), ("1", 0), ("0,2", 2)])
-def test_a_gpu_that_is_cut_into_slices_is_no_gpu_to_measure(driver, monkeypatch, visible, gpus):
+def test_mig_gpus_are_refused(driver, monkeypatch, visible, gpus):
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda handle: (int(handle == 1), 0))
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     machine = this_machine.__wrapped__()
     assert len(machine.gpus) == gpus
     if not gpus:
-        assert "a GPU 1 is cut into MIG slices; ranks and figures here are of whole GPUs" in refused(machine)
+        assert "a GPU 1 is divided into MIG slices; only whole GPUs are supported" in refusal_on(machine)
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetMigMode", "nvmlSystemGetCudaDriverVersion_v2"])
-def test_a_driver_that_does_not_say_is_taken_at_its_word(driver, function):
+def test_driver_without_mig_mode_or_cuda_version_is_accepted(driver, function):
     driver(function, pynvml.NVML_ERROR_NOT_SUPPORTED)
     assert len(this_machine.__wrapped__().gpus) == 3
 
 
 @pytest.mark.parametrize(
-    ("built_for", "newest", "said"),
+    ("built_for", "newest", "message"),
     [
         ("", 13010, "is built without CUDA and cannot use a GPU 0, .* install a build of torch"),
-        ("13.0", 12080, "is built for CUDA 13.0 and cannot use a GPU 0, its driver runs CUDA 12.8 at the"),
+        (
+            "13.0",
+            12080,
+            "is built for CUDA 13.0 and cannot use a GPU 0, whose driver supports CUDA 12.8 and older",
+        ),
         ("12.8", 12040, None),
     ],
 )
-def test_a_gpu_that_torch_cannot_use_is_refused(driver, monkeypatch, built_for, newest, said):
-    """Within a major version of CUDA any driver runs any program."""
+def test_gpu_that_torch_cannot_use_is_refused(driver, monkeypatch, built_for, newest, message):
+    """A driver runs all programs of its major version of CUDA."""
     monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", lambda: newest)
     monkeypatch.setattr(environment, "torch_cuda", lambda: built_for)
     machine = this_machine.__wrapped__()
-    if said is None:
+    if message is None:
         assert len(machine.gpus) == 3
     else:
-        assert re.search(said, refused(machine))
+        assert re.search(message, refusal_on(machine))
 
 
-def test_what_torch_is_built_for_is_read_without_importing_it():
+def test_torch_cuda_is_read_without_importing_torch():
     assert torch_cuda() == (torch.version.cuda or "")
 
 
-def test_only_variables_that_change_a_cell_are_inherited_into_its_record(monkeypatch):
-    kept = {"CUDA_VISIBLE_DEVICES": "0", "DS_SKIP_CUDA_CHECK": "1", "PYTORCH_ALLOC_CONF": "x"}
+def test_inherited_env_has_only_variables_that_change_a_cell(monkeypatch):
+    recorded = {"CUDA_VISIBLE_DEVICES": "0", "DS_SKIP_CUDA_CHECK": "1", "PYTORCH_ALLOC_CONF": "x"}
     secret = {"HF_TOKEN": "x", "MY_NCCL_KEY": "z"}
     own = {"DS_ACCELERATOR": "cpu", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    assert inherited_env(secret | kept | own) == kept
+    assert inherited_env(secret | recorded | own) == recorded
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     assert describe({}).inherited_env["NCCL_ALGO"] == "Ring"
 
 
-def test_the_nccl_that_ran_is_in_the_environment(monkeypatch):
+def test_nccl_version_is_in_the_environment(monkeypatch):
     monkeypatch.setattr(torch._C, "_nccl_version", lambda: (2 << 32) | (28 << 16) | 9, raising=False)
     monkeypatch.setattr(torch._C, "_nccl_version_suffix", lambda: b"", raising=False)
     assert nccl_version(torch.device("cpu")) == {}
@@ -207,7 +215,7 @@ def test_the_nccl_that_ran_is_in_the_environment(monkeypatch):
     assert record.environment.nccl_version == "2.28.9"
 
 
-def test_an_idle_gpu_is_known_by_its_place_among_the_visible_ones(driver, monkeypatch):
+def test_idle_gpus_are_indices_among_visible_gpus(driver, monkeypatch):
     busy = create_autospec(pynvml.nvmlDeviceGetUtilizationRates, side_effect=lambda i: SimpleNamespace(gpu=i))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", busy)
     assert nvml.idle_gpus() == {0}
@@ -215,11 +223,11 @@ def test_an_idle_gpu_is_known_by_its_place_among_the_visible_ones(driver, monkey
     assert nvml.idle_gpus() == {1}
 
 
-def test_a_gpu_without_nvlink_has_no_active_link(driver):
+def test_gpu_without_nvlink_has_no_active_link(driver):
     driver("nvmlDeviceGetNvLinkState", pynvml.NVML_ERROR_NOT_SUPPORTED)
     assert nvml.gpu_facts()["gpu_nvlinks"] == [0, 0, 0]
 
 
-def test_a_driver_that_says_nothing_names_no_gpu_and_none_that_is_idle(driver):
+def test_driver_that_fails_reports_no_uuids_and_no_idle_gpus(driver):
     driver("nvmlInit", pynvml.NVML_ERROR_UNKNOWN)
     assert (nvml.visible_uuids(), nvml.idle_gpus()) == ([], set())

@@ -1,4 +1,4 @@
-"""Intervals hold what they promise, by counting all cases."""
+"""Coverage of intervals, counted over all orders of samples."""
 
 from itertools import combinations
 
@@ -13,7 +13,7 @@ from bench.common.statistics import (
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 3), (3, 5), (4, 4), (5, 2), (6, 6), (7, 6), (6, 9)])
-def test_the_rank_of_pairs_is_the_largest_that_misses_in_at_most_one_of_twenty_orders(n, m):
+def test_pair_rank_is_the_largest_with_five_percent_misses(n, m):
     places = [*combinations(range(n + m), n)]
     smaller = [sum(place - number for number, place in enumerate(chosen)) for chosen in places]
 
@@ -24,11 +24,11 @@ def test_the_rank_of_pairs_is_the_largest_that_misses_in_at_most_one_of_twenty_o
     assert missed(k) <= 0.05 < missed(k + 1)
 
 
-def test_a_comparison_takes_as_many_processes_as_an_interval_of_a_median():
+def test_min_processes_is_the_smallest_with_an_interval():
     assert interval_rank(MIN_PROCESSES) > interval_rank(MIN_PROCESSES - 1) == 0
 
 
-def test_the_ratio_is_a_factor_whichever_side_stands_first():
+def test_ratio_interval_of_swapped_sides_is_the_inverse():
     ones, others = [2.0, 2.2, 2.4, 2.1, 2.3, 2.5], [1.0, 1.1, 1.2, 1.05, 1.15, 1.25]
     (ratio, interval), (inverse, inverted) = ratio_interval(ones, others), ratio_interval(others, ones)
     assert ratio == pytest.approx(2, rel=0.01)

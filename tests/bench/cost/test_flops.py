@@ -1,4 +1,4 @@
-"""FLOPs agree with arithmetic done by hand and with torch's own counter."""
+"""FLOPs against arithmetic by hand and torch's counter."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from bench.training.parameters import matrix_parameters
 from tests.support.cells import FOUR_H100, make_cell
 
 
-def test_matrix_parameters_are_what_torch_counts_in_a_forward():
+def test_matrix_parameters_match_torchs_flop_counter():
     cell = make_cell("seq_len=64")
     model = build_model(cell.model, attention_name="sdpa", max_positions=64, seed=0)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -26,8 +26,8 @@ def test_matrix_parameters_are_what_torch_counts_in_a_forward():
 
 
 @pytest.mark.parametrize("model", ["qwen3_nano", "qwen3_4b"])
-def test_what_is_computed_twice_counts_for_the_hardware_and_not_for_the_model(model):
-    """Checkpointing: the layers' forward. A chunked loss: the head's. Both: a whole forward."""
+def test_recomputation_counts_in_hardware_flops_only(model):
+    """Checkpointing recomputes the layers' forward, a chunked loss the head's, both a whole forward."""
     cells = {
         (checkpointing, loss): make_cell(
             f"checkpointing={checkpointing}", f"loss={loss}", f"model={model}", machine=FOUR_H100
@@ -38,8 +38,8 @@ def test_what_is_computed_twice_counts_for_the_hardware_and_not_for_the_model(mo
     plain = cells["false", "untiled"]
     assert len({model_flops(cell, causal=True) for cell in cells.values()}) == 1
     added = {
-        twice: hardware_flops(cell, causal=True) - hardware_flops(plain, causal=True)
-        for twice, cell in cells.items()
+        settings: hardware_flops(cell, causal=True) - hardware_flops(plain, causal=True)
+        for settings, cell in cells.items()
     }
     head = 2 * plain.model.hidden_size * plain.model.vocab_size * plain.tokens_per_step
     assert added["false", "chunked"] == head
@@ -52,8 +52,8 @@ def packed(cell, pairs, computed):
     return analytic(cell, {"documents": section})
 
 
-def test_packed_documents_have_a_score_square_each():
-    """Of 64 tokens, documents of 24 and 40: the mean step's, as two cells of those lengths have them."""
+def test_packed_documents_count_one_score_square_each():
+    """Documents of 24 and 40 tokens, in the mean step, count like two cells of these lengths."""
     cell = make_cell("seq_len=64", "strategy=local", "data.packing=documents")
     pairs = 24 * 25 // 2 + 40 * 41 // 2
     found = asdict(packed(cell, [pairs - 1, pairs + 1], [pairs, pairs]))
@@ -66,7 +66,7 @@ def test_packed_documents_have_a_score_square_each():
     assert {getattr(analytic(cell), name) for name in names} == {None}
 
 
-def test_padding_is_work_of_the_hardware_and_not_of_the_model():
+def test_padding_counts_in_hardware_flops_only():
     words = ("cluster.world_size=4", "strategy=ring", "data.packing=documents", "pad=true")
     cell, whole = make_cell("seq_len=250", *words), make_cell("seq_len=250", "strategy=local")
     found = packed(cell, [250 * 251 // 2], [250 * 251 // 2 + 6 * 7 // 2])
@@ -80,9 +80,11 @@ def test_padding_is_work_of_the_hardware_and_not_of_the_model():
 
 
 @pytest.mark.parametrize("kind", ["model", "hardware"])
-def test_a_record_stores_flops_with_and_without_the_mask(kind):
+def test_analytic_has_flops_with_and_without_the_mask(kind):
     stored = analytic(make_cell("seq_len=64", "strategy=local"))
-    passes = {"model": 3, "hardware": 3.5}[kind]  # of attention's forward, the second recomputes the scores
+    passes = {"model": 3, "hardware": 3.5}[
+        kind
+    ]  # times attention's forward; hardware FLOPs include recomputed scores
     masked = 4 * (64**2 - 64 * 65 // 2) * 4 * 16
     assert getattr(stored, f"{kind}_flops_full") - getattr(stored, f"{kind}_flops_causal") == passes * masked
 
@@ -93,7 +95,7 @@ def areas(*words):
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
-def test_a_rings_area_is_the_keys_that_its_own_queries_see(layout):
+def test_causal_area_of_a_ring_counts_keys_of_its_own_queries(layout):
     cell, found = areas("strategy=ring", f"layout={layout}")
     facts = STRATEGIES["ring"]
     counted = [
@@ -103,7 +105,7 @@ def test_a_rings_area_is_the_keys_that_its_own_queries_see(layout):
     assert found == [cell.model.num_heads * pairs for pairs in counted]
 
 
-def test_ranks_that_share_heads_have_one_area_wherever_they_stand():
+def test_causal_area_is_equal_on_ranks_that_split_heads():
     words = ("strategy=usp", "ulysses_degree=2", "layout=contiguous")
     by_inner = {}
     for inner in ("ulysses", "ring"):

@@ -1,4 +1,4 @@
-"""The memory estimate agrees with torch's own count, with measured cells and with published ones."""
+"""The memory estimate against torch's saved tensors and against measured cells."""
 
 import json
 import re
@@ -36,18 +36,18 @@ WIDTHS = {
     "model.hidden_size": 48, "model.intermediate_size": 136, "model.num_heads": 8, "model.num_kv_heads": 2,
     "model.head_dim": 16, "model.vocab_size": 32,
 }  # fmt: skip
-"""No two of them, nor sums of them, can be taken for one another."""
+"""Sizes that differ from one another and from sums of one another."""
 
 
 def cell_with(values, machine=TWO_CORES):
-    """One of `local` on the nano model, but for these values."""
+    """Cell of `local` on the nano model with these values."""
     model = read_option("model", "qwen3_nano")
     return resolve(raw_with({"strategy": {"name": "local"}, "model": model} | values), machine)
 
 
 @pytest.fixture
 def rank_of():
-    """Makes this process the last rank of several that do not exist: shapes are right, contents not."""
+    """Function that makes this process the last rank of a fake group; only shapes are right."""
 
     def make(cell):
         dist.init_process_group(
@@ -60,7 +60,7 @@ def rank_of():
 
 
 def saved_bytes(cell, groups, *, layers):
-    """What torch saves for one micro-step's backward, a storage counted once and parameters not at all."""
+    """Bytes that torch saves for one micro-step's backward, counting each storage once and no parameters."""
     cell = replace(cell, model=replace(cell.model, num_layers=layers))
     strategy = runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
     is_autocast, before = cell.engine.name == "ddp" and cell.dtype == "bf16", torch.get_default_dtype()
@@ -70,13 +70,13 @@ def saved_bytes(cell, groups, *, layers):
             cell.model, attention_name=wiring.attention_name, max_positions=cell.seq_len, seed=0
         )
         torch.set_default_dtype(before)
-        own = {each.untyped_storage().data_ptr() for each in model.parameters()}
-        seen = {}
+        weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+        saved = {}
 
         def pack(tensor):
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                seen[storage.data_ptr()] = tensor  # held, so that no other takes its place
+            if storage.data_ptr() not in weights:
+                saved[storage.data_ptr()] = tensor  # referenced, so that its address is not reused
             return tensor
 
         if cell.checkpointing:
@@ -89,12 +89,12 @@ def saved_bytes(cell, groups, *, layers):
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=is_autocast)
         with saved_tensors_hooks(pack, lambda tensor: tensor), autocast:
             ModelWithLoss(model, "chunked", StepPhase())(ids, ids, positions)
-    return sum(tensor.untyped_storage().nbytes() for tensor in seen.values())
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
 NOT_FAKED = ("local", "torch_cp", "deepspeed_fpdt")
-"""The first has a case of its own; the second's collectives hand out tensors without a storage here; the last
-keeps tensors where torch's hooks do not see them."""
+"""Strategies that are left out: the first cases are of `local`, collectives of `torch_cp` return tensors
+without a storage in a fake group, and `deepspeed_fpdt` keeps tensors where torch's hooks do not see them."""
 SAVED = {
     "qwen3": {},
     "llama in float32": {"dtype": "fp32", "model.family": "llama"},
@@ -119,27 +119,27 @@ SAVED = {
 
 
 @pytest.mark.parametrize("case", SAVED)
-def test_a_layer_saves_for_backward_what_the_formula_says_to_the_byte(rank_of, case):
-    """Of two layers less one; beyond that both lengths save the same, which is not per token."""
-    groups, found = None, {}
+def test_layer_bytes_per_token_match_torchs_saved_tensors(rank_of, case):
+    """Compare two layers with one; the rest is the same for both lengths, as it is not per token."""
+    groups, rest = None, {}
     for shard_len in (128, 256):
         cell = cell_with(WIDTHS | SAVED[case])
         cell = replace(cell, seq_len=shard_len * cell.sp_degree)
         groups = groups or rank_of(cell)
-        found[shard_len] = saved_bytes(cell, groups, layers=2) - saved_bytes(cell, groups, layers=1)
+        rest[shard_len] = saved_bytes(cell, groups, layers=2) - saved_bytes(cell, groups, layers=1)
         stream = 4 if cell.engine.name == "ddp" else DTYPE_BYTES[cell.dtype]
         expected = stream * cell.model.hidden_size if cell.checkpointing else layer_bytes_per_token(cell)
-        found[shard_len] -= shard_len * expected
-    assert found[256] == found[128]
+        rest[shard_len] -= shard_len * expected
+    assert rest[256] == rest[128]
 
 
-def test_the_estimate_knows_the_chunk_of_the_loss():
+def test_chunk_rows_equal_the_losss_chunk_tokens():
     assert CHUNK_ROWS == CHUNK_TOKENS
 
 
 @pytest.fixture
 def bf16_instructions(monkeypatch):
-    """The CPU that the shipped peaks were measured on has them."""
+    """bf16 instructions, as on the CPU of the reference records."""
     monkeypatch.setattr("bench.cost.memory.estimated_bf16_instructions", lambda: True)
 
 
@@ -153,7 +153,7 @@ PAGE = REPOSITORY / "docs" / "published_memory.md"
 
 
 def formula_errors(monkeypatch):
-    """The formula's distance from each peak that ships with the project, as a share of that."""
+    """Relative error of the formula for each peak of the reference records."""
     for folder in FOLDERS:
         lines = (REPOSITORY / "results" / "reference" / folder / "records.jsonl").read_text().splitlines()
         for record in map(json.loads, lines):
@@ -164,20 +164,20 @@ def formula_errors(monkeypatch):
             named = {"optimizer": "adamw"} | config
             choices = ("strategy", "engine", "model", "trainer", "optimizer")
             cell = cell_with({key: read_option(key, named[key]) for key in choices} | values)
-            # Their gradients were reduced in a bucket of that many numbers, not of DeepSpeed's default.
+            # These cells reduced gradients in a bucket of this size, not of DeepSpeed's default.
             monkeypatch.setattr("bench.training.engines.zero3.facts.REDUCE_BUCKET", cell.model.hidden_size**2)
             yield abs(memory_need(cell).allocated / peak - 1)
 
 
 @pytest.mark.usefixtures("bf16_instructions")
-def test_nine_in_ten_reference_peaks_are_as_near_as_the_band_says(monkeypatch):
+def test_memory_band_contains_nine_in_ten_reference_peaks(monkeypatch):
     errors = sorted(formula_errors(monkeypatch))
     near = sum(error <= FORMULA_SHARE for error in errors)
     assert near >= 0.9 * len(errors)
     half = f"within {100 * statistics.median(errors):.1f} %"
-    said = (f"Of {len(errors)} peaks", half, f"{near} within")
+    numbers = (f"Of {len(errors)} peaks", half, f"{near} within")
     page = " ".join(PAGE.read_text().split())
-    assert not [words for words in said if words not in page]
+    assert not [words for words in numbers if words not in page]
     assert f"in float32, which holds its scores more often than the formula counts: {errors[-1]:.0%}" == (
         re.search(r"in float32, which.*?: \d+ %", page).group().replace(" %", "%")
     )
@@ -194,11 +194,12 @@ def test_nine_in_ten_reference_peaks_are_as_near_as_the_band_says(monkeypatch):
         ("local", 0),
     ],
 )
-def test_what_attention_exchanges_takes_buffers(strategy, units):
-    """In tensors of the size of Q: of Ulysses two copies of three and 3/4 of what arrives; of a ring, in a
-    later stage of half the keys, the wide gradients, 2 + 2, and both ways the keys and values, 2 x 2, and
-    their wide gradients, 2 x 4, to which ours adds those of its own keys, 4; where all keys are gathered, 8,
-    in place of the former.
+def test_communication_bytes_of_strategies(strategy, units):
+    """`units` are tensors of the size of Q.
+
+    Ulysses has copies of its tensors, and receive buffers for 3/4 of them. A ring has wide gradients (2 + 2),
+    K and V sent and received (2 x 2) and their wide gradients (2 x 4). Our ring also has wide gradients of
+    its own keys (4).
     """
     heads = {"model.num_heads": 8, "model.num_kv_heads": 8, "model.head_dim": 64}
     cell = cell_with(heads | {"strategy": read_option("strategy", strategy), "cluster.world_size": 4})
@@ -208,14 +209,14 @@ def test_what_attention_exchanges_takes_buffers(strategy, units):
 SHARED = {"strategy": {"name": "ulysses"}, "cluster.world_size": 4}
 
 
-def test_gradients_of_fsdp2_wait_whole_for_the_last_micro_step():
-    one, many = (
+def test_fsdp2_keeps_whole_gradients_over_micro_steps():
+    single, several = (
         memory_need(cell_with({"engine.name": "fsdp2", "grad_accum": steps, **SHARED})) for steps in (1, 2)
     )
-    assert many.states - one.states == 4 * parameters(cell_with({}).model)
+    assert several.states - single.states == 4 * parameters(cell_with({}).model)
 
 
-def test_what_is_offloaded_leaves_a_gpu_and_no_cpu_rank():
+def test_offloading_reduces_gpu_memory_but_not_cpu_memory():
     switches = {"checkpointing": True, "offload.activations": True, "offload.optimizer": True}
     model = {"model": read_option("model", "qwen3_4b"), "seq_len": "128k", "engine.name": "zero3"}
     on_gpu, off_gpu, on_cpu, off_cpu = (

@@ -1,4 +1,4 @@
-"""The memory formula against torch's own tracker on models of full widths, whose tensors have no numbers."""
+"""The memory formula against torch's tracker for models of full width, with fake tensors."""
 
 import subprocess
 import sys
@@ -11,8 +11,8 @@ CELL = "strategy=ulysses model=qwen3_4b checkpointing=true"
 
 
 def peaks(*cells):
-    """By cell the tracker's peak over the formula's."""
-    words = [f"{CELL} {each}" for each in cells]
+    """The tracker's peak over the formula's for each cell."""
+    words = [f"{CELL} {cell}" for cell in cells]
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.scripts.fake_peak", *words]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -22,13 +22,14 @@ def peaks(*cells):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layers", "of_loss", "exact"),
+    ("layers", "settings", "tolerances"),
     [
-        # The loss is the fullest moment of the first, a layer's backward that of the second.
+        # The first peak is at the loss, the second at a layer's backward.
         (2, ("loss=untiled seq_len=8k", "loss=chunked seq_len=96k"), (1e-4, 0.03)),
         (36, ("loss=untiled seq_len=8k", "loss=untiled seq_len=96k"), (0.03, 1e-3)),
     ],
 )
-def test_layers_of_full_width_take_what_the_formula_says(layers, of_loss, exact):
-    found = peaks(*(f"model.num_layers={layers} {words}" for words in of_loss))
-    assert [abs(each - 1) <= within for each, within in zip(found, exact, strict=True)] == [True, True], found
+def test_memory_formula_matches_the_tracker_at_full_width(layers, settings, tolerances):
+    ratios = peaks(*(f"model.num_layers={layers} {words}" for words in settings))
+    for ratio, tolerance in zip(ratios, tolerances, strict=True):
+        assert abs(ratio - 1) <= tolerance

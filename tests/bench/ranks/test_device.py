@@ -1,4 +1,4 @@
-"""Which GPU a rank is on, what it tells NCCL, and that nothing but a rank ever touches CUDA."""
+"""A rank's GPU and NCCL environment, and that only ranks initialize CUDA."""
 
 import os
 import re
@@ -32,13 +32,13 @@ from tests.support.cells import (
 from tests.support.command import typed
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""With it torch asks NVML whether there is a GPU: a library that asks in the server starts no CUDA there."""
+"""Variable that makes torch ask NVML for GPUs, so that the fork server does not initialize CUDA."""
 NCCL = ("NCCL_HOSTID", *SHARED_GPU_NCCL)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("strategy", [name for name in INSTALLED if STRATEGIES[name].shares_sequences])
-def test_on_one_gpu_every_strategy_is_legal_on_ranks_that_share_it(strategy, ranks):
+def test_every_strategy_is_legal_on_ranks_that_share_a_gpu(strategy, ranks):
     words = ("cluster=gpu", f"cluster.ranks_per_gpu={ranks}", "model=qwen3_nano", *words_for(strategy))
     cell = resolve(with_strategy(make_raw(*words), strategy), ONE_H200)
     assert (cell.cluster.world_size, cell.sp_degree, cell.cluster.backend) == (ranks, ranks, "nccl")
@@ -46,42 +46,41 @@ def test_on_one_gpu_every_strategy_is_legal_on_ranks_that_share_it(strategy, ran
     assert refusal(cell) is None
 
 
-def test_a_rank_alone_shares_no_gpu_whatever_is_asked_of_the_others():
-    alone = make_cell("strategy=local", machine=ONE_H200)
-    among = make_cell("strategy=local", "cluster.ranks_per_gpu=4", machine=ONE_H200)
-    assert (alone.cell_id, alone.cluster.ranks_per_gpu) == (among.cell_id, 1)
+def test_one_rank_has_ranks_per_gpu_1():
+    default = make_cell("strategy=local", machine=ONE_H200)
+    shared = make_cell("strategy=local", "cluster.ranks_per_gpu=4", machine=ONE_H200)
+    assert (default.cell_id, default.cluster.ranks_per_gpu) == (shared.cell_id, 1)
 
 
 @pytest.mark.parametrize(
-    ("world_size", "ranks_per_gpu", "devices", "beside"),
+    ("world_size", "ranks_per_gpu", "devices", "sharers"),
     [
         (4, 1, [0, 1, 2, 3], [0, 0, 0, 0]),
         (5, 2, [0, 0, 1, 1, 2], [1, 1, 1, 1, 0]),
     ],
 )
-def test_neighbours_in_rank_share_a_gpu(world_size, ranks_per_gpu, devices, beside):
+def test_consecutive_ranks_share_a_gpu(world_size, ranks_per_gpu, devices, sharers):
     words = (f"cluster.world_size={world_size}", f"cluster.ranks_per_gpu={ranks_per_gpu}")
     cluster = make_cell(*words, machine=FOUR_H100).cluster
     assert [cluster.device_index(rank) for rank in range(world_size)] == devices
-    assert [cluster.ranks_beside(rank) for rank in range(world_size)] == beside
+    assert [cluster.ranks_beside(rank) for rank in range(world_size)] == sharers
 
 
-def tell_device(job, log):
-    """What a rank's libraries would take for its device, and what NCCL would read."""
+def report_environment(job, log):
+    """Variables by which libraries choose the rank's device, and those of NCCL."""
     return {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", NVML_CHECK, *NCCL)}
 
 
-def told(launcher, folder, *words, machine=ONE_H200):
-    ends = launcher.run(make_cell(*words, machine=machine), folder, entry=tell_device)
+def environments(launcher, folder, *words, machine=ONE_H200):
+    ends = launcher.run(make_cell(*words, machine=machine), folder, entry=report_environment)
     assert all(end.report is not None for end in ends), ends[0].log_tail
     return [end.report for end in ends]
 
 
-def test_ranks_that_share_a_gpu_are_hosts_of_their_own_to_nccl_and_local_rank_is_the_device(
-    launcher, tmp_path
-):
+def test_shared_gpu_ranks_have_own_nccl_hostid_and_local_rank(launcher, tmp_path):
     machine = Machine(gpus=("NVIDIA H200",) * 2, cores=16, cpu="x", memory_bytes=2**37)
-    reports = told(launcher, tmp_path, "cluster.ranks_per_gpu=2", "++env.NCCL_NET=IB", machine=machine)
+    words = ("cluster.ranks_per_gpu=2", "++env.NCCL_NET=IB")
+    reports = environments(launcher, tmp_path, *words, machine=machine)
     assert [report["RANK"] for report in reports] == ["0", "1", "2", "3"]
     assert [report["LOCAL_RANK"] for report in reports] == ["0", "0", "1", "1"]
     assert len({report["NCCL_HOSTID"] for report in reports}) == 4
@@ -89,13 +88,14 @@ def test_ranks_that_share_a_gpu_are_hosts_of_their_own_to_nccl_and_local_rank_is
         assert {name: report[name] for name in SHARED_GPU_NCCL} == {**SHARED_GPU_NCCL, "NCCL_NET": "IB"}
 
 
-def test_ranks_with_gpus_of_their_own_tell_nccl_nothing(launcher, tmp_path):
-    for rank, report in enumerate(told(launcher, tmp_path, "cluster.world_size=2", machine=FOUR_H100)):
+def test_ranks_with_separate_gpus_set_no_nccl_variables(launcher, tmp_path):
+    reports = environments(launcher, tmp_path, "cluster.world_size=2", machine=FOUR_H100)
+    for rank, report in enumerate(reports):
         assert (report["LOCAL_RANK"], report[NVML_CHECK]) == (str(rank), "1")
         assert {report[name] for name in NCCL} == {None}
 
 
-def test_a_rank_claims_the_gpu_that_local_rank_names(monkeypatch):
+def test_claim_device_uses_local_rank(monkeypatch):
     claimed = []
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
@@ -104,26 +104,26 @@ def test_a_rank_claims_the_gpu_that_local_rank_names(monkeypatch):
 
 
 class Cycle:
-    """Objects that hold one another, as a model and its hooks do."""
+    """Object in a reference cycle, like a model and its hooks."""
 
     def __init__(self):
         self.itself = self
 
 
-def test_a_gpu_s_unused_memory_is_given_back_and_what_a_cycle_of_objects_held(monkeypatch):
-    held, gone = weakref.ref(Cycle()), []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: gone.append(held() is None))
+def test_release_unused_frees_cycles_and_empties_the_cache(monkeypatch):
+    cycle, freed = weakref.ref(Cycle()), []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(cycle() is None))
     release_unused(torch.device("cpu"))
-    assert gone == []
+    assert freed == []
     release_unused(torch.device("cuda", 0))
-    assert gone == [True]
+    assert freed == [True]
 
 
 LATE_S = 0.5
 
 
 def finish_late_in_rank_1(job, log):
-    """How long each rank waited for the others at its end; the device is none that can be waited for."""
+    """Seconds that each rank waited at its end; the GPU is fake."""
     torch.cuda.synchronize = lambda device: None
     join(job)
     if job.rank == 1:
@@ -133,7 +133,7 @@ def finish_late_in_rank_1(job, log):
     return {"waited_s": time.monotonic() - start}
 
 
-def test_no_rank_leaves_before_the_last_has_done_its_work(launcher, tmp_path):
+def test_finish_together_waits_for_the_last_rank(launcher, tmp_path):
     ends = launcher.run(make_cell("cluster.world_size=4"), tmp_path, entry=finish_late_in_rank_1)
     assert all(end.report is not None for end in ends), ends[0].log_tail
     waited_s = [end.report["waited_s"] for end in ends]
@@ -161,8 +161,8 @@ sys.exit("\\n".join(asked) or 0)
 """
 
 
-def test_what_the_fork_server_imports_asks_neither_cuda_nor_its_driver():
-    environment = os.environ | {"DS_ACCELERATOR": "cpu"}  # as the server has it
+def test_fork_server_imports_do_not_query_cuda_or_nvml():
+    environment = os.environ | {"DS_ACCELERATOR": "cpu"}  # as in the fork server
     done = subprocess.run(
         [sys.executable, "-c", TOUCHES_CUDA], env=environment, capture_output=True, text=True, check=False
     )
@@ -173,7 +173,7 @@ PACKAGES = ("deepspeed", "ring_flash_attn")
 
 
 @pytest.mark.ranks
-def test_without_the_packages_of_others_ours_still_run(tmp_path):
+def test_own_strategies_run_without_optional_packages(tmp_path):
     for name in PACKAGES:
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('no {name} here')")
     words = ("strategy=ring", "engine=fsdp2", "cluster=cpu", "sweep_dir=out")
@@ -181,9 +181,9 @@ def test_without_the_packages_of_others_ours_still_run(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_cell_is_unsupported_where_torch_rejects_its_allocator_s_settings(launcher, tmp_path):
-    """Ranks on a CPU have no such allocator, but torch parses its settings there, too."""
+def test_allocator_settings_that_torch_rejects_are_unsupported(launcher, tmp_path):
+    """CPU ranks do not use CUDA's allocator, but torch parses its settings there, too."""
     env = (("PYTORCH_ALLOC_CONF", "max_split_size_mb:1"),)
     record, _ = run_cell(launcher, replace(tiny_cell("strategy=local", "engine=ddp"), env=env), tmp_path)
     assert record.status == "unsupported"
-    assert re.fullmatch(r"rank 0, start: .*_mb:1: torch .* refuses it: .* must be >= 20", record.reason)
+    assert re.fullmatch(r"rank 0, start: .*_mb:1: torch .* rejects it: .* must be >= 20", record.reason)

@@ -1,4 +1,4 @@
-"""Running out of memory is found in seconds, told apart from every other end, and says what held it."""
+"""Out of memory is detected in seconds, distinguished from other failures, and recorded with its tensors."""
 
 import itertools
 import time
@@ -31,25 +31,25 @@ FOUND_WITHIN_S = 5
 SHORT, LONG = "1k", "32k"
 LIMIT_GIB = 0.1
 FREE_HEAP_BYTES = 8 * MIB
-"""Some of what was free between others when the limit was set takes tensors again; seen: 2.4 MiB."""
+"""Free gaps in the heap that tensors fill after the limit was set; 2.4 MiB were observed."""
 QUICK = ("measure.steps=1", "measure.warmup_steps=0", "measure.trace=false", "cluster=cpu",
          "measure.repeats=1", "measure.reference_budget_s=0")  # fmt: skip
 ENGINES = ("ddp", "fsdp2", "zero3")
 HUGE = ("ring_self_attention",)
-"""Of the long length's scores, all of which it keeps, ranks here would take 17 GB."""
+"""Strategies that keep all scores, which would take 17 GB here at the long length."""
 GRID = [*itertools.product([name for name in INSTALLED if name not in HUGE], ENGINES)]
 
 PEAKS_MIB = {
     ("local", "ddp"): (8.35, 169.03),
     ("deepspeed_ulysses", "fsdp2"): (3.87, 75.57),
 }
-"""What tensors take in cells of both lengths without a limit; the slow test measures them again."""
+"""Peak of tensors at both lengths without a limit; the slow test measures it again."""
 COVER = [*PEAKS_MIB]
 STEP_PHASES = ("load", "forward", "loss", "backward", "optimizer")
 
 
-def swept(launcher, folder, cells):
-    """The records of a sweep of such words, by strategy, engine and length, and its exit code."""
+def run_sweep(launcher, folder, cells):
+    """Records of a sweep by strategy, engine and length, and its exit code."""
     raws = [
         make_raw(
             *QUICK,
@@ -69,61 +69,61 @@ def swept(launcher, folder, cells):
 
 
 def check_halfway(launcher, folder, peaks_mib):
-    """A limit halfway between the peaks of two lengths ends the long cell of each pair, and no short one."""
+    """A limit halfway between the peaks of two lengths ends the long cells and no short one."""
     cells = {
         (*pair, length): (f"cluster.memory_limit_gib={sum(peaks) / 2 / 1024:.4f}",)
         for pair, peaks in peaks_mib.items()
         for length in (SHORT, LONG)
     }
-    found, code = swept(launcher, folder, cells)
-    statuses = {key: record["status"] for key, record in found.items()}
+    records, code = run_sweep(launcher, folder, cells)
+    statuses = {key: record["status"] for key, record in records.items()}
     expected = {1024: "ok", 32768: "out_of_memory"}
     assert statuses == {(*pair, n): status for pair in peaks_mib for n, status in expected.items()}
     assert code == 0
-    for record in found.values():
+    for record in records.values():
         if record["status"] == "out_of_memory":
             assert record["failure"]["detected_after_s"] < FOUND_WITHIN_S
             assert record["failure"]["step_phase"] in STEP_PHASES
-            # oneDNN and threads fail without a size.
+            # Messages of oneDNN and of threads have no size.
             has_size = "tried to allocate" in record["failure"]["message"]
             assert bool(record["failure"]["out_of_memory"]["requested_bytes"]) == has_size
 
 
-def test_a_limit_between_two_peaks_lets_the_short_cells_run_and_ends_the_long_ones(launcher, tmp_path):
+def test_memory_limit_between_peaks_ends_only_long_cells(launcher, tmp_path):
     assert set(PEAKS_MIB) <= set(GRID)
     check_halfway(launcher, tmp_path, PEAKS_MIB)
 
 
 @pytest.mark.slow
-def test_so_it_is_for_every_strategy_and_engine(launcher, tmp_path):
+def test_memory_limit_ends_long_cells_of_every_strategy(launcher, tmp_path):
     cells = {(*pair, length): () for pair in GRID for length in (SHORT, LONG)}
-    found, code = swept(launcher, tmp_path / "free", cells)
+    records, code = run_sweep(launcher, tmp_path / "free", cells)
     assert code == 0
     peaks_mib = {}
     for pair in GRID:
-        pages = [found[(*pair, n)]["memory"]["whole_life_allocated_bytes"] for n in (1024, 32768)]
-        peaks_mib[pair] = tuple(max(each) / MIB for each in pages)
+        sizes = [records[(*pair, n)]["memory"]["whole_life_allocated_bytes"] for n in (1024, 32768)]
+        peaks_mib[pair] = tuple(max(size) / MIB for size in sizes)
     assert {pair: pytest.approx(peaks_mib[pair], rel=0.05) for pair in COVER} == PEAKS_MIB
     check_halfway(launcher, tmp_path / "limited", peaks_mib)
 
 
-def test_the_record_says_who_asked_for_how_much_and_what_held_the_rest(launcher, tmp_path):
+def test_out_of_memory_record_has_request_and_largest_tensors(launcher, tmp_path):
     words = ("strategy=local", "engine=ddp", "seq_len=16k", f"cluster.memory_limit_gib={LIMIT_GIB}")
     record, _ = run_cell(launcher, make_cell(*QUICK, *words, "batch=2"), tmp_path, without=CHECKS)
-    told = record.failure.out_of_memory
+    shortage = record.failure.out_of_memory
     assert (record.status, record.failure.rank) == ("out_of_memory", 0)
     assert record.failure.phase == OUT_OF_MEMORY_IN
-    assert told.memory == "host"
-    assert told.limit_bytes == round(LIMIT_GIB * 2**30)
-    assert told.requested_bytes >= MIB
-    assert 0 < told.allocated_bytes <= told.limit_bytes
-    # What the failing operator held besides is freed by the time that the rank looks.
-    assert told.allocated_bytes + told.requested_bytes > 0.75 * told.limit_bytes
-    totals = [block.total_bytes for block in told.largest]
+    assert shortage.memory == "host"
+    assert shortage.limit_bytes == round(LIMIT_GIB * 2**30)
+    assert shortage.requested_bytes >= MIB
+    assert 0 < shortage.allocated_bytes <= shortage.limit_bytes
+    # Temporary tensors of the failed operator are freed before the rank counts.
+    assert shortage.allocated_bytes + shortage.requested_bytes > 0.75 * shortage.limit_bytes
+    totals = [block.total_bytes for block in shortage.largest]
     assert totals == sorted(totals, reverse=True)
     assert 5 <= len(totals) <= 10
-    assert told.largest[0].role == "activation"
-    assert sum(totals) <= told.allocated_bytes + ROOM_BYTES + FREE_HEAP_BYTES
+    assert shortage.largest[0].role == "activation"
+    assert sum(totals) <= shortage.allocated_bytes + ROOM_BYTES + FREE_HEAP_BYTES
 
 
 @pytest.mark.parametrize(
@@ -134,21 +134,21 @@ def test_the_record_says_who_asked_for_how_much_and_what_held_the_rest(launcher,
         (acts.run_out_of_memory_and_never_leave, ()),
         (acts.abort_like_a_limit_in_rank_1, ("cluster.memory_limit_gib=1",)),
     ],
-    ids=lambda each: getattr(each, "__name__", ""),
+    ids=lambda value: getattr(value, "__name__", ""),
 )
 @pytest.mark.usefixtures("short_grace")
-def test_one_rank_without_memory_is_blamed_while_the_others_wait(launcher, tmp_path, fault, words):
+def test_out_of_memory_of_one_rank_is_the_cause(launcher, tmp_path, fault, words):
     cell, start = tiny_cell("engine=ddp", "measure.timeout_s=60", *words), time.monotonic()
     record, _ = run_cell(launcher, cell, tmp_path, fault)
     assert (record.status, record.failure.rank) == ("out_of_memory", 1), record.reason
     assert record.failure.detected_after_s < FOUND_WITHIN_S
     assert time.monotonic() - start < 50
-    told = record.failure.out_of_memory
-    assert (told.memory, told.requested_bytes) == ("host", None)
+    shortage = record.failure.out_of_memory
+    assert (shortage.memory, shortage.requested_bytes) == ("host", None)
 
 
-def test_what_libraries_take_once_is_in_the_base_and_not_in_the_limit(launcher, tmp_path):
-    """Here they take 50 MiB, tensors 8; limit and room together are 45."""
+def test_library_memory_counts_in_the_base_not_in_the_limit(launcher, tmp_path):
+    """Libraries take 50 MiB here and tensors 8, while limit and room together are 45."""
     words = ("strategy=ring", "engine=fsdp2", "seq_len=2k", "cluster.memory_limit_gib=0.02")
     limited, _ = run_cell(launcher, make_cell(*QUICK, *words), tmp_path)
     assert limited.status == "ok", limited.reason
@@ -156,7 +156,7 @@ def test_what_libraries_take_once_is_in_the_base_and_not_in_the_limit(launcher, 
 
 
 @pytest.mark.parametrize("value", ["0", "0.019", "much", ".inf"])
-def test_a_limit_that_cannot_be_is_refused_in_one_line(value):
+def test_invalid_memory_limit_is_refused_in_one_line(value):
     with pytest.raises(ConfigError, match=r"cluster\.memory_limit_gib=.*write for example") as refused:
         make_cell(f"cluster.memory_limit_gib={value}")
     assert "\n" not in str(refused.value)
@@ -166,12 +166,12 @@ def test_a_limit_that_cannot_be_is_refused_in_one_line(value):
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(0.25, [1.0, "emptied", 0.25]), (1.0, [])])
-def test_a_check_on_a_gpu_may_take_more_than_the_cell_and_gives_it_back(monkeypatch, limit, expected):
-    asked = []
+def test_without_memory_limit_lifts_and_restores_a_gpus_limit(monkeypatch, limit, expected):
+    calls = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: limit)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", asked.append)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("emptied"))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", calls.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
     with without_memory_limit():
-        assert asked == expected[:1]
-    assert asked == expected
+        assert calls == expected[:1]
+    assert calls == expected

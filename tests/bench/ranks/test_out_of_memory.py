@@ -1,4 +1,4 @@
-"""An error's text and type say whether memory ran out, whose it was, and how much was asked for."""
+"""Errors that mean exhausted memory, by type and text, and the requested size."""
 
 import errno
 
@@ -28,7 +28,7 @@ AFTERWARDS = " once the failed operation had let go of its own"
         ("", None),
     ],
 )
-def test_the_requested_size_is_read_from_the_text(text, expected):
+def test_requested_bytes_are_read_from_the_message(text, expected):
     assert requested_bytes(text) == expected
 
 
@@ -49,7 +49,7 @@ def test_the_requested_size_is_read_from_the_text(text, expected):
         ((None, None, None), "no primitive"),
     ],
 )
-def test_a_shortage_says_what_was_asked_for_and_what_was_held_as_far_as_known(found, expected):
+def test_shortage_states_known_request_use_and_limit(found, expected):
     requested, held, limit = found
     told = OutOfMemory(
         memory="host", requested_bytes=requested, allocated_bytes=held, limit_bytes=limit, largest=[]
@@ -57,7 +57,7 @@ def test_a_shortage_says_what_was_asked_for_and_what_was_held_as_far_as_known(fo
     assert shortage(told, "no primitive\nstack") == expected
 
 
-def test_real_errors_of_this_machine_say_whose_memory_and_how_much():
+def test_real_allocation_errors_are_recognized_with_their_size():
     for allocate in (torch.empty, np.empty):
         with pytest.raises((RuntimeError, MemoryError)) as raised:
             allocate(2**50)
@@ -79,11 +79,11 @@ def test_real_errors_of_this_machine_say_whose_memory_and_how_much():
         (RuntimeError("CUDNN_STATUS_INTERNAL_ERROR_UNEXPECTED_VALUE"), None),
     ],
 )
-def test_the_type_decides_where_the_text_is_silent_else_the_text(error, memory):
+def test_memory_of_error_by_type_and_text(error, memory):
     assert memory_of_error(error) == memory
 
 
-def test_the_cause_behind_a_failed_cleanup_is_found():
+def test_root_cause_finds_the_error_behind_a_failed_cleanup():
     try:
         try:
             raise MemoryError("first")

@@ -1,4 +1,4 @@
-"""Every kind of call that a step makes, on a process that is rank 1 of 4 and the only one."""
+"""All collectives of a step in a process that is the only one of four ranks."""
 
 import math
 from functools import partial
@@ -22,7 +22,7 @@ CELL = ("mode=replay", "strategy=ring", "cluster.world_size=4", "replay.rank=1")
 
 
 class Operators(TorchDispatchMode):
-    """The communication operators that a mode sees, as the tap and the memory tracker are."""
+    """Mode that records communication operators, like the tap and the memory tracker."""
 
     def __init__(self):
         super().__init__()
@@ -135,7 +135,7 @@ def functional_all_gather():
 
 
 def own():
-    """Different numbers, which come back in the places of other ranks."""
+    """Four different numbers, of which other ranks' places get copies."""
     return torch.arange(4.0)
 
 
@@ -165,7 +165,7 @@ IN_PLACE = {
         lambda t: dist.all_to_all([*t.split(1)], [*own().split(1)]), NAN, [0.0, 1.0, 2.0, 3.0],
     ),
 }  # fmt: skip
-"""Calls that write into a tensor, what that held, and what it holds then."""
+"""Calls that write to a tensor, with its numbers before and after."""
 OTHERS = {
     "future of all_reduce": (future_of_all_reduce, [4.0]),
     "batch_isend_irecv": (exchange, [5.0, 5.0]),
@@ -186,50 +186,50 @@ OTHERS = {
 }
 EXPECTED = {name: value for name, (*_, value) in {**IN_PLACE, **OTHERS}.items()}
 SILENT = ("subgroups",)
-"""Tries without a collective."""
+"""Calls without a collective."""
 
 
 def try_all(job, log):
     join(job)
     calls = {name: partial(in_place, call, start) for name, (call, start, _) in IN_PLACE.items()}
     calls |= {name: call for name, (call, _) in OTHERS.items()}
-    found = {}
+    results = {}
     for name, call in calls.items():
-        with Operators() as seen:
-            found[name] = {"value": call(), "seen": seen.names}
-    return found
+        with Operators() as operators:
+            results[name] = {"value": call(), "operators": operators.names}
+    return results
 
 
 @pytest.fixture(scope="module")
-def found(launcher, tmp_path_factory):
+def results(launcher, tmp_path_factory):
     (end,) = launcher.run(make_cell(*CELL), tmp_path_factory.mktemp("tries"), entry=try_all)
     assert end.failure is None, end.failure
     return end.report
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_call_gives_what_equal_ranks_would_give(found, name):
-    assert found[name]["value"] == EXPECTED[name]
-    assert bool(found[name]["seen"]) == (name not in SILENT)  # else no pass would count its bytes
+def test_collective_returns_data_of_equal_ranks(results, name):
+    assert results[name]["value"] == EXPECTED[name]
+    assert bool(results[name]["operators"]) == (name not in SILENT)  # so that passes can count the bytes
 
 
-def test_every_operator_that_the_tap_counts_is_played():
+def test_every_counted_operator_is_replaced():
     counted = {name.removeprefix("c10d::") for name in COLLECTIVES if name.startswith("c10d::")}
     assert {*COPIES, *_sends_and_receives()} == counted
 
 
-def wait_for_what_was_dropped(job, log):
-    """Whether a tensor lives until its handle is waited for."""
+def wait_for_deleted_tensor(job, log):
+    """Whether a deleted input is alive before and after the wait for its handle."""
     join(job)
-    own = torch.ones(2)
-    work = dist.all_gather_into_tensor(torch.empty(8), own, async_op=True)
-    kept = ref(own)
-    del own
-    before = kept() is not None
+    tensor = torch.ones(2)
+    work = dist.all_gather_into_tensor(torch.empty(8), tensor, async_op=True)
+    reference = ref(tensor)
+    del tensor
+    before = reference() is not None
     work.wait()
-    return {"before": before, "after": kept() is not None}
+    return {"before": before, "after": reference() is not None}
 
 
-def test_a_handle_keeps_its_tensors_until_it_is_waited_for(launcher, tmp_path):
-    (end,) = launcher.run(make_cell(*CELL), tmp_path, entry=wait_for_what_was_dropped)
+def test_handle_keeps_tensors_until_wait(launcher, tmp_path):
+    (end,) = launcher.run(make_cell(*CELL), tmp_path, entry=wait_for_deleted_tensor)
     assert end.report == end.report | {"before": True, "after": False}

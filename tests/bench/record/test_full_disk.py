@@ -1,4 +1,4 @@
-"""A disk that is full ends a sweep with one line; what was written before stays whole."""
+"""A full disk ends a sweep with one line, and earlier content stays valid."""
 
 import resource
 import shlex
@@ -15,9 +15,9 @@ from tests.support.records import read_lines
 
 @contextmanager
 def largest_file(size_bytes):
-    """Files that may not grow beyond this, as on a disk with so much room.
+    """Limit the size of files, like a disk with that much room.
 
-    No bytecode is written meanwhile: Python keeps a part of it where no more can be written, and then fails.
+    Python must not write bytecode here: it would keep an incomplete file and fail later.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with pytest.MonkeyPatch.context() as patch:
@@ -30,7 +30,7 @@ def largest_file(size_bytes):
 
 
 @pytest.mark.fault(15)
-def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path):
+def test_write_whole_keeps_the_old_file_on_a_full_disk(tmp_path):
     path = tmp_path / "report.html"
     write_whole(path, "before")
     with largest_file(4096), pytest.raises(OSError, match=r"report\.html") as raised:
@@ -41,7 +41,7 @@ def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path):
 
 
 @pytest.mark.fault(15)
-def test_a_sweep_says_which_file_and_goes_on_by_the_command_it_prints(tmp_path, monkeypatch):
+def test_sweep_on_a_full_disk_resumes_by_its_printed_command(tmp_path, monkeypatch):
     monkeypatch.setattr("analysis.report.write_report", lambda _: True)
     words = ("-m", "mode=predict", "hardware=h100_80gb", "cluster.world_size=8", "strategy=ulysses,ring")
     with largest_file(8_000):

@@ -1,4 +1,4 @@
-"""Whatever stands in records.jsonl, its readers give records or one line that names the file and the line."""
+"""Readers of any records.jsonl return records, or raise an error of one line that names file and line."""
 
 import re
 import warnings
@@ -24,15 +24,15 @@ CONTENTS = {
 
 
 def archive(folder):
-    found = read_archive([folder], {"h100_80gb": 1e15})
-    return [found.record(row) for row in range(len(found.frame))]
+    records = read_archive([folder], {"h100_80gb": 1e15})
+    return [records.record(row) for row in range(len(records.frame))]
 
 
 READERS = {"the store": lambda folder: read_records(folder / "records.jsonl"), "the report": archive}
 
 
 def outcome(reader, folder):
-    """The records, or what the reader's own error says."""
+    """Records, or the text of the reader's error."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a torn line
@@ -43,7 +43,7 @@ def outcome(reader, folder):
 
 @few_and_many()
 @pytest.mark.parametrize("kind", CONTENTS)
-def test_any_content_is_records_or_one_line_that_names_the_place(tmp_path, kind, examples):
+def test_readers_return_records_or_a_one_line_error(tmp_path, kind, examples):
     path = tmp_path / "records.jsonl"
 
     @given(CONTENTS[kind])

@@ -1,4 +1,4 @@
-"""The record has the sections of the passes, and every record that ships can be read with its types."""
+"""A record has the sections of the passes, and all reference records can be decoded."""
 
 import typing
 
@@ -16,19 +16,19 @@ REFERENCE = sorted((REPOSITORY / "results" / "reference").rglob("records.jsonl")
 
 
 @pytest.mark.parametrize("name", SECTION_NAMES)
-def test_a_section_has_the_type_that_its_pass_merges_to(name):
+def test_record_section_has_the_type_of_its_pass(name):
     merged = typing.get_type_hints(type(PASSES[name]).merge)["return"]
     expected = PASSES[name].part if isinstance(merged, typing.TypeVar) else merged
     assert HINTS[name] == expected | None
 
 
 @pytest.mark.parametrize("path", REFERENCE, ids=lambda path: path.parent.name)
-def test_reference_records_are_of_this_schema(path):
+def test_reference_records_have_the_current_schema(path):
     assert read_records(path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"config": {"seq_len": 0, "strategy": "ring"}}, r"Expected `int` >= 1 - at `\$.config.seq_len`"),
         ({"timing": {"step_times_ms": [[-1.0]], "window_ms": [1.0], "warmup": "full"}}, "> 0.0"),
@@ -44,6 +44,6 @@ def test_reference_records_are_of_this_schema(path):
         ({"parity": {"tokens": 8, "errors": {"out": 0.1}, "limits": {}}}, "a limit for each"),
     ],
 )
-def test_a_number_that_breaks_the_rules_of_its_field_is_no_record(changes, said):
-    with pytest.raises(ValidationError, match=said):
+def test_record_with_an_invalid_number_is_refused(changes, message):
+    with pytest.raises(ValidationError, match=message):
         convert(whole(make_record() | changes), Record)

@@ -1,4 +1,4 @@
-"""Records survive: torn tails are dropped, anything else is an error with its line."""
+"""The store drops an incomplete last line, and any other invalid line is an error that names it."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def make_record(cell_id="c0ffee", **changes):
 
 
 @pytest.mark.fault(16)
-def test_a_line_torn_at_any_byte_costs_only_itself(tmp_path):
+def test_torn_line_loses_only_itself(tmp_path):
     with Store(tmp_path) as store:
         store.append(make_record("a"))
         whole = len(store.path.read_bytes())
@@ -57,7 +57,7 @@ LINES = {
 
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.fault(17)
-def test_a_corrupt_line_is_named_by_its_number(tmp_path, line):
+def test_corrupt_line_error_names_its_number(tmp_path, line):
     path = tmp_path / "records.jsonl"
     good = json.dumps(WHOLE)
     path.write_text(f"{good}\n{line}\n{good}\n", encoding="latin-1")
@@ -66,7 +66,7 @@ def test_a_corrupt_line_is_named_by_its_number(tmp_path, line):
 
 
 @pytest.mark.parametrize("text", ['{"a":1,"a":2}', 'a "quote": b', "\\", "caf\u00e9\u2028\x00"])
-def test_any_text_is_read_back_as_it_was(tmp_path, text):
+def test_record_text_survives_the_round_trip(tmp_path, text):
     with Store(tmp_path) as store:
         store.append(make_record(reason=text, experiment=os.fsdecode(b"no /folder\xff")))
         (line,) = store.read()
@@ -74,13 +74,13 @@ def test_any_text_is_read_back_as_it_was(tmp_path, text):
 
 
 @pytest.mark.fault(17)
-def test_numbers_that_json_cannot_hold_are_refused(tmp_path):
+def test_nan_outside_of_sections_is_refused(tmp_path):
     with Store(tmp_path) as store, pytest.raises(ValueError, match="JSON"):
         store.append(make_record(wall_s=float("nan")))
 
 
 @pytest.mark.fault(14)
-def test_one_writer_at_a_time(tmp_path):
+def test_store_allows_one_writer(tmp_path):
     with Store(tmp_path), pytest.raises(ConfigError, match="another sweep is writing"), Store(tmp_path):
         pass
     assert not (tmp_path / ".lock").exists()

@@ -1,4 +1,4 @@
-"""How far two trainings are apart, what the noise is, and the first step in which they part."""
+"""Deviation of two trainings, its limit, and the first step that exceeds the limit."""
 
 from types import SimpleNamespace
 
@@ -18,69 +18,69 @@ from bench.record.trajectory_noise import (
 )
 
 
-def made_up(loss, grad_norm=(1.0, 1.0, 1.0)):
+def trajectory(loss, grad_norm=(1.0, 1.0, 1.0)):
     return SimpleNamespace(loss=loss, grad_norm=[*grad_norm])
 
 
-STEADY = made_up([4.0, 4.0, 4.0])
+STEADY = trajectory([4.0, 4.0, 4.0])
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("training", "message"),
     [
-        (made_up([4.0, 4.0, 4.0]), None),
-        (made_up([4.0, 4.0]), None),
-        (made_up([4.0, 4.01, 3.9]), "step 1: the loss is 4.01, not within 2.8e-04 of the 4"),
-        (made_up([4.0, float("nan"), 4.0]), "step 1: the loss is nan"),
-        (made_up([4.0, 4.0, 4.0], (1.0, 1.0, 1.1)), "step 2: the gradient norm is 1.1"),
+        (trajectory([4.0, 4.0, 4.0]), None),
+        (trajectory([4.0, 4.0]), None),
+        (trajectory([4.0, 4.01, 3.9]), "step 1: the loss is 4.01, not within 2.8e-04 of the 4"),
+        (trajectory([4.0, float("nan"), 4.0]), "step 1: the loss is nan"),
+        (trajectory([4.0, 4.0, 4.0], (1.0, 1.0, 1.1)), "step 2: the gradient norm is 1.1"),
     ],
 )
-def test_the_first_departure_is_named(found, said):
-    departure = first_departure(found, STEADY, LIMITS["bf16"])
-    assert (departure is None) if said is None else departure.startswith(said)
+def test_first_departure_names_step_and_signal(training, message):
+    departure = first_departure(training, STEADY, LIMITS["bf16"])
+    assert (departure is None) if message is None else departure.startswith(message)
 
 
-def test_a_limit_follows_the_measured_noise_and_is_never_below_that_of_random_weights():
+def test_limit_follows_noise_but_not_below_the_dtypes_limit():
     noisy = limit_for("bf16", {"loss": 1e-3, "grad_norm": 1e-4})
     assert (noisy.loss, noisy.grad_norm) == (NOISE_FACTOR * 1e-3, LIMITS["bf16"].grad_norm)
     assert limit_for("bf16", {}) == UNMEASURED
     assert limit_for("fp32", {}) == LIMITS["fp32"]
 
 
-def test_losses_that_differ_from_batch_to_batch_do_not_hide_a_lost_update():
-    """Of a trained checkpoint in bf16, where the second figure is what losing one update does."""
+def test_losses_that_vary_by_batch_do_not_hide_a_lost_update():
+    """Losses of a trained checkpoint in bf16, without and with a lost update."""
     norms = (1.0,) * 4
     reference, lost = (
-        made_up([1.085, 1.821, 1.697, 1.655], norms),
-        made_up([1.085, 1.821, 1.697, 1.683], norms),
+        trajectory([1.085, 1.821, 1.697, 1.655], norms),
+        trajectory([1.085, 1.821, 1.697, 1.683], norms),
     )
     limit = Deviation(6.3e-3, 5.3e-2)
     moved = moved_for("bf16", limit)
     assert first_departure(lost, reference, limit, moved).startswith("step 3: the loss is 1.683")
-    assert first_departure(made_up([1.085, 1.821, 1.697, 1.657], norms), reference, limit, moved) is None
+    assert first_departure(trajectory([1.085, 1.821, 1.697, 1.657], norms), reference, limit, moved) is None
     assert moved_for("bf16", LIMITS["bf16"]) == MOVED
 
 
-def test_a_distance_is_the_mean_over_steps_in_multiples_of_what_a_step_allows():
-    found = made_up([4.0, 4.1, 4.0], (1.0, 1.0, 1.1))
-    apart = distance(found, STEADY)
-    assert apart.loss == pytest.approx(0.1 / (2**0.5 * 4.0) / 3)
-    assert apart.grad_norm == pytest.approx(0.1 / 3**0.5 / 3)
+def test_distance_is_the_mean_over_steps_in_units():
+    training = trajectory([4.0, 4.1, 4.0], (1.0, 1.0, 1.1))
+    deviation = distance(training, STEADY)
+    assert deviation.loss == pytest.approx(0.1 / (2**0.5 * 4.0) / 3)
+    assert deviation.grad_norm == pytest.approx(0.1 / 3**0.5 / 3)
 
 
-def test_a_mean_is_of_the_steps_that_all_have():
-    mean = mean_of([STEADY, made_up([5.0, 6.0], (1.0, 3.0))])
+def test_mean_of_covers_common_steps():
+    mean = mean_of([STEADY, trajectory([5.0, 6.0], (1.0, 3.0))])
     assert (mean.loss, mean.grad_norm) == ([4.5, 5.0], [1.0, 2.0])
 
 
-def test_what_is_not_finite_is_infinitely_far():
-    assert distance(made_up([4.0, float("nan"), 4.0]), STEADY).loss == float("inf")
+def test_distance_of_nan_is_infinite():
+    assert distance(trajectory([4.0, float("nan"), 4.0]), STEADY).loss == float("inf")
 
 
-def test_a_loss_that_moves_may_be_further_apart():
-    """By MOVED times as much a nat, from the step in which it moved."""
-    falls = made_up([4.0, 2.0, 3.0])
-    apart = distance(made_up([4.0, 2.1, 3.0]), falls)
-    assert apart.loss == pytest.approx(0.1 / (2**0.5 * 2.0 + MOVED * 2.0) / 3)
-    later = distance(made_up([4.0, 2.0, 3.1]), falls)
+def test_distance_unit_grows_with_a_moving_loss():
+    """The unit grows with the nats by which the loss has moved so far."""
+    falls = trajectory([4.0, 2.0, 3.0])
+    early = distance(trajectory([4.0, 2.1, 3.0]), falls)
+    assert early.loss == pytest.approx(0.1 / (2**0.5 * 2.0 + MOVED * 2.0) / 3)
+    later = distance(trajectory([4.0, 2.0, 3.1]), falls)
     assert later.loss == pytest.approx(0.1 / (3**0.5 * 3.0 + MOVED * 2.0) / 3)
