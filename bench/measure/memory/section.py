@@ -80,6 +80,9 @@ class MemorySection(Struct, frozen=True, kw_only=True):
     copies back. A CPU rank copies them within its memory. Null without `offload.optimizer`."""
 
     def __post_init__(self) -> None:
+        check_lengths(
+            "Expected values of equally many ranks", self.peak_resident_bytes, self.base_resident_bytes
+        )
         steady = (self.peak_allocated_bytes, self.peak_phase)
         for sizes, phases in (steady, (self.whole_life_allocated_bytes, self.whole_life_phase)):
             if phases is not None:

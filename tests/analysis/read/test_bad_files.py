@@ -48,6 +48,12 @@ SECOND_LINES = {
     "an unknown status": (section(status="fine"), "Invalid enum value 'fine' at `status`"),
     "an unknown provenance": (section(provenance="guessed"), "Invalid enum value 'guessed' at `provenance`"),
     "a negative share": (trace_with(exposed_ms=[-1.0]), "Expected `float` >= 0.0 at `trace.exposed_ms[0]`"),
+    "resident memory of unequal ranks": (
+        section(
+            memory={"peak_allocated_bytes": None, "peak_resident_bytes": [1, 1], "base_resident_bytes": [1]}
+        ),
+        "values of equally many ranks at `memory`",
+    ),
     "a trace of no ranks": (
         trace_with(step_ms=[]),
         "needs step_ms, total_ms and exposed_ms of every rank at `trace`",
