@@ -1,4 +1,4 @@
-"""One fork server for the whole session, as a sweep has one, and which tests start ranks."""
+"""Share one fork server among all tests, and schedule the tests that start ranks."""
 
 import gc
 import os
@@ -15,32 +15,34 @@ from bench.run.node.lease import VARIABLE
 from bench.run.node.local import LocalNode
 
 SERVER = "server"
-"""The group of tests that share a fork server: a second one would import everything again."""
+"""xdist group of the tests that share a fork server; another server would import everything again."""
 LAST = (
     "test_training_equivalence.py", "test_traced_ranks.py", "test_strategies.py",
     "test_attention_workload.py", "test_full_length.py", "test_allocations.py",
     "test_choices_together.py", "test_embedding.py", "test_weights.py", "test_call_memory.py",
 )  # fmt: skip
-"""Files that whichever worker is done first takes, with a server of its own, so that both end together; the
-longest first."""
-register()  # the modes that the command adds
-gc.set_threshold(200_000, 20, 100)  # tests keep much: to search it for garbage took a seventh of their time
+"""Test files that start ranks and run last, on the worker that is free first, with another fork server. The
+longest come first, so that both workers end at the same time."""
+register()  # adds the modes that the command has
+gc.set_threshold(
+    200_000, 20, 100
+)  # tests keep many objects, and collecting garbage took a seventh of their time
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers have a core each
-    os.environ["OMP_WAIT_POLICY"] = "passive"  # ranks with two threads wait without taking the other's core
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: each worker has one core
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that wait must not use the other worker's core
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_leases(tmp_path_factory):
-    """Tests do not wait for whoever measures on this machine, nor for those of another worker."""
+    """Use a separate folder of leases, so that tests wait neither for sweeps nor for another worker."""
     os.environ[VARIABLE] = str(tmp_path_factory.mktemp("leases"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _imports_are_no_garbage():
-    """What was imported stays: to search it for garbage again and again takes a sixth of the time.
+    """Exclude imported objects from garbage collection, which would take a sixth of the time.
 
-    At the end everything stays: pytest would search it five times, and Python once more.
+    At the end exclude everything: pytest would collect garbage five times, and Python once more.
     """
     gc.collect()
     gc.freeze()
@@ -50,22 +52,22 @@ def _imports_are_no_garbage():
 
 @pytest.fixture(scope="session", autouse=True)
 def _imported_once():
-    """The fork server imports what tests run on ranks, too, which take 0.3 s each otherwise."""
+    """Let the fork server also import the modules that tests run on ranks, which saves 0.3 s per rank."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(server, "PRELOAD", "tests.support.preloaded")  # whatever a test starts the server for
+        patched.setattr(server, "PRELOAD", "tests.support.preloaded")
         yield
 
 
 @pytest.fixture(scope="session")
 def launcher():
-    """Its server has imported everything: how long a test takes does not hang on whether it is the first."""
+    """Return a launcher whose fork server has imported everything, so that no test waits for imports."""
     LocalNode().import_all()
     return Launcher()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _sweeps_draw_nothing(request):
-    """Figures are most of a report's time: the tests of analysis draw them, and one sweep from its start."""
+    """Draw no figures, which take most of a report's time, except in analysis tests and new processes."""
     if "analysis" in request.path.relative_to(Path(__file__).parent).parts:
         yield
         return
@@ -76,7 +78,7 @@ def _sweeps_draw_nothing(request):
 
 @pytest.fixture
 def sigint_raises():
-    """Ctrl-C interrupts, also where pytest was started with SIGINT ignored, as after `&` in a script."""
+    """Let SIGINT raise KeyboardInterrupt, also if pytest was started with it ignored, as after `&`."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -84,13 +86,13 @@ def sigint_raises():
 
 @pytest.fixture
 def short_grace(monkeypatch):
-    """Wait less long for the other ranks once one has failed."""
+    """Shorten the wait for other ranks after one has failed."""
     monkeypatch.setattr("bench.run.cell.rank_watch.GRACE_S", 1.0)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Whoever has a launcher starts ranks; whole grids run only where an expression names them."""
+    """Mark tests with a launcher as `ranks`; deselect slow tests unless the mark expression names them."""
     for item in items:
         if "launcher" in getattr(item, "fixturenames", ()):
             item.add_marker("ranks")
@@ -104,7 +106,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _one_worker_for_the_server(items):
-    """One worker gets nearly all that starts ranks of the fork server or uses a GPU, the other the rest."""
+    """Give one worker nearly all tests that start ranks or use a GPU, and the other worker the rest."""
     for item in items:
         on_server = "launcher" in getattr(item, "fixturenames", ()) or item.get_closest_marker("gpu")
         shares = on_server and item.path.name not in LAST
@@ -124,14 +126,14 @@ def _one_worker_for_the_server(items):
 @pytest.fixture(autouse=True)
 def _only_marked_tests_start_ranks(request, monkeypatch):
     if not request.node.get_closest_marker("ranks"):
-        said = "this test starts ranks: mark it with pytest.mark.ranks"
-        monkeypatch.setattr(Launcher, "run", lambda *_, **__: pytest.fail(said))
+        message = "this test starts ranks: mark it with pytest.mark.ranks"
+        monkeypatch.setattr(Launcher, "run", lambda *_, **__: pytest.fail(message))
 
 
 @pytest.fixture
 def fake_gpus(launcher):
-    """Two GPUs that the CPU plays."""
-    from tests.support.cuda.fake_cuda import gpus_played  # it imports torch and all that ranks do
+    """Simulate two GPUs on the CPU."""
+    from tests.support.cuda.fake_cuda import gpus_played  # imports torch and the code of ranks
 
     with gpus_played(launcher):
         yield

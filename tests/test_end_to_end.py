@@ -1,4 +1,4 @@
-"""What a user types, from the command line to the report."""
+"""Whole sweeps, from the command line to the report."""
 
 import csv
 import gzip
@@ -22,12 +22,12 @@ STALE = {
     "OMP_NUM_THREADS": "0", "CUDA_VISIBLE_DEVICES": "-1", "LC_ALL": "C", "COLUMNS": "20", "PYTHONPATH": None,
     "DS_ACCELERATOR": "cuda", "FORCE_COLOR": "1",
 }  # fmt: skip
-"""What other launchers leave behind, and a GPU taken for granted."""
+"""Variables of other launchers, and variables that expect a GPU."""
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """The README's command, shorter, from a cold start in odd surroundings; its traces are kept."""
+    """Run a short form of the README's command, from a cold start with stale variables; keep its traces."""
     folder = tmp_path_factory.mktemp("swept")
     words = ("-m", "seq_len=1k,1024", "sweep_dir=out", "measure.keep_traces=true", *QUICK)
     done = typed(folder, *words, **STALE)
@@ -37,12 +37,12 @@ def swept(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def records(swept):
-    found = read_lines(swept[1] / "records.jsonl")
-    return {(r["config"]["strategy"], r["config"]["seq_len"]): r for r in found}
+    lines = read_lines(swept[1] / "records.jsonl")
+    return {(record["config"]["strategy"], record["config"]["seq_len"]): record for record in lines}
 
 
 @pytest.mark.ranks
-def test_a_sweep_ends_in_records_tables_figures_and_a_page(swept, records):
+def test_sweep_writes_records_tables_figures_and_a_page(swept, records):
     _, out = swept
     strategies = ("local", "deepspeed_ulysses", "ring_flash_attn")
     assert set(records) == {(strategy, 1024) for strategy in strategies}
@@ -62,39 +62,39 @@ def test_a_sweep_ends_in_records_tables_figures_and_a_page(swept, records):
     assert "ring_flash_attn.zigzag_ring_flash_attn" in modules["ring_flash_attn"]
     logs = [path.read_text() for path in out.glob("cells/*/rank_0.log")]
     assert len(logs) == 3
-    # torch 2.11 says of every profiler that it "clears events at the end of each cycle".
+    # torch 2.11 warns about every profiler that it "clears events at the end of each cycle".
     assert not any(
         "Warning" in log.replace("UserWarning: Warning: Profiler clears events", "") for log in logs
     )
 
 
 @pytest.mark.ranks
-def test_a_log_moves_no_cursor_even_where_colours_are_forced(swept):
-    said = swept[0].stdout
-    assert not re.search(r"\r|\x1b\[[0-9;?]*[A-LN-Za-ln-z]", said)  # anything but colours
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", said).splitlines()
+def test_log_has_no_cursor_movements_with_forced_colours(swept):
+    output = swept[0].stdout
+    assert not re.search(r"\r|\x1b\[[0-9;?]*[A-LN-Za-ln-z]", output)  # anything but colours
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", output).splitlines()
     assert [line[:6] for line in lines if line.startswith("[")] == ["[1/3] ", "[2/3] ", "[3/3] "]
     assert lines[-1] == "report: out/report.html"
 
 
 @pytest.mark.ranks
-def test_a_trace_that_is_kept_is_one_of_each_cell_and_rank_that_perfetto_opens(swept, records):
+def test_kept_traces_are_one_per_cell_and_rank_for_perfetto(swept, records):
     """Perfetto opens the gzipped JSON."""
     _, out = swept
-    kept = {path.name for path in (out / "traces").iterdir()}
-    assert kept == {
+    names = {path.name for path in (out / "traces").iterdir()}
+    assert names == {
         f"{record['cell_id']}-{record['repeat']}-{rank}.json.gz"
         for record in records.values()
         for rank in range(record["config"]["cluster.world_size"])
     }
-    for name in kept:
+    for name in names:
         events = json.loads(gzip.decompress((out / "traces" / name).read_bytes()))["traceEvents"]
         parallel = not any(name.startswith(r["cell_id"]) for (s, _), r in records.items() if s == "local")
         assert any(event["name"].startswith("gloo:") for event in events) or not parallel
 
 
 @pytest.mark.usefixtures("launcher")
-def test_an_illegal_combination_in_a_sweep_is_a_record_and_no_failure(tmp_path):
+def test_illegal_combination_in_a_sweep_is_a_record(tmp_path):
     words = (
         "-m", "seq_len=256", "strategy=ulysses", "sp_degree=2,3", "sweep_dir=out",
         "measure.reference_budget_s=0", "measure.trace=false", *QUICK,
@@ -108,8 +108,8 @@ def test_an_illegal_combination_in_a_sweep_is_a_record_and_no_failure(tmp_path):
     assert (again.returncode, "add resume=true" in again.stderr) == (2, True)
 
 
-def test_bad_input_is_one_line_and_exit_code_2_and_leaves_nothing(tmp_path):
-    """Every other word is refused in the test's own process: tests/bench/request/test_command_line.py."""
+def test_bad_input_is_refused_in_one_line_with_exit_code_2(tmp_path):
+    """Other wrong words are tried without a new process, in tests/bench/request/test_command_line.py."""
     done = typed(tmp_path, "-m", "seq_len=1k,2k,3k,4k,5k,6k,8q")
     assert done.returncode == 2
     assert "seq_len=8q" in done.stderr

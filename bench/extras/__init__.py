@@ -1,1 +1,1 @@
-"""Rooms that a sweep can do without; no other room imports them. May import run and all below."""
+"""Optional parts that no other package of bench imports. May import run and all below."""

@@ -1,1 +1,1 @@
-"""A planned sweep from its first cell to its last record. May import plan and all below."""
+"""Run a planned sweep from its first cell to its last record. May import plan and all below."""

@@ -1,4 +1,4 @@
-"""Signals that end a sweep early: each is an interruption that keeps what is done, named as what it was."""
+"""Turn signals that end a sweep early into KeyboardInterrupt, so that finished records are kept."""
 
 from __future__ import annotations
 
@@ -16,71 +16,75 @@ SIGNALS: Mapping[signal.Signals, str] = {
     signal.SIGTERM: "SIGTERM",
     signal.SIGHUP: "SIGHUP",
 }
-"""What ends a sweep, and what the record calls it: a scheduler's signal, and that of a lost connection."""
+"""Signals that end a sweep, by their names in records. Schedulers send SIGTERM, a lost terminal SIGHUP."""
 UNWIND_S = 5.0
-"""For so long a signal is taken for a repetition of the one before, whose ranks are still being ended."""
+"""Seconds in which a second signal is ignored, because the ranks are still being ended after the first."""
 
 
 class Interrupts:
-    """Raises KeyboardInterrupt with the name of a signal; never while a sweep closes after one."""
+    """Handler that raises KeyboardInterrupt with the name of a signal, until the sweep closes."""
 
     def __init__(self) -> None:
-        self._raised_s: float | None = None
+        self._raised_at_s: float | None = None
         self._name = ""
         self._handled: list[signal.Signals] = []
 
     def install(self) -> None:
-        """Handle all SIGNALS but those that are ignored: nohup does so with SIGHUP, a shell with SIGINT."""
-        for caught in SIGNALS:
-            if signal.getsignal(caught) is not signal.SIG_IGN:
-                signal.signal(caught, self._handle)
-                self._handled.append(caught)
+        """Handle all SIGNALS except ignored ones: nohup ignores SIGHUP, a script's `&` ignores SIGINT."""
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._handle)
+                self._handled.append(number)
 
     @classmethod
     def installed(cls) -> Interrupts:
-        """Return the object that handles signals in this process; a new one where there is none."""
-        handlers = (getattr(signal.getsignal(caught), "__self__", None) for caught in SIGNALS)
+        """Return the object that handles signals in this process, or a new one without handlers."""
+        handlers = (getattr(signal.getsignal(number), "__self__", None) for number in SIGNALS)
         return next((handler for handler in handlers if isinstance(handler, cls)), None) or cls()
 
     def begin_to_close(self) -> None:
-        """From now on, to the very end, signals change nothing: what is done is being written down."""
-        for caught in self._handled:
-            signal.signal(caught, signal.SIG_IGN)
+        """Ignore signals from now on, so that records and report are written completely."""
+        for number in self._handled:
+            signal.signal(number, signal.SIG_IGN)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Let signals interrupt this, also while the sweep closes."""
-        before, self._raised_s = {each: signal.getsignal(each) for each in self._handled}, None
-        for caught in before:
-            signal.signal(caught, self._handle)
+        """Let signals interrupt the context, also while the sweep closes."""
+        before = {number: signal.getsignal(number) for number in self._handled}
+        self._raised_at_s = None
+        for number in before:
+            signal.signal(number, self._handle)
         try:
             yield
         finally:
-            for caught, handler in before.items():
-                signal.signal(caught, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def raise_swallowed(self) -> None:
-        """Raise again what came where Python cannot raise anything, as in a destructor."""
-        if self._raised_s is not None:
+        """Raise an interruption again that Python has swallowed, as it does in a destructor."""
+        if self._raised_at_s is not None:
             raise KeyboardInterrupt(self._name)
 
     def _handle(self, number: int, _: Any) -> None:
         caught = signal.Signals(number)
         if caught is signal.SIGHUP:
-            _write_to_nowhere()
+            _redirect_terminal_to_devnull()
         now_s = time.monotonic()
-        is_repeated = self._raised_s is not None and now_s - self._raised_s < UNWIND_S
+        is_repeated = self._raised_at_s is not None and now_s - self._raised_at_s < UNWIND_S
         if not is_repeated:
-            self._raised_s, self._name = now_s, SIGNALS[caught]
+            self._raised_at_s, self._name = now_s, SIGNALS[caught]
             raise KeyboardInterrupt(self._name)
 
 
-def _write_to_nowhere() -> None:
-    """A terminal that is gone refuses every byte, which would end the sweep before its report."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+def _redirect_terminal_to_devnull() -> None:
+    """Send output to /dev/null if it goes to a terminal, which is closed after SIGHUP.
+
+    Writing to a closed terminal raises an error, which would end the sweep before its report.
+    """
+    devnull = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.__stdout__, sys.__stderr__):
         with suppress(OSError, ValueError, AttributeError):
             descriptor = stream.fileno()  # type: ignore[union-attr]
             if stat.S_ISCHR(os.fstat(descriptor).st_mode):
-                os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+                os.dup2(devnull, descriptor)
+    os.close(devnull)

@@ -1,7 +1,7 @@
-"""What a person sees while a sweep runs: a bar in a terminal, plain lines in a log.
+"""Show the progress of a running sweep: a bar in a terminal, plain lines in a log.
 
-A terminal shows the running cell's pass and step and counts the time left down. A log has a line for every
-finished cell and, while one takes long, a line a minute.
+A terminal shows the running cell with its pass and step, and the time left. A log has a line for every
+finished cell, and a line a minute while a cell takes long.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from bench.run.cell.outcome import outcome
 from bench.run.cell.rank_watch import Listener
 
 HEARTBEAT_S = 60.0
-"""How long a log may stay silent while a cell runs."""
+"""Seconds after which a log gets another line while a cell runs."""
 
 
 class Progress(Listener):
-    """Follows one sweep on one console; `now_s` is a clock, `estimate` what is known of its steps before."""
+    """Shows one sweep on one console."""
 
     def __init__(
         self,
@@ -40,20 +40,28 @@ class Progress(Listener):
         now_s: Callable[[], float] = time.monotonic,
         estimate: Estimate | None = None,
     ) -> None:
+        """Create the display without showing it.
+
+        Args:
+            console: Terminal or log to write to.
+            now_s: Clock, in seconds.
+            estimate: Estimate of the duration of steps before any has run.
+        """
         self.console = console
         self._now_s = now_s
         self._estimate = estimate or Estimate()
         self._labels = CellLabels()
-        self._left: list[PlannedCell] = []
+        self._remaining: list[PlannedCell] = []
         self._running: PlannedCell | None = None
         self._cell_progress: CellProgress | None = None
         self._is_reference = False
         self._has_started = False
         self._waiting_s: float | None = None
+        """Estimated seconds of all cells after the running one; None if unknown."""
         self._total = 0
         self._folder = Path()
-        self._said_s = now_s()
-        # No thread of its own: the launcher ticks, and ranks need every core.
+        self._printed_at_s = now_s()
+        # The bar has no thread, as ranks need every core; the launcher calls `tick` instead.
         self._bar = _Bar(
             bars.BarColumn(),
             "{task.completed}/{task.total} cells",
@@ -63,22 +71,28 @@ class Progress(Listener):
             auto_refresh=False,
             transient=True,
             get_time=now_s,
-            # FORCE_COLOR makes rich take a pipe for a terminal: colours it may have, but no moving cursor.
+            # With FORCE_COLOR rich treats a pipe as a terminal, but a pipe must not get cursor movements.
             disable=not (console.is_interactive and console.file.isatty()),
         )
         self._sweep = self._bar.add_task("", start=False, left="")
 
     def start(self, cells: Sequence[PlannedCell], folder: Path, notes: Iterable[str] = ()) -> None:
-        """Say what is planned and on what, and the plan's own notes."""
-        self._left, self._total, self._folder = list(cells), len(cells), folder
+        """Print the number of cells, their placement and the notes, and show the bar.
+
+        Args:
+            cells: Cells that will run, in order.
+            folder: Folder of the sweep.
+            notes: Further lines to print.
+        """
+        self._remaining, self._total, self._folder = list(cells), len(cells), folder
         self._labels = CellLabels(planned.cell for planned in cells)
         if not cells:
-            self.say(f"nothing is missing in {folder}; name another sweep_dir to run all again")
+            self.say(f"nothing is missing in {folder}; to run all cells again, name another sweep_dir")
             for note in notes:
                 self.say(note)
             return
-        self.say(f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}, records in {folder}")
-        for line in sorted({_placed_line(planned.cell) for planned in cells}):
+        self.say(f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}, records go to {folder}")
+        for line in sorted({_placement_line(planned.cell) for planned in cells}):
             self.say(line)
         for note in notes:
             self.say(note)
@@ -87,26 +101,26 @@ class Progress(Listener):
         self._bar.start()
 
     def add(self, cells: Sequence[PlannedCell], note: str | None) -> None:
-        """Say what is planned beyond what was said at the start."""
-        self._left.extend(cells)
+        """Add cells to the plan that is shown, and print the note."""
+        self._remaining.extend(cells)
         self._total += len(cells)
         self._labels.add(planned.cell for planned in cells)
         if note is not None:
             self.say(note)
 
     def begin(self, planned: PlannedCell, *, is_reference: bool = False) -> None:
-        """Follow a cell that is about to run; `is_reference` for one that is none of the sweep's."""
+        """Show a cell that is about to run; `is_reference` if it is a reference and no cell of the sweep."""
         self._running, self._is_reference = planned, is_reference
         imports = starts_ranks(planned.cell) and not self._has_started
         step_s = None if planned.reason is not None else self._estimate.step_s(planned.cell)
         self._cell_progress = CellProgress(planned.cell, step_s, self._now_s, imports=imports)
-        self._said_s = self._now_s()
-        self._guess()
+        self._printed_at_s = self._now_s()
+        self._estimate_waiting()
         self._refresh()
 
     @contextmanager
     def show_reference(self, planned: PlannedCell) -> Iterator[Listener]:
-        """Show a reference, which is none of the sweep's cells, as long as it runs."""
+        """Show a reference, which is no cell of the sweep, while it runs."""
         self.begin(planned, is_reference=True)
         try:
             yield self
@@ -114,46 +128,47 @@ class Progress(Listener):
             self._running = self._cell_progress = None
 
     def tell(self, stage: RankStage) -> None:
-        """What the running cell does from now on; the next tick shows it."""
+        """Record the stage of the running cell; the next tick shows it."""
         assert self._running is not None
         assert self._cell_progress is not None
         self._has_started = True
         self._cell_progress.enter(stage)
-        # A reference runs on other threads, so it says nothing about the sweep's own steps.
+        # A reference has another number of threads, so its steps say nothing about those of the sweep.
         if stage.step_s is not None and not self._is_reference:
             self._estimate.learn(self._running.cell, stage.step_s)
-            self._guess()
+            self._estimate_waiting()
 
     def tick(self) -> None:
-        """Keep the bar up with the clock; a log gets a line now and then."""
+        """Update the bar, or print a line to a log that has had none for HEARTBEAT_S."""
         self._refresh()
-        if self._bar.disable and self._now_s() - self._said_s >= HEARTBEAT_S and self._cell_progress:
-            since = duration_label(self._cell_progress.elapsed_s)
-            self.say(f"{self._place()}: running for {since}, {self._cell_progress.where()}; {self._eta()}")
+        if self._bar.disable and self._now_s() - self._printed_at_s >= HEARTBEAT_S and self._cell_progress:
+            elapsed = duration_label(self._cell_progress.elapsed_s)
+            self.say(f"{self._place()}: running for {elapsed}, {self._cell_progress.where()}; {self._eta()}")
 
-    def leave_out(self, planned: PlannedCell) -> None:
-        """Count a planned cell that does not run after all."""
-        self._left.remove(planned)
+    def remove(self, planned: PlannedCell) -> None:
+        """Remove a planned cell that will not run."""
+        self._remaining.remove(planned)
         self._total -= 1
 
     def end(self, planned: PlannedCell, record: Record) -> None:
+        """Print the result of the running cell, and the path of its log if it failed."""
         assert self._cell_progress is not None
         line = f"{self._place()}: {outcome(record)} ({self._cell_progress.elapsed_s:.1f} s)"
-        self._left.remove(planned)
+        self._remaining.remove(planned)
         self._running = self._cell_progress = None
         timing = record.timing
         if timing is not None:
             self._estimate.learn(planned.cell, max(map(statistics.median, timing.step_times_ms)) / 1e3)
-        self._guess()
+        self._estimate_waiting()
         if record.status not in FINDINGS and record.failure is not None:
             folder = self._folder / "cells" / planned.folder_name
             line = f"{line}; log: {folder / f'rank_{record.failure.rank}.log'}"
-        self.say(f"{line}; {self._eta()}" if self._left and self._waiting_s is not None else line)
+        self.say(f"{line}; {self._eta()}" if self._remaining and self._waiting_s is not None else line)
         self._refresh()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Without the bar, for what others print."""
+    def without_bar(self) -> Iterator[None]:
+        """Hide the bar in this context, so that other output can be printed."""
         self._bar.stop()
         try:
             yield
@@ -161,20 +176,22 @@ class Progress(Listener):
             self._bar.start()
 
     def stop(self) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bar from the terminal."""
         self._bar.stop()
 
     def say(self, line: str) -> None:
-        """One line that stays; never folded, so that a path or a command can be copied."""
-        self._said_s = self._now_s()
+        """Print one line; never wrapped, so that a path or a command can be copied."""
+        self._printed_at_s = self._now_s()
         self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def _refresh(self) -> None:
         if self._bar.disable:
             return
-        done, left = self._total - len(self._left), self._eta()
-        where = "" if self._cell_progress is None else f"{self._label()}: {self._cell_progress.where()}"
-        self._bar.update(self._sweep, total=self._total, completed=done, description=where, left=left)
+        done = self._total - len(self._remaining)
+        running = "" if self._cell_progress is None else f"{self._label()}: {self._cell_progress.where()}"
+        self._bar.update(
+            self._sweep, total=self._total, completed=done, description=running, left=self._eta()
+        )
         self._bar.refresh()
 
     def _label(self) -> str:
@@ -185,14 +202,14 @@ class Progress(Listener):
         return self._labels.of(self._running.cell)
 
     def _place(self) -> str:
-        """`[2/6] ring 64k sp 2`: the running cell and its place among those of this run."""
+        """Return text such as `[2/6] ring 64k sp 2`: the running cell and its number in this run."""
         if self._is_reference:
             return self._label()
-        return f"[{self._total - len(self._left) + 1}/{self._total}] {self._label()}"
+        return f"[{self._total - len(self._remaining) + 1}/{self._total}] {self._label()}"
 
     def _eta(self) -> str:
-        """`about 5 min left`; `at least 5 min left, as this cell is 2 min late` where it takes too long."""
-        if not self._left:
+        """Return text such as `about 5 min left`, or `at least ...` if the running cell is late."""
+        if not self._remaining:
             return ""
         left_s: float | None = 0.0
         if self._running is not None and self._cell_progress is not None:
@@ -204,25 +221,28 @@ class Progress(Listener):
         return (
             f"about {left}"
             if left_s > -LATE_S
-            else f"at least {left}, as this cell is {duration_label(-left_s)} late"
+            else f"at least {left}, this cell is {duration_label(-left_s)} late"
         )
 
-    def _guess(self) -> None:
-        """How long the cells behind the running one will take; not at every tick: there may be thousands."""
-        waiting = (planned for planned in self._left if planned is not self._running)
+    def _estimate_waiting(self) -> None:
+        """Estimate the seconds of the cells after the running one.
+
+        This is not done at every tick, as there may be thousands of cells.
+        """
+        waiting = (planned for planned in self._remaining if planned is not self._running)
         self._waiting_s = self._estimate.remaining_s(waiting)
 
 
 class _Bar(bars.Progress):
-    """Two lines: what the running cell does, and how far the sweep is."""
+    """Progress bar of two lines: the state of the running cell, and the progress of the sweep."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        yield from (Text(each.description, no_wrap=True, overflow="ellipsis") for each in self.tasks)
+        yield from (Text(task.description, no_wrap=True, overflow="ellipsis") for task in self.tasks)
         yield from super().get_renderables()
 
 
-def _placed_line(cell: Cell) -> str:
-    """`ring: 2 x cpu over gloo, 1 thread each, qwen3_nano, zero3, bf16`; of a replay `rank 0 of 2 x cpu`."""
+def _placement_line(cell: Cell) -> str:
+    """Return text such as `ring: 2 x cpu over gloo, 1 thread each, qwen3_nano, zero3, bf16`."""
     cluster = cell.cluster
     rank = "" if cell.replay.rank is None else f"rank {cell.replay.rank} of "
     shared = ", ranks share GPUs: correctness only" if cluster.ranks_per_gpu > 1 else ""

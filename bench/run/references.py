@@ -1,9 +1,9 @@
-"""References of a sweep: whether a cell trained as another cell of the same work did, step by step.
+"""Compare the losses and gradient norms of a cell, step by step, with those of a reference of equal work.
 
-A strategy that is right in the checked step and wrong in the next leaves the others' trajectory of loss and
-gradient norm. So does one that is right only at a short length, in another engine, or while it is looked at.
-For work of which a sweep has no cell that others could be compared with, `local` runs. Such a cell is no
-result: its record is not stored, and its budget is stated.
+This finds a strategy that is right in the checked step and wrong in the next one. It also finds a strategy
+that is right only at a short length, in another engine, or while hooks watch it. If the sweep has no cell
+that can serve as the reference for some work, `local` runs for it. Such a run is no result: its record is not
+stored, and its time limit is printed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ FOLDER = "references"
 
 
 class Trajectories:
-    """The references of one sweep, by the work that they did."""
+    """References of a sweep: the cell whose losses others are compared with, for each kind of work."""
 
     def __init__(self) -> None:
         self._references: dict[str, tuple[Cell, LossesSection]] = {}
 
     def compare(self, cell: Cell, record: Record) -> Record:
-        """Return the record with what it was compared with; a wrong result where it departed from that.
+        """Compare a cell with the reference of its work.
 
-        The first sound cell of a work is compared with nothing, and is what the next are compared with. So is
-        the first of `local`: it is not blamed for leaving a strategy that came before it.
+        The first sound cell of some work is compared with nothing and becomes the reference. So does the
+        first cell of `local`, as a difference from an earlier strategy would not be the fault of `local`.
+
+        Returns:
+            The record with the comparison; a wrong result if the cell departed from the reference.
         """
         losses = record.losses
         if record.status is not Status.OK or losses is None:
@@ -50,33 +53,38 @@ class Trajectories:
         reference = self._references.get(work_of(cell))
         noise = {} if record.objective is None else record.objective.noise
         if reference is not None and not _replaces(cell, reference[0]):
-            of, right = reference
-            steps = min(len(losses.loss), len(right.loss), MAX_COMPARED_STEPS)
+            reference_cell, reference_losses = reference
+            steps = min(len(losses.loss), len(reference_losses.loss), MAX_COMPARED_STEPS)
             limit = limit_for(cell.dtype, noise)
             losses = replace(
-                losses, compared_with=of.cell_id, compared_steps=steps, compared_within=asdict(limit)
+                losses,
+                compared_with=reference_cell.cell_id,
+                compared_steps=steps,
+                compared_within=asdict(limit),
             )
             record = replace(record, losses=losses)
             record = replace(record, checks=checks(cell, record.sections))
-            compared, reference_signals = signals_of(losses, steps), signals_of(right, steps)
+            compared, reference_signals = signals_of(losses, steps), signals_of(reference_losses, steps)
             departure = first_departure(compared, reference_signals, limit, moved_for(cell.dtype, limit))
             if departure is not None:
-                return as_wrong_result(record, f"{departure} of {of.strategy} on the same data")
-        self._keep(cell, losses)
+                reason = f"{departure} of {reference_cell.strategy} on the same data"
+                return as_wrong_result(record, reason)
+        self._offer(cell, losses)
         return record
 
     def has_reference(self, work: str) -> bool:
-        """Return whether there is a reference for this work."""
+        """Return whether this work has a reference."""
         return work in self._references
 
-    def keep_finished(self, cells: Sequence[Cell], records: Sequence[Record]) -> None:
-        """Take references from the records of a sweep that is resumed."""
+    def add_finished(self, cells: Sequence[Cell], records: Sequence[Record]) -> None:
+        """Take references from the finished cells of a sweep that is resumed."""
         planned = {cell.cell_id: cell for cell in cells}
         for record in records:
             if record.status is Status.OK and record.losses is not None and record.cell_id in planned:
-                self._keep(planned[record.cell_id], record.losses)
+                self._offer(planned[record.cell_id], record.losses)
 
-    def _keep(self, cell: Cell, losses: LossesSection) -> None:
+    def _offer(self, cell: Cell, losses: LossesSection) -> None:
+        """Make a cell the reference of its work, unless that has one that is as good."""
         work = work_of(cell)
         before = self._references.get(work)
         if before is None or _replaces(cell, before[0]):
@@ -84,26 +92,26 @@ class Trajectories:
 
 
 def _replaces(cell: Cell, reference: Cell) -> bool:
-    """Whether others are better compared with this cell."""
+    """Return whether `cell` is a better reference than the present one."""
     return is_base(cell) and not is_base(reference)
 
 
 @dataclass(slots=True)
 class References:
-    """Runs each planned reference once, when the first other cell of its work is about to run."""
+    """Runs the planned references, each once, just before the first cell of the same work."""
 
     launcher: Launcher
     folder: Path
     say: Callable[[str], None]
     show: Callable[[PlannedCell], AbstractContextManager[Listener]] = lambda _: nullcontext(SILENT)
-    """Shows a reference while it runs."""
-    took_s: float = 0.0
-    """Seconds of the references so far."""
+    """Context that shows a reference while it runs."""
+    total_s: float = 0.0
+    """Seconds that references have taken so far."""
     tried: set[str] = field(default_factory=set)
-    """Ids of the references that have run or were found too large."""
+    """Ids of the references that have run or that do not fit in memory."""
 
     def run_missing(self, reference: PlannedCell, trajectories: Trajectories, shared: SharedSections) -> None:
-        """Give the trajectories a planned reference, unless its work has one already or it was tried."""
+        """Run a planned reference, unless its work has a reference or this one was tried before."""
         cell = reference.cell
         if cell.cell_id in self.tried or trajectories.has_reference(work_of(cell)):
             return
@@ -114,15 +122,18 @@ class References:
             return
         self.say(
             f"{length_label(cell.seq_len)}: {REFERENCE_STRATEGY} runs first, for at most"
-            f" {duration_label(cell.measure.timeout_s)}, because others are compared with its losses"
+            f" {duration_label(cell.measure.timeout_s)}, as the reference for the losses of the other cells"
         )
         try:
             with self.show(reference) as listener:
                 record = run(reference, self.launcher, self.folder / FOLDER, listener=listener, shared=shared)
         except CellInterrupted:
-            raise KeyboardInterrupt from None  # its record is none of the sweep's
-        self.took_s += record.wall_s or 0.0
+            raise KeyboardInterrupt from None  # the record of a reference is not stored
+        self.total_s += record.wall_s or 0.0
         if record.status is Status.OK:
             trajectories.compare(cell, record)
         else:
-            self.say(f"{length_label(cell.seq_len)}: no reference, {record.status}: {record.reason}")
+            self.say(
+                f"{length_label(cell.seq_len)}: {REFERENCE_STRATEGY} gave no reference, {record.status}:"
+                f" {record.reason}; cells are compared with the first sound one instead"
+            )

@@ -1,4 +1,4 @@
-"""Compare a plan with the sweep in its folder: cells that are missing, and records that count."""
+"""Compare a plan with the sweep in its folder: find missing cells and select the records that count."""
 
 from __future__ import annotations
 
@@ -19,101 +19,112 @@ from bench.request.packages import used_packages
 from bench.strategies import STRATEGIES
 
 MOST_NAMED = 2
-"""Cells that a message names; more are counted."""
-BECOME: Mapping[Resume, str] = {
-    Resume.NEVER: "those cells run again",
-    Resume.MATCHING: "those cells run again; resume=any keeps them",
-    Resume.ANY: "kept, as resume=any asks",
+"""Number of cells that a message names; further ones are only counted."""
+CONSEQUENCES: Mapping[Resume, str] = {
+    Resume.NEVER: "their cells run again",
+    Resume.MATCHING: "their cells run again; with resume=any the records are kept",
+    Resume.ANY: "kept because of resume=any",
 }
+"""Consequence for a record that was made with other code, packages or devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepStart:
-    """A plan compared with the sweep that its folder holds."""
+    """Plan of a sweep after comparison with the folder: what is missing, and which records count."""
 
     plan: Plan
-    """Cells that the folder's records add are among its cells."""
+    """The plan, with the cells that the folder's records add to it."""
     pending: Sequence[PlannedCell]
-    """Cells to begin with, in order."""
+    """Missing cells to run first, in order."""
     records: Sequence[Record] = ()
     """Records of the folder that count for the plan."""
     lines: tuple[str, ...] = ()
-    """Differences between the folder and the plan: cells, and what made the records."""
+    """Lines about differences between folder and plan: in their cells, and in the origin of records."""
     is_whole: bool = True
-    """Whether all cells of the folder's sweep are planned again."""
+    """Whether the plan contains all cells of the folder's sweep."""
 
 
 def sweep_start(plan: Plan) -> SweepStart:
-    """Return where the plan starts in its folder, as that is now; writes nothing.
+    """Compare a plan with the present content of its folder, without writing anything.
 
-    Raises ConfigError where the folder's sweep has none of the plan's cells.
+    Raises:
+        ConfigError: The folder has a sweep, and the plan contains none of its cells.
     """
     path = plan.folder / RECORDS
     size_bytes = path.stat().st_size if path.exists() else 0
-    if size_bytes != plan.stored.size_bytes:  # another sweep ended here since the plan was made
+    if size_bytes != plan.stored.size_bytes:  # another sweep has written here since the plan was made
         plan = replace(plan, stored=stored_sweep(plan.folder, plan.resume))
     stored = plan.stored
     if not stored.cells and not stored.records:
         return SweepStart(plan, plan.cells)
-    left_out, added = _differences(plan)
-    if stored.cells and len(left_out) == len({cell.cell_id for cell in stored.cells}):
+    dropped, added = _differences(plan)
+    if stored.cells and len(dropped) == len({cell.cell_id for cell in stored.cells}):
         raise ConfigError(
-            f"sweep_dir={plan.folder}: holds another sweep. Only there: {_named(left_out, plan)}; only in"
-            f" this request: {_named(added, plan)}. To go on with the folder's own plan, add no word but"
-            " resume=true; else name another folder"
+            f"sweep_dir={plan.folder}: contains another sweep. Only in the folder:"
+            f" {_label_cells(dropped, plan)}; only in this request: {_label_cells(added, plan)}. To continue"
+            " the folder's sweep, give only resume=true and sweep_dir; for a new sweep, name another folder"
         )
     kept, lines = kept_records(plan, stored.records), list[str]()
-    if plan.grow is None:  # of a search the cells come one by one
-        differing = {
-            "only in the folder's earlier sweep, not run again": left_out,
-            "new to the folder": added,
+    if plan.grow is None:  # a search plans its cells one by one
+        differences = {
+            "only in the folder's earlier sweep, so they do not run": dropped,
+            "new in this request": added,
         }
-        lines = [f"{_named(cells, plan)}: {what}" for what, cells in differing.items() if cells]
-    plan, pending = with_missing(plan, kept.records)
-    left_out, _ = _differences(plan)
-    return SweepStart(plan, pending, kept.records, (*lines, *kept.lines), is_whole=not left_out)
+        lines = [f"{_label_cells(cells, plan)}: {what}" for what, cells in differences.items() if cells]
+    plan, pending = plan_missing_cells(plan, kept.records)
+    dropped, _ = _differences(plan)
+    return SweepStart(plan, pending, kept.records, (*lines, *kept.lines), is_whole=not dropped)
 
 
-def with_missing(
-    plan: Plan, records: Sequence[Record], ran: Collection[str] = (), references_s: float = 0.0
+def plan_missing_cells(
+    plan: Plan, records: Sequence[Record], attempted: Collection[str] = (), references_s: float = 0.0
 ) -> tuple[Plan, list[PlannedCell]]:
-    """Return the plan and its missing cells; where none is missing, the plan with what the records add.
+    """Return the plan and its missing cells. If none is missing, let the records add cells to the plan first.
 
-    A cell that `ran` just now is not run again, however it ended. `references_s` are the seconds of
-    references, which have no record.
+    Args:
+        plan: The plan so far.
+        records: Records that count for the plan.
+        attempted: Folder names of cells that this run has started; they are not missing, however they ended.
+        references_s: Seconds that references took, which have no record.
     """
-    pending = _missing(plan, records, ran)
+    pending = _missing(plan, records, attempted)
     while not pending and plan.is_open:
         before, plan = plan, plan.with_added_cells(records, references_s)
-        pending = _missing(plan, records, ran)
+        pending = _missing(plan, records, attempted)
         if plan.grow is not None and len(plan.cells) == len(before.cells):
             break
     return plan, pending
 
 
-def _missing(plan: Plan, records: Sequence[Record], ran: Collection[str]) -> list[PlannedCell]:
-    """Return the cells without a final record that did not run just now.
+def _missing(plan: Plan, records: Sequence[Record], attempted: Collection[str]) -> list[PlannedCell]:
+    """Return the cells that have no final record and that this run has not attempted.
 
-    A cell whose first process ran out of memory is not repeated.
+    A cell whose first run ran out of memory is not repeated.
     """
-    done = {(each.cell_id, each.repeat) for each in records if is_finding(each.role, each.status)}
-    out_of_memory = (each for each in records if each.status is Status.OUT_OF_MEMORY)
-    ran_out = {each.cell_id for each in out_of_memory if not each.repeat}
-    missing = [p for p in plan.cells if (p.cell.cell_id, p.repeat) not in done]
-    return [p for p in missing if p.folder_name not in ran and not (p.repeat and p.cell.cell_id in ran_out)]
+    done = {(record.cell_id, record.repeat) for record in records if is_finding(record.role, record.status)}
+    out_of_memory = {
+        record.cell_id for record in records if record.status is Status.OUT_OF_MEMORY and not record.repeat
+    }
+    return [
+        planned
+        for planned in plan.cells
+        if (planned.cell.cell_id, planned.repeat) not in done
+        and planned.folder_name not in attempted
+        and not (planned.repeat and planned.cell.cell_id in out_of_memory)
+    ]
 
 
 def _differences(plan: Plan) -> tuple[list[Cell], list[Cell]]:
-    """Return the cells of the folder's sweep that are not planned, and the planned ones that it has not."""
-    planned = {each.cell.cell_id: each.cell for each in plan.cells}
+    """Return the cells that only the folder's sweep has, and those that only the plan has."""
+    planned_cells = {planned.cell.cell_id: planned.cell for planned in plan.cells}
     stored = {cell.cell_id: cell for cell in plan.stored.cells}
-    added = [cell for name, cell in planned.items() if name not in stored] if stored else []
-    return [cell for name, cell in stored.items() if name not in planned], added
+    added = [cell for name, cell in planned_cells.items() if name not in stored] if stored else []
+    return [cell for name, cell in stored.items() if name not in planned_cells], added
 
 
-def _named(cells: Sequence[Cell], plan: Plan) -> str:
-    """Return `2 cells (ulysses 8k, ring 8k)`, with labels as if all these cells were of one sweep."""
-    labels = CellLabels([*plan.stored.cells, *(each.cell for each in plan.cells)])
+def _label_cells(cells: Sequence[Cell], plan: Plan) -> str:
+    """Return text such as `2 cells (ulysses 8k, ring 8k)`; labels tell apart all cells of folder and plan."""
+    labels = CellLabels([*plan.stored.cells, *(planned.cell for planned in plan.cells)])
     count = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
     more = ", ..." if len(cells) > MOST_NAMED else ""
     return f"{count} ({', '.join(map(labels.of, cells[:MOST_NAMED]))}{more})"
@@ -121,18 +132,18 @@ def _named(cells: Sequence[Cell], plan: Plan) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeptRecords:
-    """What of a folder's records counts."""
+    """Records of a folder that count for a plan."""
 
     records: Sequence[Record]
-    """At most one of each cell and repeat, in the order of the file."""
+    """At most one record for each cell and repeat, in the order of the file."""
     lines: tuple[str, ...]
-    """How many final ones were made with something else, by what that is, and what becomes of them."""
+    """Lines with the number of final records of other origin, what differs, and the consequence."""
 
 
 def kept_records(plan: Plan, records: Iterable[Record]) -> KeptRecords:
-    """What counts for this plan. A line that is not kept stays in the file, as evidence.
+    """Select the records that count for a plan. The others stay in the file as evidence.
 
-    Of a cell that ran again the newest line counts, here as in every analysis. A synthetic one never does.
+    The newest record of a cell and repeat counts, as in every analysis. A synthetic record never counts.
     """
     newest = {
         (record.cell_id, record.repeat): record
@@ -143,25 +154,25 @@ def kept_records(plan: Plan, records: Iterable[Record]) -> KeptRecords:
     if not newest:
         return KeptRecords([], ())
     here = cache(lambda strategy: describe(STRATEGIES.packages(strategy)))
-    kept, departed = [], Counter[str]()
+    kept, differing = [], Counter[str]()
     for record in newest.values():
         cell = cells.get(record.cell_id)
-        departed_in = _departures(cell, record, here(str(record.config["strategy"])))
-        if not departed_in or plan.resume is Resume.ANY:
+        differences = _origin_differences(cell, record, here(str(record.config["strategy"])))
+        if not differences or plan.resume is Resume.ANY:
             kept.append(record)
-        if departed_in and is_finding(record.role, record.status):
-            departed[" and ".join(departed_in)] += 1
+        if differences and is_finding(record.role, record.status):
+            differing[" and ".join(differences)] += 1
     lines = (
-        f"{count} {'record' if count == 1 else 'records'} of {words}: {BECOME[plan.resume]}"
-        for words, count in departed.items()
+        f"{count} {'record' if count == 1 else 'records'} of {differences}: {CONSEQUENCES[plan.resume]}"
+        for differences, count in differing.items()
     )
     return KeptRecords(kept, tuple(lines))
 
 
-def _departures(cell: Cell | None, record: Record, here: Environment) -> list[str]:
-    """In what the record's origin is not the one that the cell would have now.
+def _origin_differences(cell: Cell | None, record: Record, here: Environment) -> list[str]:
+    """Return the differences between the origin of a record and a run of its cell now.
 
-    Of a cell that a plan has not come to yet it is not known which packages it would use.
+    `cell` is None if the plan has not reached it; which packages it would use is not known then.
     """
     packages = frozenset[str]() if cell is None else used_packages(cell)
     is_predicted = record.provenance is Provenance.PREDICTED

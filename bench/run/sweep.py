@@ -1,4 +1,4 @@
-"""Runs a planned sweep to its end, whatever its cells do: `run_plan`, and below it what it does, in order."""
+"""Run a planned sweep to its end, also if cells fail. `run_plan` comes first, its steps follow in order."""
 
 from __future__ import annotations
 
@@ -29,45 +29,48 @@ from bench.run.node.job import RankEntry
 from bench.run.node.lease import gpus_of, lease
 from bench.run.progress import Progress
 from bench.run.references import References, Trajectories
-from bench.run.resume import kept_records, sweep_start, with_missing
+from bench.run.resume import kept_records, plan_missing_cells, sweep_start
 
 TRACES_FOLDER = "traces"
+"""Subfolder of a sweep's folder for the kept traces of all cells."""
 WRITING = "writing the report"
-"""Said before its figures are drawn, which takes some seconds."""
+"""Line that is printed before the figures are drawn, which takes some seconds."""
 
 MAX_JOIN_HANGS = 2
-"""Cells of a sweep that may hang in JOIN. The sweep then stops: every further one would wait as long."""
+"""Consecutive cells that hang in JOIN before the sweep stops: every further cell would wait as long."""
 JOIN_HANG_CAUSES = (
-    "Usual causes: NCCL cannot use peer-to-peer between PCIe boards (try NCCL_P2P_DISABLE=1); a wrong network"
-    " interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME); a GPU that is lost or used by another process, or a"
-    " container with too little /dev/shm (nvidia-smi, df -h /dev/shm). Set such a variable before the command"
-    " that runs these cells again, or as env.NAME=value in a new sweep"
+    "Usual causes: NCCL cannot use peer-to-peer between PCIe boards (try NCCL_P2P_DISABLE=1); the wrong"
+    " network interface is used (set NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME); a GPU is lost or used by"
+    " another process (see nvidia-smi); a container has too little /dev/shm (see df -h /dev/shm). Set a"
+    " variable before the command that runs these cells again, or as env.NAME=value in a new sweep"
 )
+"""Advice for a sweep whose ranks could not connect."""
 
 ReportWriter = Callable[[Path], bool]
-"""Writes a folder's report; false where an experiment that has one right answer found another."""
+"""Function that writes the report of a folder. It returns False if an experiment with one right answer found
+another."""
 
 
 @dataclass(slots=True)
 class Sweep:
-    """A running sweep: its plan, and results and counts that its cells share."""
+    """Running sweep: its plan, and the results and counts that its cells share."""
 
     plan: Plan
-    """Grows while the sweep runs where records add cells to it."""
+    """Cells of the sweep; in some experiments records add cells while it runs."""
     launcher: Launcher
     progress: Progress
     store: Store
     references: References
     trajectories: Trajectories = field(default_factory=Trajectories)
     shared: SharedSections = field(default_factory=SharedSections)
-    ran: set[str] = field(default_factory=set)
-    """Folder names of the cells that ran, however they ended."""
-    ran_out: set[str] = field(default_factory=set)
-    """Ids of the cells whose first process ran out of memory, which are not repeated."""
+    attempted: set[str] = field(default_factory=set)
+    """Folder names of the cells that have run, however they ended."""
+    out_of_memory: set[str] = field(default_factory=set)
+    """Ids of the cells whose first run ran out of memory, which are not repeated."""
     join_hangs: int = 0
-    """Cells whose ranks could not connect, one after the other."""
+    """Number of consecutive cells up to now whose ranks could not connect."""
     findings: list[bool] = field(default_factory=list)
-    """For each cell that ran, whether it ended as it may."""
+    """For every cell that ran, whether its status answers the question, as `is_finding` defines it."""
 
 
 def run_plan(
@@ -79,27 +82,40 @@ def run_plan(
     entry: Callable[[PlannedCell], RankEntry | None] = lambda _: None,
     interrupts: Interrupts | None = None,
 ) -> ExitCode:
-    """Run the cells, store each record as it comes, write the report; the sweep's exit code."""
+    """Run the cells of a plan, store every record at once, and write the report.
+
+    Args:
+        plan: The planned sweep.
+        launcher: Starts the ranks of a cell.
+        progress: Display of the sweep.
+        write_report: Writes the report of a folder.
+        entry: Function that the ranks of a cell run; None for the passes of the cell.
+        interrupts: Handler of signals.
+
+    Returns:
+        The exit code of the sweep.
+    """
     interrupts, is_interrupted = interrupts or Interrupts(), False
-    with Store(plan.folder) as store, ExitStack() as held:
+    with Store(plan.folder) as store, ExitStack() as stack:
         start = sweep_start(plan)
         references = References(launcher, plan.folder, progress.say, progress.show_reference)
         sweep = Sweep(start.plan, launcher, progress, store, references)
         if start.records:
-            sweep.trajectories.keep_finished([each.cell for each in start.plan.cells], start.records)
+            cells = [planned.cell for planned in start.plan.cells]
+            sweep.trajectories.add_finished(cells, start.records)
         if any(starts_ranks(planned.cell) for planned in start.pending):
-            # Before the server's imports, which would take the cores of a sweep that measures.
-            held.enter_context(_lease(sweep, start.pending))
+            # Before the fork server imports packages, which would take cores from a sweep that measures.
+            stack.enter_context(_lease(sweep, start.pending))
             launcher.warm()
         if start.is_whole:
             _write_config(start.plan)
         progress.start(start.pending, plan.folder, [*start.lines, *plan.notes])
-        first_length_ends = _end_of_first_length(start.plan, start.pending)
+        end_of_first_length = _end_of_first_length(start.plan, start.pending)
         try:
-            for planned in _cells(sweep, start.pending, writes_config=start.is_whole):
+            for planned in _next_cells(sweep, start.pending, writes_config=start.is_whole):
                 interrupts.raise_swallowed()
                 sweep.findings.append(_run_cell(planned, sweep, entry(planned)))
-                if planned == first_length_ends and sweep.join_hangs < MAX_JOIN_HANGS:
+                if planned == end_of_first_length and sweep.join_hangs < MAX_JOIN_HANGS:
                     _report_so_far(sweep, write_report)
         except KeyboardInterrupt as interrupted:
             interrupts.begin_to_close()
@@ -111,13 +127,15 @@ def run_plan(
         return _conclude(sweep, write_report, interrupts, is_interrupted=is_interrupted)
 
 
-def _cells(sweep: Sweep, pending: Sequence[PlannedCell], *, writes_config: bool) -> Iterator[PlannedCell]:
-    """Yield the next cell: one of these, then one that the records add, as long as ranks can connect."""
+def _next_cells(
+    sweep: Sweep, pending: Sequence[PlannedCell], *, writes_config: bool
+) -> Iterator[PlannedCell]:
+    """Yield the pending cells, then those that records add, until there is none or ranks cannot connect."""
     while pending:
         for planned in pending:
             if sweep.join_hangs == MAX_JOIN_HANGS:
                 return
-            sweep.ran.add(planned.folder_name)
+            sweep.attempted.add(planned.folder_name)
             yield planned
         if not sweep.plan.is_open or sweep.join_hangs == MAX_JOIN_HANGS:
             return
@@ -125,9 +143,9 @@ def _cells(sweep: Sweep, pending: Sequence[PlannedCell], *, writes_config: bool)
 
 
 def _added_cells(sweep: Sweep, *, writes_config: bool) -> Sequence[PlannedCell]:
-    """Add to the plan what the records add; return what of it is missing and did not run just now."""
+    """Let the records add cells to the plan, and return those that are missing."""
     records = kept_records(sweep.plan, sweep.store.read()).records
-    sweep.plan, pending = with_missing(sweep.plan, records, sweep.ran, sweep.references.took_s)
+    sweep.plan, pending = plan_missing_cells(sweep.plan, records, sweep.attempted, sweep.references.total_s)
     if writes_config:
         _write_config(sweep.plan)
     sweep.progress.add(pending, sweep.plan.note)
@@ -135,12 +153,13 @@ def _added_cells(sweep: Sweep, *, writes_config: bool) -> Sequence[PlannedCell]:
 
 
 def _run_cell(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> bool:
-    """Run a cell, before it the reference that its work lacks, and store its record.
+    """Run a cell and store its record. If its work still lacks a reference, run that first.
 
-    Return whether the cell ended as it may.
+    Returns:
+        Whether the status of the cell answers the question, as `is_finding` defines it.
     """
-    if planned.repeat and planned.cell.cell_id in sweep.ran_out:
-        sweep.progress.leave_out(planned)
+    if planned.repeat and planned.cell.cell_id in sweep.out_of_memory:
+        sweep.progress.remove(planned)
         return True
     reference = sweep.plan.references.get(work_of(planned.cell)) if planned.reason is None else None
     if reference is not None:
@@ -157,18 +176,18 @@ def _run_cell(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> bo
 
 
 def _gather_traces(planned: PlannedCell, cells: Path, traces: Path) -> None:
-    """Put the traces that a cell's ranks kept together: `<cell>-<rank>.json.gz`."""
+    """Move the kept traces of a cell's ranks into one folder, as `<cell>-<rank>.json.gz`."""
     for rank in range(planned.cell.cluster.world_size):
-        kept = cells / planned.folder_name / KEPT_TRACE.format(rank=rank)
-        if kept.exists():
+        trace = cells / planned.folder_name / KEPT_TRACE.format(rank=rank)
+        if trace.exists():
             traces.mkdir(exist_ok=True)
-            kept.rename(traces / f"{planned.folder_name}-{rank}.json.gz")
+            trace.rename(traces / f"{planned.folder_name}-{rank}.json.gz")
 
 
 def _count_failures(planned: PlannedCell, record: Record, sweep: Sweep) -> None:
-    """Count the failures that decide which cells still run."""
+    """Record failures that decide which cells still run."""
     if record.status is Status.OUT_OF_MEMORY and not planned.repeat:
-        sweep.ran_out.add(planned.cell.cell_id)
+        sweep.out_of_memory.add(planned.cell.cell_id)
     if record.status is Status.TIMED_OUT and record.failure is not None and record.failure.phase == JOIN:
         sweep.join_hangs += 1
     elif record.status is not Status.UNSUPPORTED:
@@ -176,31 +195,32 @@ def _count_failures(planned: PlannedCell, record: Record, sweep: Sweep) -> None:
 
 
 def _end_of_first_length(plan: Plan, pending: Sequence[PlannedCell]) -> PlannedCell | None:
-    """Return the last cell before the first longer one.
+    """Return the last cell of the first sequence length, after which there is a first report.
 
-    None where all have one length, where records decide, and where nothing runs: then all is done at once.
+    Return None if all cells have one length, if records decide which cells run, or if no cell starts ranks:
+    then all cells end at once.
     """
-    lengths = [each.cell.seq_len for each in pending]
+    lengths = [planned.cell.seq_len for planned in pending]
     if plan.grow is not None or len({*lengths}) < 2:  # noqa: PLR2004  lengths
         return None
-    if not any(starts_ranks(each.cell) for each in pending):
+    if not any(starts_ranks(planned.cell) for planned in pending):
         return None
     return pending[len([*takewhile(lambda length: length == lengths[0], lengths)]) - 1]
 
 
 def _report_so_far(sweep: Sweep, write_report: ReportWriter) -> None:
-    """Print and write the report of what there is. A fault in it costs no further cell."""
+    """Print and write the report of the finished cells. An error in the report does not stop the sweep."""
     progress, folder = sweep.progress, sweep.plan.folder
     progress.say(f"the first length is done; the report so far is in {folder}")
     try:
-        with progress.paused():
+        with progress.without_bar():
             write_report(folder)
-    except Exception as error:  # noqa: BLE001  the report at the end meets it again, and says so
-        progress.say(f"no report yet: {error}")
+    except Exception as error:  # noqa: BLE001  the report at the end raises it again
+        progress.say(f"no report yet: {error}; the sweep goes on, and the report follows at its end")
 
 
 def _lease(sweep: Sweep, pending: Sequence[PlannedCell]) -> AbstractContextManager[object]:
-    """Return the lease of the devices that these cells use here; on other machines agents hold theirs."""
+    """Return the lease of the devices that these cells use here; agents lease those of other nodes."""
     if not sweep.launcher.is_local:
         return nullcontext()
     gpus = gpus_of([planned.cell for planned in pending if starts_ranks(planned.cell)])
@@ -210,26 +230,30 @@ def _lease(sweep: Sweep, pending: Sequence[PlannedCell]) -> AbstractContextManag
 def _conclude(
     sweep: Sweep, write_report: ReportWriter, interrupts: Interrupts, *, is_interrupted: bool
 ) -> ExitCode:
-    """Write the report and say how to go on; the exit code."""
+    """Write the report, print how to continue, and return the exit code."""
     progress, folder = sweep.progress, sweep.plan.folder
     if sweep.join_hangs:
-        stops = " in two cells, one after the other: the sweep stops"
-        stops = stops if sweep.join_hangs == MAX_JOIN_HANGS else ""
-        progress.say(f"ranks could not connect{stops}. {JOIN_HANG_CAUSES}")
+        has_stopped = sweep.join_hangs == MAX_JOIN_HANGS
+        stops = "of two cells in a row could not connect, so the sweep stops"
+        progress.say(
+            f"the ranks {stops if has_stopped else 'of a cell could not connect'}. {JOIN_HANG_CAUSES}"
+        )
     has_records, is_answered = (folder / RECORDS).exists(), True
     if is_interrupted:
-        what = "the report of what is there follows" if has_records else "no cell has ended yet"
-        progress.say(f"interrupted; {what}")
+        finished = "the report of the finished cells follows" if has_records else "no cell had ended"
+        progress.say(f"interrupted; {finished}")
     else:
         progress.say(WRITING)
     try:
-        # Where not even the first cell came to a record, there is nothing to report.
+        # Without any record there is nothing to report.
         if has_records or not is_interrupted:
             with interrupts.listening():
                 is_answered = write_report(folder)
     except KeyboardInterrupt:
         is_interrupted = True
-        progress.say(f"interrupted; for the report: {tool_words('analysis.report')} {folder}")
+        progress.say(
+            f"interrupted while writing the report; to write it: {tool_words('analysis.report')} {folder}"
+        )
     interrupts.begin_to_close()
     again = again_command(sys.argv, folder)
     failed = sweep.findings.count(False)
@@ -242,6 +266,6 @@ def _conclude(
 
 
 def _write_config(plan: Plan) -> None:
-    """Write the request, fully resolved, next to the records: one entry a cell, in running order."""
+    """Write the resolved request next to the records, with one entry for each cell in running order."""
     content = {"argv": sys.argv, "cells": [planned.cell.flat() for planned in plan.cells]}
     write_whole(plan.folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(content)))

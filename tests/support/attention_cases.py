@@ -1,4 +1,4 @@
-"""The parity pass on many cells in one set of ranks, without training any of them."""
+"""Run the parity pass on many cells in one set of ranks, without training."""
 
 import itertools
 import json
@@ -25,11 +25,11 @@ SEQ_LEN = 96
 BATCH = 2
 WORLD_SIZES = (1, 2, 4)
 MASKED_LAYOUTS = (0, 1, 5)
-"""Strategy, layout and mask, of the axes of a case: which keys a rank's queries see depends on all three."""
+"""Positions of strategy, layout and mask in a case, which decide the keys that a rank's queries see."""
 
 
 def all_cases(strategies, world_size):
-    """Every legal layout, option, dtype, head ratio and mask of these strategies on this many ranks.
+    """Return all legal combinations of layout, options, dtype, head ratio and mask of strategies.
 
     A mask is `causal`, `full`, or causal within `documents`.
     """
@@ -42,18 +42,18 @@ def all_cases(strategies, world_size):
                 continue
             full = replace(cell, workload=replace(cell.workload, mask="full"))
             packed = replace(cell, data=replace(cell.data, packing="documents"))
-            tried = {"causal": cell, "full": full, "documents": packed}
+            by_mask = {"causal": cell, "full": full, "documents": packed}
             if refusal(packed) is not None:
-                tried["documents"] = replace(packed, batch=1)
-            for mask, each in tried.items():
-                if refusal(each) is None:
-                    cases[strategy, layout, options, dtype, heads, mask] = each
+                by_mask["documents"] = replace(packed, batch=1)
+            for mask, masked in by_mask.items():
+                if refusal(masked) is None:
+                    cases[strategy, layout, options, dtype, heads, mask] = masked
     return cases
 
 
 @cache
 def plain_cell(strategy, world_size, *words):
-    """Resolved once for all its layouts, dtypes and heads, and composed once for all ranks: it takes long."""
+    """Return a cell that all layouts, dtypes and heads of a strategy start from; cached, as it takes long."""
     raw = with_strategy(make_raw("engine=ddp", f"batch={BATCH}", f"seq_len={SEQ_LEN}", *words), strategy)
     return resolve({**raw, "cluster": {**raw["cluster"], "world_size": world_size}}, TWO_CORES)
 
@@ -67,26 +67,26 @@ def attention_cell(strategy, layout, options, dtype, heads, world_size):
 
 
 def cover(strategies, world_size):
-    """A part of all cases in which every two choices that can meet do, and every mask in every layout."""
+    """Return a part of all cases with every legal pair of choices, and every mask in every layout."""
     cases = all_cases(strategies, world_size)
     return {case: cases[case] for case in pairwise({case: case for case in cases}, whole=MASKED_LAYOUTS)}
 
 
 def check_cases(job, log):
-    """A rank's whole life: every case of the folder's `cases.json`, to `errors.json` and `limits.json`."""
+    """Run in a rank every case of the folder's `cases.json`; write `errors.json` and `limits.json`."""
     from bench.run.node.worker import join
 
     device = join(job)
-    outcomes, waits, looked_into = [], {}, set()
+    outcomes, waits, checked = [], {}, set()
     for fields, causal in json.loads((job.folder / "cases.json").read_text()):
         cell = Cell.from_flat(fields)
         with log.during(f"{cell.strategy} {cell.layout} {cell.dtype}"):
             forget_kernel_of_ringmaster()
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             outcomes.append(check_attention(strategy, device, causal=causal)[0])
-            way = cell.strategy, cell.layout, cell.options, cell.data.packs, causal
-            if cell.cluster.world_size == max(WORLD_SIZES) and way not in looked_into:
-                looked_into.add(way)  # heads, dtype and fewer ranks are taken to change nothing in it
+            variant = cell.strategy, cell.layout, cell.options, cell.data.packs, causal
+            if cell.cluster.world_size == max(WORLD_SIZES) and variant not in checked:
+                checked.add(variant)  # heads, dtype and the number of ranks are assumed not to matter
                 case = f"{cell.strategy} on documents" if cell.data.packs else cell.strategy
                 waits[case] = waits.get(case, []) + waits_in_a_layer(strategy, device, causal)
     (job.folder / f"waits_{job.rank}.json").write_text(json.dumps(waits))
@@ -98,14 +98,14 @@ def check_cases(job, log):
 
 
 def forget_kernel_of_ringmaster():
-    """It keeps the first kernel's functions for the life of the process, where these cases have several."""
+    """Clear ringmaster's caches, which would use the first case's kernel in all cases."""
     loaded = [vars(module) for name, module in sys.modules.items() if name.startswith("ringmaster.")]
     for function in itertools.chain.from_iterable(names.values() for names in loaded):
         getattr(function, "cache_clear", lambda: None)()
 
 
 def waits_in_a_layer(strategy, device, causal):
-    """What makes the host wait in one more call of attention, forward and backward."""
+    """Return what makes the host wait for the GPU in one more forward and backward of attention."""
     inputs = random_inputs(strategy.cell, parity_len(strategy), device)
     pieces = strategy.slices(inputs[0].shape[2])
     q, k, v, dout = (torch.cat([x[:, :, piece] for piece in pieces], dim=2) for x in inputs)
@@ -118,7 +118,7 @@ def waits_in_a_layer(strategy, device, causal):
 
 
 def waits_of(folder):
-    """By strategy, on documents or not, what made any rank wait in the cases that `errors_of` ran there."""
+    """Return what made any rank wait in the cases that `errors_of` ran in the folder, by strategy."""
     waits = {}
     for path in sorted(folder.glob("waits_*.json")):
         for case, found in json.loads(path.read_text()).items():
@@ -127,7 +127,7 @@ def waits_of(folder):
 
 
 def errors_of(launcher, folder, cases, entry=check_cases):
-    """Per case the errors of output, LSE where it is exposed, and gradients, relative to their maxima."""
+    """Return for every case the errors of output, gradients and a visible LSE, relative to their maxima."""
     listed = [(cell.flat(), case[-1] != "full") for case, cell in cases.items()]
     (folder / "cases.json").write_text(json.dumps(listed))
     ends = launcher.run(next(iter(cases.values())), folder, entry=entry)
@@ -136,25 +136,27 @@ def errors_of(launcher, folder, cases, entry=check_cases):
 
 
 def beyond_their_limits(errors):
-    """The cases that are wrong, with what was found."""
-    assert all({"out", "dq", "dk", "dv"} <= found.keys() for found in errors.values())
-    return {case: found for case, found in errors.items() if max(found.values()) > LIMITS[case[3]]}
+    """Return the cases with an error beyond its limit, and their errors."""
+    assert all({"out", "dq", "dk", "dv"} <= by_tensor.keys() for by_tensor in errors.values())
+    return {
+        case: by_tensor for case, by_tensor in errors.items() if max(by_tensor.values()) > LIMITS[case[3]]
+    }
 
 
 def pairwise(cases, whole=()):
-    """The names of a cover: every two values that meet in any case, meet in one of these.
+    """Return the names of cases in which every pair of values occurs that occurs in any case.
 
-    `cases` maps a name to the case's value on each axis; of the axes in `whole` all values that meet do so.
-    What brings most together comes first: one case after another would be twice as many.
+    `cases` maps a name to the case's value on each axis. Of the axes in `whole` not only pairs but all
+    combinations occur. The case with most new pairs is taken first; any other order would need twice as many.
     """
-    left = {
+    pairs_of = {
         name: {*itertools.combinations(enumerate(values), 2), tuple(values[axis] for axis in whole)}
         for name, values in cases.items()
     }
-    missing, cover = set().union(*left.values()), []
+    missing, cover = set().union(*pairs_of.values()), []
     while missing:
-        left = {name: meeting & missing for name, meeting in left.items() if meeting & missing}
-        most = max(left, key=lambda name: len(left[name]))
-        missing -= left[most]
+        pairs_of = {name: pairs & missing for name, pairs in pairs_of.items() if pairs & missing}
+        most = max(pairs_of, key=lambda name: len(pairs_of[name]))
+        missing -= pairs_of[most]
         cover.append(most)
     return cover

@@ -1,4 +1,4 @@
-"""Cells for tests, composed from conf/ exactly as the command line composes them."""
+"""Make and run cells for tests, composed from conf/ exactly as the command line composes them."""
 
 import itertools
 from copy import deepcopy
@@ -28,33 +28,33 @@ TINY = (
 
 
 SHARE_EVERY_HEAD = ("deepspeed_fpdt", "ringmaster_ulysses", "yunchang_ulysses")
-"""Strategies that repeat no KV head: there have to be as many as ranks."""
+"""Strategies that repeat no KV head, so that a cell needs at least one KV head per rank."""
 
-_of_choices = cache(composed)
+_composed_once = cache(composed)
 
 
 @cache
 def make_raw(*words):
-    """What the command line composes of these words.
+    """Return the request that the command line composes of these words.
 
-    Hydra composes the files once for all requests that choose the same, as that takes long; values are put in
-    here. tests/bench/request/test_composition.py holds this against Hydra.
+    Hydra takes long, so it composes the files only once for all requests with equal choices, and values are
+    set here. tests/bench/request/test_composition.py compares the result with Hydra's.
     """
     choices = tuple(word for word in words if word.partition("=")[0] in groups())
-    raw = OmegaConf.create(_of_choices(*choices))
+    raw = OmegaConf.create(_composed_once(*choices))
     values = [word for word in words if word not in choices]
-    for each in OverridesParser.create().parse_overrides(values):
-        OmegaConf.update(raw, each.key_or_group, each.value())
+    for override in OverridesParser.create().parse_overrides(values):
+        OmegaConf.update(raw, override.key_or_group, override.value())
     return OmegaConf.to_container(raw, resolve=True)
 
 
 def make_cell(*overrides, machine=TWO_CORES):
-    """A resolved cell from command-line words."""
+    """Return a resolved cell from command-line words."""
     return resolve(make_raw(*overrides), machine)
 
 
 def raw_with(values):
-    """The default request with these values by their dotted keys; composed once, as that takes long."""
+    """Return the default request with these values, by dotted key, without asking Hydra."""
     raw = deepcopy(make_raw())
     for key, value in values.items():
         section, _, name = key.rpartition(".")
@@ -63,7 +63,7 @@ def raw_with(values):
 
 
 def raws_of(strategies, lengths, **values):
-    """A request for each strategy, or each that a sweep compares by default, and length; `a__b` is `a.b`."""
+    """Return a request for every strategy (by default those of a sweep) and length; `a__b` means `a.b`."""
     changed = {key.replace("__", "."): value for key, value in values.items()}
     return [
         raw_with(
@@ -75,22 +75,22 @@ def raws_of(strategies, lengths, **values):
 
 
 def with_strategy(raw, name):
-    """The request with this strategy, and each of its own choices as its file has it."""
+    """Return the request with this strategy and the options in its file."""
     return {**raw, "strategy": read_option("strategy", name)}
 
 
 def tiny_cell(*overrides):
-    """A cell that takes a second: 256 tokens, one timed step, no trace."""
+    """Return a cell that takes a second, with 256 tokens, one timed step and no trace."""
     return make_cell(*TINY, *overrides)
 
 
 @cache
-def _found_so_far():
+def _sections_so_far():
     return SharedSections()
 
 
 def variants(facts, numbers=1):
-    """Every layout of a strategy with every choice that is its own, and of a number the first few."""
+    """Return every layout of a strategy with all its options; a number takes its first `numbers` values."""
     choices = [[(key, text) for text in texts_of(option, numbers)] for key, option in facts.options.items()]
     return [
         (layout, options)
@@ -100,69 +100,72 @@ def variants(facts, numbers=1):
 
 
 def words_for(strategy, options=()):
-    """What a strategy with these choices has to be told to run on up to four CPU ranks."""
+    """Return the words with which a strategy with these options runs on up to four CPU ranks."""
     needs_all = strategy in SHARE_EVERY_HEAD or ("rotation", "distflash") in options
     heads = ("model=qwen3_nano", "model.num_kv_heads=4") if needs_all else ()
     return *heads, *words_of_choices(options)
 
 
 def words_of_choices(options):
-    """On CPU ranks a ring that passes keys from rank to rank has a kernel of its own, not under autocast."""
+    """Return the words that some rotations need on CPU ranks: another kernel, or no autocast."""
     words = {"p2p": ("kernel=math", "dtype=fp32"), "distflash": ("dtype=fp32",)}
     return words.get(dict(options).get("rotation"), ())
 
 
 def texts_of(option, numbers):
-    """What a cell may hold of it."""
+    """Return values of an option as a cell has them."""
     if isinstance(option, WholeNumber):
         return [str(option.least + more) for more in range(numbers)]
     return [*map(flag_text, (True, False))] if isinstance(option, Flag) else option
 
 
 CHECKS = ("parity", "objective", "full_length")
-"""Passes that compare with float64; of a small cell they take half the time."""
+"""Passes that compare with float64; they take half the time of a small cell."""
 
 
 NEED_ALL_RANKS = tuple(name for name, facts in PASSES.items() if facts.needs_all_ranks)
-"""Passes that a replay leaves out."""
+"""Passes that a replay skips."""
 
 
-class LeftOut(SharedSections):
-    """Says of some passes that they need not run, as if an equal cell had found nothing by them."""
+class SkippedPasses(SharedSections):
+    """Sections that skip some passes, as if an equal cell had run them and had no sections."""
 
     def __init__(self, names):
         super().__init__()
         self.names = names
 
-    def of(self, cell):
+    def sections_for(self, cell):
         return dict.fromkeys(self.names)
 
 
 def run_cell(launcher, cell, folder, entry=None, *, without=()):
-    """The cell's record and folder, from real ranks; what equal cells share is found once, as in a sweep.
+    """Run a cell on real ranks and return its record and folder.
 
-    `without` are passes that a test does not look at.
+    Equal cells share sections, as in a sweep. `without` are passes that the test does not need.
     """
     planned = planned_cell(cell, TWO_CORES)
-    shared = LeftOut(without) if without or entry is not None else _found_so_far()
+    shared = SkippedPasses(without) if without or entry is not None else _sections_so_far()
     record = run(planned, launcher, Path(folder), entry=entry, shared=shared)
     return record, Path(folder) / planned.folder_name
 
 
 def counted_and_computed(record):
-    """By purpose and rank the bytes that collectives carried, and what the formula says; without zeros."""
+    """Return the counted bytes by purpose and rank, and those of the formula, without zeros."""
     ranks = record.config["cluster.world_size"]
     counted = record.engagement.sent_bytes
     computed = {purpose: [size] * ranks for purpose, size in record.analytic.payload_bytes.items()}
-    return tuple({name: sizes for name, sizes in each.items() if any(sizes)} for each in (counted, computed))
+    return tuple(
+        {name: sizes for name, sizes in by_purpose.items() if any(sizes)}
+        for by_purpose in (counted, computed)
+    )
 
 
 INSTALLED = [name for name, facts in STRATEGIES.items() if facts.package is None or installed(facts.package)]
-"""Strategies that can run here: some are optional, and their packages seldom there."""
+"""Strategies that can run here; the packages of some are optional and often not installed."""
 
 
 def see_what_is_installed_now(monkeypatch):
-    """A process reads once which packages have strategies, and their facts; undone, it knows what it knew."""
-    len(STRATEGIES)  # reads it, for there to be something to undo
+    """Let this process look again for packages that have strategies; undone at the end of the test."""
+    len(STRATEGIES)  # fills the caches that monkeypatch restores
     monkeypatch.delitem(vars(STRATEGIES), "_plugins")
     monkeypatch.setattr(STRATEGIES, "_loaded", {**STRATEGIES._loaded})

@@ -1,4 +1,4 @@
-"""The real command, as a person types it: in a process of its own, or sooner in the test's own."""
+"""Run the real command in a new process or, which is faster, in the process of the test."""
 
 import io
 import os
@@ -15,11 +15,11 @@ from bench.run.interrupts import SIGNALS
 
 COMMAND = (sys.executable, str(REPOSITORY / "run_sweep.py"))
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
-"""What tests know of a sweep they know of CPU ranks, also where there is a GPU."""
+"""Variables that make tests run on CPU ranks, also on a machine with GPUs."""
 
 
 def typed(folder, *words, **changed):
-    """The command in a process of its own, and so with a fork server of its own; None removes a variable."""
+    """Run the command in a new process with a new fork server; None removes a variable."""
     environment = {k: v for k, v in (os.environ | NO_GPU | changed).items() if v is not None}
     return subprocess.run(
         [*COMMAND, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -27,9 +27,9 @@ def typed(folder, *words, **changed):
 
 
 def typed_here(folder, *words, out=None, main=run_sweep.main, **changed):
-    """The same in this process, where the fork server of the tests is warm: what it said and its exit code.
+    """Run the command in this process, which has a warm fork server; return its output and exit code.
 
-    `out` is a file to write to in place of a pipe, `main` what another command runs.
+    `out` is a file that gets the output, `main` the function of another command.
     """
     out, errors, before = out or io.StringIO(), io.StringIO(), {s: signal.getsignal(s) for s in SIGNALS}
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
@@ -40,10 +40,10 @@ def typed_here(folder, *words, out=None, main=run_sweep.main, **changed):
         try:
             main()
             code = 0
-        except SystemExit as ended:
-            code = ended.code
+        except SystemExit as stop:
+            code = stop.code
         finally:
-            for caught, handler in before.items():
-                signal.signal(caught, handler)
-    said = out.getvalue() if isinstance(out, io.StringIO) else None
-    return subprocess.CompletedProcess([*COMMAND, *words], code, said, errors.getvalue())
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    output = out.getvalue() if isinstance(out, io.StringIO) else None
+    return subprocess.CompletedProcess([*COMMAND, *words], code, output, errors.getvalue())

@@ -1,4 +1,4 @@
-"""What a stranger may have written: bytes, JSON and changed copies of a sound file, for hypothesis."""
+"""Strategies of hypothesis for untrusted input: bytes, JSON, and changed copies of a valid file."""
 
 import json
 
@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 RULES = {
-    "derandomize": True,  # the same examples each time: a failure of the default run is no chance
+    "derandomize": True,  # the same examples in every run, so that failures are reproducible
     "deadline": None,
     "database": None,
     "suppress_health_check": [*HealthCheck],
@@ -26,28 +26,28 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-"""Any value of JSON, with numbers that JSON has no word for."""
+"""Any JSON value, and numbers such as NaN that JSON does not define."""
 
 
 def few_and_many(examples=LENGTHS):
-    """The test twice: with few examples, and with many where slow tests are asked for."""
+    """Run the test with few examples, and as a slow test with many."""
     return pytest.mark.parametrize(
         "examples", [examples["few"], pytest.param(examples["many"], marks=pytest.mark.slow)]
     )
 
 
 def fuzz(examples, check):
-    """Run a check, decorated with `given`, on so many examples."""
+    """Run a check that is decorated with `given` on this number of examples."""
     settings(max_examples=examples, **RULES)(check)()
 
 
 @st.composite
 def changed_json(draw, sound):
-    """A copy of a JSON value in which something, at any depth, is another value, missing or new."""
+    """Draw a copy of a JSON value in which one entry, at any depth, is changed, removed or added."""
     copy = json.loads(json.dumps(sound))
     holder, key = draw(st.sampled_from([*_places(copy)]))
-    change = draw(st.sampled_from(["value", "gone", "new"]))
-    if change == "gone":
+    change = draw(st.sampled_from(["value", "removed", "new"]))
+    if change == "removed":
         del holder[key]
     else:
         is_new = change == "new" and isinstance(holder, dict)
@@ -56,7 +56,7 @@ def changed_json(draw, sound):
 
 
 def _places(value):
-    """Each dictionary and list in a value, with each of its keys."""
+    """Yield every dictionary and list in a value with each of its keys."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield value, key
@@ -65,7 +65,7 @@ def _places(value):
 
 @st.composite
 def changed_bytes(draw, sound):
-    """A copy of a file with a few bytes replaced, cut out, put in or repeated, or cut off."""
+    """Draw a copy of a file in which a few bytes are replaced, removed, inserted, repeated or cut off."""
     content = sound
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(content)))
@@ -76,5 +76,5 @@ def changed_bytes(draw, sound):
 
 
 def as_line(value):
-    """A value as a line that Python's own writer would make of it, NaN and all."""
+    """Return a value as a line of Python's JSON, which can contain NaN."""
     return json.dumps(value).encode() + b"\n"

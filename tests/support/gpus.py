@@ -1,4 +1,4 @@
-"""What a test on a GPU needs, said once: its marker, why it is skipped elsewhere, and cells for one GPU."""
+"""Markers, skips and cells for tests on one GPU."""
 
 from dataclasses import replace
 
@@ -16,25 +16,25 @@ NEEDS_GPU = (
 )
 GPU_KERNELS = [name for name, facts in KERNEL_FACTS.items() if "cuda" in facts.dtypes]
 MACHINE = replace(this_machine(), gpus=this_machine().gpus[:1]) if this_machine().gpus else ONE_H200
-"""The first GPU alone: whatever else a machine has, these tests say the same."""
+"""Machine with only its first GPU, so that tests do the same on every machine."""
 
 SOON_OVER = ("measure.timeout_s=120",)
-"""Ranks that wait for each other in vain must not do so for half an hour."""
+"""Time limit that ends ranks which wait for each other in vain, long before the default of half an hour."""
 NOT_TIMED = ("measure.warmup_s=0",)
-"""Where no time is reported, nothing is gained by warming the GPU up."""
+"""Words of cells whose times do not matter, so that the GPU need not be warmed up."""
 OUT_OF_MEMORY_IN = "timing"
-"""The phase of a rank that runs out of memory at full length; a test on the CPU holds it, too."""
+"""Phase in which a rank runs out of memory at full length; a test on the CPU checks it, too."""
 
 
 def needs_gpu(test):
-    """Mark a single test, where others of its file run anywhere."""
+    """Mark a single test of a file whose other tests run anywhere."""
     for mark in NEEDS_GPU:
         test = mark(test)
     return test
 
 
 def available(kernel, device):
-    """Whether a kernel runs here on "cpu" or "cuda", by its facts; imports no package."""
+    """Return whether a kernel runs here on "cpu" or "cuda", by its facts, without importing its package."""
     facts = KERNEL_FACTS[kernel]
     if device not in facts.dtypes or not facts.is_installed:
         return False
@@ -46,19 +46,19 @@ def has_capability(capabilities):
 
 
 def skip_without(kernel, device="cuda"):
-    """Skip where this device or its software has no such kernel."""
+    """Skip the test if this device or its software does not have the kernel."""
     if not available(kernel, device):
         pytest.skip(f"{kernel} needs a {KERNEL_FACTS[kernel].gpus} and {KERNEL_FACTS[kernel].package}")
 
 
 def gpu_cell(*words, ranks=1):
-    """A cell of the small model on ranks that share the first GPU."""
-    where = ("cluster=gpu", f"cluster.ranks_per_gpu={ranks}", f"cluster.world_size={ranks}")
-    return make_cell(*where, *SOON_OVER, *NOT_TIMED, "model=qwen3_nano", *words, machine=MACHINE)
+    """Return a cell of the small model on ranks that share the first GPU."""
+    placement = ("cluster=gpu", f"cluster.ranks_per_gpu={ranks}", f"cluster.world_size={ranks}")
+    return make_cell(*placement, *SOON_OVER, *NOT_TIMED, "model=qwen3_nano", *words, machine=MACHINE)
 
 
 def run_on_gpu(launcher, cell, folder, entry=None):
-    """The cell's record; a cell that lacks a package is skipped with the reason."""
+    """Run a cell and return its record; skip the test if a package is missing."""
     reason = refusal(cell)
     if reason is not None and "needs the package" in reason:
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""Many cells, one after another on the same ranks: no parity, no timing, only what a test wants of each."""
+"""Run many cells one after another on the same ranks, with no pass but the one that a test needs."""
 
 import json
 
@@ -20,7 +20,7 @@ CELLS = "cells.json"
 
 
 def write_gradients(job, log):
-    """A rank's whole life: loss, gradient norm and every gradient of each cell, in a folder of its own."""
+    """Write in a rank the loss, gradient norm and gradients of every cell, each into its own folder."""
     for name, workload in built(job, log):
         (job.folder / name).mkdir(exist_ok=True)
         gradients.write_gradients(workload.trainer, job.folder / name)
@@ -28,38 +28,38 @@ def write_gradients(job, log):
 
 
 def watch_offloading(job, log):
-    """Runs in a rank: each cell takes a short step, then one whose offloaded bytes are reported."""
-    seen = {}
+    """Run in a rank a short step of every cell, and another step whose offloaded bytes are reported."""
+    results = {}
     for name, workload in built(job, log):
         workload.short_step()
         offload = workload.activation_offload
         before = offload.packed_bytes if offload else 0
         workload.step(0)
         moved = offload.packed_bytes - before if offload else None
-        seen[name] = {"activations": moved, "optimizer": workload.trainer.engine.offloaded_bytes()}
-    return {"seen": seen}
+        results[name] = {"activations": moved, "optimizer": workload.trainer.engine.offloaded_bytes()}
+    return {"seen": results}
 
 
 def look_inside(job, log, before=0):
-    """A rank's whole life: of a step of each cell, what attention was given and collectives carried.
+    """Report in a rank the shapes, bytes and calls inside attention in one step of every cell.
 
-    `before` it come other steps, from which engines learn their order.
+    Run `before` steps first, from which engines learn their order.
     """
-    seen = {}
+    results = {}
     for name, workload in built(job, log):
         for number in range(before):
             workload.step(number)
         watch = AttentionWatch()
         with workload.rank.strategy.watched(watch), CommunicationTap(watch) as tap:
             workload.step(before)
-        seen[name] = {
+        results[name] = {
             "shapes": sorted(watch.shapes), "sent_bytes": tap.sent_bytes(), "calls": tap.calls_by_kind(),
         }  # fmt: skip
-    return {"seen": seen}
+    return {"seen": results}
 
 
 def built(job, log):
-    """The workload of each cell of the folder's list, as `run_cell` builds it, and the cell's name."""
+    """Yield the name and the workload of every cell in the folder's list, built as `run_cell` does."""
     device = join(job)
     for name, fields in json.loads((job.folder / CELLS).read_text()).items():
         cell = Cell.from_flat(fields)
@@ -71,44 +71,47 @@ def built(job, log):
 
 
 def run_together(launcher, folder, cells, entry):
-    """The ends of the ranks of each cell, by its name, and where they ran; `cells` is by name, too.
+    """Run `entry` for cells, which are given by name; return the ends of ranks and the folder, by name.
 
-    Cells that need equal ranks share them; engines do not, as DeepSpeed changes what it touches, and a
-    package's own strategy, which may break what it likes, shares them with nobody.
+    Cells share ranks if they have the same cluster and engine, as DeepSpeed changes what it touches. A
+    strategy from a package shares ranks with no other strategy, as it may break anything.
     """
     assert [reason for reason in map(refusal, cells.values()) if reason] == []
     sets = {}
     for name, cell in cells.items():
-        whose = "ours" if cell.strategy in STRATEGIES.ours else cell.strategy
-        sets.setdefault((whose, cell.engine.name, cell.cluster), []).append(name)
-    found = {}
+        owner = "ours" if cell.strategy in STRATEGIES.ours else cell.strategy
+        sets.setdefault((owner, cell.engine.name, cell.cluster), []).append(name)
+    results = {}
     for number, names in enumerate(sets.values()):
         place = folder / str(number)
         place.mkdir()
         (place / CELLS).write_text(json.dumps({name: cells[name].flat() for name in names}))
         ends = launcher.run(cells[names[0]], place, entry=entry)
-        found |= dict.fromkeys(names, (ends, place))
-    return found
+        results |= dict.fromkeys(names, (ends, place))
+    return results
 
 
 def gradients_of(launcher, folder, cells):
-    """The arrays of each cell; of one that its ranks did not come to, how they ended."""
+    """Return the arrays of every cell, or the failures of its ranks if they did not reach it."""
     ran = run_together(launcher, folder, cells, write_gradients)
     return {
-        name: _read(place / name / gradients.FILE_NAME) or _why(ends) for name, (ends, place) in ran.items()
+        name: _read(place / name / gradients.FILE_NAME) or _failures(ends)
+        for name, (ends, place) in ran.items()
     }
 
 
 def seen_inside(launcher, folder, cells, entry=look_inside):
-    """By rank, what `entry` saw of each cell; of one that its ranks did not come to, how they ended."""
+    """Return the results of `entry` by rank for every cell, or the failures of ranks before it."""
     ran = run_together(launcher, folder, cells, entry)
     return {
-        name: [end.report["seen"][name] for end in ends] if all(end.report for end in ends) else _why(ends)
+        name: [end.report["seen"][name] for end in ends]
+        if all(end.report for end in ends)
+        else _failures(ends)
         for name, (ends, _) in ran.items()
     }
 
 
-def _why(ends):
+def _failures(ends):
     return str([end.failure or end.log_tail for end in ends])
 
 
@@ -120,6 +123,6 @@ def _read(path):
 
 
 def chosen(request, fixture, param):
-    """What the chosen tests of this module that need `fixture` are given as `param`, each once."""
+    """Return the distinct values of `param` in the selected tests of this module that use `fixture`."""
     items = [item for item in request.session.items if item.path == request.path]
     return list(dict.fromkeys(item.callspec.params[param] for item in items if fixture in item.fixturenames))

@@ -1,6 +1,6 @@
-"""Nodes on one machine: network namespaces on a bridge, each with a host name and a hosts file of its own.
+"""Simulate nodes on one machine by network namespaces on a bridge, each with a host name and a hosts file.
 
-They share cores, files and clock. Addresses are of the benchmarking range (RFC 2544) and exist inside only.
+Nodes share cores, files and clock. Addresses are of the benchmarking range (RFC 2544) and exist only inside.
 """
 
 import os
@@ -20,17 +20,17 @@ ENVIRONMENT = {"ULYSSES_RING_BENCH_KEY": "a test's", "OMP_NUM_THREADS": "1"}
 ENTER = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
 
 
-def why_not():
-    """Why no namespaces can be made here; None where they can."""
+def missing_requirement():
+    """Return why no namespaces can be made here, or None if they can."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return f"{missing[0]} is not installed"
     tried = subprocess.run(["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, check=False)
-    return None if tried.returncode == 0 else "network namespaces need root, and are not allowed everywhere"
+    return None if tried.returncode == 0 else "network namespaces need root and are not allowed here"
 
 
 class Namespaces:
-    """`count` nodes, host0 and so on, joined by a bridge in a namespace of its own."""
+    """Nodes `host0`, `host1`, ... that are joined by a bridge in another namespace."""
 
     def __init__(self, count, folder):
         self._id = f"u{os.getpid() % 100000}"
@@ -60,12 +60,12 @@ class Namespaces:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
     def on(self, number, *words):
-        """The words that run these on a node."""
+        """Return the command that runs these words on a node."""
         enter = ["nsenter", f"--net=/run/netns/{self._space(number)}", "unshare", "--uts", "--mount"]
         return [*enter, "sh", "-c", ENTER, "sh", self.names[number], str(self._hosts), *map(str, words)]
 
     def set_link(self, number, state):
-        """Take a node off the bridge, or put it back: `down` or `up`."""
+        """Disconnect a node from the bridge (`down`) or connect it (`up`)."""
         _ip("-n", self._bridge, "link", "set", f"p{number}", state)
 
     def _space(self, number):
@@ -74,8 +74,8 @@ class Namespaces:
 
 @contextmanager
 def namespaces(count, folder):
-    """So many nodes; skips the test where there can be none."""
-    reason = why_not()
+    """Yield `count` nodes; skip the test if namespaces cannot be made."""
+    reason = missing_requirement()
     if reason is not None:
         pytest.skip(reason)
     nodes = Namespaces(count, folder)
@@ -87,7 +87,7 @@ def namespaces(count, folder):
 
 
 class Cluster:
-    """Agents on all nodes, and sweeps whose launcher is on the first."""
+    """Cluster that runs agents on all nodes and the launcher on the first."""
 
     PORT = 17900
 
@@ -95,7 +95,7 @@ class Cluster:
         self.nodes = nodes
 
     def start(self, number, *words):
-        """A process on a node, in the checkout's folder."""
+        """Start a process on a node, in the folder of the checkout."""
         return subprocess.Popen(
             self.nodes.on(number, sys.executable, *words),
             env={**os.environ, **ENVIRONMENT},
@@ -107,17 +107,17 @@ class Cluster:
 
     @contextmanager
     def sweep(self, folder, *words):
-        """A running sweep over all nodes: its launcher, and the agent of each. All are gone afterwards."""
+        """Yield the launcher and the agents of a running sweep over all nodes; kill them at the end."""
         address = f"{self.nodes.addresses[0]}:{self.PORT}"
         count = len(self.nodes.names)
         agents = [self.start(n, "-m", "bench.extras.nodes", address, "--lease=none") for n in range(count)]
-        where = (
+        placement = (
             "cluster=nodes",
             f"cluster.nodes={count}",
             f"cluster.port={self.PORT}",
             f"sweep_dir={folder}",
         )
-        launcher = self.start(0, "run_sweep.py", "-m", *where, *words)
+        launcher = self.start(0, "run_sweep.py", "-m", *placement, *words)
         try:
             yield launcher, agents
         finally:
@@ -126,10 +126,10 @@ class Cluster:
                 process.communicate()
 
     def records(self, folder, *words):
-        """What a whole sweep over the nodes recorded."""
+        """Run a whole sweep over the nodes and return its records."""
         with self.sweep(folder, *words) as (launcher, agents):
-            said, _ = launcher.communicate(timeout=900)
-            assert launcher.returncode == 0, said
+            output, _ = launcher.communicate(timeout=900)
+            assert launcher.returncode == 0, output
             assert [agent.wait(timeout=20) for agent in agents] == [0] * len(agents)
         return read_lines(Path(folder) / "records.jsonl")
 

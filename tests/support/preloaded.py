@@ -1,6 +1,6 @@
-"""What the fork server of tests imports: all that a sweep's does, and what their ranks start in.
+"""Import in the fork server of tests what a sweep's imports, and the modules with the tests' rank functions.
 
-They trace two steps: a first and a last one. A sweep in a process of its own traces as many as it says.
+Ranks of tests trace two steps, a first and a last one. A sweep in a new process traces its usual number.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""What flash-attention's functions take, by its sources, and packages of that shape that compute on a CPU.
+"""Signatures of flash-attention's functions, from its sources, and packages with them that compute on a CPU.
 
 Read from github.com/Dao-AILab/flash-attention; each name is followed by its parameters, those with a default
 after the bar.
@@ -41,12 +41,12 @@ FLASH_ATTN_2_PUBLIC = {
     "flash_attn_varlen_func": "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k | dropout_p"
     " softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs block_table",
 }
-"""Its differentiable functions, at 0053002."""
+"""Differentiable functions of flash-attention 2, at 0053002."""
 FLASH_ATTN_3_PUBLIC = {
     "flash_attn_func": "q k v | softmax_scale causal qv q_descale k_descale v_descale window_size"
     " attention_chunk softcap num_splits pack_gqa deterministic sm_margin return_attn_probs",
 }
-"""Of `hopper/flash_attn_interface.py`, at 01afd16."""
+"""Differentiable functions of `hopper/flash_attn_interface.py`, at 01afd16."""
 SOURCES = {
     "flash_attn_2": FLASH_ATTN_2,
     "flash_attn_3": Source(
@@ -85,17 +85,17 @@ SOURCES = {
 
 
 QKV = ("q", "k", "v", "out", "dout")
-"""Tensors of queries, keys and values among the parameters; the last two are of a backward."""
+"""Parameters that are tensors of queries, keys and values; only a backward has the last two."""
 
 
 def parameters(text):
-    """Names that a caller has to give, and those it may."""
+    """Return the names of the required and of the optional parameters."""
     required, optional = text.split("|")
     return required.split(), optional.split()
 
 
 def write_package(folder, source):
-    """A package whose functions have these parameters and no others, and name those called in `calls`."""
+    """Write a package whose functions have exactly these parameters and append their names to `calls`."""
     *packages, module = source.module.split(".")
     place = folder
     for package in packages:
@@ -105,9 +105,9 @@ def write_package(folder, source):
     lines = ["from tests.support.recorded_signatures import compute", "calls = []"]
     for name, text in source.functions.items():
         required, optional = parameters(text)
-        named = ", ".join([*required, *(f"{each}=None" for each in optional)])
+        signature = ", ".join([*required, *(f"{parameter}=None" for parameter in optional)])
         lines += [
-            f"def {name}({named}):",
+            f"def {name}({signature}):",
             f"    calls.append({name!r})",
             f"    return compute({name!r}, locals())",
         ]
@@ -115,43 +115,45 @@ def write_package(folder, source):
 
 
 def forget_packages():
-    """What was imported of such packages, and of the one that is built on them."""
+    """Remove these packages, and those that are built on them, from the imported modules."""
     roots = {"flash_attn", "flash_attn_interface", "ring_flash_attn", "ringmaster", "yunchang"}
     for name in [name for name in sys.modules if name.partition(".")[0] in roots]:
         del sys.modules[name]
 
 
-def compute(name, given):
-    """What flash-attention's function of this name computes, by the kernel `math`."""
-    given = {key: value for key, value in given.items() if value is not None}
-    is_causal = given.get("causal", False) or given.get("is_causal", False)
-    if "varlen" in name or "cu_seqlens_q" in given:
-        return _compute_packed(given, is_causal)
-    call = {"causal": is_causal, "scale": given.get("softmax_scale", given["q"].shape[-1] ** -0.5)}
-    q, k, v, *of_backward = (given[key].transpose(1, 2) for key in QKV if key in given)
+def compute(name, arguments):
+    """Compute what flash-attention's function of this name computes, with the kernel `math`."""
+    arguments = {key: value for key, value in arguments.items() if value is not None}
+    is_causal = arguments.get("causal", False) or arguments.get("is_causal", False)
+    if "varlen" in name or "cu_seqlens_q" in arguments:
+        return _compute_packed(arguments, is_causal)
+    call = {"causal": is_causal, "scale": arguments.get("softmax_scale", arguments["q"].shape[-1] ** -0.5)}
+    q, k, v, *of_backward = (arguments[key].transpose(1, 2) for key in QKV if key in arguments)
     if not of_backward:
         out, lse = kernel_forward(KERNELS["math"], q, k, v, **call)
         return out.transpose(1, 2), lse.float(), None, None
     out, dout = of_backward
-    lse = given["lse"] if "lse" in given else given["softmax_lse"]
+    lse = arguments["lse"] if "lse" in arguments else arguments["softmax_lse"]
     grads = kernel_backward(KERNELS["math"], dout, q, k, v, out, lse, **call)
     grads = tuple(grad.transpose(1, 2) for grad in grads)
     for key, grad in zip(("dq", "dk", "dv"), grads, strict=True):
-        if key in given:
-            given[key].copy_(grad)
+        if key in arguments:
+            arguments[key].copy_(grad)
     return grads
 
 
-def _compute_packed(given, is_causal):
-    cu_seqlens = given["cu_seqlens_q"], given["cu_seqlens_k"]
-    longest = [int(each.diff().max()) for each in cu_seqlens]  # FlashAttention-4's backward is not told
-    assert [given.get(f"max_seqlen_{which}") for which in "qk"] in (longest, [None, None])
-    packing = Packing(*cu_seqlens, *longest, is_causal, given["softmax_scale"])
-    q, k, v, *of_backward = (given[key] for key in QKV if key in given)
+def _compute_packed(arguments, is_causal):
+    cu_seqlens = arguments["cu_seqlens_q"], arguments["cu_seqlens_k"]
+    longest = [int(ends.diff().max()) for ends in cu_seqlens]  # FlashAttention-4's backward does not get it
+    assert [arguments.get(f"max_seqlen_{which}") for which in "qk"] in (longest, [None, None])
+    packing = Packing(*cu_seqlens, *longest, is_causal, arguments["softmax_scale"])
+    q, k, v, *of_backward = (arguments[key] for key in QKV if key in arguments)
     if not of_backward:
         return *packed_forward(KERNELS["math"], q, k, v, packing), None, None
     out, dout = of_backward
-    lse = given["lse"] if "lse" in given else given["softmax_lse"]
-    into = tuple(given.get(f"d{name}", torch.empty_like(x)) for name, x in zip("qkv", (q, k, v), strict=True))
+    lse = arguments["lse"] if "lse" in arguments else arguments["softmax_lse"]
+    into = tuple(
+        arguments.get(f"d{name}", torch.empty_like(x)) for name, x in zip("qkv", (q, k, v), strict=True)
+    )
     packed_backward(KERNELS["math"], into, dout, (q, k, v), out, lse, packing)
     return into

@@ -1,4 +1,4 @@
-"""Records as plain dictionaries, in the shape that a line of records.jsonl has."""
+"""Make records as plain dictionaries, in the shape of a line of records.jsonl."""
 
 import hashlib
 import json
@@ -76,7 +76,7 @@ SECTIONS = {
     "full_length": {"tokens": 8192, "rows": 32, "errors": {}, "limits": {}},
     "failure": {"rank": None, "phase": None, "kind": "Error", "message": "", "log_tail": ""},
 }  # fmt: skip
-"""What a section has where a test says nothing of it."""
+"""Fields of sections that a test does not set."""
 
 
 ENVIRONMENT = {
@@ -88,10 +88,10 @@ ENVIRONMENT = {
 
 
 def whole(record):
-    """The record as plain values, with every field that its sections must have."""
+    """Return the record as plain values, with every field that its sections must have."""
     record = to_builtins(record)
     filled = {name: fields | record[name] for name, fields in SECTIONS.items() if record.get(name)}
-    if memory := filled.get("memory"):  # tests write GiB times a fraction
+    if memory := filled.get("memory"):  # tests give fractions of GiB
         filled["memory"] = {name: _whole_bytes(sizes) for name, sizes in memory.items()}
     analytic = {"tokens_per_step": record["config"].get("seq_len", 8192)} | (record.get("analytic") or {})
     environment = ENVIRONMENT | (record.get("environment") or {})
@@ -103,23 +103,23 @@ def _whole_bytes(sizes):
 
 
 def as_record(record):
-    """The record as its types hold it."""
+    """Return a dictionary as a Record."""
     return convert(whole(record), Record)
 
 
 def as_line(record):
-    """A record as plain dictionaries, in the shape of its line."""
+    """Return a Record as plain dictionaries, in the shape of its line."""
     return json.loads(line_of(record))
 
 
 def read_lines(path):
-    """The lines of a file that the store reads, as plain dictionaries."""
+    """Return the lines of a file as plain dictionaries, after a check that the store can read them."""
     read_records(path)
     return [json.loads(line) for line in path.read_bytes().splitlines() if line]
 
 
 def make_record(*, config=None, **overrides):
-    """A cell that worked: two ranks, eight steps of 100 ms; `config` and sections can be replaced."""
+    """Return the record of a cell with two ranks and eight steps of 100 ms; any part can be replaced."""
     settings = CONFIG | (config or {})
     if settings["strategy"] == "local":
         settings |= {"sp_degree": 1, "cluster.world_size": 1} | (config or {})
@@ -162,7 +162,7 @@ def make_record(*, config=None, **overrides):
 
 
 def make_trace(ranks, attention_ms=60.0, **overrides):
-    """A step of 110 ms, a fifth of it communication, half of that exposed; all ranks the same."""
+    """Return a trace of a 110 ms step with equal ranks: a fifth is communication, half of it exposed."""
     per_rank = {"attention": attention_ms, "packing": 4.0, "optimizer": 10.0, "other": 79.0 - attention_ms}
     exposed = {"attention": 7.0, "parameters": 2.0, "gradients": 1.0, "data_and_loss": 1.0}
     trace = {
@@ -186,7 +186,7 @@ def make_trace(ranks, attention_ms=60.0, **overrides):
 
 
 def make_step(step_ms, exposed_ms=None, waiting_ms=None, call_differences=None):
-    """One of several traced steps, by rank; 7 ms of attention exposed, 3 of them waiting, unless told."""
+    """Return one of several traced steps, by default with 7 ms of exposed attention, 3 of them waiting."""
     return {
         "step_ms": step_ms,
         "purpose_exposed_ms": {"attention": exposed_ms or [7.0] * len(step_ms)},
@@ -205,13 +205,13 @@ def make_timing(step_times_ms, tokens_per_step=8192):
 
 
 def make_failure(status, reason, log_tail="", **overrides):
-    """A cell that did not work: no pass left a section."""
+    """Return the record of a failed cell, which has no section."""
     failure = {"rank": 1, "phase": "timing", "kind": "Error", "message": reason, "log_tail": log_tail}
     return make_record(**FAILED | {"status": status, "reason": reason, "failure": failure} | overrides)
 
 
 def grid(strategies, lengths, **overrides):
-    """One working cell per strategy and length."""
+    """Return one successful record per strategy and length."""
     return [
         make_record(config={"strategy": strategy, "seq_len": length}, **overrides)
         for strategy in strategies
@@ -220,7 +220,7 @@ def grid(strategies, lengths, **overrides):
 
 
 def on_ranks(strategies, lengths, ranks, step_ms=lambda length, count: length / 80 / count, **config):
-    """One working cell per strategy, length and number of ranks, all of which share the sequence."""
+    """Return one successful record per strategy, length and number of ranks, all in one sequence group."""
     return [
         make_record(
             config={"strategy": strategy, "seq_len": length, "cluster.world_size": count, "sp_degree": count}
@@ -234,7 +234,7 @@ def on_ranks(strategies, lengths, ranks, step_ms=lambda length, count: length / 
 
 
 def write_sweep(folder, records):
-    """A sweep's folder with these records."""
+    """Write a sweep's folder with these records."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(whole(record)) + "\n" for record in records)
     (folder / "records.jsonl").write_text(lines)
@@ -242,7 +242,7 @@ def write_sweep(folder, records):
 
 
 def of_attention(record, **calls):
-    """The record with calls of attention alone: 3 of them on 2 ranks, 4 + 8 ms on one device."""
+    """Return the record with a section of 3 attention calls on 2 ranks, which take 4 + 8 ms on one device."""
     section = {
         "forward_ms": [[1.0, 2.0, 1.0], [2.0, 1.0, 1.0]],
         "backward_ms": [[3.0, 3.0, 3.0], [4.0, 2.0, 4.0]],
@@ -261,19 +261,19 @@ PEAKS = {"h100_80gb": 1e15}
 
 
 def metrics_of(record, peaks=PEAKS):
-    """The record's metrics by name, None where it has none."""
-    found = Results(as_record(record), peaks)
-    return SimpleNamespace(**{each.name: each.from_record(found) for each in OF_RECORD})
+    """Return the record's metrics by name; None for a metric that it does not have."""
+    results = Results(as_record(record), peaks)
+    return SimpleNamespace(**{metric.name: metric.from_record(results) for metric in OF_RECORD})
 
 
 def frame_of_records(folder, records, peaks=PEAKS):
-    """The frame of records as it is read from sweeps: as many as one cell has records of one repeat."""
-    met, sweeps = Counter(), {}
+    """Return the frame of records as read from sweeps; a repeat that occurs again is in another sweep."""
+    counts, sweeps = Counter(), {}
     for record in records:
         key = (record["cell_id"], record["repeat"])
-        sweeps.setdefault(met[key], []).append(record)
-        met[key] += 1
-    folders = [write_sweep(folder / str(number), each) for number, each in (sweeps or {0: []}).items()]
+        sweeps.setdefault(counts[key], []).append(record)
+        counts[key] += 1
+    folders = [write_sweep(folder / str(number), lines) for number, lines in (sweeps or {0: []}).items()]
     return read_archive(folders, peaks).frame
 
 
@@ -295,23 +295,23 @@ def make_prediction(step_ms=(80.0, 100.0, 125.0), peak_gib=(1.8, 2.0, 2.2), fit=
 
 
 def with_prediction(record, **prediction):
-    """A record that also says what was expected of its cell."""
+    """Return the record with a prediction of its cell."""
     analytic = {"tokens_per_step": record["config"]["seq_len"], "prediction": make_prediction(**prediction)}
     return record | {"analytic": record["analytic"] | analytic}
 
 
 def make_predicted(*, config=None, **prediction):
-    """The record of a cell that never ran: one step of one rank, and out of memory where it does not fit."""
+    """Return the record of a predicted cell: one step of one rank, or out of memory if it does not fit."""
     tokens = {"mode": "predict"} | (config or {})
     record = make_record(config=tokens, provenance="predicted", checks=None, losses=None, parity=None)
     record = with_prediction(record, **prediction)
-    found = record["analytic"]["prediction"]
-    if found["fit"] == "out_of_memory":
+    predicted = record["analytic"]["prediction"]
+    if predicted["fit"] == "out_of_memory":
         return record | FAILED | {"status": "out_of_memory", "reason": "needs more than it has"}
-    step_ms = found["step_time_ms"]["expected"]
+    step_ms = predicted["step_time_ms"]["expected"]
     return record | {
         "timing": make_timing([[step_ms]], record["config"]["seq_len"]),
-        "memory": {"peak_allocated_bytes": [found["peak_allocated_bytes"]["expected"]]},
+        "memory": {"peak_allocated_bytes": [predicted["peak_allocated_bytes"]["expected"]]},
         "trace": make_trace(1, step_ms=[step_ms]),
         "engagement": None,
     }

@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes on this machine, started for tests by whoever runs them; no accounting."""
+"""Run a real Slurm with two nodes on this machine, under the user of the tests, without accounting."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ CLIENTS = ("sbatch", "salloc", "srun", "scancel", "scontrol", "squeue", "sinfo")
 PACKAGES = "apt-get install --no-install-recommends slurmd slurmctld slurm-client munge"
 NODES = ("node1", "node2")
 FIRST_PORT = 20000 + os.getpid() % 4000 * 3
-"""Others who run these tests beside us have another."""
+"""First of three ports; another run of the tests at the same time has other ports."""
 UP_S = 30
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 CONFIGURATION = """
@@ -53,26 +53,26 @@ NodeName=node[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}]
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 GPUS = 8
-"""A node, by devices that are none: Slurm hands them out, and no process can use one."""
+"""GPUs of a node. Slurm assigns them, but they are null devices that no process can use as a GPU."""
 
 
-def why_not():
-    """Why no Slurm can be started here; None where one can."""
-    missing = [each for each in (*DAEMONS, *CLIENTS) if shutil.which(each, path=SBIN) is None]
+def missing_requirement():
+    """Return why no Slurm can be started here, or None if it can."""
+    missing = [command for command in (*DAEMONS, *CLIENTS) if shutil.which(command, path=SBIN) is None]
     if missing:
         return f"{missing[0]} is not installed ({PACKAGES})"
     return None if os.getuid() == 0 else "slurmd needs root"
 
 
 class Slurm:
-    """Two nodes that share this machine, and its commands."""
+    """Slurm of two nodes on this machine, with its commands."""
 
     def __init__(self, folder):
         self.folder = folder
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": SBIN}
 
     def up(self):
-        """Start it; returns once both nodes take jobs."""
+        """Start Slurm; return once both nodes accept jobs."""
         key = self.folder / "munge" / "key"
         for name in ("munge", "state"):
             (self.folder / name).mkdir(mode=0o700)
@@ -99,22 +99,22 @@ class Slurm:
             time.sleep(0.1)
 
     def down(self):
-        """End it and what it runs, also steps that an interrupted test left."""
-        found = [each for each in psutil.process_iter() if self._started(each)]
-        for signalled in (psutil.Process.terminate, psutil.Process.kill):
-            for each in found:
+        """End Slurm and all that it runs, also steps that an interrupted test has left."""
+        alive = [process for process in psutil.process_iter() if self._owns(process)]
+        for end in (psutil.Process.terminate, psutil.Process.kill):
+            for process in alive:
                 with suppress(psutil.NoSuchProcess):
-                    signalled(each)
-            _, found = psutil.wait_procs(found, timeout=5)
+                    end(process)
+            _, alive = psutil.wait_procs(alive, timeout=5)
 
-    def _started(self, process):
-        """Whether it has this Slurm's configuration from whoever started it."""
+    def _owns(self, process):
+        """Return whether a process has inherited the configuration of this Slurm."""
         with suppress(psutil.Error):
             return process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
         return False
 
     def run(self, *words, **keywords):
-        """What a command says; asserts that it succeeds."""
+        """Run a command that must succeed, and return its output."""
         done = subprocess.run(
             words, env=self.environment, capture_output=True, text=True, check=False, **keywords
         )
@@ -122,12 +122,12 @@ class Slurm:
         return done.stdout
 
     def job(self, number):
-        """What Slurm knows of a job, by its names."""
-        said = self.run("scontrol", "--oneliner", "show", "job", str(number))
-        return dict(word.partition("=")[::2] for word in said.split())
+        """Return Slurm's description of a job, by Slurm's names."""
+        output = self.run("scontrol", "--oneliner", "show", "job", str(number))
+        return dict(word.partition("=")[::2] for word in output.split())
 
     def wait_for(self, number, within_s):
-        """The same, once the job is over and its last process is gone."""
+        """Wait until a job and its last process have ended; return its description."""
         until_s = time.monotonic() + within_s
         while (job := self.job(number))["JobState"] not in OVER or self.run("squeue", "-h"):
             assert time.monotonic() < until_s, f"still {job['JobState']}"
@@ -137,11 +137,11 @@ class Slurm:
 
 @contextmanager
 def slurm():
-    """A running Slurm; skips the test where there can be none."""
-    reason = why_not()
+    """Yield a running Slurm; skip the test if none can be started."""
+    reason = missing_requirement()
     if reason is not None:
         pytest.skip(reason)
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short, as the path of a socket has to be
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short, because the path of a socket must be short
     folder.chmod(0o755)
     started = Slurm(folder)
     try:

@@ -1,7 +1,7 @@
-"""Sweeps of any size that nobody measured, to see how the analysis scales.
+"""Write synthetic sweeps of any size, to see how the analysis scales.
 
-`python -m tests.support.synthetic FOLDER COUNT` writes COUNT such records. Their provenance is one that
-no mode of the benchmark writes, so that they can never pass for results.
+`python -m tests.support.synthetic FOLDER COUNT` writes COUNT records. Their provenance is `synthetic`, which
+no mode of the benchmark writes, so that they cannot be mistaken for results.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AXES = {
     "kernel": ["torch_flash", "flash_attn_2"],
     "seed": [*range(100)],
 }
-"""The axes that vary soonest come first: a small sweep varies lengths and strategies only."""
+"""Values of each axis; the first axes vary first, so a small sweep varies only lengths and strategies."""
 FAILURES = ("out_of_memory", "timed_out", "killed", "unsupported")
 FAILURE_SHARE = 0.08
 STEPS = 20
@@ -39,7 +39,7 @@ ENVIRONMENT = {
 
 
 def synthetic_records(count):
-    """So many records of different cells; the same ones whenever it is called."""
+    """Return `count` records of different cells, the same ones in every call."""
     random_numbers = random.Random(0)
     shapes = itertools.islice(itertools.product(*(AXES[key] for key in reversed(AXES))), count)
     configs = (dict(zip(reversed(AXES), shape, strict=True)) for shape in shapes)

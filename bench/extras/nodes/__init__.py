@@ -1,1 +1,1 @@
-"""Ranks on other machines: an agent on each of them, and its link. May import what lies below extras."""
+"""Run ranks on other machines through an agent on each of them. May import what lies below extras."""

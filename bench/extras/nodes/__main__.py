@@ -1,4 +1,4 @@
-"""`python -m bench.extras.nodes ADDRESS:PORT`: this machine runs ranks for the launcher at that address."""
+"""Let this machine run ranks for the launcher at ADDRESS:PORT."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from bench.run.node.lease import lease
 from bench.run.node.local import LocalNode
 
 TRIES_S = 60.0
-"""For a launcher that is not there yet."""
+"""Seconds to wait for a launcher that does not listen yet."""
 TERM_GRACE_S = 5
-"""After SIGTERM, which a scheduler sends to all at once: the launcher ends the sweep first."""
+"""Seconds from SIGTERM until the agent exits. A scheduler sends it to all processes at once, and the launcher
+ends the sweep in this time."""
 
 
 def main() -> int:
-    """Connect, say hello, and do what the launcher says; the exit code."""
+    """Connect to the launcher, run ranks for it until the sweep is over, and return the exit code."""
     outlive_readers()
     parser = argparse.ArgumentParser(prog="bench.extras.nodes", description=__doc__)
-    parser.add_argument("launcher", metavar="ADDRESS:PORT", help="as the launcher printed it")
+    parser.add_argument("launcher", metavar="ADDRESS:PORT", help="address of the launcher, as it printed it")
     parser.add_argument(
         "--lease",
         choices=LEASES,
         default=WhenTaken.WAIT.value,
-        help="while another sweep runs on these devices: wait, refuse, or none to run on them as well",
+        help="if another sweep uses these devices: wait, refuse, or (none) run at the same time",
     )
     arguments = parser.parse_args()
     when_taken, say = WhenTaken(arguments.lease), partial(print, flush=True)
@@ -51,25 +52,25 @@ def main() -> int:
         print(error, file=sys.stderr)
         return ExitCode.REQUEST_WRONG
     except LinkLostError as error:
-        print(f"launcher: {error}; left, no rank runs here", file=sys.stderr)
+        print(f"launcher: {error}; this agent ends, and no rank runs here any more", file=sys.stderr)
         return ExitCode.FAILED
     except KeyboardInterrupt:
-        print("interrupted; no rank runs here", file=sys.stderr)
+        print("interrupted; no rank runs here any more", file=sys.stderr)
         return ExitCode.INTERRUPTED
 
 
 def serve(host: str, port: int, key: bytes) -> ExitCode:
-    """Be the agent of the launcher at this address until it says that the sweep is over."""
-    # A scheduler sends SIGTERM to all processes at once. Ranks are the launcher's to end, and inherit this.
+    """Run ranks for the launcher at this address until the sweep is over."""
+    # A scheduler sends SIGTERM to all processes at once. Ranks inherit this setting; the launcher ends them.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     node = LocalNode()
-    # All that takes seconds comes before it connects: the launcher talks to one at a time.
+    # Do all that takes seconds before connecting, as the launcher admits one agent at a time.
     node.warm()
     import torch  # noqa: F401  the store needs it
 
     node.import_all()
     environment = to_builtins(describe({}))
-    link = MessageLink(_connected(host, port), key, ToAgent, is_launcher=False)
+    link = MessageLink(_connect(host, port), key, ToAgent, is_launcher=False)
     node.interface = interface_of(link.address)
     store = keep_store(link.address)
     name = os.environ.get(NODE_NAME) or socket.gethostname()
@@ -83,24 +84,25 @@ def serve(host: str, port: int, key: bytes) -> ExitCode:
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(f"{text}: must be ADDRESS:PORT, as the launcher printed it")
+        raise ConfigError(f"{text}: must be ADDRESS:PORT; copy it from the command that the launcher printed")
     return host.strip("[]"), int(port)
 
 
-def _connected(host: str, port: int) -> socket.socket:
+def _connect(host: str, port: int) -> socket.socket:
     until_s = time.monotonic() + TRIES_S
     while True:
         try:
-            connected = socket.create_connection((host, port), timeout=TRIES_S)
+            connection = socket.create_connection((host, port), timeout=TRIES_S)
         except OSError as error:
             if time.monotonic() > until_s:
                 raise ConfigError(
-                    f"{host}:{port}: cannot be reached ({error.strerror or error}); check that the launcher"
-                    " waits there and that no firewall is between"
+                    f"{host}:{port}: no launcher was reached within {TRIES_S:g} s"
+                    f" ({error.strerror or error}); check that the sweep waits there and that no firewall"
+                    " blocks the port"
                 ) from None
             time.sleep(1)
         else:
-            return connected
+            return connection
 
 
 if __name__ == "__main__":

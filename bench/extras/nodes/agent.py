@@ -1,4 +1,4 @@
-"""A node's agent: starts and follows ranks on its machine for a launcher on another."""
+"""Agent of a node, which starts and follows ranks on its machine for a launcher on another machine."""
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 LOOK_S = 1.0
-"""How often ranks are looked at while nothing happens to them."""
+"""Seconds between two looks at the ranks while there is no event."""
 LOG_BYTES = 1 << 20
-"""Of a log's end that is sent."""
+"""Bytes of a log's end that are sent to the launcher."""
 FILE_BYTES = 32 << 20
-"""Of a file that is sent; a larger one stays behind."""
+"""Largest file that is sent to the launcher, in bytes; a larger one is deleted."""
 
 
 def keep_store(address: str) -> TCPStore:
-    """A store for the ranks of several nodes while it is held; listens at this address and nowhere else."""
+    """Return a store in which the ranks of several nodes meet, as long as the object lives.
+
+    It listens at this address only.
+    """
     from torch._C._distributed_c10d import TCPStore
 
     listener = socket.create_server((address, 0), family=family_of(address))
@@ -44,10 +47,10 @@ def keep_store(address: str) -> TCPStore:
 
 
 class Agent:
-    """Does what the launcher says until that is gone."""
+    """Executes the messages of a launcher until the connection closes."""
 
     ranks: LocalRanks | None = None
-    """Those that it runs now."""
+    """Ranks that run now; None between two cells."""
 
     def __init__(self, link: MessageLink, node: LocalNode) -> None:
         self._link = link
@@ -55,34 +58,38 @@ class Agent:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def serve(self) -> None:
-        """Returns when the launcher says so; raises LinkLostError when it is gone. No rank is left then."""
+        """Execute messages until the launcher ends the sweep. No rank runs when this returns or raises.
+
+        Raises:
+            LinkLostError: The launcher has ended or cannot be reached.
+        """
         try:
             while True:
-                ranks = [] if self.ranks is None else self.ranks.waits()
+                ranks = [] if self.ranks is None else self.ranks.waitables()
                 if self._link.connection in wait([self._link.connection, *ranks], timeout=LOOK_S):
                     message: Message = self._link.receive()
                     if isinstance(message, Leave):
                         return
-                    self._obey(message)
-                self._tell_news()
+                    self._execute(message)
+                self._send_events()
         finally:
             self._end_ranks()
 
-    def _obey(self, message: Message) -> None:
+    def _execute(self, message: Message) -> None:
         match message:
             case Start():
                 self._folder = tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-")
                 self.ranks = self._node.start(message.job, Path(self._folder.name))
             case StateRequest() if self.ranks is not None:
-                self._link.send(Answered(doing=self.ranks.ask(message.wait_s)))
+                self._link.send(Answered(activities=self.ranks.ask_for_activity(message.wait_s)))
             case Stop():
                 self._stop()
 
-    def _tell_news(self) -> None:
+    def _send_events(self) -> None:
         if self.ranks is not None:
-            news, progress = self.ranks.news(), self.ranks.look()
-            if news or progress is not None:
-                self._link.send(RankEvents(news=news, progress=progress))
+            events, progress = self.ranks.take_events(), self.ranks.count_progress()
+            if events or progress is not None:
+                self._link.send(RankEvents(events=events, progress=progress))
 
     def _stop(self) -> None:
         if self.ranks is not None and self._folder is not None:
@@ -94,7 +101,7 @@ class Agent:
         self._end_ranks()
 
     def _send_file(self, path: Path) -> None:
-        """A rank's log, or its end; another file that is not too large."""
+        """Send the end of a log, or another file that is not too large."""
         content = path.read_bytes()
         if path.suffix == ".log":
             content = content[-LOG_BYTES:]
@@ -102,7 +109,7 @@ class Agent:
             self._link.send(RankFile(name=path.name, content=content))
 
     def _end_ranks(self) -> None:
-        """End them, and remove what they left."""
+        """End the ranks and delete their files."""
         if self.ranks is not None:
             self.ranks.stop()
             self.ranks = None

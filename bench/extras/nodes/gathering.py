@@ -1,4 +1,4 @@
-"""The nodes of a sweep: waits for their agents, and tells them when it is over."""
+"""Admit the agents of a sweep's nodes, and release them when the sweep is over."""
 
 from __future__ import annotations
 
@@ -21,30 +21,35 @@ from bench.extras.nodes.link import KEY, Hello, Leave, LinkLostError, MessageLin
 from bench.extras.nodes.remote import RemoteNode
 
 CHECK_S = 1.0
-"""How often to look whether an agent will not come."""
+"""Seconds between two checks whether an agent has failed to start."""
 SAME_ON_ALL = ("python", "packages", "git_commit", "sources")
-"""Of an environment what all nodes must have in common with the launcher."""
+"""Environment entries that must be the same on every node as on the launcher's machine."""
 
 
 class Gathering(AbstractContextManager["Gathering"]):
-    """Listens for agents, and has the nodes of those that came."""
+    """Listens for agents, and has a node for every agent that was admitted."""
 
     def __init__(
         self, address: str, port: int, key: bytes | None = None, lease: WhenTaken = WhenTaken.WAIT
     ) -> None:
-        """At this numeric address and nowhere else; port 0 for any that is free.
+        """Listen for agents.
 
-        `lease` is what agents do where another sweep measures on their machine.
+        Args:
+            address: Numeric address to listen at.
+            port: Port to listen at, or 0 for any free port.
+            key: Secret that agents must know; random by default.
+            lease: Reaction of agents to another sweep on their machine.
 
-        Raises ConfigError where it cannot listen there.
+        Raises:
+            ConfigError: It is not possible to listen there.
         """
         self._key = key or secrets.token_hex(16).encode()
         try:
             self._listener = socket.create_server((address, port), family=family_of(address))
         except OSError as error:
             raise ConfigError(
-                f"cluster.address={address} cluster.port={port}: cannot be listened at"
-                f" ({error.strerror or error}); name an address of this machine and a free port, or port 0"
+                f"cluster.address={address} cluster.port={port}: cannot listen there"
+                f" ({error.strerror or error}); name an address of this machine, and a free port or port 0"
             ) from None
         self._listener.settimeout(CHECK_S)
         self.address = address
@@ -57,80 +62,88 @@ class Gathering(AbstractContextManager["Gathering"]):
         self._listener.close()
 
     def leave(self) -> None:
-        """Tell the agents that the sweep is over."""
+        """Notify the agents that the sweep is over."""
         for node in self.nodes:
-            node.tell(Leave())
+            node.send(Leave())
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What an agent needs in its environment."""
+        """Environment variables that an agent needs."""
         return {KEY: self._key.decode()}
 
     @property
     def arguments(self) -> list[str]:
-        """Of an agent: where it comes to, and what it does where another sweep measures."""
+        """Command-line arguments of an agent: the address of the launcher, and its `--lease`."""
         lease = [] if self._lease is WhenTaken.WAIT else [f"--lease={self._lease}"]
         return [f"{self.address}:{self.port}", *lease]
 
     @property
     def command(self) -> str:
-        """What a person types on each node."""
+        """Command that the user runs on every node."""
         return f"{KEY}={self._key.decode()} {tool_words('bench.extras.nodes')} {shlex.join(self.arguments)}"
 
     def wait_for(
         self, count: int, within_s: float, say: Callable[[str], None], check: Callable[[], None]
     ) -> None:
-        """Until the agents of so many nodes are there. Raises ConfigError where they do not come in time.
+        """Wait until the agents of `count` nodes have connected.
 
-        `check` is called now and then; it may raise for an agent that will not come.
+        Args:
+            count: Number of nodes.
+            within_s: Longest time to wait, in seconds.
+            say: Prints a line.
+            check: Called about every CHECK_S; raises ConfigError if an agent has failed to start.
+
+        Raises:
+            ConfigError: Not enough agents connected in time, or an agent has other software.
         """
         until_s = time.monotonic() + within_s
         while len(self.nodes) < count:
             if time.monotonic() > until_s:
                 raise ConfigError(
-                    f"cluster.nodes={count}: {len(self.nodes)} came within {within_s:g} s;"
-                    f" start on each of the others: {self.command}"
+                    f"cluster.nodes={count}: only {len(self.nodes)} agents connected within {within_s:g} s;"
+                    f" run on every other node: {self.command}"
                 )
             check()
-            self._admit(say)
-        self.nodes.sort(key=_order)
+            self._admit_agent(say)
+        self.nodes.sort(key=_sort_key)
 
-    def _admit(self, say: Callable[[str], None]) -> None:
-        """Accept the nodes that connect within a moment and know the key."""
+    def _admit_agent(self, say: Callable[[str], None]) -> None:
+        """Admit an agent that connects within CHECK_S and knows the key."""
         try:
-            connected, (host, *_) = self._listener.accept()
+            connection, (host, *_) = self._listener.accept()
         except TimeoutError:
             return
         try:
-            link = MessageLink(connected, self._key, ToLauncher, is_launcher=True)
+            link = MessageLink(connection, self._key, ToLauncher, is_launcher=True)
             hello: Hello = link.receive()
         except LinkLostError as error:
-            say(f"{host}: {error}; not taken in")
+            say(f"{host}: {error}; connection refused")
             return
         _refuse_other_software(hello)
         self.nodes.append(RemoteNode(link, hello))
-        say(f"node {hello.host} ({hello.address}): {len(self.nodes)} here")
+        say(f"node {hello.host} ({hello.address}) connected, {len(self.nodes)} by now")
 
 
 def _refuse_other_software(hello: Hello) -> None:
-    """Raises ConfigError for a node whose results could not stand beside the others'."""
-    own = to_builtins(describe({}))
+    """Raise ConfigError for a node whose software differs, as its results could not be compared."""
+    here = to_builtins(describe({}))
     for name in SAME_ON_ALL:
-        if hello.environment.get(name) != own.get(name):
-            differs = _difference(hello.environment.get(name), own.get(name))
+        if hello.environment.get(name) != here.get(name):
+            difference = _describe_difference(hello.environment.get(name), here.get(name))
             raise ConfigError(
-                f"node {hello.host}: {name} differs: {differs}; install the same versions on every node"
+                f"node {hello.host}: {name} differs from the launcher's machine: {difference}; install the"
+                " same versions on every node"
             )
 
 
-def _difference(there: Any, here: Any) -> str:
+def _describe_difference(there: Any, here: Any) -> str:
     if isinstance(there, Mapping) and isinstance(here, Mapping):
         name = next(key for key in {**here, **there} if there.get(key) != here.get(key))
         return f"{name} {there.get(name)} there, {here.get(name)} here"
     return f"{there} there, {here} here"
 
 
-def _order(node: RemoteNode) -> tuple[list[int | str], str]:
-    """By name, node2 before node10."""
+def _sort_key(node: RemoteNode) -> tuple[list[int | str], str]:
+    """Return a key that sorts nodes by name, with node2 before node10."""
     name = [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", node.hello.host)]
     return name, node.hello.address

@@ -1,7 +1,7 @@
-"""The connection between a launcher and an agent: who may connect, and messages one at a time.
+"""Connection between a launcher and an agent, with authentication by a shared key and typed messages.
 
-Messages are JSON, read against their types. No pickle: a process that can write to a link must not be able to
-run code.
+Messages are JSON that is validated against their types, and not pickle, so that a process that can write to a
+link cannot run code.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ import msgspec
 
 from bench.config import ConfigError
 from bench.run.node.job import NodeJob
-from bench.run.node.ranks import News, RankEnd
-from bench.run.node.stacks import Doing
+from bench.run.node.ranks import NodeEvent, RankEnd
+from bench.run.node.stacks import RankActivity
 
 MAX_BYTES = 64 << 20
-"""Most bytes of one message: a report is under 40 kB, a trace that is kept some megabytes."""
+"""Largest message in bytes. A report has less than 40 kB, a kept trace some megabytes."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """One message."""
+    """Base class of all messages."""
 
 
 class Leave(Message, frozen=True):
-    """The sweep is over."""
+    """Message to an agent: the sweep is over."""
 
 
 class Start(Message, frozen=True):
-    """Start ranks of a cell."""
+    """Message to an agent: start the ranks of a cell."""
 
     job: NodeJob
 
 
 class StateRequest(Message, frozen=True):
-    """Ask the ranks what they are doing."""
+    """Message to an agent: ask the ranks for their stacks."""
 
     wait_s: float
 
 
 class Stop(Message, frozen=True):
-    """End the ranks, and say how each ended."""
+    """Message to an agent: end the ranks and send their ends."""
 
 
 ToAgent = Leave | Start | StateRequest | Stop
 
 
 class Hello(Message, frozen=True):
-    """An agent is ready: its machine has imported what ranks need."""
+    """Message to the launcher: the agent is ready and has imported what ranks need."""
 
     host: str
     address: str
@@ -66,28 +66,28 @@ class Hello(Message, frozen=True):
 
 
 class RankEvents(Message, frozen=True):
-    """Events of the ranks since the agent's last message."""
+    """Message to the launcher: events of the ranks since the last message."""
 
-    news: Sequence[News]
+    events: Sequence[NodeEvent]
     progress: int | None
-    """Phases and steps that the ranks have begun, all together; None where the agent has not looked again."""
+    """Number of phases and steps that all ranks have begun; None if the agent has not counted again."""
 
 
 class Answered(Message, frozen=True):
-    """What the ranks were doing."""
+    """Message to the launcher: the activity of each rank."""
 
-    doing: Mapping[int, Doing]
+    activities: Mapping[int, RankActivity]
 
 
 class RankFile(Message, frozen=True):
-    """A file that a rank left: its log, or a trace."""
+    """Message to the launcher: a file that a rank wrote, its log or a trace."""
 
     name: str
     content: bytes
 
 
 class Ended(Message, frozen=True):
-    """How each rank ended; the last that is said of a cell's ranks."""
+    """Message to the launcher: the ends of the ranks, the last message about a cell."""
 
     ends: list[RankEnd]
 
@@ -96,42 +96,60 @@ ToLauncher = Hello | RankEvents | Answered | RankFile | Ended
 
 
 class MessageError(ValueError):
-    """Bytes that are no message."""
+    """Error about bytes that are not a valid message."""
 
 
-def encoded(message: Message) -> bytes:
-    """One message as bytes. Python's own JSON, which can write a number that is not finite."""
+def encode(message: Message) -> bytes:
+    """Return a message as bytes, by Python's JSON, which can write numbers that are not finite."""
     return json.dumps(msgspec.to_builtins(message, str_keys=True), separators=(",", ":")).encode()
 
 
-def decoded(content: bytes, kind: Any) -> Any:
-    """The message in these bytes; raises MessageError where it is none of ToAgent or ToLauncher, as asked."""
+def decode(content: bytes, kind: Any) -> Any:
+    """Return the message in these bytes.
+
+    Args:
+        content: Bytes of one message.
+        kind: Union of message types that are valid, ToAgent or ToLauncher.
+
+    Raises:
+        MessageError: The bytes are no message of this kind.
+    """
     try:
         return msgspec.convert(json.loads(content), kind, str_keys=True)
     except (ValueError, RecursionError) as error:
-        said = " ".join(str(error)[:200].split())
-        raise MessageError(f"{type(error).__name__}: {said}") from None
+        reason = " ".join(str(error)[:200].split())
+        raise MessageError(f"{type(error).__name__}: {reason}") from None
 
 
 KEY = "ULYSSES_RING_BENCH_KEY"
-"""The variable that holds what launcher and agents know and nobody else."""
+"""Environment variable with the secret key that only the launcher and its agents know."""
 STALLED_S = 5.0
-"""How long a message that has begun may take to come, or to be taken."""
+"""Longest time for sending or receiving the rest of a message, in seconds."""
 SILENT_S = 5
-"""A machine of which nothing was heard for so long is lost: its kernel answers every second."""
+"""Seconds without an answer of a machine's kernel, which is probed every second, until it counts as lost."""
 LAUNCHER_LOST_S = 20
-"""How long the launcher's machine may be silent until agents end their ranks and leave."""
+"""Seconds without an answer from the launcher's machine until agents end their ranks and exit."""
 
 
 class LinkLostError(RuntimeError):
-    """The other side is gone, silent, or says what is no message."""
+    """Error about the other side, which has ended, is silent, or has sent an invalid message."""
 
 
 class MessageLink:
-    """Messages to and from the other side."""
+    """Connection that sends messages to the other side and receives messages from it."""
 
     def __init__(self, connected: socket.socket, key: bytes, kind: Any, *, is_launcher: bool) -> None:
-        """`kind` of messages are read. Raises LinkLostError where the other side does not know the key."""
+        """Authenticate the other side.
+
+        Args:
+            connected: Connected socket.
+            key: Secret that both sides must know.
+            kind: Union of message types that this side receives.
+            is_launcher: Whether this side is the launcher, which challenges first.
+
+        Raises:
+            LinkLostError: The other side does not know the key.
+        """
         self.address: str = connected.getsockname()[0]
         self._kind = kind
         _set_timeouts(connected, SILENT_S if is_launcher else LAUNCHER_LOST_S)
@@ -142,31 +160,33 @@ class MessageLink:
                 prove(self.connection, key)
         except AuthenticationError:
             self.close()
-            raise LinkLostError(f"has another {KEY}") from None
+            raise LinkLostError(f"authentication failed, as it has another {KEY}") from None
         except (OSError, EOFError, AssertionError) as error:
             self.close()
-            raise LinkLostError(f"left before it had shown that it knows the key ({error})") from None
+            raise LinkLostError(
+                f"disconnected before it had proved that it knows the key ({error})"
+            ) from None
 
     def send(self, message: Message) -> None:
-        """Raises LinkLostError where nobody takes it."""
+        """Send a message; raise LinkLostError if the other side does not receive it."""
         try:
-            self.connection.send_bytes(encoded(message))
+            self.connection.send_bytes(encode(message))
         except OSError as error:
             raise LinkLostError(f"connection lost ({error.strerror or error})") from None
 
     def receive(self) -> Any:
-        """The next message; waits for one. Raises LinkLostError where there will be none."""
+        """Wait for the next message and return it; raise LinkLostError if none can arrive."""
         try:
-            return decoded(self.connection.recv_bytes(MAX_BYTES), self._kind)
+            return decode(self.connection.recv_bytes(MAX_BYTES), self._kind)
         except MessageError as error:
-            raise LinkLostError(f"sent what is no message ({error})") from None
+            raise LinkLostError(f"sent an invalid message ({error})") from None
         except EOFError:
             raise LinkLostError("connection closed") from None
         except OSError as error:
             raise LinkLostError(f"connection lost ({error.strerror or error})") from None
 
     def has_message(self) -> bool:
-        """Whether `receive` would find something, also the end."""
+        """Return whether `receive` would return or raise without waiting."""
         return not self.connection.closed and self.connection.poll()
 
     def close(self) -> None:
@@ -174,7 +194,7 @@ class MessageLink:
 
 
 def _set_timeouts(connected: socket.socket, silent_s: int) -> None:
-    """Have the kernel end the connection once the other machine has been silent for so long."""
+    """Let the kernel close the connection once the other machine has been silent for `silent_s` seconds."""
     connected.settimeout(None)
     whole_s = struct.pack("ll", int(STALLED_S), 0)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, whole_s)
@@ -187,8 +207,8 @@ def _set_timeouts(connected: socket.socket, silent_s: int) -> None:
 
 
 def key_from_environment() -> bytes:
-    """The key that launcher and agents share; raises ConfigError where the variable is not set."""
+    """Return the key that launcher and agents share; raise ConfigError if the variable is not set."""
     key = os.environ.get(KEY, "")
     if not key:
-        raise ConfigError(f"{KEY}: not set; copy the whole command that the launcher printed")
+        raise ConfigError(f"{KEY}: not set; run the whole command that the launcher printed, which sets it")
     return key.encode()

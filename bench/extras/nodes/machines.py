@@ -1,4 +1,4 @@
-"""The launcher of a sweep, on this machine or on the nodes whose agents have come."""
+"""Create the launcher of a sweep, for this machine or for nodes with agents."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ from bench.run.cell.launcher import Launcher
 
 Say = Callable[[str], None]
 WAIT_S = 600.0
-"""Longest wait for the agents of all nodes."""
+"""Longest time to wait for the agents of all nodes, in seconds."""
 
 
 @contextmanager
 def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
-    """The launcher of a planned sweep. Raises ConfigError where its nodes do not come."""
+    """Yield the launcher of a planned sweep; its agents end with the context.
+
+    Raises:
+        ConfigError: The agents of the nodes cannot be started or do not connect.
+    """
     cluster = raw["cluster"]["name"]
-    if cluster not in GATHERED or not any(each.cell.mode == "measure" for each in plan.cells):
+    if cluster not in GATHERED or not any(planned.cell.mode == "measure" for planned in plan.cells):
         yield Launcher()
         return
-    nodes = max(each.cell.cluster.nodes for each in plan.cells)
+    nodes = max(planned.cell.cluster.nodes for planned in plan.cells)
     key = os.environ.get(KEY, "").encode()
     address, port = _address(raw["cluster"]), _port(raw["cluster"])
     with (
@@ -42,12 +46,14 @@ def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
 def _port(raw: Raw) -> int:
     port = values.whole("cluster.port", raw["port"], least=0)
     if port >= 1 << 16:
-        raise ConfigError(f"cluster.port={port}: the largest port is 65535; write cluster.port=0 for any")
+        raise ConfigError(
+            f"cluster.port={port}: the largest port is 65535; cluster.port=0 takes any free one"
+        )
     return port
 
 
 def _address(raw: Raw) -> str:
-    """By which others are to reach this machine: as given, as Slurm knows it, or its own name's."""
+    """Return the address at which other nodes reach this machine, as given, from Slurm, or by its name."""
     address = values.text("cluster.address", raw["address"])
     if address != "auto":
         return address
@@ -55,7 +61,7 @@ def _address(raw: Raw) -> str:
 
 
 def _by_hand(gathering: Gathering, nodes: int, say: Say) -> AbstractContextManager[object]:
-    say(f"start on each of {nodes} nodes: {gathering.command}")
+    say(f"run on each of {nodes} nodes: {gathering.command}")
     gathering.wait_for(nodes, WAIT_S, say, lambda: None)
     return nullcontext()
 
@@ -65,8 +71,8 @@ def _by_slurm(gathering: Gathering, nodes: int, say: Say) -> Iterator[None]:
     names = allocated_nodes(os.environ)
     if nodes > len(names):
         raise ConfigError(
-            f"cluster.nodes={nodes}: the allocation has {len(names)}; write cluster.nodes=auto, or"
-            f" allocate {nodes}"
+            f"cluster.nodes={nodes}: the allocation has {len(names)}; set cluster.nodes=auto, or"
+            f" allocate {nodes} nodes"
         )
     with slurm_agents(names[:nodes], gathering.arguments, gathering.environment) as refuse_ended:
         try:
@@ -80,4 +86,4 @@ STARTS: Mapping[str, Callable[[Gathering, int, Say], AbstractContextManager[obje
     "nodes": _by_hand,
     "slurm": _by_slurm,
 }
-"""What starts the agents of a cluster, and waits for them; they leave when it is closed."""
+"""Functions that start the agents of a kind of cluster and wait for them, and end them when closed."""

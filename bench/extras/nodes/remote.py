@@ -1,4 +1,4 @@
-"""A machine with an agent as a node: what is asked of it goes over the link."""
+"""Node on another machine, which runs ranks through its agent."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from bench.extras.nodes.link import (
     Stop,
 )
 from bench.run.node.job import NodeJob, RankEntry
-from bench.run.node.ranks import Lost, News, RankEnd
-from bench.run.node.stacks import Doing
+from bench.run.node.ranks import NodeEvent, NodeLost, RankEnd
+from bench.run.node.stacks import RankActivity
 
 Reply = TypeVar("Reply", Answered, Ended)
 
 ANSWER_S = 30.0
-"""For an answer that takes an agent some work."""
+"""Longest time to wait for an answer for which an agent has to work, in seconds."""
 POLL_S = 0.05
+"""Seconds between two looks for an answer."""
 
 
 class RemoteNode:
@@ -40,8 +41,8 @@ class RemoteNode:
     def __init__(self, link: MessageLink, hello: Hello) -> None:
         self.hello = hello
         self.store = (hello.address, hello.store_port)
-        self.lost: str | None = None
-        """Why it is out of reach; None while it is not."""
+        self.lost_reason: str | None = None
+        """Reason why the node is out of reach; None while it is within reach."""
         self._link = link
 
     @property
@@ -54,36 +55,38 @@ class RemoteNode:
         return self._link.connection
 
     def warm(self) -> None:
-        """Nothing: an agent says hello once it is."""
+        """Do nothing, as an agent imports everything before it connects."""
 
     def start(self, job: NodeJob, folder: Path, entry: RankEntry | None = None) -> RemoteRanks:
-        assert entry is None  # code goes over no link: who runs another entry has no other nodes
+        assert (
+            entry is None
+        )  # functions cannot be sent to an agent; only single-node cells have another entry
         folder.mkdir(parents=True, exist_ok=True)
-        self.tell(Start(job=job))
+        self.send(Start(job=job))
         return RemoteRanks(self, job, folder)
 
-    def tell(self, message: Message) -> None:
-        """Send, where somebody is there to take it."""
-        if self.lost is None:
+    def send(self, message: Message) -> None:
+        """Send a message to the agent, unless the node is lost."""
+        if self.lost_reason is None:
             try:
                 self._link.send(message)
             except LinkLostError as error:
                 self.lose(str(error))
 
-    def messages(self) -> list[Message]:
-        """What has come; does not wait."""
-        found = []
+    def take_messages(self) -> list[Message]:
+        """Return the messages that have arrived, without waiting."""
+        messages = []
         try:
-            while self.lost is None and self._link.has_message():
-                found.append(self._link.receive())
+            while self.lost_reason is None and self._link.has_message():
+                messages.append(self._link.receive())
         except LinkLostError as error:
             self.lose(str(error))
-        return found
+        return messages
 
-    def lose(self, why: str) -> None:
-        """Close the link to the node; `why` is kept as the reason."""
-        if self.lost is None:
-            self.lost = why
+    def lose(self, reason: str) -> None:
+        """Close the link to the node and store the reason."""
+        if self.lost_reason is None:
+            self.lost_reason = reason
             self._link.close()
 
 
@@ -94,70 +97,72 @@ class RemoteRanks:
         self.ranks = job.ranks
         self._node = node
         self._folder = folder
-        self._news: list[News] = []
+        self._events: list[NodeEvent] = []
         self._progress: int | None = None
-        """What was told and not looked at."""
-        self._has_told_loss = False
+        """Newest progress that was received and not yet returned."""
+        self._has_reported_loss = False
 
-    def waits(self) -> list[Connection | int]:
-        return [] if self._node.lost is not None else [self._node.connection]
+    def waitables(self) -> list[Connection | int]:
+        return [] if self._node.lost_reason is not None else [self._node.connection]
 
-    def news(self) -> list[News]:
-        self._take_in()
-        found, self._news = self._news, []
-        if self._node.lost is not None and not self._has_told_loss:
-            self._has_told_loss = True
-            found.append(Lost(self._node.lost))
-        return found
+    def take_events(self) -> list[NodeEvent]:
+        self._receive()
+        events, self._events = self._events, []
+        if self._node.lost_reason is not None and not self._has_reported_loss:
+            self._has_reported_loss = True
+            events.append(NodeLost(self._node.lost_reason))
+        return events
 
-    def look(self) -> int | None:
+    def count_progress(self) -> int | None:
         progress, self._progress = self._progress, None
         return progress
 
-    def ask(self, wait_s: float) -> Mapping[int, Doing]:
-        self._node.tell(StateRequest(wait_s=wait_s))
-        found = self._wait_for(Answered, wait_s + SILENT_S)
-        return {} if found is None else found.doing
+    def ask_for_activity(self, wait_s: float) -> Mapping[int, RankActivity]:
+        self._node.send(StateRequest(wait_s=wait_s))
+        answer = self._wait_for(Answered, wait_s + SILENT_S)
+        return {} if answer is None else answer.activities
 
     def stop(self) -> None:
-        self._node.tell(Stop())
+        self._node.send(Stop())
 
     def ends(self) -> list[RankEnd]:
-        """How each rank ended; of a node that is lost, that it is."""
-        host, found = self._node.hello.host, self._wait_for(Ended, ANSWER_S)
-        if found is not None:
-            return [replace(end, node=host) for end in found.ends]
-        why = self._node.lost or "did not say how its ranks ended"
-        self._node.lose(why)  # or what it says too late would be taken for another cell's
-        return [RankEnd.of_lost_node(rank, why, host) for rank in self.ranks]
+        """Return the end of every rank; on a lost node the end only has the reason why it was lost."""
+        host, answer = self._node.hello.host, self._wait_for(Ended, ANSWER_S)
+        if answer is not None:
+            return [replace(end, node=host) for end in answer.ends]
+        reason = (
+            self._node.lost_reason or f"its agent did not report the ends of its ranks within {ANSWER_S:g} s"
+        )
+        self._node.lose(reason)  # a late answer would be taken for that of the next cell
+        return [RankEnd.on_lost_node(rank, reason, host) for rank in self.ranks]
 
-    def _take_in(self) -> list[Message]:
-        """Keep the news and the files that have come; the other messages."""
+    def _receive(self) -> list[Message]:
+        """Store the events and files that have arrived; return the other messages."""
         others = []
-        for message in self._node.messages():
+        for message in self._node.take_messages():
             match message:
                 case RankEvents():
-                    self._news += message.news
+                    self._events += message.events
                     self._progress = message.progress or self._progress
                 case RankFile():
-                    self._keep(message)
+                    self._write_file(message)
                 case _:
                     others.append(message)
         return others
 
     def _wait_for(self, kind: type[Reply], within_s: float) -> Reply | None:
-        """The first message of a kind; None where none comes."""
+        """Return the first message of a kind, or None if none arrives within `within_s` seconds."""
         until_s = time.monotonic() + within_s
         while True:
-            for message in self._take_in():
+            for message in self._receive():
                 if isinstance(message, kind):
                     return message
-            if self._node.lost is not None or time.monotonic() > until_s:
+            if self._node.lost_reason is not None or time.monotonic() > until_s:
                 return None
             time.sleep(POLL_S)
 
-    def _keep(self, file: RankFile) -> None:
-        """Put a rank's file into the cell's folder, under a plain name."""
+    def _write_file(self, file: RankFile) -> None:
+        """Write a rank's file into the cell's folder, if its name is that of such a file and no path."""
         name = Path(file.name).name
         if name == file.name and name.startswith("rank_"):
             (self._folder / name).write_bytes(file.content)

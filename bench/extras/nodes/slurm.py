@@ -1,4 +1,7 @@
-"""The agents of a Slurm allocation: one job step a node, as a shared step would outlive a dead agent."""
+"""Run the agents of a Slurm allocation, with one job step per node.
+
+A step that all agents share would go on after one of them has ended.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +18,40 @@ from bench.common.environment import REPOSITORY
 from bench.config import ConfigError
 
 NODE_LIST = "SLURM_JOB_NODELIST"
+"""Variable with the nodes of the allocation."""
 NODE_NAME = "SLURMD_NODENAME"
+"""Variable with the name of this node."""
 GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
+"""Variable with the number of GPUs that the job has on this node."""
 LEAVE_S = 8.0
-"""For an agent to leave once the sweep is over."""
+"""Seconds that agents have to exit once the sweep is over."""
 END_S = 3.0
-"""For srun to end the step of an agent that has not left."""
+"""Seconds that srun has to end the step of an agent that has not exited."""
 NOT_FOR_STEPS = re.compile(r"S(LURM|RUN)_(NTASKS|NPROCS|TASKS|CPUS|GPUS|MEM|DISTRIBUTION|CPU_BIND|GPU_BIND)")
-"""How the variables begin by which a batch script asks for its own tasks, and srun would for an agent."""
+"""Prefixes of variables that describe the tasks of a batch script, and that srun would apply to an agent."""
 LOG_BYTES = 4000
-"""Of what an agent said that are looked at."""
-OF_SLURM_ITSELF = ("srun:", "slurmstepd")
-"""How the lines begin that an agent did not write."""
+"""Bytes of the end of an agent's output in which its last line is looked up."""
+SLURM_PREFIXES = ("srun:", "slurmstepd")
+"""Prefixes of lines that Slurm wrote and not the agent."""
 
 
 def allocated_nodes(variables: Mapping[str, str]) -> list[str]:
-    """The names of the allocation's nodes; raises ConfigError outside of one."""
+    """Return the names of the allocation's nodes; raise ConfigError outside of an allocation."""
     return _scontrol("show", "hostnames", _node_list(variables)).split()
 
 
 def own_address(variables: Mapping[str, str]) -> str | None:
-    """What Slurm reaches this machine by; None where no job runs on it.
+    """Return the address by which Slurm reaches this machine, or None if it is no node of the allocation.
 
-    Raises ConfigError outside of an allocation.
+    Raises:
+        ConfigError: The process runs outside of an allocation.
     """
     _node_list(variables)
     node = variables.get(NODE_NAME)
     if not node:
         return None
-    found = re.search(r"\bNodeAddr=(\S+)", _scontrol("show", "node", node))
-    return None if found is None else found[1]
+    match = re.search(r"\bNodeAddr=(\S+)", _scontrol("show", "node", node))
+    return None if match is None else match[1]
 
 
 def _node_list(variables: Mapping[str, str]) -> str:
@@ -52,14 +59,14 @@ def _node_list(variables: Mapping[str, str]) -> str:
     if not names:
         raise ConfigError(
             f"cluster=slurm: this is no Slurm allocation, as {NODE_LIST} is not set; start the sweep by"
-            " sbatch or salloc, or take cluster=nodes"
+            " sbatch or salloc, or use cluster=nodes"
         )
     return names
 
 
 def _scontrol(*words: str) -> str:
     try:
-        said = subprocess.run(  # noqa: S603  fixed words, no shell
+        done = subprocess.run(  # noqa: S603  fixed words, no shell
             ["scontrol", *words],  # noqa: S607  the user's own Slurm
             capture_output=True,
             text=True,
@@ -69,18 +76,24 @@ def _scontrol(*words: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
             f"cluster=slurm: scontrol {' '.join(words)} failed ({error}); check that Slurm's commands are on"
-            " the PATH, or take cluster=nodes"
+            " the PATH, or use cluster=nodes"
         ) from None
-    return said.stdout
+    return done.stdout
 
 
 @contextmanager
 def slurm_agents(
     nodes: Sequence[str], words: Sequence[str], environment: Mapping[str, str]
 ) -> Iterator[Callable[[], None]]:
-    """An agent on each node, in a job step; `words` are its arguments. At the end all have left or are ended.
+    """Run an agent on each node, in a job step. When the context closes, the agents exit or are ended.
 
-    What is yielded raises ConfigError for an agent that has ended, when none should.
+    Args:
+        nodes: Names of the nodes.
+        words: Command-line arguments of the agents.
+        environment: Environment variables of the agents.
+
+    Yields:
+        A function that raises ConfigError if an agent has ended.
     """
     steps: dict[str, subprocess.Popen[bytes]] = {}
     with ExitStack() as open_files:
@@ -90,8 +103,10 @@ def slurm_agents(
             for node, step in steps.items():
                 if step.poll() is not None:
                     logs[node].seek(0)
-                    said = _last(logs[node].read()[-LOG_BYTES:].decode(errors="replace"))
-                    raise ConfigError(f"node {node}: its agent ended, exit code {step.returncode}: {said}")
+                    output = logs[node].read()[-LOG_BYTES:].decode(errors="replace")
+                    raise ConfigError(
+                        f"node {node}: its agent ended with exit code {step.returncode}: {_last_line(output)}"
+                    )
 
         try:
             for node in nodes:
@@ -100,50 +115,50 @@ def slurm_agents(
                     stdin=subprocess.DEVNULL,
                     stdout=logs[node],
                     stderr=subprocess.STDOUT,
-                    env={**_for_steps(os.environ), **environment},
-                    start_new_session=True,  # a terminal's Ctrl-C is the launcher's to answer
+                    env={**_step_environment(os.environ), **environment},
+                    start_new_session=True,  # the launcher handles a terminal's Ctrl-C
                 )
             yield refuse_ended
         finally:
-            _end(steps.values())
+            _end_steps(steps.values())
 
 
-def _end(steps: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Wait until all have left; what has not by then is ended."""
+def _end_steps(steps: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Wait until the agents have exited, and end those that have not."""
     _wait(steps, LEAVE_S)
-    for signalled in (subprocess.Popen.terminate, subprocess.Popen.kill):
+    for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
         late = [step for step in steps if step.poll() is None]
         for step in late:
-            signalled(step)
+            end(step)
         _wait(late, END_S)
 
 
 def _wait(steps: Iterable[subprocess.Popen[bytes]], within_s: float) -> None:
-    """For all of them to end, at most so long."""
+    """Wait for the steps to end, at most `within_s` seconds."""
     until_s = time.monotonic() + within_s
     for step in steps:
         with suppress(subprocess.TimeoutExpired):
             step.wait(max(0.0, until_s - time.monotonic()))
 
 
-def _last(said: str) -> str:
-    """The last line of an agent, else of Slurm about it."""
-    lines = [line for line in said.splitlines() if line.strip()]
-    own = [line for line in lines if not line.startswith(OF_SLURM_ITSELF)]
-    return (own or lines or ["it said nothing"])[-1]
+def _last_line(output: str) -> str:
+    """Return the last line that an agent wrote, or else that Slurm wrote."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    of_agent = [line for line in lines if not line.startswith(SLURM_PREFIXES)]
+    return (of_agent or lines or ["it wrote nothing"])[-1]
 
 
-def _for_steps(variables: Mapping[str, str]) -> dict[str, str]:
-    """These without what concerns the tasks of a batch script; modules are found wherever a step starts."""
-    kept = {name: value for name, value in variables.items() if not NOT_FOR_STEPS.match(name)}
+def _step_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those of a batch script's tasks, with a path to this package's modules."""
+    others = {name: value for name, value in variables.items() if not NOT_FOR_STEPS.match(name)}
     path = [str(REPOSITORY), *filter(None, [variables.get("PYTHONPATH")])]
-    return kept | {"PYTHONPATH": os.pathsep.join(path)}
+    return others | {"PYTHONPATH": os.pathsep.join(path)}
 
 
 def _srun(node: str, variables: Mapping[str, str]) -> list[str]:
-    """A step of its own with all that the job has of the node; ranks are bound by nobody but the agent.
+    """Return the srun command of a step with all resources of the job on a node, without binding to cores.
 
-    GPUs are asked for by number, as a step of a job that counts them by task would get those of one task.
+    GPUs are requested by number, as in a job that counts GPUs by task the step would get those of one task.
     """
     gpus = variables.get(GPUS_ON_NODE)
     return [
@@ -153,4 +168,4 @@ def _srun(node: str, variables: Mapping[str, str]) -> list[str]:
 
 
 AGENT = (sys.executable, "-P", "-m", "bench.extras.nodes")
-"""Found by PYTHONPATH: the folder it starts in may have a `bench/` of its own."""
+"""Command of an agent. `-P` ignores the folder it starts in, which may have another `bench/`."""

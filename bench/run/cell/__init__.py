@@ -1,1 +1,1 @@
-"""One cell in, one record out. May import node and what lies below run."""
+"""Run one cell and make its record. May import node and what lies below run."""

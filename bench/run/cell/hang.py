@@ -1,9 +1,9 @@
-"""When a cell hangs, and which rank keeps the others waiting.
+"""Detect that a cell hangs, and find the rank that keeps the others waiting.
 
-A cell hangs when no rank has reported progress, a phase or a step, for the larger of `measure.hang_timeout_s`
-and ten times its longest step. Before the first full-length step has ended, compilers and first collectives
-may take minutes: until then the limit is at least FIRST_STEP_S, except while ranks join: JOIN_S. Then every
-live rank is asked for its stack.
+A cell hangs when no rank has reported progress, that is a phase or a step, for the larger of
+`measure.hang_timeout_s` and ten times the longest step so far. Compilers and first collectives may take
+minutes, so the limit is at least FIRST_STEP_S until the first full-length step has ended. While ranks join,
+it is the larger of JOIN_S and half of `measure.hang_timeout_s`. On a hang, every live rank writes its stack.
 """
 
 from __future__ import annotations
@@ -16,135 +16,152 @@ from dataclasses import dataclass
 from bench.config import Cell
 from bench.ranks.log import JOIN, RankStage
 from bench.run.node.ranks import NodeRanks
-from bench.run.node.stacks import STACK_S, Doing
+from bench.run.node.stacks import STACK_S, RankActivity
 
 JOIN_S = 60.0
-"""Limit of silence in the phase JOIN, where ranks compile nothing and transfer a few bytes. CUDA's and NCCL's
-start take seconds, on many ranks tens of seconds; a set-up in which they never end is found here."""
+"""Time limit in the phase JOIN, in seconds. Ranks compile nothing there and transfer a few bytes. CUDA and
+NCCL start within seconds, with many ranks within tens of seconds; in a broken set-up they never do."""
 FIRST_STEP_S = 600.0
+"""Smallest time limit before the first full-length step has ended, in seconds."""
 LONGEST_STEPS = 10
+"""Time limit in multiples of the longest step so far."""
 PATIENT_STACK_S = 5 * STACK_S
-"""How long ranks have to write their stacks where nobody waits for them to end."""
-NOBODY = "no rank is to blame more than another: "
+"""Seconds that ranks have to write their stacks when no other rank is waiting for them to end."""
+UNCLEAR = "the stacks do not show which rank keeps the others waiting"
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
-    """The rank that did not arrive."""
+class HangReport:
+    """Rank that keeps the others waiting, with a message about what all ranks do."""
 
     rank: int
-    """The first live one where none can be told from the others, as `what` then says."""
-    what: str
-    """What it does, and what the others wait in."""
+    """The first live rank if the stacks do not show which one it is; the message then says so."""
+    message: str
 
 
 class HangWatch:
-    """Follows the progress that a cell's ranks report."""
+    """Compares the time since the last progress of a cell's ranks with the limit."""
 
     def __init__(self, cell: Cell, now_s: Callable[[], float] = time.monotonic) -> None:
-        """With `measure.hang_timeout_s` of 0 no cell hangs."""
-        self._timeout_s = cell.measure.hang_timeout_s
+        """Take the limits from the cell; with `measure.hang_timeout_s` of 0 no cell hangs."""
+        self._measure = cell.measure
         self._now_s = now_s
         self._progress: Mapping[int, int] = {}
-        self._since_s = now_s()
+        self._progressed_at_s = now_s()
         self._longest_step_s: float | None = None
         self._is_joining = False
 
-    def tell(self, stage: RankStage) -> None:
-        """Take note of the first rank's phase and of how long a full-length step took."""
+    def record_stage(self, stage: RankStage) -> None:
+        """Record the phase of the first rank and the duration of a full-length step."""
         self._is_joining = stage.pass_name == JOIN
         if stage.step_s is not None:
             self._longest_step_s = max(stage.step_s, self._longest_step_s or 0.0)
 
     @property
     def limit_s(self) -> float:
-        """How long no rank may report progress."""
+        """Longest time without progress, in seconds."""
+        timeout_s = self._measure.hang_timeout_s
         if self._is_joining and self._progress and all(self._progress.values()):
-            # Every node has ranks: none of them still imports packages.
-            return max(self._timeout_s / 2, JOIN_S)
+            # Ranks run on every node, so none of them still imports packages.
+            return max(timeout_s / 2, JOIN_S)
         if self._longest_step_s is None:
-            return max(self._timeout_s, FIRST_STEP_S)
-        return max(self._timeout_s, LONGEST_STEPS * self._longest_step_s)
+            return max(timeout_s, FIRST_STEP_S)
+        return max(timeout_s, LONGEST_STEPS * self._longest_step_s)
 
     def record_progress(self, progress: Mapping[int, int]) -> None:
-        """Take note of how many phases and steps each node's ranks have begun."""
+        """Record the number of phases and steps that the ranks of each node have begun."""
         if progress != self._progress:
-            self._progress, self._since_s = {**progress}, self._now_s()
+            self._progress, self._progressed_at_s = {**progress}, self._now_s()
 
     @property
     def is_hanging(self) -> bool:
-        """Whether no rank has reported progress for too long."""
-        return self._timeout_s != 0 and self._now_s() - self._since_s >= self.limit_s
+        """Whether no rank has reported progress within the limit."""
+        return self._measure.hang_timeout_s != 0 and self._now_s() - self._progressed_at_s >= self.limit_s
 
-    def blame(self, nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame:
-        """Return the live rank that keeps the others waiting, by the stacks of all of them."""
-        doing = _ask(nodes, live)
-        told = (f"rank {rank} is {each.whereabouts}" for rank, each in doing.items())
-        rank, what = live[0], NOBODY + ", ".join(told)
-        if (blame := find_blame(doing)) is not None:
-            rank, what = blame.rank, f"it is {blame.what}"
-        since = f"no rank has reported progress for {self.limit_s:.0f} s: {what}"
-        return Blame(rank, f"{since}; measure.hang_timeout_s=0 waits until measure.timeout_s")
+    def report(self, nodes: Sequence[NodeRanks], live: Sequence[int]) -> HangReport:
+        """Ask the live ranks for their stacks and report the hang."""
+        activities = _ask_for_activity(nodes, live)
+        cause = find_cause(activities)
+        if cause is None:
+            states = ", ".join(f"rank {rank} is {activity.location}" for rank, activity in activities.items())
+            cause = HangReport(live[0], f"{UNCLEAR}: {states}")
+        return HangReport(
+            cause.rank,
+            f"no rank has reported progress for {self.limit_s:.0f} s: {cause.message}; stacks are at the end"
+            " of the ranks' logs; if the cell is only slow, raise measure.hang_timeout_s, or set it to 0 to"
+            " wait until measure.timeout_s",
+        )
+
+    def report_at_deadline(self, nodes: Sequence[NodeRanks], live: Sequence[int]) -> HangReport | None:
+        """Ask the live ranks for their stacks; return None if they do not show which rank is the cause."""
+        cause = find_cause(_ask_for_activity(nodes, live))
+        if cause is None:
+            return None
+        return HangReport(
+            cause.rank,
+            f"the cell did not end within measure.timeout_s={self._measure.timeout_s:g}: {cause.message};"
+            " stacks are at the end of the ranks' logs; if the cell is only slow, raise measure.timeout_s",
+        )
 
 
-def blame_at_deadline(nodes: Sequence[NodeRanks], live: Sequence[int]) -> Blame | None:
-    """Return the rank that keeps the others waiting now; None where none differs from the others."""
-    blame = find_blame(_ask(nodes, live))
-    if blame is None:
-        return None
-    return Blame(
-        blame.rank, f"still running at the deadline, {blame.what}; raise measure.timeout_s if it was slow"
-    )
+def _ask_for_activity(nodes: Sequence[NodeRanks], live: Sequence[int]) -> dict[int, RankActivity]:
+    """Return the activity of the live ranks; nodes are asked one after another."""
+    answers = {
+        rank: activity for node in nodes for rank, activity in node.ask_for_activity(PATIENT_STACK_S).items()
+    }
+    return {rank: answers.get(rank, RankActivity()) for rank in live}
 
 
-def _ask(nodes: Sequence[NodeRanks], live: Sequence[int]) -> dict[int, Doing]:
-    """Return what these ranks do now; each node is asked after the other."""
-    answers = {rank: each for node in nodes for rank, each in node.ask(PATIENT_STACK_S).items()}
-    return {rank: answers.get(rank, Doing()) for rank in live}
+def find_cause(activities: Mapping[int, RankActivity]) -> HangReport | None:
+    """Return the rank that keeps the others waiting, or None if their stacks do not show it.
 
+    The first of these ranks is returned:
 
-def find_blame(doing: Mapping[int, Doing]) -> Blame | None:
-    """Return the rank that keeps the others waiting; None where none can be told from the others.
-
-    A stopped rank first, then one whose GPU is idle while others spin in a collective's kernel. Then one
-    that is in no collective while others are, then one that is in another collective, or else in another
-    place, than most.
+    1. a rank that a signal has stopped;
+    2. a rank in no collective whose GPU is idle, while another rank's GPU is busy;
+    3. a rank in no collective, while other ranks wait in one;
+    4. a rank whose location differs from that of most ranks.
     """
-    places = {rank: each.whereabouts for rank, each in doing.items()}
-    waiting = {rank: place for rank, place in places.items() if doing[rank].collective is not None}
-    absent = [rank for rank in doing if rank not in waiting]
-    for rank in doing:
-        if doing[rank].is_stopped:
-            return Blame(rank, f"stopped by a signal, such as SIGSTOP{_others(rank, waiting)}")
+    waiting = {rank: activity for rank, activity in activities.items() if activity.collective is not None}
+    absent = [rank for rank in activities if rank not in waiting]
+    for rank, activity in activities.items():
+        if activity.is_stopped:
+            state = f"rank {rank} is stopped by a signal such as SIGSTOP"
+            return HangReport(rank, f"{state}{_describe_others(rank, waiting)}")
     for rank in absent:
-        if doing[rank].is_idle and not all(each.is_idle for each in doing.values()):
-            others = _others(rank, waiting) or ", while the other GPUs are busy"
-            return Blame(rank, f"{places[rank]} with nothing on its GPU{others}")
+        if activities[rank].is_idle and not all(activity.is_idle for activity in activities.values()):
+            others = _describe_others(rank, waiting) or ", while other GPUs are busy"
+            return HangReport(rank, f"rank {rank} is {activities[rank].location} and its GPU is idle{others}")
     if absent and waiting:
-        return Blame(absent[0], f"{places[absent[0]]}{_others(absent[0], waiting)}")
-    return _apart_from_most(places)
+        rank = absent[0]
+        return HangReport(
+            rank, f"rank {rank} is {activities[rank].location}{_describe_others(rank, waiting)}"
+        )
+    return _find_outlier(activities)
 
 
-def _apart_from_most(places: Mapping[int, str]) -> Blame | None:
-    """The first rank that is elsewhere than most; None where most are nowhere, or all are in one place."""
-    for common, count in Counter(places.values()).most_common(1):
-        if len(places) / 2 < count < len(places):
-            rank = next(rank for rank, place in places.items() if place != common)
-            return Blame(rank, f"{places[rank]}{_others(rank, places)}")
+def _find_outlier(activities: Mapping[int, RankActivity]) -> HangReport | None:
+    """Return the first rank that is not where most ranks are; None if no location has a majority."""
+    locations = {rank: activity.location for rank, activity in activities.items()}
+    for common, count in Counter(locations.values()).most_common(1):
+        if len(locations) / 2 < count < len(locations):
+            rank = next(rank for rank, location in locations.items() if location != common)
+            return HangReport(rank, f"rank {rank} is {locations[rank]}{_describe_others(rank, activities)}")
     return None
 
 
-def _others(rank: int, places: Mapping[int, str]) -> str:
-    """`, while ranks 0 and 2 wait in all_reduce`."""
-    by_place: dict[str, list[int]] = {}
-    for other, place in places.items():
+def _describe_others(rank: int, activities: Mapping[int, RankActivity]) -> str:
+    """Return text such as `, while ranks 0 and 2 wait in all_reduce`; empty without other ranks."""
+    ranks_at: dict[str, list[int]] = {}
+    for other, activity in activities.items():
         if other != rank:
-            by_place.setdefault(place, []).append(other)
-    told = (f"{_named(each)} {place}" for place, each in by_place.items())
-    return f", while {' and '.join(told)}" if by_place else ""
-
-
-def _named(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]} waits"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} wait"
+            ranks_at.setdefault(activity.location, []).append(other)
+    parts = []
+    for location, ranks in ranks_at.items():
+        is_waiting = activities[ranks[0]].collective is not None
+        if len(ranks) == 1:
+            parts.append(f"rank {ranks[0]} {'waits' if is_waiting else 'is'} {location}")
+        else:
+            names = f"{', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+            parts.append(f"ranks {names} {'wait' if is_waiting else 'are'} {location}")
+    return f", while {' and '.join(parts)}" if parts else ""

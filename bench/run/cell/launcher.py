@@ -1,4 +1,4 @@
-"""Runs the ranks of one cell at a time, on the nodes it has."""
+"""Run the ranks of one cell at a time, on one or several nodes."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from pathlib import Path
 
 from bench.config import Cell
 from bench.run.cell.hang import HangWatch
-from bench.run.cell.rank_watch import SILENT, Listener, Watch
+from bench.run.cell.rank_watch import SILENT, Listener, RankWatch
 from bench.run.node.job import NodeJob, RankEntry, StoreAddress
 from bench.run.node.local import LocalNode
 from bench.run.node.ranks import Node, RankEnd
 
 
 class Launcher:
-    """Starts the ranks of one cell at a time. Imports no torch and never touches CUDA."""
+    """Starts and follows the ranks of one cell at a time. Imports no torch and never touches CUDA."""
 
     def __init__(self, nodes: Sequence[Node] | None = None) -> None:
-        """Ranks run on these nodes, by default on this machine."""
+        """Run ranks on these nodes, or on this machine by default."""
         self.is_local = nodes is None
+        """Whether ranks run on this machine only."""
         self._nodes: Sequence[Node] = [LocalNode()] if nodes is None else nodes
 
     def warm(self) -> None:
-        """Have what ranks need imported, in the background; what has been stays as it is."""
+        """Import what ranks need on every node, in the background; does nothing if that has been done."""
         for node in self._nodes:
             node.warm()
 
     def nodes_for(self, cell: Cell) -> list[Node]:
-        """The first of the nodes that are left, as many as the cell needs, or all."""
-        return [node for node in self._nodes if node.lost is None][: cell.cluster.nodes]
+        """Return the first nodes within reach, up to the number that the cell needs."""
+        return [node for node in self._nodes if node.lost_reason is None][: cell.cluster.nodes]
 
     def run(
         self,
@@ -42,21 +43,34 @@ class Launcher:
         listener: Listener = SILENT,
         known: frozenset[str] = frozenset(),
     ) -> list[RankEnd]:
-        """Run a cell's ranks to their ends, by the deadline at the latest; none is left when it returns."""
+        """Run the ranks of a cell until they have ended, at most until the cell's deadline.
+
+        No rank runs when this returns.
+
+        Args:
+            cell: The cell to run.
+            folder: Folder of the cell, for logs.
+            entry: Function that the ranks run; by default the passes of the cell.
+            listener: Receives the progress of the ranks.
+            known: Passes that the ranks skip.
+
+        Returns:
+            The end of every rank.
+        """
         deadline = time.monotonic() + cell.measure.timeout_s
         nodes = self.nodes_for(cell)
         if len(nodes) < cell.cluster.nodes:
-            why = f"{len(nodes)} of {len(self._nodes)} nodes are left, the cell needs {cell.cluster.nodes}"
-            return [RankEnd.of_lost_node(rank, why) for rank in cell.running_ranks]
+            reason = f"{len(nodes)} of {len(self._nodes)} nodes are left, the cell needs {cell.cluster.nodes}"
+            return [RankEnd.on_lost_node(rank, reason) for rank in cell.running_ranks]
         address = nodes[0].store if len(nodes) > 1 else None
         store = None if address is None else StoreAddress(*address, secrets.token_hex(8))
-        with ExitStack() as started:
+        with ExitStack() as stops:
             ranks = []
             for number, node in enumerate(nodes):
                 running = [rank for rank in cell.cluster.ranks_of(number) if rank in cell.running_ranks]
                 job = NodeJob(cell, tuple(running), store, known)
                 ranks.append(node.start(job, folder, entry))
-                started.callback(ranks[-1].stop)
-            watch = Watch(ranks, HangWatch(cell))
+                stops.callback(ranks[-1].stop)
+            watch = RankWatch(ranks, HangWatch(cell))
             watch.follow(deadline, listener)
         return watch.ends()

@@ -1,4 +1,4 @@
-"""From how a cell's ranks ended to its record."""
+"""Make the record of a cell from the ends of its ranks."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ from bench.run.cell.ends import classify
 from bench.run.node.ranks import RankEnd
 from bench.strategies import STRATEGIES
 
-OF_SWEEP = ("packages", "strategy_package", "argv")
-"""Of an environment what holds of the whole sweep, whatever machine its launcher is on."""
-NAMES_OF_NODE = ("host", "address")
+SWEEP_ENVIRONMENT = ("packages", "strategy_package", "argv")
+"""Environment entries that are the same on all machines of a sweep."""
+NODE_NAMES = ("host", "address")
+"""Entries of a node's environment that name the node."""
 
 
 def record_of(
@@ -48,7 +49,15 @@ def record_of(
     started_at: datetime,
     known: Sections,
 ) -> Record:
-    """The ranks' ends as one record; `known` are sections of an equal cell that were not measured again."""
+    """Return the record of a cell whose ranks have ended.
+
+    Args:
+        planned: The cell and its place in the plan.
+        ends: Ends of all ranks, in their order.
+        wall_s: Seconds that the cell took.
+        started_at: Time at which the cell started.
+        known: Sections of an equal cell that were not measured again.
+    """
     cluster = planned.cell.cluster
     status, failure = classify(ends, limited=cluster.memory_limit_gib is not None and cluster.device == "cpu")
     if failure is not None:
@@ -63,18 +72,20 @@ def record_of(
 
 
 def refused(planned: PlannedCell, reason: str, wall_s: float, started_at: datetime | None = None) -> Record:
-    """The record of a cell that is not supported."""
-    return record_with(planned, Status.UNSUPPORTED, reason, wall_s, started_at)
+    """Return the record of a cell that is not supported, with the reason."""
+    return new_record(planned, Status.UNSUPPORTED, reason, wall_s, started_at)
 
 
 def failed(
     planned: PlannedCell, status: Status, failure: Failure, wall_s: float, started_at: datetime
 ) -> Record:
-    """The record of a cell that did not reach its end."""
-    where = " ".join(filter(None, (failure.phase, failure.step_phase))) or "unknown phase"
+    """Return the record of a cell that failed before its end."""
+    phase = " ".join(filter(None, (failure.phase, failure.step_phase))) or "unknown phase"
     on_node = "" if failure.node is None else f" on {failure.node}"
-    reason = f"rank {failure.rank}{on_node}, {where}: {_what(status, failure).strip() or failure.kind}"
-    return record_with(planned, status, reason.splitlines()[0], wall_s, started_at, failure=failure)
+    reason = (
+        f"rank {failure.rank}{on_node}, {phase}: {_failure_text(status, failure).strip() or failure.kind}"
+    )
+    return new_record(planned, status, reason.splitlines()[0], wall_s, started_at, failure=failure)
 
 
 def judged(
@@ -86,64 +97,71 @@ def judged(
     wall_s: float,
     started_at: datetime,
 ) -> Record:
-    """Return the record of a cell that ran to its end: where something is wrong, without any speed.
+    """Return the record of a cell that ran to its end; a wrong result has no speed.
 
-    `made` are the checks of all sections, `wrong` is what a gate found; a number that is not finite is wrong
-    in any section. Only the reports of the ranks say all of the software that ran.
+    Args:
+        planned: The cell and its place in the plan.
+        reports: Reports of all ranks. Only they know some versions of the software that ran.
+        sections: Merged sections of the record. A number in them that is not finite makes the result wrong.
+        made: Checks of all sections.
+        wrong: Reason of a gate why the result is wrong; None if every gate passed.
+        wall_s: Seconds that the cell took.
+        started_at: Time at which the cell started.
     """
     if wrong is None:
         wrong = _first_not_finite(sections)
     status, kept = (Status.OK, sections) if wrong is None else (Status.WRONG_RESULT, evidence(sections))
-    record = record_with(planned, status, wrong, wall_s, started_at, sections=kept, made=made)
+    record = new_record(planned, status, wrong, wall_s, started_at, sections=kept, made=made)
     return replace(record, environment=replace(record.environment, **reports[0].software))
 
 
-def on_nodes(record: Record, nodes: Sequence[Mapping[str, Any]]) -> Record:
-    """Return the record where ranks ran on other machines: its environment is the first one's, and by node
-    what differs from that.
+def with_node_environments(record: Record, nodes: Sequence[Mapping[str, Any]]) -> Record:
+    """Return the record with the environment of the first node, and every node's differences from it.
 
-    Software is the same on all, or they would not have been taken in.
+    Software does not differ: a node with other versions is refused when it connects.
     """
-    own = to_builtins(record.environment)
-    of_sweep = {name: own[name] for name in OF_SWEEP if name in own}
-    of_machine = [{name: value for name, value in node.items() if name not in OF_SWEEP} for node in nodes]
-    first = {name: value for name, value in of_machine[0].items() if name not in NAMES_OF_NODE}
+    launcher = to_builtins(record.environment)
+    of_sweep = {name: launcher[name] for name in SWEEP_ENVIRONMENT if name in launcher}
+    of_machine = [
+        {name: value for name, value in node.items() if name not in SWEEP_ENVIRONMENT} for node in nodes
+    ]
+    first = {name: value for name, value in of_machine[0].items() if name not in NODE_NAMES}
     by_node = [
-        {name: value for name, value in node.items() if name in NAMES_OF_NODE or first.get(name) != value}
+        {name: value for name, value in node.items() if name in NODE_NAMES or first.get(name) != value}
         for node in of_machine
     ]
     return replace(record, environment=convert({**first, **of_sweep, "nodes": by_node}, Environment))
 
 
 def as_wrong_result(record: Record, reason: str) -> Record:
-    """The same record once its result turned out to be wrong: without any speed, its checks as they were."""
+    """Return a record with status `wrong_result`: the checks stay, the speed is removed."""
     kept = dict.fromkeys(record.sections) | evidence(record.sections)
     return replace(record, status=Status.WRONG_RESULT, reason=reason, fixed_cost_s=None, **kept)
 
 
 def flaw_of_a_rank(reports: Sequence[RankReport], ranks: Sequence[int]) -> str | None:
-    """Return the first flaw of any of these ranks, in one line; None without one.
+    """Return the first flaw in the reports of these ranks, in one line, or None if there is none.
 
-    Sections need not show it: merging takes the largest of some numbers and only rank 0's of others.
+    A section may hide the flaw: merging takes the largest of some numbers, and only rank 0's of others.
     """
-    found = zip(ranks, reports, strict=True)
-    return next((f"rank {rank}: {report.flaw}" for rank, report in found if report.flaw is not None), None)
+    pairs = zip(ranks, reports, strict=True)
+    return next((f"rank {rank}: {report.flaw}" for rank, report in pairs if report.flaw is not None), None)
 
 
 def _first_not_finite(parts: Mapping[str, Any]) -> str | None:
-    """Return where in these sections, or a rank's parts of them, the first number is not finite."""
+    """Return the place and value of the first number that is not finite, or None if all are."""
     places = (place for name, part in parts.items() for place in not_finite(part, name))
     return next((f"{place}, which is no finite number" for place in places), None)
 
 
-def _what(status: Status, failure: Failure) -> str:
+def _failure_text(status: Status, failure: Failure) -> str:
     if failure.out_of_memory is not None:
         return shortage(failure.out_of_memory, failure.message)
-    # The message of an exception may say little without its class.
+    # The message of some exceptions means nothing without the name of the class.
     return f"{failure.kind}: {failure.message}" if status is Status.ERROR else failure.message
 
 
-def record_with(
+def new_record(
     planned: PlannedCell,
     status: Status,
     reason: str | None,
@@ -154,9 +172,17 @@ def record_with(
     failure: Failure | None = None,
     made: Sequence[Check] | None = None,
 ) -> Record:
-    """The record of a cell that came to this; its provenance is that of the cell's mode.
+    """Return a record of a cell, with the provenance of the cell's mode.
 
-    `made` are checks that were made, None where none could be.
+    Args:
+        planned: The cell and its place in the plan.
+        status: Status of the cell.
+        reason: Why the cell has no result; None for a cell that has one.
+        wall_s: Seconds that the cell took.
+        started_at: Time at which the cell started, by default now.
+        sections: Sections of the record.
+        failure: Error or signal that ended the cell.
+        made: Checks that were made; None if none could be made.
     """
     cell = planned.cell
     return Record(
@@ -181,42 +207,43 @@ def record_with(
 
 
 def analytic(cell: Cell, sections: Sections | None = None, need: MemoryNeed | None = None) -> Analytic:
-    """Return what arithmetic says of one step: FLOPs of all ranks, bytes that one exchanges and needs.
+    """Return the numbers of one step that follow from the cell's configuration.
 
-    FLOPs of packed documents are those of the mean step, unknown where no rank counted any. Bytes are unknown
-    of a strategy that is not in the table.
+    They are the FLOPs of all ranks together, and for one rank the bytes of attention communication, the
+    payload by purpose and the needed memory. FLOPs of packed documents are those of the mean step, or None if
+    no rank counted its documents. Bytes are None for a strategy that is not in the table.
     """
-    facts, sent = STRATEGIES.get(cell.strategy), payload(cell)
+    facts, payload_bytes = STRATEGIES.get(cell.strategy), payload(cell)
     flops: dict[str, Any] = ANALYTIC_FLOPS[cell.workload.name](cell, (sections or {}).get("documents"))
     return Analytic(
         tokens_per_step=cell.tokens_per_step,
         attention_bytes=None if facts is None else facts.communication_bytes(cell),
-        payload_bytes=None if sent is None else {**sent},
+        payload_bytes=None if payload_bytes is None else {**payload_bytes},
         needed_bytes=None if need is None else need.total,
         **flops,
     )
 
 
 def _training_flops(cell: Cell, packed: DocumentsSection | None) -> dict[str, int | None]:
-    counted = {
+    functions = {
         f"{name}_{'causal' if causal else 'full'}": (count, causal)
         for name, count in {"model_flops": model_flops, "hardware_flops": hardware_flops}.items()
         for causal in (True, False)
     }
     if cell.data.packs and packed is None:
-        return dict.fromkeys(counted)
+        return dict.fromkeys(functions)
     pairs = None if packed is None else _mean_pairs(packed)
-    return {name: count(cell, causal=causal, pairs=pairs) for name, (count, causal) in counted.items()}
+    return {name: count(cell, causal=causal, pairs=pairs) for name, (count, causal) in functions.items()}
 
 
 def _mean_pairs(packed: DocumentsSection) -> CausalPairs:
-    """Those of the mean step."""
+    """Return the causal query-key pairs of the mean step."""
     steps = len(packed.pairs)
     return CausalPairs(sum(packed.pairs) // steps, sum(packed.computed_pairs) // steps)
 
 
 def _attention_flops(cell: Cell, packed: DocumentsSection | None) -> dict[str, int | None]:  # noqa: ARG001
-    """Of one call, by the area that the mask leaves."""
+    """Return the FLOPs of one attention call, for the query-key pairs that the mask leaves."""
     causal = cell.workload.mask == "causal"
     return {
         "attention_forward_flops": attention_forward_flops(cell, causal=causal),
@@ -230,27 +257,28 @@ ANALYTIC_FLOPS: Mapping[str, Callable[[Cell, DocumentsSection | None], dict[str,
 }
 
 
-def shortage(found: OutOfMemory, said: str) -> str:
-    """`no room for 2.0 GiB more of device memory, with 70.1 GiB held`.
+def shortage(failed: OutOfMemory, message: str) -> str:
+    """Return text such as `could not allocate 2.0 GiB of device memory, with 70.1 GiB allocated`.
 
-    What the error `said` stands for the first half where it gives no size.
+    If the requested size is not known, the first line of the error's `message` replaces the first half.
     """
-    if found.requested_bytes is None:
-        what = said.strip().partition("\n")[0]
+    if failed.requested_bytes is None:
+        text = message.strip().partition("\n")[0]
     else:
-        what = f"no room for {size_label(found.requested_bytes)} more of {found.memory} memory"
-    if found.allocated_bytes is None:
-        return what
-    of_limit = "" if found.limit_bytes is None else f" of a limit of {size_label(found.limit_bytes)}"
-    had_room = found.allocated_bytes + (found.requested_bytes or 0) <= (found.limit_bytes or 0)
-    since = " once the failed operation had let go of its own" if had_room else ""
-    return f"{what}, with {size_label(found.allocated_bytes)} held{of_limit}{since}"
+        text = f"could not allocate {size_label(failed.requested_bytes)} of {failed.memory} memory"
+    if failed.allocated_bytes is None:
+        return text
+    of_limit = "" if failed.limit_bytes is None else f" of a limit of {size_label(failed.limit_bytes)}"
+    would_fit = failed.allocated_bytes + (failed.requested_bytes or 0) <= (failed.limit_bytes or 0)
+    afterwards = " after the failed operation had freed its memory" if would_fit else ""
+    return f"{text}, with {size_label(failed.allocated_bytes)}{of_limit} allocated{afterwards}"
 
 
 def outcome(record: Record) -> str:
-    """Tokens per second of the slowest rank's median step, or what went wrong and why.
+    """Return the result of a cell in one line: its tokens per second, or its status and the reason.
 
-    Of a prediction with its band, as it has no samples, and of a replay with and without the link's time.
+    The speed is that of the slowest rank's median step. A prediction has a band instead of samples; a replay
+    has its speed with and without the modelled time of the link.
     """
     timing = record.timing
     if record.status is not Status.OK or timing is None:
@@ -258,8 +286,8 @@ def outcome(record: Record) -> str:
     rate = timing.tokens_per_step / slowest_median(timing.step_times_ms) * 1e3
     prediction = record.analytic.prediction
     if prediction is not None:
-        ends_ms = prediction.step_time_ms.high, prediction.step_time_ms.low
-        low, high = (timing.tokens_per_step / end_ms * 1e3 for end_ms in ends_ms)
+        step_ms = prediction.step_time_ms
+        low, high = (timing.tokens_per_step / end_ms * 1e3 for end_ms in (step_ms.high, step_ms.low))
         return f"{rate:,.0f} tokens/s predicted ({low:,.0f} to {high:,.0f})"
     n = f"n={len(timing.step_times_ms[0])}"
     if record.provenance is Provenance.REPLAYED:
@@ -269,7 +297,16 @@ def outcome(record: Record) -> str:
 
 
 def rate_with_link(tokens_per_s: float, tokens: int, link_ms: Mapping[str, Band] | None) -> float | None:
-    """Tokens/s where all of the link's time, at its high end, comes on top of a step of so many tokens."""
+    """Return the speed of a replay if a step also took all of the link's time.
+
+    Args:
+        tokens_per_s: Speed without the link.
+        tokens: Tokens of one step.
+        link_ms: Modelled milliseconds of the link by purpose, of which the high ends count.
+
+    Returns:
+        Tokens per second, or None if `link_ms` is None.
+    """
     if link_ms is None:
         return None
-    return tokens / (tokens / tokens_per_s + sum(each.high for each in link_ms.values()) / 1e3)
+    return tokens / (tokens / tokens_per_s + sum(band.high for band in link_ms.values()) / 1e3)

@@ -1,4 +1,4 @@
-"""A cell's ranks from their start to their ends: who has ended, who hangs, who has had its time."""
+"""Follow the ranks of a cell until they have ended, hang, or reach the deadline."""
 
 from __future__ import annotations
 
@@ -8,97 +8,105 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 
 from bench.ranks.log import RankStage
-from bench.run.cell.hang import Blame, HangWatch, blame_at_deadline
-from bench.run.node.ranks import Failing, Left, Lost, NodeRanks, RankEnd
+from bench.run.cell.hang import HangReport, HangWatch
+from bench.run.node.ranks import NodeLost, NodeRanks, RankEnd, RankEnded, RankFailed
 from bench.run.node.stacks import STACK_S
 
 GRACE_S = 3.0
-"""How long the others have to write their own reports once one rank has failed."""
+"""Seconds that the other ranks have to write their own failures once one rank has failed."""
 LOST_PEER_GRACE_S = 20.0
-"""How long they have if the rank only lost a peer, which may still clean up before it reports."""
+"""Seconds that they have if it only lost a peer, which may still clean up before it writes its failure."""
 TICK_S = 1.0
-"""How often a listener is called: enough for a display, and no load on the ranks' cores."""
+"""Seconds between two calls of a listener: often enough for a display, and no load on the ranks' cores."""
 
 
 class Listener:
-    """Receives the progress of a running cell, in the launcher's own thread. This base class ignores it."""
+    """Receives the progress of a running cell, in the launcher's thread. This base class ignores it."""
 
     def tell(self, stage: RankStage) -> None:
-        """The first rank has begun this."""
+        """Handle a stage that the first rank has begun."""
 
     def tick(self) -> None:
-        """Time has passed: about every TICK_S seconds while ranks run."""
+        """Handle the passing of time; called about every TICK_S seconds while ranks run."""
 
 
 SILENT = Listener()
 
 
-class Watch:
-    """Follows the ranks of a cell until they have ended or are to be ended."""
+class RankWatch:
+    """Follows the ranks of a cell until they have ended or must be stopped."""
 
     def __init__(self, nodes: Sequence[NodeRanks], hang_watch: HangWatch) -> None:
         self._nodes = nodes
         self._hang_watch = hang_watch
         self._live = {rank for node in nodes for rank in node.ranks}
         self._progress = dict.fromkeys(range(len(nodes)), 0)
-        """Phases and steps that each node's ranks had begun when it was last looked at."""
-        self._blame: Blame | None = None
+        """Number of phases and steps that the ranks of each node had begun when they were last counted."""
+        self._hang_report: HangReport | None = None
 
     def follow(self, deadline: float, listener: Listener) -> None:
-        """Wait until every rank has ended, hangs, or has had its time; ask those that have not for stacks."""
+        """Return once every rank has ended, the ranks hang, or the deadline has passed.
+
+        Ranks that still run then have been asked for their stacks.
+
+        Args:
+            deadline: Time on the monotonic clock; a failure of a rank moves it forward.
+            listener: Receives the progress of the ranks.
+        """
         has_failed = False
         while self._live:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                self._ask_for_stacks(has_time=not has_failed)
+                self._ask_for_stacks(has_failed=has_failed)
                 return
-            wait([each for node in self._nodes for each in node.waits()], timeout=min(left_s, TICK_S))
-            for grace_s in self._news(listener):
+            waitables = [waitable for node in self._nodes for waitable in node.waitables()]
+            wait(waitables, timeout=min(left_s, TICK_S))
+            for grace_s in self._handle_events(listener):
                 has_failed = True
                 deadline = min(deadline, time.monotonic() + grace_s)
             if self._record_progress() and self._hang_watch.is_hanging and not has_failed:
-                self._blame = self._hang_watch.blame(self._nodes, sorted(self._live))
+                self._hang_report = self._hang_watch.report(self._nodes, sorted(self._live))
             listener.tick()
-            if self._blame is not None:
+            if self._hang_report is not None:
                 return
 
     def ends(self) -> list[RankEnd]:
-        """How each rank ended, once all are over."""
+        """Return the end of every rank, in the order of the ranks, once all have been stopped."""
         ends = [end for node in self._nodes for end in node.ends()]
-        blame = self._blame
+        report = self._hang_report
         return [
-            replace(end, hang=blame.what) if blame is not None and end.rank == blame.rank else end
+            replace(end, hang=report.message) if report is not None and end.rank == report.rank else end
             for end in sorted(ends, key=lambda end: end.rank)
         ]
 
-    def _news(self, listener: Listener) -> Iterator[float]:
-        """Take in what has happened; of each failure how long the other ranks still have."""
+    def _handle_events(self, listener: Listener) -> Iterator[float]:
+        """Handle the new events of all nodes; for each failure yield the seconds that others still have."""
         for node in self._nodes:
-            for each in node.news():
-                match each:
+            for event in node.take_events():
+                match event:
                     case RankStage():
-                        self._hang_watch.tell(each)
-                        listener.tell(each)
-                    case Left(rank):
+                        self._hang_watch.record_stage(event)
+                        listener.tell(event)
+                    case RankEnded(rank):
                         self._live.discard(rank)
-                    case Failing():
-                        # A rank that lost a peer may fail before the one that it lost has reported.
-                        yield LOST_PEER_GRACE_S if each.lost_a_peer else GRACE_S
-                    case Lost():
+                    case RankFailed():
+                        # A rank that lost its peer may fail before that peer has written its own failure.
+                        yield LOST_PEER_GRACE_S if event.lost_peer else GRACE_S
+                    case NodeLost():
                         self._live.difference_update(node.ranks)
                         yield GRACE_S
 
     def _record_progress(self) -> bool:
-        """Look at the nodes that are due; return whether any was."""
-        new = {n: count for n, node in enumerate(self._nodes) if (count := node.look()) is not None}
+        """Record the progress of nodes that have counted it again; return whether any has."""
+        new = {n: count for n, node in enumerate(self._nodes) if (count := node.count_progress()) is not None}
         self._progress |= new
         self._hang_watch.record_progress(self._progress)
         return bool(new)
 
-    def _ask_for_stacks(self, *, has_time: bool) -> None:
-        """Have ranks that are about to be stopped write their stacks into their logs."""
-        if has_time:
-            self._blame = blame_at_deadline(self._nodes, sorted(self._live))
+    def _ask_for_stacks(self, *, has_failed: bool) -> None:
+        """Let the ranks write their stacks into their logs before they are stopped."""
+        if has_failed:
+            for node in self._nodes:
+                node.ask_for_activity(STACK_S)
         else:
-            for each in self._nodes:
-                each.ask(STACK_S)
+            self._hang_report = self._hang_watch.report_at_deadline(self._nodes, sorted(self._live))

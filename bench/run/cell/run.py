@@ -1,4 +1,4 @@
-"""One cell in, one record out, whatever happens in between."""
+"""Run one cell and return its record, also if the cell fails."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bench.plan.planned import PlannedCell
 from bench.record.record import Record, Role, Status
 from bench.request.modes import REPLAY, mode_of
 from bench.run.cell.launcher import Launcher
-from bench.run.cell.outcome import on_nodes, record_of, record_with, refused
+from bench.run.cell.outcome import new_record, record_of, refused, with_node_environments
 from bench.run.cell.rank_watch import SILENT, Listener
 from bench.run.node.job import RankEntry
 
-LEFT_OUT: Mapping[Role, frozenset[str]] = {Role.INJECTED_FAULT: frozenset({"parity"})}
-"""Passes that cells of a role do without: parity would end a mistake before the first of its steps."""
+SKIPPED_PASSES: Mapping[Role, frozenset[str]] = {Role.INJECTED_FAULT: frozenset({"parity"})}
+"""Passes that are skipped in cells of a role: parity would end an injected fault before its first step."""
 
 
 def run(
@@ -31,19 +31,27 @@ def run(
     listener: Listener = SILENT,
     shared: SharedSections | None = None,
 ) -> Record:
-    """The record of one cell: `unsupported` without starting anything where it is not legal.
+    """Run one cell and return its record. A cell that is not legal starts no ranks and is `unsupported`.
 
-    The cell has a folder of its own in `folder`. Ranks run `entry`, by default the cell's passes. Sections
-    that are `shared` with a cell before it are not measured again.
+    Args:
+        planned: The cell and its place in the plan.
+        launcher: Starts the ranks.
+        folder: Parent of the cell's folder.
+        entry: Function that the ranks run; by default the passes of the cell.
+        listener: Receives the progress of the ranks.
+        shared: Sections of earlier cells of the sweep; those of an equal cell are not measured again.
+
+    Raises:
+        CellInterrupted: A signal interrupted the cell.
     """
     if planned.reason is not None:
         return refused(planned, planned.reason, wall_s=0.0)
     mode = mode_of(planned.cell)
     if not mode.starts_ranks:
-        return mode.complete(planned.cell, record_with(planned, Status.OK, None))
+        return mode.complete(planned.cell, new_record(planned, Status.OK, None))
     shared = shared or SharedSections()
     record = measure(planned, launcher, folder, entry=entry, listener=listener, shared=shared)
-    shared.keep(planned.cell, record)
+    shared.remember(planned.cell, record)
     return mode.complete(planned.cell, record)
 
 
@@ -56,26 +64,27 @@ def measure(
     listener: Listener = SILENT,
     shared: SharedSections,
 ) -> Record:
-    """Run all ranks of the cell, legal or not, and put together what they report."""
+    """Run the ranks of a cell, legal or not, and make its record. The arguments are those of `run`."""
     start, started_at = time.monotonic(), datetime.now(UTC)
-    nodes = [each.description for each in launcher.nodes_for(planned.cell) if each.description is not None]
-    own, known = folder / planned.folder_name, shared.of(planned.cell)
+    nodes = [node.description for node in launcher.nodes_for(planned.cell) if node.description is not None]
+    known = shared.sections_for(planned.cell)
     try:
-        left_out = frozenset(known) | LEFT_OUT.get(planned.role, frozenset())
+        skipped = frozenset(known) | SKIPPED_PASSES.get(planned.role, frozenset())
         if planned.cell.mode == REPLAY:
-            left_out |= {name for name, section in PASSES.items() if section.needs_all_ranks}
-        ends = launcher.run(planned.cell, own, entry=entry, listener=listener, known=left_out)
+            skipped |= {name for name, section in PASSES.items() if section.needs_all_ranks}
+        cell_folder = folder / planned.folder_name
+        ends = launcher.run(planned.cell, cell_folder, entry=entry, listener=listener, known=skipped)
     except KeyboardInterrupt as stop:
         wall_s = time.monotonic() - start
         reason = f"stopped by {stop.args[0] if stop.args else 'Ctrl-C'} after {wall_s:.0f} s"
-        record = record_with(planned, Status.INTERRUPTED, reason, wall_s, started_at)
+        record = new_record(planned, Status.INTERRUPTED, reason, wall_s, started_at)
         raise CellInterrupted(record) from None
     record = record_of(planned, ends, time.monotonic() - start, started_at, known)
-    return on_nodes(record, nodes) if nodes else record
+    return with_node_environments(record, nodes) if nodes else record
 
 
 class CellInterrupted(KeyboardInterrupt):
-    """Ctrl-C or a signal during a cell; carries the record that says so."""
+    """Interruption of a cell by Ctrl-C or a signal, with the record of the interrupted cell."""
 
     def __init__(self, record: Record) -> None:
         super().__init__()
@@ -83,24 +92,24 @@ class CellInterrupted(KeyboardInterrupt):
 
 
 class SharedSections:
-    """Results that cells of a sweep share: sections that one cell found."""
+    """Sections of records that equal cells of a sweep share."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Any] = {}
+        self._sections: dict[str, Any] = {}
 
-    def of(self, cell: Cell) -> Sections:
-        """What is known of a cell before it runs, by the name of the pass."""
+    def sections_for(self, cell: Cell) -> Sections:
+        """Return the sections that are known before the cell runs, by the name of their pass."""
         keys = self._keys(cell)
-        return {name: self._found[key] for name, key in keys.items() if key in self._found}
+        return {name: self._sections[key] for name, key in keys.items() if key in self._sections}
 
-    def keep(self, cell: Cell, record: Record) -> None:
-        """Remember what was found; what failed is measured again, to fail again by itself."""
+    def remember(self, cell: Cell, record: Record) -> None:
+        """Remember the sections of a cell, unless its result is wrong. An equal cell must fail by itself."""
         if record.status is not Status.WRONG_RESULT:
-            found = {key: record.sections[name] for name, key in self._keys(cell).items()}
-            self._found |= {key: section for key, section in found.items() if section is not None}
+            sections = {key: record.sections[name] for name, key in self._keys(cell).items()}
+            self._sections |= {key: section for key, section in sections.items() if section is not None}
 
     def _keys(self, cell: Cell) -> dict[str, str]:
-        """Per pass whose section is shared all that decides it."""
+        """Return, for every pass whose section can be shared, all settings that decide the section."""
         return {
             name: f"{name} {cell.identity_without(section.without_effect, section.max_tokens)}"
             for name, section in PASSES.items()

@@ -1,4 +1,4 @@
-"""What a rank writes about the error that ended it, while the error's frames still hold their tensors."""
+"""Describe the error that ended a rank, while the frames of its traceback still hold their tensors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from bench.run.node.ranks import RankFailure
 
 
 def describe_failure(error: BaseException, log: RankLog, cluster: ClusterConfig) -> RankFailure:
-    """Return the content of a rank's failure file; lifts the cell's memory limit first."""
-    held = _held_bytes(cluster)
+    """Return the content of a rank's failure file.
+
+    Lifts the cell's memory limit first, as the description itself needs memory.
+    """
+    allocated_bytes = _allocated_bytes(cluster)
     if log.limit_base_bytes is not None and cluster.device == "cpu":
         lift_memory_limit()
     cause, memory = root_cause(error, limited=log.limit_base_bytes is not None)
@@ -30,27 +33,28 @@ def describe_failure(error: BaseException, log: RankLog, cluster: ClusterConfig)
         message=str(cause),
         traceback="".join(traceback.format_exception(error)),
         failed_at_s=time.monotonic(),
-        out_of_memory=None if memory is None else _out_of_memory(cause, memory, held, cluster),
+        out_of_memory=None if memory is None else _out_of_memory(cause, memory, allocated_bytes, cluster),
     )
 
 
 def _out_of_memory(
-    cause: BaseException, memory: str, held: int | None, cluster: ClusterConfig
+    cause: BaseException, memory: str, allocated_bytes: int | None, cluster: ClusterConfig
 ) -> OutOfMemory:
     limit_gib = cluster.memory_limit_gib
     return OutOfMemory(
         memory=memory,
         requested_bytes=requested_bytes(str(cause)),
         limit_bytes=None if limit_gib is None else round(limit_gib * GIB),
-        allocated_bytes=held,
+        allocated_bytes=allocated_bytes,
         largest=largest_classes(cluster.device),
     )
 
 
-def _held_bytes(cluster: ClusterConfig) -> int | None:
-    """Bytes that the rank held when it failed: on a GPU all, on the CPU those that its limit counts.
+def _allocated_bytes(cluster: ClusterConfig) -> int | None:
+    """Return the bytes that the rank had allocated when it failed.
 
-    None on the CPU where no limit held, as in a check.
+    On a GPU they are all of its tensors, on the CPU the bytes that the memory limit counts. Return None if
+    CUDA was not started, or on the CPU without a memory limit.
     """
     if cluster.device == "cuda":
         return torch.cuda.memory_allocated() if torch.cuda.is_initialized() else None

@@ -1,4 +1,4 @@
-"""A cell as its node and its ranks receive it, and the files that a rank leaves in the cell's folder."""
+"""Jobs of nodes and ranks, and the files that a rank writes into the folder of its cell."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bench.ranks.log import RankLog
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """A store that the ranks of several nodes meet in, on one of the nodes."""
+    """Address of the torch store on one node in which the ranks of all nodes meet."""
 
     host: str
     port: int
     prefix: str
-    """Of the keys of this run of a cell, as one store serves a whole sweep."""
+    """Prefix of the keys of this run of a cell: one store serves the whole sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,71 +29,73 @@ class NodeJob:
 
     cell: Cell
     ranks: tuple[int, ...]
-    """Those of the cell that it runs, one after another."""
+    """Ranks of the cell that run on the node, in ascending order."""
     store: StoreAddress | None = None
-    """None where the cell has one node: its ranks meet in a file."""
+    """Store for the rendezvous; None for a cell on one node, whose ranks meet in a file."""
     known: frozenset[str] = frozenset()
-    """Passes whose sections an equal cell of the sweep has: they are not run again."""
+    """Passes that are skipped, for example because an equal cell of the sweep has their sections."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankJob:
-    """The part of a cell that one rank runs, and where."""
+    """The part of a cell that one rank runs, with its folders and its rendezvous."""
 
     cell: Cell
     rank: int
     folder: Path
-    """Where its log, its report and its failure go."""
+    """Folder of the rank's log, report and failure file."""
     scratch: Path | None
-    """A folder shared by the ranks of its node, where they note their places; None under torchrun."""
+    """Folder in which the ranks of a node keep their state files; None under torchrun."""
     rendezvous: Path | StoreAddress | None
-    """A file shared by the cell's ranks, or a store; None for env://, under torchrun."""
+    """File or store in which the cell's ranks meet; None under torchrun, which uses `env://`."""
     local_rank: int = 0
     local_world_size: int = 1
-    """Ranks on its node."""
+    """Number of ranks on the node of this rank."""
     interface: str | None = None
-    """Of the network that leads to the other nodes; None where gloo finds it itself."""
+    """Network interface that leads to the other nodes; None if gloo chooses one."""
     known: frozenset[str] = frozenset()
+    """Passes that are skipped, as in `NodeJob`."""
 
 
 RankEntry = Callable[[RankJob, RankLog], dict[str, Any]]
-"""What a rank does once it is prepared; its return value is the rank's report."""
+"""Function that a prepared rank process runs; it returns the rank's report."""
 LOG_TAIL_BYTES = 8000
-"""Enough for the reason that NCCL's watchdog prints: up to 4,000 bytes of C++ stacks follow it."""
+"""Bytes of a log's end that go into a record. NCCL's watchdog prints up to 4,000 bytes of C++ stacks after
+its reason."""
 
 
 def log_path(folder: Path, rank: int) -> Path:
-    """Where a rank's output goes."""
+    """Return the path of the file that receives a rank's output."""
     return folder / f"rank_{rank}.log"
 
 
 def report_path(folder: Path, rank: int) -> Path:
-    """What a rank writes when it has done everything; an exit code of 0 does not prove that."""
+    """Return the path of the report, which proves that a rank has finished; an exit code of 0 does not."""
     return folder / f"rank_{rank}.report.json"
 
 
 def failure_path(folder: Path, rank: int) -> Path:
-    """What a rank writes when an error ended it."""
+    """Return the path of the file in which a rank describes the error that ended it."""
     return folder / f"rank_{rank}.failure.json"
 
 
-def read_file(path: Path) -> dict[str, Any] | None:
-    """A file's content; None where there is none."""
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the content of a JSON file, or None if there is no file."""
     if not path.exists():
         return None
     content: dict[str, Any] = json.loads(path.read_text())
     return content
 
 
-def take_file(path: Path) -> dict[str, Any] | None:
-    """Read a rank's file and remove it: its content goes into the record."""
-    content = read_file(path)
+def take_json(path: Path) -> dict[str, Any] | None:
+    """Read a rank's JSON file and delete it, as its content goes into the record."""
+    content = read_json(path)
     path.unlink(missing_ok=True)
     return content
 
 
 def tail_of(path: Path) -> str:
-    """The end of a log, however long it is; empty where there is none."""
+    """Return the last LOG_TAIL_BYTES of a log, or an empty string if there is no log."""
     if not path.exists():
         return ""
     with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""The right to measure on a machine's devices, held by one sweep at a time, until its process ends.
+"""Leases: only one sweep at a time measures on a device.
 
-A file a device, locked by the kernel: however its holder dies, the lock goes with it. A GPU's sweep holds its
-GPUs, a CPU's sweep the machine.
+Every device has a file that the kernel locks. The lock ends with the process of the sweep, however that ends.
+A sweep on GPUs leases its GPUs, a sweep on the CPU leases the machine.
 """
 
 from __future__ import annotations
@@ -20,57 +20,73 @@ from bench.common.nvml import visible_uuids
 from bench.config import Cell, ConfigError, WhenTaken
 
 VARIABLE = "ULYSSES_RING_BENCH_LEASES"
-"""The environment's variable that names another folder, such as one that several containers see."""
-FOLDER = Path("/tmp/ulysses-ring-bench-leases")  # noqa: S108  every user's sweeps must meet; TMPDIR may be one's own
+"""Environment variable that names another folder for leases, such as one that several containers share."""
+FOLDER = Path("/tmp/ulysses-ring-bench-leases")  # noqa: S108  one folder for all users; TMPDIR may differ between them
 MACHINE = "machine"
-"""The lease of a CPU's sweep."""
+"""Name of the lease that a sweep on the CPU takes."""
 POLL_S = 0.25
+"""Seconds between two tries to lock a device that another sweep uses."""
 MOST_CHARACTERS = 500
-"""Of a holder's own words, which anybody may have written."""
+"""Longest description of a lease's holder that is printed: any user may have written the file."""
 
 
 @contextmanager
 def lease(
     gpus: Sequence[str], when_taken: WhenTaken, say: Callable[[str], None], *, folder: Path = Path()
 ) -> Iterator[None]:
-    """Hold these devices: `gpus` are UUIDs, none stands for the machine; `folder` is told to those who wait.
+    """Lease devices as long as the context is open.
 
-    Entering waits, says so once, and can be interrupted; with REFUSE it raises ConfigError instead. Where no
-    lease can be taken at all, as in a read-only /tmp, a line says so and the context is entered.
+    If a device is in use, entering the context prints one line and waits; Ctrl-C ends the wait. If no lease
+    can be taken at all, for example in a read-only /tmp, a line says so and the context is entered without.
+
+    Args:
+        gpus: UUIDs of the GPUs; empty for the whole machine.
+        when_taken: Wait for a device that is in use, refuse, or take no lease.
+        say: Prints a line.
+        folder: Folder of this sweep, which is shown to users of other sweeps that wait.
+
+    Raises:
+        ConfigError: A device is in use and `when_taken` is REFUSE.
     """
-    words = f"{shown(shlex.join(sys.argv))} (pid {os.getpid()}, folder {shown(str(folder.absolute()))})"
-    with ExitStack() as held:
+    holder = f"{shown(shlex.join(sys.argv))} (pid {os.getpid()}, folder {shown(str(folder.absolute()))})"
+    with ExitStack() as locks:
         try:
             for path in [] if when_taken is WhenTaken.NONE else _paths(gpus):
-                _lock(path, when_taken, say, held)
-                # A new file, and so no link of another user's is followed.
+                _lock(path, when_taken, say, locks)
+                # Creating the file anew makes sure that no link of another user is followed.
                 path.unlink(missing_ok=True)
                 with path.open("x") as file:
-                    file.write(words)
-                held.callback(path.unlink, missing_ok=True)
+                    file.write(holder)
+                locks.callback(path.unlink, missing_ok=True)
         except OSError as error:
-            why = f"{error.filename or leases_folder()}: {error.strerror or error}"
-            say(f"no lease of this machine ({why}): another sweep would not be seen")
+            reason = f"{error.filename or leases_folder()}: {error.strerror or error}"
+            say(f"cannot lock this machine ({reason}); a second sweep on it would go unnoticed")
         yield
 
 
-def _lock(path: Path, when_taken: WhenTaken, say: Callable[[str], None], held: ExitStack) -> None:
-    """Lock the device whose holder writes into this file."""
+def _lock(path: Path, when_taken: WhenTaken, say: Callable[[str], None], locks: ExitStack) -> None:
+    """Lock a device; `path` is the file into which its holder writes who it is."""
     lock = FileLock(path.with_suffix(".lock"), mode=0o666)
     try:
-        held.enter_context(lock.acquire(blocking=False))
+        locks.enter_context(lock.acquire(blocking=False))
     except Timeout:
         device = "this machine" if path.stem == MACHINE else f"GPU {path.stem}"
         if when_taken is WhenTaken.REFUSE:
             raise ConfigError(
-                f"lease=refuse: {device} is in use by {_holder(path)}; wait for it, or add lease=none"
+                f"lease=refuse: {device} is in use by {_holder(path)}; wait until it ends, or run at the same"
+                " time with lease=none"
             ) from None
-        say(f"waiting for {device}, in use by {_holder(path)}; lease=none runs beside it")
-        held.enter_context(lock.acquire(poll_interval=POLL_S))
+        say(
+            f"waiting for {device}, which is in use by {_holder(path)}; lease=none would run at the same time"
+        )
+        locks.enter_context(lock.acquire(poll_interval=POLL_S))
 
 
 def gpus_of(cells: Collection[Cell]) -> Sequence[str]:
-    """The UUIDs of the GPUs that these cells use here; none where one uses the CPU, or they are unknown."""
+    """Return the UUIDs of the GPUs that these cells use on this machine.
+
+    The result is empty, which stands for the whole machine, if a cell uses the CPU or UUIDs are not known.
+    """
     if any(cell.cluster.device != "cuda" for cell in cells):
         return ()
     uuids = visible_uuids()
@@ -79,23 +95,28 @@ def gpus_of(cells: Collection[Cell]) -> Sequence[str]:
 
 
 def leases_folder() -> Path:
-    """Where this machine's leases are: VARIABLE's folder, or FOLDER."""
+    """Return the folder of this machine's leases."""
     return Path(os.environ.get(VARIABLE) or FOLDER)
 
 
 def _paths(gpus: Sequence[str]) -> list[Path]:
-    """The files of these devices, in one order for all: two that wait do not wait for each other."""
+    """Return the lease files of these devices in the order in which every sweep locks them.
+
+    With one order for all, two sweeps never wait for each other.
+    """
     folder = leases_folder()
     with suppress(FileExistsError):
         folder.mkdir(parents=True)
-        folder.chmod(0o777)  # for all users; filelock takes no other user's file where the sticky bit is set
+        folder.chmod(
+            0o777
+        )  # for all users, without the sticky bit: filelock could not take another user's file
     return [folder / f"{name}.txt" for name in sorted(gpus) or [MACHINE]]
 
 
 def _holder(path: Path) -> str:
-    """Who holds a device, in one line and in their own words."""
+    """Return one line that describes the sweep that has leased a device."""
     try:
-        words = path.read_text(errors="replace")[:MOST_CHARACTERS]
+        text = path.read_text(errors="replace")[:MOST_CHARACTERS]
     except OSError:
-        words = ""
-    return "".join(filter(str.isprintable, words)) or "somebody who has not said who"
+        text = ""
+    return "".join(filter(str.isprintable, text)) or "an unknown process"

@@ -1,4 +1,4 @@
-"""What ends a rank when the process that started it is gone, however that ended."""
+"""End a rank process when the process that started it has ended, for whatever reason."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends: the fork server, or torchrun. Linux only."""
+    """Let the kernel kill this process when its parent (the fork server or torchrun) ends. Linux only."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def die_with_launcher() -> None:
-    """Have a process of the fork server end once nobody can ask that server for another process.
+    """Let the fork server, and with it this rank, end when the launcher ends.
 
-    It goes by a pipe whose other end each of its processes is handed to ask it by. A rank never does, and
-    would keep it alive, and so itself, when the launcher is killed. One whose launcher is gone already ends
-    here.
+    The fork server runs until the last copy of a pipe's other end is closed. Every process that it forks
+    inherits a copy, to start processes itself. A rank never does, so it closes its copy here: otherwise the
+    rank and the server would keep each other alive when the launcher is killed. If the launcher has ended
+    already, this process exits.
     """
     die_with_parent()
-    server: Any = forkserver._forkserver  # there is no public way to let go of the pipe
+    server: Any = forkserver._forkserver  # no public function closes the pipe
     alive = getattr(server, "_forkserver_alive_fd", None)
     if alive is not None:
         os.close(alive)

@@ -1,4 +1,4 @@
-"""This machine as a node: its ranks are processes of its fork server."""
+"""Node on the launcher's own machine, whose ranks are processes of its fork server."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from bench.run.node.job import (
     RankJob,
     failure_path,
     log_path,
-    read_file,
+    read_json,
     report_path,
     tail_of,
-    take_file,
+    take_json,
 )
-from bench.run.node.ranks import Failing, Left, News, RankEnd, RankFailure, lost_a_peer
+from bench.run.node.ranks import NodeEvent, RankEnd, RankEnded, RankFailed, RankFailure, lost_a_peer
 from bench.run.node.server import ForkServer, enter_rank
-from bench.run.node.stacks import Doing, ask_for_stacks
+from bench.run.node.stacks import RankActivity, ask_for_stacks
 
 LOOK_S = 1.0
-"""How often to look at the most."""
+"""Shortest time between two readings of the ranks' state files, in seconds."""
 
 
 class LocalNode:
     """Starts ranks on this machine."""
 
-    lost = None
+    lost_reason = None
     description = None
     store = None
 
     def __init__(self) -> None:
         self._server = ForkServer()
         self.interface: str | None = None
-        """Of the network that leads to other nodes, where there are any."""
+        """Network interface that leads to the other nodes; None without other nodes."""
 
     def warm(self) -> None:
         self._server.warm()
 
     def import_all(self) -> None:
-        """Import what ranks need and wait for the end: a rank then starts in a moment."""
+        """Import what ranks need and wait until that is done, so that ranks start quickly afterwards."""
         self.warm()
-        process = self._server.process(int)
+        process = self._server.create_process(int)
         process.start()
         process.join()
 
@@ -66,7 +66,7 @@ class LocalNode:
             leftover.unlink()
         scratch = tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-")
         receiver, sender = Pipe(duplex=False)
-        started = LocalRanks(job, folder, scratch, receiver)
+        ranks = LocalRanks(job, folder, scratch, receiver)
         try:
             for local_rank, rank in enumerate(job.ranks):
                 rank_job = RankJob(
@@ -80,163 +80,166 @@ class LocalNode:
                     interface=None if job.store is None else self.interface,
                     known=job.known,
                 )
-                started.add(rank, self._server.process(enter_rank, rank_job, sender, entry))
+                ranks.start(rank, self._server.create_process(enter_rank, rank_job, sender, entry))
             sender.close()
         except BaseException:
-            started.stop()
+            ranks.stop()
             raise
-        return started
+        return ranks
 
 
 class LocalRanks:
-    """Ranks of one cell that are processes of this machine."""
+    """Ranks of one cell, as processes on this machine."""
 
     def __init__(
         self, job: NodeJob, folder: Path, scratch: tempfile.TemporaryDirectory[str], receiver: Connection
     ) -> None:
-        """`scratch` holds the ranks' notes of their places, `receiver` is where they tell of themselves."""
+        """Take the folder of the ranks' state files and the pipe on which they report; start no rank yet."""
         self.ranks = job.ranks
         self._cluster = job.cell.cluster
         self._folder = folder
         self._scratch = scratch
         self._receiver: Connection | None = receiver
         self._processes: dict[int, BaseProcess] = {}
-        self._left_s: dict[int, float] = {}
-        """When ranks ended that were not stopped."""
-        self._places: dict[int, RankState | None] = {}
-        self._is_over = False
-        self._over_s = 0.0
-        self._looked_s = 0.0
+        self._ended_at_s: dict[int, float] = {}
+        """Times at which ranks ended that were not stopped."""
+        self._states: dict[int, RankState | None] = {}
+        self._has_stopped = False
+        self._stopped_at_s = 0.0
+        self._counted_at_s = 0.0
 
-    def add(self, rank: int, process: BaseProcess) -> None:
-        """Start a rank as one of these.
+    def start(self, rank: int, process: BaseProcess) -> None:
+        """Start the process of a rank, in another thread, as signals interrupt only the main thread.
 
-        Signals interrupt the main thread only: of a process whose start they cut short nobody knows the
-        number, so that nobody could end it.
+        A signal during `process.start()` would leave a process with an unknown PID that cannot be ended.
         """
-        with ThreadPoolExecutor(1) as starter:
-            starter.submit(self._start, rank, process).result()
 
-    def waits(self) -> list[Connection | int]:
+        def start() -> None:
+            process.start()
+            self._processes[rank] = process
+
+        with ThreadPoolExecutor(1) as starter:
+            starter.submit(start).result()
+
+    def waitables(self) -> list[Connection | int]:
         pipe = [] if self._receiver is None else [self._receiver]
         return [*pipe, *(process.sentinel for _, process in self._running())]
 
-    def news(self) -> list[News]:
-        ready = wait(self.waits(), timeout=0)
-        found = self._received() if self._receiver in ready else []
+    def take_events(self) -> list[NodeEvent]:
+        ready = wait(self.waitables(), timeout=0)
+        events = self._receive() if self._receiver in ready else []
         for rank, process in self._running():
             if process.sentinel in ready:
                 process.join()
-                self._left_s[rank] = time.monotonic()
+                self._ended_at_s[rank] = time.monotonic()
                 if not report_path(self._folder, rank).exists():
                     failure = self._failure(rank)
-                    found.append(Failing(rank, failure is not None and lost_a_peer(failure)))
-                found.append(Left(rank))
-        return found
+                    events.append(RankFailed(rank, failure is not None and lost_a_peer(failure)))
+                events.append(RankEnded(rank))
+        return events
 
-    def look(self) -> int | None:
-        if time.monotonic() - self._looked_s < LOOK_S:
+    def count_progress(self) -> int | None:
+        if time.monotonic() - self._counted_at_s < LOOK_S:
             return None
-        self._looked_s = time.monotonic()
-        places = (self._place(rank) for rank in self.ranks)
-        return sum(place.count for place in places if place is not None)
+        self._counted_at_s = time.monotonic()
+        states = (self._state(rank) for rank in self.ranks)
+        return sum(state.count for state in states if state is not None)
 
-    def ask(self, wait_s: float) -> dict[int, Doing]:
+    def ask_for_activity(self, wait_s: float) -> dict[int, RankActivity]:
         live = self.pids
-        answering = {
+        with_handler = {
             rank: (pid, log_path(self._folder, rank))
             for rank, pid in live.items()
-            if self._place(rank) is not None
+            if self._state(rank) is not None
         }
-        doing, idle = ask_for_stacks(answering, self._cluster.device, wait_s), self._idle()
+        activities = ask_for_stacks(with_handler, self._cluster.device, wait_s)
+        idle = self._idle()
         return {
-            rank: replace(doing.get(rank, Doing()), is_stopped=_is_stopped(pid), is_idle=rank in idle)
+            rank: replace(
+                activities.get(rank, RankActivity()), is_stopped=_is_stopped(pid), is_idle=rank in idle
+            )
             for rank, pid in live.items()
         }
 
     def stop(self) -> None:
-        if self._is_over:
+        if self._has_stopped:
             return
-        self._is_over = True
+        self._has_stopped = True
         for process in self._processes.values():
             _kill(process)
         for process in self._processes.values():
             process.join()
-        self._over_s = time.monotonic()
+        self._stopped_at_s = time.monotonic()
         if self._receiver is not None:
             self._receiver.close()
             self._receiver = None
-        self._places = {rank: self._place(rank) for rank in self._processes}
+        self._states = {rank: self._state(rank) for rank in self._processes}
         self._scratch.cleanup()
 
     def ends(self) -> list[RankEnd]:
         return [self._end(rank) for rank in self.ranks]
 
-    def _start(self, rank: int, process: BaseProcess) -> None:
-        process.start()
-        self._processes[rank] = process
-
     def _running(self) -> list[tuple[int, BaseProcess]]:
-        return [(rank, each) for rank, each in self._processes.items() if rank not in self._left_s]
+        return [item for item in self._processes.items() if item[0] not in self._ended_at_s]
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process of each rank that has not ended."""
+        """Process number of each rank that has not ended."""
         return {rank: process.pid for rank, process in self._running() if process.pid is not None}
 
     def _idle(self) -> set[int]:
-        """Ranks whose own GPU has nothing to do; none where ranks share one, or the driver does not say."""
+        """Return the ranks whose GPU is idle; none if ranks share GPUs or the driver does not know."""
         if self._cluster.device != "cuda" or self._cluster.ranks_per_gpu > 1:
             return set()
         idle = idle_gpus()
         return {rank for device, rank in enumerate(self.ranks) if device in idle}
 
-    def _place(self, rank: int) -> RankState | None:
-        """It is there once a rank can be asked for its stack."""
+    def _state(self, rank: int) -> RankState | None:
+        """Return the state that a rank recorded; None until its stack handler is installed."""
         return read_place(place_path(Path(self._scratch.name), rank))
 
-    def _received(self) -> list[News]:
-        """Take what ranks have sent by now; they send nothing more once the last one has ended."""
-        found: list[News] = []
+    def _receive(self) -> list[NodeEvent]:
+        """Read the events in the pipe, and close it once the last rank has ended."""
+        events: list[NodeEvent] = []
         while self._receiver is not None and self._receiver.poll():
             try:
-                found.append(self._receiver.recv())
+                events.append(self._receiver.recv())
             except EOFError:
                 self._receiver.close()
                 self._receiver = None
-        return found
+        return events
 
     def _failure(self, rank: int) -> RankFailure | None:
-        """Return the failure that a rank wrote; None where it wrote none."""
-        content = read_file(failure_path(self._folder, rank))
+        """Return the failure that a rank wrote, or None if it wrote none."""
+        content = read_json(failure_path(self._folder, rank))
         return None if content is None else convert(content, RankFailure)
 
     def _end(self, rank: int) -> RankEnd:
-        left_s = self._left_s.get(rank)
-        report = take_file(report_path(self._folder, rank))
+        ended_at_s = self._ended_at_s.get(rank)
+        report = take_json(report_path(self._folder, rank))
         failure = self._failure(rank)
         failure_path(self._folder, rank).unlink(missing_ok=True)
-        failed_at_s = left_s if failure is None else failure.failed_at_s
+        failed_at_s = ended_at_s if failure is None else failure.failed_at_s
         return RankEnd(
             rank,
-            None if left_s is None else self._processes[rank].exitcode,
+            None if ended_at_s is None else self._processes[rank].exitcode,
             report,
             failure,
             tail_of(log_path(self._folder, rank)),
-            None if failed_at_s is None else self._over_s - failed_at_s,
-            self._places.get(rank),
+            None if failed_at_s is None else self._stopped_at_s - failed_at_s,
+            self._states.get(rank),
         )
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped this process."""
+    """Return whether a signal such as SIGSTOP has stopped this process."""
     with suppress(psutil.Error):
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     return False
 
 
 def _kill(process: BaseProcess) -> None:
-    """End a rank and whatever it started; a rank leads its own process group."""
+    """Kill a rank and the processes that it started: a rank leads its own process group."""
     if process.pid is None:
         return
     with suppress(ProcessLookupError, PermissionError):

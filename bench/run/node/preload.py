@@ -1,25 +1,25 @@
-"""What the fork server imports once, so that no rank has to.
+"""Import in the fork server, once, the modules that every rank needs.
 
-What cannot be imported is imported again by the ranks, whose records say what is wrong with it: a server that
-ended would say nothing.
+Import errors are ignored here. The rank imports the module again and reports the error in its record, whereas
+a fork server that ended would report nothing.
 
-Importing runs no tensor operation, or the ranks would hang in OpenMP. Nor does it touch CUDA, even through
-NVML: a driver does not survive a fork.
+These imports must run no tensor operation, or the ranks would hang in OpenMP, and must not touch CUDA, not
+even through NVML: the driver does not survive a fork.
 """
 
 import gc
 from contextlib import suppress
 
-gc.disable()  # there is no garbage yet: to search for it would take a sixth of the time
+gc.disable()  # collecting garbage, of which there is none yet, would take a sixth of the time
 
 with suppress(BaseException):
     import deepspeed.runtime.sequence_parallel.ulysses_sp
 
-    # ZeRO's first optimizer check imports it, and with it torch's whole compiler: seconds per rank.
+    # ZeRO imports this module in its first optimizer check, and with it torch's compiler: seconds per rank.
     import deepspeed.runtime.zero.muon.muon_optimizer
 
 with suppress(BaseException):
-    import numpy.ma  # with numpy's first `unique`
+    import numpy.ma  # numpy's first `unique` would import it
     import torch.profiler
     import transformers.models.llama.modeling_llama
     import transformers.models.qwen2.modeling_qwen2
@@ -37,9 +37,10 @@ with suppress(BaseException):
         workload_code(_name)
     for _name in ENGINE_FACTS:
         engine_code(_name)
-    len(STRATEGIES)  # reads once for all ranks which packages have strategies; imports none of them
+    len(STRATEGIES)  # finds the packages that have strategies, once for all ranks, and imports none of them
 
-# What imports made lives for ever. Frozen, it is skipped when a rank looks for its tensors: milliseconds.
+# Objects made by imports live for ever. Frozen, they are skipped when a rank collects the list of its live
+# tensors, which saves milliseconds.
 gc.collect()
 gc.freeze()
 gc.enable()

@@ -1,4 +1,4 @@
-"""The ranks of a cell on one node, this machine or another, as the launcher sees them, to their ends."""
+"""Interface between the launcher and the ranks of a cell on one node, on this machine or another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from bench.ranks.log import RankStage, RankState
 from bench.record.record import OutOfMemory
 from bench.run.node.job import NodeJob, RankEntry
-from bench.run.node.stacks import Doing
+from bench.run.node.stacks import RankActivity
 
 LOST_PEER_TEXTS = (
     "Connection closed by peer",
@@ -25,14 +25,15 @@ LOST_PEER_TEXTS = (
     "remote process exiting",
     "NCCL communicator was aborted",
 )
+"""Texts in the errors of gloo and NCCL on a rank whose peer has ended."""
 
 
-class Failing(msgspec.Struct, frozen=True, tag=True):
-    """A rank has failed, or left without a report; it reports a failure as soon as that is on the disk."""
+class RankFailed(msgspec.Struct, frozen=True, tag=True):
+    """Event: a rank has written a failure file, or has ended without a report."""
 
     rank: int
-    lost_a_peer: bool
-    """Whether only because another rank was gone."""
+    lost_peer: bool
+    """Whether the rank failed only because another rank had ended."""
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,107 +51,105 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """How one rank ended, and what it left."""
+    """Exit code, report, failure and log of a rank that has ended."""
 
     rank: int
     exit_code: int | None
     """Negative for a signal; None for a rank that had to be stopped."""
     report: dict[str, Any] | None
-    """There only when every pass was done."""
+    """Results of all passes; None unless the rank finished all of them."""
     failure: RankFailure | None
-    """There only when an error ended the rank, and it could still write it."""
+    """Error that ended the rank; None without an error, or if the rank could not write it."""
     log_tail: str
     detected_after_s: float | None = None
-    """Seconds from its failure, or else its own end, to the end of all ranks."""
-    place: RankState | None = None
-    """Where it was last, as it noted itself; None where it never did."""
+    """Seconds from the rank's failure, or else from its end, to the end of all ranks."""
+    state: RankState | None = None
+    """Last phase that the rank recorded; None if it recorded none."""
     node: str | None = None
-    """The host that it was on, where that is another machine."""
+    """Host name of the node of the rank; None for this machine."""
     node_lost: str | None = None
-    """Why nothing is known of it: its node is out of reach."""
+    """Reason why the rank's node is out of reach, so that nothing else is known; None if it is not."""
     hang: str | None = None
-    """What it did while the others waited for it; of one rank at the most, and only where the cell was ended
-    for it or at its deadline."""
+    """Message about the hang or missed deadline that this rank probably caused; at most one rank has it."""
 
     @classmethod
-    def of_lost_node(cls, rank: int, why: str, node: str | None = None) -> RankEnd:
-        """The end of a rank of which nothing is known."""
-        return cls(rank, None, None, None, "", node=node, node_lost=why)
-
-    @property
-    def why(self) -> str:
-        """Why there is no report, in one line, for commands that keep no record."""
-        text = self.failure.message if self.failure is not None else self.log_tail
-        last = (text.strip().splitlines() or [f"exit code {self.exit_code}"])[-1]
-        return f"rank {self.rank}: {last}; try one such cell in a sweep, whose record says more"
+    def on_lost_node(cls, rank: int, reason: str, node: str | None = None) -> RankEnd:
+        """Return the end of a rank whose node is out of reach."""
+        return cls(rank, None, None, None, "", node=node, node_lost=reason)
 
 
 def lost_a_peer(failure: RankFailure) -> bool:
-    """Whether a rank failed only because another rank was gone."""
+    """Return whether a rank failed only because another rank had ended."""
     return any(text in failure.message for text in LOST_PEER_TEXTS)
 
 
-class Left(msgspec.Struct, frozen=True, tag=True):
-    """A rank is no more."""
+class RankEnded(msgspec.Struct, frozen=True, tag=True):
+    """Event: the process of a rank has ended."""
 
     rank: int
 
 
-class Lost(msgspec.Struct, frozen=True, tag=True):
-    """The node is out of reach, and all its ranks with it."""
+class NodeLost(msgspec.Struct, frozen=True, tag=True):
+    """Event: a node is out of reach, and all its ranks with it."""
 
-    why: str
+    reason: str
 
 
-News = RankStage | Failing | Left | Lost
+NodeEvent = RankStage | RankFailed | RankEnded | NodeLost
 
 
 class NodeRanks(Protocol):
-    """The ranks of a cell on one node. None is left once they were stopped."""
+    """Ranks of one cell on one node. After `stop` none of them runs."""
 
     @property
     def ranks(self) -> Sequence[int]:
-        """Their numbers in the cell."""
+        """Numbers of these ranks in the cell."""
 
-    def waits(self) -> Sequence[Connection | int]:
-        """What becomes ready when there is news."""
+    def waitables(self) -> Sequence[Connection | int]:
+        """Return objects for `multiprocessing.connection.wait` that become ready when there is an event."""
 
-    def news(self) -> Sequence[News]:
-        """What has happened since the last call; does not wait."""
+    def take_events(self) -> Sequence[NodeEvent]:
+        """Return the events since the last call, without waiting."""
 
-    def look(self) -> int | None:
-        """How many phases and steps they have begun, all together; None where the last look was just now."""
+    def count_progress(self) -> int | None:
+        """Return the number of phases and steps that all these ranks have begun; None if just counted."""
 
-    def ask(self, wait_s: float) -> Mapping[int, Doing]:
-        """What each live rank is doing, written into its log too; waits for their answers at most so long."""
+    def ask_for_activity(self, wait_s: float) -> Mapping[int, RankActivity]:
+        """Return the activity of each live rank, for which each writes its stack into its log.
+
+        Waits at most `wait_s` seconds for the stacks.
+        """
 
     def stop(self) -> None:
-        """End those that have not ended."""
+        """End the ranks that still run."""
 
     def ends(self) -> list[RankEnd]:
-        """How each rank ended; after `stop`."""
+        """Return the end of every rank. Call `stop` first."""
 
 
 class Node(Protocol):
-    """A machine that runs ranks."""
+    """Machine that runs ranks."""
 
     @property
-    def lost(self) -> str | None:
-        """Why it is out of reach; None while it is not."""
+    def lost_reason(self) -> str | None:
+        """Reason why the node is out of reach; None while it is within reach."""
 
     @property
     def description(self) -> Mapping[str, Any] | None:
-        """Its host, its address and its environment; None for the machine that this process runs on."""
+        """Host, address and environment of another machine; None for the launcher's own."""
 
     @property
     def store(self) -> tuple[str, int] | None:
-        """Host and port of a store in which ranks of all nodes may meet; None for this machine."""
+        """Host and port of a store in which ranks of several nodes meet; None for the launcher's machine."""
 
     def warm(self) -> None:
-        """Have it import what ranks need, in the background; one that has stays as it is."""
+        """Import what ranks need, in the background; does nothing if that has been done."""
 
     def start(self, job: NodeJob, folder: Path, entry: RankEntry | None = None) -> NodeRanks:
-        """Start the ranks of a cell that are to run there; what they leave comes into the folder.
+        """Start the ranks of a job on this node.
 
-        Ranks run `entry`, by default the cell's passes.
+        Args:
+            job: The cell, and which of its ranks run here.
+            folder: Folder of the cell on the launcher's machine, for logs and failure files.
+            entry: Function that the ranks run; by default the passes of the cell.
         """

@@ -1,7 +1,7 @@
-"""The server that ranks are forked from, which has imported everything already.
+"""Fork server: the process that has imported torch and forks the rank processes.
 
-The standard library's fork server, not torch elastic's agent: its ranks may leave by `os._exit` (see
-`worker`), and a rank's end wakes the launcher at once instead of at the next poll.
+It is the standard library's fork server and not torch elastic's agent, because ranks may then exit by
+`os._exit` (see `worker`), and the end of a rank wakes the launcher at once instead of at the next poll.
 """
 
 from __future__ import annotations
@@ -28,59 +28,66 @@ from bench.common.environment import REPOSITORY
 from bench.ranks.log import RankStage
 from bench.run.node.job import RankEntry, RankJob, failure_path, log_path
 from bench.run.node.lifeline import die_with_launcher
-from bench.run.node.ranks import Failing, RankFailure
+from bench.run.node.ranks import RankFailed, RankFailure
 
 PRELOAD = "bench.run.node.preload"
+"""Module that the fork server imports before it forks the first rank."""
 SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class ForkServer:
-    """Makes processes that have imported what ranks need. Imports no torch itself and never touches CUDA."""
+    """Creates processes in which the packages that ranks need are imported already.
+
+    The process that has this object imports no torch and never touches CUDA.
+    """
 
     def __init__(self) -> None:
-        # A server once started keeps its environment.
+        # The server inherits this environment when it starts, and keeps it.
         os.environ.setdefault("DS_LOG_LEVEL", "warning")
-        # When it is imported, DeepSpeed starts CUDA to see whether there is any, unless it is told which
-        # accelerator to use. `join_deepspeed` corrects it in ranks on a GPU.
+        # Importing DeepSpeed starts CUDA to find out whether there is a GPU, unless this variable names the
+        # accelerator. `join_deepspeed` corrects the choice in ranks on a GPU.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        # Nor may another library start CUDA while the server imports it: no rank forked after that could use
-        # a GPU. With this, torch asks NVML.
+        # No other library may start CUDA in the server either, or no rank that it forks could use a GPU. With
+        # this variable torch asks NVML instead.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        # What packages read, such as their own sources, is UTF-8 whatever the locale says.
+        # Packages read files, such as their own sources, that are UTF-8 whatever the locale is.
         os.environ["PYTHONUTF8"] = "1"
-        # OpenMP complains about a value that is not a number, and needs none: ranks are told their threads.
+        # OpenMP warns about a value that is no number. None is needed: each rank sets its number of threads.
         if not os.environ.get("OMP_NUM_THREADS", "1").strip("0").isdigit():
             del os.environ["OMP_NUM_THREADS"]
-        # The server finds modules by its environment alone, and must not find another installed copy of ours.
-        known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        if str(REPOSITORY) not in known:
-            os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, known)])
+        # The server finds modules by PYTHONPATH alone, and must not find another copy of this package.
+        entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if str(REPOSITORY) not in entries:
+            os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, entries)])
         self._context = multiprocessing.get_context("forkserver")
 
     def warm(self) -> None:
-        """Start the server now, which imports in the background; one that runs stays as it is."""
+        """Start the server if it does not run yet; it imports packages in the background."""
         from multiprocessing import forkserver
 
         self._context.set_forkserver_preload([PRELOAD])
-        with _signals_ignored(), _folder_not_searched():
+        with _ignored_terminal_signals(), _safe_import_path():
             forkserver.ensure_running()
 
-    def process(self, target: Callable[..., object], *arguments: Any) -> BaseProcess:
-        """A process that will call this and end with the server; not started yet."""
-        return _Process(target=target, args=arguments)
+    def create_process(self, target: Callable[..., object], *arguments: Any) -> BaseProcess:
+        """Return a process, not started yet, that calls `target` and ends with the server at the latest."""
+        return _ForkedProcess(target=target, args=arguments)
 
 
-class _Process(ForkServerProcess):
-    """A process of the fork server that knows nothing of the command's main module."""
+class _ForkedProcess(ForkServerProcess):
+    """Process of the fork server that does not import the command's main module."""
 
     def start(self) -> None:
-        with _main_module_left_out():
+        with _without_main_module():
             super().start()
 
 
 @contextmanager
-def _main_module_left_out() -> Iterator[None]:
-    """Every process would import it first, Hydra and all: 0.2 s. Nothing that it calls is in there."""
+def _without_main_module() -> Iterator[None]:
+    """Hide the command's main module from processes that start in this context.
+
+    Each of them would first import it, and Hydra with it, in 0.2 s. They call nothing in that module.
+    """
     before = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -90,26 +97,29 @@ def _main_module_left_out() -> Iterator[None]:
 
 
 @contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """What is started here never answers a terminal's signals: those are the launcher's to answer.
+def _ignored_terminal_signals() -> Iterator[None]:
+    """Let processes that start in this context ignore SIGINT and SIGHUP, which the launcher handles.
 
-    The server would ignore Ctrl-C only once it serves, and a lost connection would end it and with it all
-    ranks, before the launcher can say what ended them.
+    The server ignores Ctrl-C by itself, but only once it serves. A lost terminal (SIGHUP) would end it, and
+    with it all ranks, before the launcher could record why they ended.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may say so
+        yield  # only the main thread may set handlers
         return
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGHUP)}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
-def _folder_not_searched() -> Iterator[None]:
-    """What is started finds no modules in the folder it starts in: somebody's own `bench/` may be there."""
+def _safe_import_path() -> Iterator[None]:
+    """Let processes that start in this context import nothing from the current folder.
+
+    The user may have another `bench/` there.
+    """
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"
     try:
@@ -122,25 +132,28 @@ def _folder_not_searched() -> Iterator[None]:
 
 
 def enter_rank(job: RankJob, sender: Connection, entry: RankEntry | None) -> None:
-    """Begin as a rank that runs `entry`, by default the cell's passes, and reports through `sender`.
+    """Run a rank in this process, which the fork server has just forked; never returns.
 
-    Everything that it needs is imported in the server already.
+    Args:
+        job: The rank's part of a cell.
+        sender: Pipe to the launcher, for stages of the first running rank and failures of any rank.
+        entry: Function that the rank runs; by default the passes of the cell.
     """
     die_with_launcher()
     try:
         from bench.run.node.worker import live, run_cell
     except BaseException as error:  # noqa: BLE001  a broken package may raise anything, SystemExit too
-        _cannot_start(job, error)
+        _exit_with_import_error(job, error)
 
-    def tell(message: RankStage | Failing) -> None:
-        if job.rank == job.cell.running_ranks[0] or isinstance(message, Failing):
-            sender.send(message)
+    def send(event: RankStage | RankFailed) -> None:
+        if job.rank == job.cell.running_ranks[0] or isinstance(event, RankFailed):
+            sender.send(event)
 
-    live(job, tell, entry or run_cell)
+    live(job, send, entry or run_cell)
 
 
-def _cannot_start(job: RankJob, error: BaseException) -> NoReturn:
-    """End a rank that cannot even import its own code, with a failure as `live` would write it."""
+def _exit_with_import_error(job: RankJob, error: BaseException) -> NoReturn:
+    """Exit a rank that cannot import its code, with a log and a failure file as `worker` writes them."""
     failure = RankFailure(
         phase="import",
         kind=type(error).__name__,

@@ -1,4 +1,4 @@
-"""What ranks are doing at this moment, by the stacks that they write into their logs when asked."""
+"""Activity of ranks, read from the stacks that they write into their logs on a signal."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ from itertools import takewhile
 from pathlib import Path
 
 STACK_SIGNAL = signal.SIGUSR1
-"""On it a rank writes its stack into its log."""
+"""Signal on which a rank writes the stacks of its threads into its log."""
 STACK_S = 0.3
-"""How long a rank has to write its stack before it is killed."""
+"""Seconds that ranks have to write their stacks before they are killed."""
 POLL_S = 0.05
+"""Seconds between two looks at the sizes of the logs."""
 DISTRIBUTED = "torch/distributed/"
 COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
-"""Code that a rank is in while it waits for the others; its outermost function is the one that was called."""
+"""Files of functions in which a rank waits for others. The outermost of these frames is the function that was
+called."""
 TORCH = "/torch/"
-WAITS_FOR_A_GPU = "synchronize"
-"""torch's name for each function by which the host waits for what it has queued on a GPU."""
-WAITS: Mapping[str, re.Pattern[str]] = {
+GPU_WAIT = "synchronize"
+"""Name of every torch function in which the host waits for work that it has queued on a GPU."""
+WAIT_CALLS: Mapping[str, re.Pattern[str]] = {
     "cpu": re.compile(r"\.(wait)\(\)"),
     "cuda": re.compile(r"\.(wait|item|tolist|cpu)\(\)"),
 }
-"""By device, calls that C++ answers, so that no frame tells of them; reading a tensor waits for its GPU."""
+"""Calls that wait inside C++, which has no Python frame, by device. Reading a tensor waits for its GPU."""
 PACKAGES = "/lib/python3"
-"""In the path of code that is Python's own or was installed."""
+"""Part of every path of installed packages and of the standard library."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A place in the code."""
+    """Python frame of a stack: file, line and function."""
 
     file: str
     line: int
@@ -50,28 +52,35 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
-    """What a rank is in."""
+class RankActivity:
+    """State of a rank at one moment: its code or collective, and whether it is stopped or its GPU idle."""
 
-    where: str | None = None
-    """Its innermost code outside of packages; None where it did not write its stack in time."""
+    frame: str | None = None
+    """Innermost frame outside of packages; None if the rank did not write its stack in time."""
     collective: str | None = None
-    """What it waits in for other ranks; None where it does not."""
+    """Function in which the rank waits for other ranks; None if it does not wait."""
     is_stopped: bool = False
-    """By a signal."""
+    """Whether a signal such as SIGSTOP has stopped the process."""
     is_idle: bool = False
-    """Its GPU ran nothing of late: one that waits for others in a collective keeps its own busy."""
+    """Whether the rank's GPU has run nothing lately. A GPU that waits in a collective counts as busy."""
 
     @property
-    def whereabouts(self) -> str:
-        """A collective, else its own code."""
-        return "without an answer" if self.where is None else f"in {self.collective or self.where}"
+    def location(self) -> str:
+        """Text such as `in all_reduce` or `in step (loop.py:7)`."""
+        return "unresponsive" if self.frame is None else f"in {self.collective or self.frame}"
 
 
-def ask_for_stacks(ranks: Mapping[int, tuple[int, Path]], device: str, wait_s: float) -> dict[int, Doing]:
-    """What ranks are doing, by the process and the log of each; without those that did not answer in time.
+def ask_for_stacks(
+    ranks: Mapping[int, tuple[int, Path]], device: str, wait_s: float
+) -> dict[int, RankActivity]:
+    """Signal ranks to write their stacks and return the activity of those that did so in time.
 
-    A rank that is stopped, or that never came to say that it can be asked, does not answer.
+    A rank writes no stack if it is stopped, or if it has not yet installed its handler of the signal.
+
+    Args:
+        ranks: Process number and log of each rank.
+        device: `cpu` or `cuda`.
+        wait_s: Longest time to wait, in seconds.
     """
     starts = {rank: _size(log) for rank, (_, log) in ranks.items()}
     for pid, _ in ranks.values():
@@ -84,38 +93,36 @@ def ask_for_stacks(ranks: Mapping[int, tuple[int, Path]], device: str, wait_s: f
         if sizes == before and all(sizes[rank] > starts[rank] for rank in ranks):
             break
     stacks = {rank: log.read_bytes()[starts[rank] :] for rank, (_, log) in ranks.items() if log.exists()}
-    found = {rank: doing(each.decode(errors="replace"), device) for rank, each in stacks.items()}
-    return {rank: each for rank, each in found.items() if each is not None}
+    activities = {rank: read_activity(text.decode(errors="replace"), device) for rank, text in stacks.items()}
+    return {rank: activity for rank, activity in activities.items() if activity is not None}
 
 
-def doing(stacks: str, device: str = "cpu") -> Doing | None:
-    """What a process on this device does by the stacks of its threads; None where there is none."""
-    threads = _threads(stacks)
+def read_activity(stacks: str, device: str = "cpu") -> RankActivity | None:
+    """Return the activity that the stacks of a process's threads show, or None if there is no stack."""
+    threads = _parse_threads(stacks)
     if not threads:
         return None
     current = threads[0]
-    own = next((frame for frame in current if PACKAGES not in frame.file), current[0])
-    return Doing(
-        where=own.label,
-        collective=next(filter(None, (_collective(each, device) for each in threads)), None),
-    )
+    innermost = next((frame for frame in current if PACKAGES not in frame.file), current[0])
+    collectives = (_waits_in(frames, device) for frames in threads)
+    return RankActivity(frame=innermost.label, collective=next(filter(None, collectives), None))
 
 
-def _collective(frames: Sequence[Frame], device: str) -> str | None:
-    """What a thread waits in: a collective, or its GPU, which other ranks keep waiting in one."""
+def _waits_in(frames: Sequence[Frame], device: str) -> str | None:
+    """Return the function in which a thread waits: a collective, or a wait for a GPU that may be in one."""
     inside = [*takewhile(lambda frame: DISTRIBUTED in frame.file, frames)]
     called = [frame.function for frame in inside if frame.file.endswith(COLLECTIVES)]
     if called:
         return called[-1]
     innermost = frames[0]
-    if innermost.function == WAITS_FOR_A_GPU and TORCH in innermost.file:
-        return WAITS_FOR_A_GPU
-    read = WAITS[device].search(linecache.getline(innermost.file, innermost.line))
-    return None if read is None else read[1]
+    if innermost.function == GPU_WAIT and TORCH in innermost.file:
+        return GPU_WAIT
+    call = WAIT_CALLS[device].search(linecache.getline(innermost.file, innermost.line))
+    return None if call is None else call[1]
 
 
-def _threads(stacks: str) -> list[list[Frame]]:
-    """The frames of each thread, innermost first, of the thread that was asked first."""
+def _parse_threads(stacks: str) -> list[list[Frame]]:
+    """Return the frames of every thread, innermost first; the thread that got the signal comes first."""
     threads = list[tuple[bool, list[Frame]]]()
     for line in stacks.splitlines():
         frame = _FRAME.match(line)

@@ -1,7 +1,7 @@
-"""One rank's life: join, build, run the passes, report, leave.
+"""Run one rank: join the process group, build the workload, run the passes, write the report, exit.
 
-A rank ends by `os._exit`, in success and failure. Destroying gloo groups hangs now and then, and leaving
-through interpreter shutdown after DeepSpeed aborts now and then.
+A rank always exits by `os._exit`, because destroying gloo groups sometimes hangs, and the interpreter's
+shutdown after DeepSpeed sometimes aborts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from bench.ranks.products import use_wide_products
 from bench.run.node.failure import describe_failure
 from bench.run.node.job import RankEntry, RankJob, StoreAddress, failure_path, log_path, report_path
 from bench.run.node.lifeline import die_with_parent
-from bench.run.node.ranks import Failing, lost_a_peer
+from bench.run.node.ranks import RankFailed, lost_a_peer
 from bench.run.node.stacks import STACK_SIGNAL
 from bench.strategies import STRATEGIES, runnable
 from bench.training.models import TORCH_DTYPES
@@ -54,26 +54,29 @@ OTHER_LAUNCHERS = (
     "GROUP_", "LOCAL_WORLD_", "MASTER_", "MPI_", "MV2_", "OMPI_", "PMI", "ROLE_", "SLURM_",
     "TORCHELASTIC_",
 )  # fmt: skip
-"""How the variables begin that mpirun, srun or a torchrun around the sweep leave behind."""
+"""Prefixes of variables that a torchrun, mpirun or srun around the sweep may have set."""
 
 
-def live(job: RankJob, tell: Callable[[RankStage | Failing], None], entry: RankEntry) -> None:
-    """Run a rank to its end; never returns. Its report or its failure is on the disk by then."""
-    log = RankLog(tell, on_error=lambda error: _fail(job, log, tell, error))
+def live(job: RankJob, send: Callable[[RankStage | RankFailed], None], entry: RankEntry) -> None:
+    """Run a rank, write its report or its failure file, and exit the process; never returns.
+
+    `send` passes stages and failures to the launcher.
+    """
+    log = RankLog(send, on_error=lambda error: _record_failure(job, log, send, error))
     try:
-        _prepare(job)
+        _prepare_process(job)
         products = use_wide_products() if job.cell.cluster.device == "cpu" else None
         if job.scratch is not None:
-            # From now on the launcher can tell where this rank is, and ask for its stack. A disk without room
-            # for its place: the rank is no worse for that.
+            # From now on the launcher can read this rank's state and ask for its stack. A full disk is no
+            # error, as the rank also works without a state file.
             with suppress(OSError):
                 log.keep(RankStateFile(place_path(job.scratch, job.rank)).note)
         report = entry(job, log)
         _write(report_path(job.folder, job.rank), {**report, "phases_s": log.phases_s})
-        del products  # held until here: torch's own come back when it is gone
+        del products  # torch's own matrix products return when this object is deleted
         code = 0
-    except BaseException as error:  # noqa: BLE001  whatever ends a rank becomes its record
-        _fail(job, log, tell, error)
+    except BaseException as error:  # noqa: BLE001  any error that ends a rank goes into its record
+        _record_failure(job, log, send, error)
         traceback.print_exc()
         code = 1
     sys.stdout.flush()
@@ -82,7 +85,7 @@ def live(job: RankJob, tell: Callable[[RankStage | Failing], None], entry: RankE
 
 
 def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
-    """Join, build, and run the cell's passes: this rank's part of every section of the record."""
+    """Run the passes of a cell on this rank and return its part of every section of the record."""
     cell = job.cell
     measurement = Measurement(
         cell.measure,
@@ -99,9 +102,9 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
             log.begin("first all_reduce")
             make_first_collective(device)
         groups = make_groups(cell)
-    with log.during("strategy"):  # of which a package may be imported here
-        code = mistaken(cell.inject_fault).strategy(runnable(cell.strategy))
-        strategy = code(cell, groups, STRATEGIES[cell.strategy])
+    with log.during("strategy"):  # may import the strategy's package
+        strategy_class = mistaken(cell.inject_fault).strategy(runnable(cell.strategy))
+        strategy = strategy_class(cell, groups, STRATEGIES[cell.strategy])
     if cell.cluster.memory_limit_gib is not None:
         with log.during("limit"):
             if device.type == "cpu":
@@ -120,57 +123,60 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
 
 
 def _software(cell: Cell, device: torch.device) -> dict[str, str]:
-    """`nccl_version` on a GPU; on a CPU `cpu_products`, the dtype of products in linear layers and kernels.
+    """Return versions and settings of the software that only a rank knows.
 
-    torch's own `sdpa`, which training stacks run, always computes in the cell's dtype.
+    A GPU has `nccl_version`. A CPU has `cpu_products`, the dtype in which linear layers and kernels multiply;
+    torch's `sdpa`, which training stacks run, always multiplies in the cell's dtype.
     """
     if device.type == "cuda":
         return nccl_version(device) if cell.replay.rank is None else {}
     return {"cpu_products": str(cpu_arithmetic(TORCH_DTYPES[cell.dtype])).removeprefix("torch.")}
 
 
-def _fail(
-    job: RankJob, log: RankLog, tell: Callable[[RankStage | Failing], None], error: BaseException
+def _record_failure(
+    job: RankJob, log: RankLog, send: Callable[[RankStage | RankFailed], None], error: BaseException
 ) -> None:
-    """Write the failure and say so at once; only the first of a rank's errors counts."""
+    """Write the failure file and notify the launcher at once; does nothing after a rank's first error."""
     path = failure_path(job.folder, job.rank)
     if not path.exists():
         failure = describe_failure(error, log, job.cell.cluster)
         _write(path, to_builtins(failure))
-        tell(Failing(job.rank, lost_a_peer(failure)))
+        send(RankFailed(job.rank, lost_a_peer(failure)))
 
 
-def _prepare(job: RankJob) -> None:
-    """Prepare the process: exit with the launcher, write output to a log, dump stacks on a signal, set the
-    number of threads.
+def _prepare_process(job: RankJob) -> None:
+    """Set up signals, log, environment variables and the number of threads of this rank process.
+
+    The process ends with its parent, writes its output to the rank's log, and dumps its stacks there on
+    STACK_SIGNAL.
     """
-    if os.getsid(0) != os.getpid():
-        os.setsid()  # torchrun has done so already
+    if os.getsid(0) != os.getpid():  # equal under torchrun, which starts a session for each rank
+        os.setsid()
     die_with_parent()
     log = os.open(log_path(job.folder, job.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, sys.stdout.fileno())
     os.dup2(log, sys.stderr.fileno())
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL)
-    # What a package will change one day it would say on every call, until nothing else is left of the log.
-    # "once" does not help: packages touch the filters in every step, which makes Python forget.
+    # Packages repeat FutureWarnings on every call, until the log's end has nothing else. "once" does not
+    # help, as packages change the filters in every step and Python then forgets what it has shown.
     warnings.simplefilter("ignore", FutureWarning)
     if job.cell.env:
         os.environ.update(dict(job.cell.env))
         set_allocator(dict(job.cell.env))
     if job.rendezvous is not None:
-        # transformers, accelerate and DeepSpeed look for torchrun's variables, and trip over any other's.
+        # transformers, accelerate and DeepSpeed read torchrun's variables and fail on another launcher's.
         for name in [name for name in os.environ if name.startswith(OTHER_LAUNCHERS)]:
             del os.environ[name]
-        ranks = {
+        variables = {
             "RANK": job.rank,
             "LOCAL_RANK": job.local_rank,
             "WORLD_SIZE": job.cell.cluster.world_size,
             "LOCAL_WORLD_SIZE": job.local_world_size,
         }
-        os.environ.update({name: str(value) for name, value in ranks.items()})
+        os.environ.update({name: str(value) for name, value in variables.items()})
     if job.interface is not None:
-        # Else gloo takes the one of the address that the host's name resolves to, often the loopback's.
+        # By default gloo takes the interface of the host name's address, which is often the loopback.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", job.interface)
     if job.cell.cluster.ranks_per_gpu > 1:
         prepare_shared_gpu(job.cell.cluster)
@@ -178,7 +184,10 @@ def _prepare(job: RankJob) -> None:
 
 
 def join(job: RankJob) -> torch.device:
-    """Claim this rank's device and join the other ranks, or in a replay be the only one that exists."""
+    """Claim the device of this rank, join the process group and return the device.
+
+    In a replay this rank is the only real one of its group.
+    """
     cluster = job.cell.cluster
     device = claim_device(cluster)
     if cluster.numa_binding is not None:
@@ -192,32 +201,32 @@ def join(job: RankJob) -> torch.device:
         cluster.backend,
         timeout=deadline(job.cell),
         device_id=device if device.type == "cuda" else None,
-        **_rendezvous(job),
+        **_rendezvous_options(job),
     )
     return device
 
 
-def _rendezvous(job: RankJob) -> dict[str, Any]:
-    """How torch is told where ranks meet."""
+def _rendezvous_options(job: RankJob) -> dict[str, Any]:
+    """Return the arguments of `init_process_group` that say where the ranks meet."""
     if job.rendezvous is None:
         return {"init_method": "env://"}
-    place = {"rank": job.rank, "world_size": job.cell.cluster.world_size}
+    rank = {"rank": job.rank, "world_size": job.cell.cluster.world_size}
     if isinstance(job.rendezvous, StoreAddress):
         address = job.rendezvous
-        shared = TCPStore(
+        store = TCPStore(
             address.host,
             address.port,
             is_master=False,
             wait_for_workers=False,
             timeout=deadline(job.cell),
         )
-        return {"store": PrefixStore(address.prefix, shared), **place}
-    # A file needs no port, so no second sweep or leftover can hold it.
-    return {"init_method": f"file://{job.rendezvous}", **place}
+        return {"store": PrefixStore(address.prefix, store), **rank}
+    # A file needs no port that a second sweep or a leftover process may have taken.
+    return {"init_method": f"file://{job.rendezvous}", **rank}
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """One JSON file per rank, whole or not there at all."""
+    """Write a JSON file so that it is complete or does not exist."""
     draft = path.with_suffix(".draft")
     with draft.open("w") as file:
         json.dump(content, file)
@@ -227,7 +236,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run one rank of a cell that torchrun started: `-m bench.run.node.worker CELL.json FOLDER`."""
+    """Run one rank of a cell under torchrun: `torchrun -m bench.run.node.worker CELL.json FOLDER`."""
     cell = Cell.from_flat(json.loads(Path(sys.argv[1]).read_text()))
     rank = int(os.environ["RANK"])
     job = RankJob(cell, rank, Path(sys.argv[2]), scratch=None, rendezvous=None)

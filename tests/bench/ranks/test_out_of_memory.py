@@ -11,8 +11,8 @@ from bench.record.record import OutOfMemory
 from bench.run.cell.outcome import shortage
 
 MIB = 2**20
-ROOM = "no room for 16.0 MiB more of host memory"
-AFTERWARDS = " once the failed operation had let go of its own"
+ROOM = "could not allocate 16.0 MiB of host memory"
+AFTERWARDS = " after the failed operation had freed its memory"
 
 
 @pytest.mark.parametrize(
@@ -37,15 +37,15 @@ def test_requested_bytes_are_read_from_the_message(text, expected):
     [
         (
             (16 * MIB, 200 * MIB, 204 * MIB),
-            f"{ROOM}, with 200.0 MiB held of a limit of 204.0 MiB",
+            f"{ROOM}, with 200.0 MiB of a limit of 204.0 MiB allocated",
         ),
         (
             (16 * MIB, 180 * MIB, 204 * MIB),
-            f"{ROOM}, with 180.0 MiB held of a limit of 204.0 MiB{AFTERWARDS}",
+            f"{ROOM}, with 180.0 MiB of a limit of 204.0 MiB allocated{AFTERWARDS}",
         ),
-        ((16 * MIB, 200 * MIB, None), f"{ROOM}, with 200.0 MiB held"),
+        ((16 * MIB, 200 * MIB, None), f"{ROOM}, with 200.0 MiB allocated"),
         ((16 * MIB, None, None), ROOM),
-        ((None, 200 * MIB, None), "no primitive, with 200.0 MiB held"),
+        ((None, 200 * MIB, None), "no primitive, with 200.0 MiB allocated"),
         ((None, None, None), "no primitive"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Any request is planned, predicted or refused in one line: pairs of choices, on every device with a file."""
+"""Any request is planned, predicted or refused in one line, for all pairs of choices on all known devices."""
 
 import itertools
 import random
@@ -56,16 +56,16 @@ AXES = {
     "device": DEVICES,
 }  # fmt: skip
 CHANGED = 0.4
-"""How often a choice is left to chance; were all, nearly every request would be refused."""
+"""Probability that an axis gets a random value; with all of them random, nearly every request is refused."""
 LEAST = 2500
 
 
 def some_request(chance, **fixed):
-    """A value of each axis: what is `fixed`, and of the others by chance, the first most often."""
-    others = {axis: values for axis, values in AXES.items() if axis not in fixed}
+    """Return a request with the `fixed` values and, on the other axes, mostly the first value."""
+    free_axes = {axis: values for axis, values in AXES.items() if axis not in fixed}
     return fixed | {
         axis: chance.choice(values) if chance.random() < CHANGED or axis == "mode" else values[0]
-        for axis, values in others.items()
+        for axis, values in free_axes.items()
     }
 
 
@@ -74,19 +74,19 @@ def pairs_of(request):
 
 
 def pairwise_requests():
-    """A cover: every two values of two axes meet in some request."""
-    chance, requests, met = random.Random(16), [], set()
+    """Return requests in which every two values of two axes occur together."""
+    chance, requests, covered = random.Random(16), [], set()
     for one, other in itertools.combinations(AXES, 2):
         for pair in itertools.product(AXES[one], AXES[other]):
             fixed = dict(zip((one, other), pair, strict=True))
-            if not pairs_of(fixed) <= met:
+            if not pairs_of(fixed) <= covered:
                 requests.append(some_request(chance, **fixed))
-                met |= pairs_of(requests[-1])
+                covered |= pairs_of(requests[-1])
     return requests
 
 
 def words_of(request):
-    """The request as a person types it; a prediction names its hardware."""
+    """Return the words of a request on the command line; a prediction names its hardware."""
     words = " ".join(value for axis, value in request.items() if axis != "device" and value).split()
     device = request["device"]
     if request["mode"] == "mode=predict" and device != "cpu" and device[0] != NO_FILE:
@@ -105,24 +105,24 @@ def machine_of(device):
 
 
 def raw_of(words):
-    """What Hydra composes of these words, without Hydra, which takes a tenth of a second."""
-    given = [word.partition("=")[::2] for word in words]
-    chosen = {key: read_option(key, value) for key, value in given if key in CHOICES}
-    values = {key: yaml.safe_load(value) for key, value in given if key not in CHOICES}
+    """Return the request that Hydra composes of these words, without Hydra, which needs 0.1 s."""
+    pairs = [word.partition("=")[::2] for word in words]
+    chosen = {key: read_option(key, value) for key, value in pairs if key in CHOICES}
+    values = {key: yaml.safe_load(value) for key, value in pairs if key not in CHOICES}
     return raw_with({"sweep_dir": "out", **chosen, **values})
 
 
 def outcome(raw, machine):
-    """`refused`, `planned` or `predicted`; whatever else a request raises is a fault of ours."""
+    """Return `refused`, `planned` or `predicted`; any other exception is a bug."""
     try:
-        found = plan([raw], machine, single=False)
+        made = plan([raw], machine, single=False)
     except ConfigError as error:
         assert_one_line(str(error))
         return "refused"
-    forecast = Forecast(found, found.cells, Estimate(modelled))
-    for line in [*whole_plan(forecast, [raw]), *short_lines(forecast), *found.notes]:
+    forecast = Forecast(made, made.cells, Estimate(modelled))
+    for line in [*whole_plan(forecast, [raw]), *short_lines(forecast), *made.notes]:
         assert "\n" not in line
-    (planned,) = found.cells
+    (planned,) = made.cells
     reason = refusal(planned.cell)
     if reason is not None:
         assert_one_line(reason)
@@ -133,42 +133,44 @@ def outcome(raw, machine):
     return "planned"
 
 
-def assert_one_line(said):
-    assert said.strip()
-    assert "\n" not in said
-    assert "Traceback" not in said
+def assert_one_line(text):
+    assert text.strip()
+    assert "\n" not in text
+    assert "Traceback" not in text
 
 
 @pytest.fixture(autouse=True)
 def _all_packages(monkeypatch):
-    """As if every package were installed: a cell that lacks one is refused before anything is computed.
+    """Treat every package as installed, as a cell that lacks one is refused before anything is computed.
 
-    And a record does not ask git what the code is, which takes longer than all else.
+    Records do not ask git for the commit, which would take most of the time.
     """
     for module in (packages, kernel_facts):
         monkeypatch.setattr(module, "installed", lambda package: f"any {package}")
     monkeypatch.setattr(cell_outcome, "describe", lambda _: {})
 
 
-def test_every_request_is_planned_predicted_or_refused_in_one_line():
+def test_any_request_is_planned_predicted_or_refused():
     requests = pairwise_requests()
-    met = set().union(*map(pairs_of, requests))
+    covered = set().union(*map(pairs_of, requests))
     axes = itertools.combinations(AXES.values(), 2)
-    assert len(met) == sum(len(one) * len(other) for one, other in axes)  # every two values meet
-    found, faults = dict.fromkeys(("planned", "predicted", "refused"), 0), {}
+    assert len(covered) == sum(
+        len(one) * len(other) for one, other in axes
+    )  # every two values occur together
+    counts, faults = dict.fromkeys(("planned", "predicted", "refused"), 0), {}
     for request in requests:
         words = words_of(request)
         try:
-            found[outcome(raw_of(words), machine_of(request["device"]))] += 1
-        except Exception as error:  # noqa: BLE001  all of them are told at once
+            counts[outcome(raw_of(words), machine_of(request["device"]))] += 1
+        except Exception as error:  # noqa: BLE001  all faults are reported together
             faults.setdefault(f"{type(error).__name__}: {error}"[:200], []).append((request["device"], words))
     assert not faults, "\n".join(
         f"{len(where)} x {error}; first {where[0]}" for error, where in faults.items()
     )
-    assert min(found.values()) > LEAST / 20, found
+    assert min(counts.values()) > LEAST / 20, counts
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_more_ranks_for_the_heads_than_for_the_sequence_are_refused(strategy):
+def test_ulysses_degree_above_sp_degree_is_refused(strategy):
     words = [f"strategy={strategy}", "ulysses_degree=2", "sp_degree=1"]
     assert outcome(raw_of(words), machine_of(("h100_80gb", 4))) == "refused"

@@ -1,4 +1,4 @@
-"""Every fault of the matrix in a sweep: a record that says what happened, a sound cell next, nothing left.
+"""Every fault of the matrix happens in a sweep: its record names it, the next cell is sound, nothing is left.
 
 `pytest -m fault` runs this and all other tests of the matrix.
 """
@@ -45,7 +45,7 @@ def row(fault):
 
 
 class Timed(Progress):
-    """Notes when each record was on the disk."""
+    """Progress that records when each record was on the disk."""
 
     def __init__(self):
         super().__init__(Console(quiet=True))
@@ -58,14 +58,14 @@ class Timed(Progress):
 
 @pytest.fixture
 def nothing_left(launcher, tmp_path, monkeypatch):
-    """Afterwards there is no process, port, lock or temporary file that was not there before."""
+    """Assert that the test leaves no process, port, lock or temporary file."""
     launcher.warm()
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    before = family(), ports()
+    before = descendants(), ports()
     yield
-    assert (family(), ports()) == before
+    assert (descendants(), ports()) == before
     _, ids = acts.struck(tmp_path)
     assert in_sessions(ids) == []
     assert [*tmp_path.rglob(".lock"), *scratch.iterdir()] == []
@@ -73,7 +73,7 @@ def nothing_left(launcher, tmp_path, monkeypatch):
 
 @pytest.fixture
 def handled():
-    """Signals are handled as the command does, also where a shell has these tests ignore them."""
+    """Handle signals as the command does, also if the shell started the tests with signals ignored."""
     before = {caught: signal.getsignal(caught) for caught in SIGNALS}
     for caught in SIGNALS:
         signal.signal(caught, signal.default_int_handler)
@@ -83,30 +83,35 @@ def handled():
         signal.signal(caught, handler)
 
 
-def family():
-    """Our children and theirs that have not ended."""
+def descendants():
+    """Return the PIDs of all descendants of this process that have not ended."""
     children = psutil.Process().children(recursive=True)
-    return {each.pid for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE}
+    return {child.pid for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE}
 
 
 def ports():
-    """Where we and our children listen."""
-    ours = [psutil.Process(), *map(psutil.Process, family())]
-    return {each.laddr for process in ours for each in process.net_connections("inet") if not each.raddr}
+    """Return the addresses at which this process and its descendants listen."""
+    processes = [psutil.Process(), *map(psutil.Process, descendants())]
+    return {
+        connection.laddr
+        for process in processes
+        for connection in process.net_connections("inet")
+        if not connection.raddr
+    }
 
 
 def in_sessions(ids):
-    """Processes that ranks with these ids have started: a rank leads its own session."""
-    found = []
+    """Return the processes in the sessions of ranks with these ids; a rank leads its own session."""
+    alive = []
     for pid in psutil.pids():
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
             if os.getsid(pid) in ids and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.append(pid)
-    return found
+                alive.append(pid)
+    return alive
 
 
 def requests(fault):
-    """A cell that meets the fault, and a sound one."""
+    """Return the requests of a cell with the fault and of a sound one."""
     return [
         make_raw(*TINY, "engine=ddp", FAULTY, *fault.words),
         make_raw(*TINY, "engine=ddp", *SOUND),
@@ -114,7 +119,7 @@ def requests(fault):
 
 
 def sweep(launcher, folder, fault, *, resumes=False):
-    """The exit code of a sweep of a faulty cell and a sound one, and when each record was on the disk."""
+    """Run a sweep of a faulty cell and a sound one; return its exit code and the times of its records."""
     raws = [raw | {"sweep_dir": str(folder), "resume": resumes} for raw in requests(fault)]
     progress = Timed()
     entry = fault.entry if fault.phase == "parity" else partial(acts.without_parity, fault.entry)
@@ -131,13 +136,13 @@ def sweep(launcher, folder, fault, *, resumes=False):
 
 
 def strictly_read(folder):
-    """The records, whose every line is whole and strict JSON."""
+    """Return the records, after a check that every line is complete and strict JSON."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = read_lines(folder / RECORDS)
+        records = read_lines(folder / RECORDS)
     lines = (folder / RECORDS).read_text().splitlines()
-    assert [json.loads(line, parse_constant=pytest.fail) for line in lines] == found
-    return found
+    assert [json.loads(line, parse_constant=pytest.fail) for line in lines] == records
+    return records
 
 
 @pytest.mark.parametrize("fault", [*map(row, FAULTS)])
@@ -158,55 +163,53 @@ def test_a_fault_is_a_record_and_the_sweep_goes_on(launcher, tmp_path, monkeypat
         assert others == []
         assert sweep(launcher, folder, fault, resumes=True)[0] == ExitCode.OK
         _, *others = strictly_read(folder)
-        assert [each["config"]["seq_len"] for each in others] == [256, 512]
-    assert {(each["status"], each["reason"]) for each in others} == {("ok", None)}
+        assert [record["config"]["seq_len"] for record in others] == [256, 512]
+    assert {(record["status"], record["reason"]) for record in others} == {("ok", None)}
     if fault.within_s is not None:
         assert 0 < stored_s[0] - acts.struck(folder)[0] < fault.within_s
 
 
 def assert_blamed(fault, failure):
-    """Compare what the record says of the rank to blame with the fault."""
+    """Compare the failure in the record with the fault."""
     phase = " ".join(filter(None, (failure["phase"], failure["step_phase"])))
-    told = failure["out_of_memory"]
+    memory = failure["out_of_memory"]
     assert (failure["rank"], phase) == (fault.rank, fault.phase)
-    assert (told and (told["memory"], told["requested_bytes"])) == fault.memory
+    assert (memory and (memory["memory"], memory["requested_bytes"])) == fault.memory
     assert fault.log in failure["log_tail"]
 
 
 @pytest.mark.fault(7)
 @pytest.mark.usefixtures("nothing_left")
-def test_a_sweep_stops_after_two_cells_whose_ranks_never_connect_and_can_go_on(
-    launcher, tmp_path, monkeypatch
-):
+def test_sweep_stops_after_two_join_hangs_and_can_be_resumed(launcher, tmp_path, monkeypatch):
     monkeypatch.setattr(hang, "JOIN_S", 2.0)
 
     def run(entry, *words):
-        said, request = io.StringIO(), (*TINY, "workload=attention", "measure.hang_timeout_s=2", *words)
-        raws = [make_raw(*request, f"seq_len={each}") for each in (256, 512, 1024)]
+        output, request = io.StringIO(), (*TINY, "workload=attention", "measure.hang_timeout_s=2", *words)
+        raws = [make_raw(*request, f"seq_len={length}") for length in (256, 512, 1024)]
         code = run_plan(
             plan([raw | {"sweep_dir": str(tmp_path / FOLDER)} for raw in raws], TWO_CORES, single=False),
             launcher,
-            Progress(Console(file=said)),
+            Progress(Console(file=output)),
             write_report=lambda folder: (folder / "report.html").write_text("of two cells") > 0,
             entry=lambda _: entry,
         )
-        return code, said.getvalue(), [each["status"] for each in strictly_read(tmp_path / FOLDER)]
+        return code, output.getvalue(), [record["status"] for record in strictly_read(tmp_path / FOLDER)]
 
-    code, said, statuses = run(acts.never_connect)
+    code, output, statuses = run(acts.never_connect)
     assert (code, statuses) == (ExitCode.FAILED, ["timed_out"] * 2)
-    assert said.count("could not connect in two cells, one after the other: the sweep stops") == 1
+    assert output.count("two cells in a row could not connect, so the sweep stops") == 1
     for cause in ("NCCL_P2P_DISABLE=1", "NCCL_SOCKET_IFNAME", "too little /dev/shm"):
-        assert cause in said
-    assert "2 of 2 cells failed; to run them again: " in said
+        assert cause in output
+    assert "2 of 2 cells failed; to run them again: " in output
     assert (tmp_path / FOLDER / "report.html").exists()
-    code, said, statuses = run(None, "resume=true")
+    code, output, statuses = run(None, "resume=true")
     assert (code, statuses) == (ExitCode.OK, ["timed_out"] * 2 + ["ok"] * 3)
-    assert "connect" not in said
+    assert "connect" not in output
 
 
 @pytest.mark.fault(7)
 @pytest.mark.usefixtures("nothing_left")
-def test_a_sweep_that_stops_adds_no_repeats_to_its_plan(launcher, tmp_path, monkeypatch):
+def test_sweep_that_stops_adds_no_repeats_to_its_plan(launcher, tmp_path, monkeypatch):
     monkeypatch.setattr(hang, "JOIN_S", 2.0)
     monkeypatch.setitem(WINDOWS, "cpu", WINDOWS["cpu"] | {"repeats": AUTO})
     words = (*TINY, "workload=attention", "measure.hang_timeout_s=2", "measure.repeats=auto")
@@ -214,35 +217,35 @@ def test_a_sweep_that_stops_adds_no_repeats_to_its_plan(launcher, tmp_path, monk
     raws = [make_raw(*words, f"strategy={name}") | {"sweep_dir": str(tmp_path / FOLDER)} for name in names]
     whole = plan(raws, TWO_CORES, single=False)
     assert whole.is_open
-    said = io.StringIO()
+    output = io.StringIO()
     run_plan(
         whole,
         launcher,
-        Progress(Console(file=said)),
+        Progress(Console(file=output)),
         write_report=lambda _: True,
         entry=lambda planned: acts.never_connect if planned.cell.strategy in names[2:] else None,
     )
     assert len(strictly_read(tmp_path / FOLDER)) == 4
-    assert "the sweep stops" in said.getvalue()
-    assert "more processes" not in said.getvalue()
+    assert "the sweep stops" in output.getvalue()
+    assert "more processes" not in output.getvalue()
 
 
 @pytest.mark.fault(13)
 @pytest.mark.usefixtures("nothing_left")
-def test_two_sweeps_at_once_finish_while_somebody_holds_the_usual_port(launcher, tmp_path):
+def test_two_sweeps_at_once_finish_while_port_29500_is_taken(launcher, tmp_path):
     nothing = replace(FAULTS[0], entry=None, words=())
-    requests(nothing)  # Hydra composes one request at a time; these are kept
+    requests(nothing)  # Hydra composes one request at a time; results are cached
     with socket.create_server(("127.0.0.1", 29500)), ThreadPoolExecutor(2) as both:
         sweeps = [both.submit(sweep, launcher, tmp_path / name, nothing) for name in ("a", "b")]
-        codes = [each.result()[0] for each in sweeps]
+        codes = [future.result()[0] for future in sweeps]
     assert codes == [ExitCode.OK, ExitCode.OK]
-    found = [[each["status"] for each in strictly_read(tmp_path / name)] for name in ("a", "b")]
-    assert found == [["ok", "ok"], ["ok", "ok"]]
+    statuses = [[record["status"] for record in strictly_read(tmp_path / name)] for name in ("a", "b")]
+    assert statuses == [["ok", "ok"], ["ok", "ok"]]
 
 
 @pytest.mark.fault(14)
 @pytest.mark.usefixtures("nothing_left")
-def test_a_second_sweep_in_a_folder_is_refused_while_the_first_goes_on(launcher, tmp_path):
+def test_second_sweep_in_a_folder_is_refused_while_one_runs(launcher, tmp_path):
     nothing = replace(FAULTS[0], entry=None, words=())
     with Store(tmp_path / FOLDER), pytest.raises(ConfigError, match="another sweep is writing here"):
         sweep(launcher, tmp_path / FOLDER, nothing)

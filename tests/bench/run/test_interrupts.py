@@ -1,4 +1,4 @@
-"""Signals end a sweep once, by their own name, and never what it does last."""
+"""A signal interrupts a sweep once, under its own name, and does not interrupt its close."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from bench.run.interrupts import SIGNALS, Interrupts
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Those of before, also where a test fails."""
+    """Restore the signal handlers, also if a test fails."""
     before = {caught: signal.getsignal(caught) for caught in SIGNALS}
     for caught in SIGNALS:
         signal.signal(caught, signal.default_int_handler)
@@ -21,9 +21,9 @@ def handlers():
 
 @pytest.fixture
 def interrupts():
-    ours = Interrupts()
-    ours.install()
-    return ours
+    handler = Interrupts()
+    handler.install()
+    return handler
 
 
 def send(caught):
@@ -31,7 +31,7 @@ def send(caught):
 
 
 @pytest.mark.parametrize(("caught", "name"), SIGNALS.items())
-def test_a_signal_is_an_interruption_by_its_own_name(interrupts, capfd, caught, name):
+def test_a_signal_raises_keyboard_interrupt_with_its_name(interrupts, capfd, caught, name):
     with pytest.raises(KeyboardInterrupt, match=f"^{name}$"):
         send(caught)
     assert Interrupts.installed() is interrupts
@@ -39,7 +39,7 @@ def test_a_signal_is_an_interruption_by_its_own_name(interrupts, capfd, caught, 
     assert capfd.readouterr().out
 
 
-def test_repetitions_do_not_disturb_the_end_that_the_first_one_brought(interrupts):
+def test_repeated_signals_do_not_interrupt_the_close(interrupts):
     with pytest.raises(KeyboardInterrupt):
         send(signal.SIGINT)
     send(signal.SIGINT)
@@ -50,7 +50,7 @@ def test_repetitions_do_not_disturb_the_end_that_the_first_one_brought(interrupt
     send(signal.SIGINT)
 
 
-def test_what_a_destructor_swallowed_is_raised_again(interrupts):
+def test_raise_swallowed_raises_a_lost_interrupt_again(interrupts):
     interrupts.raise_swallowed()
     with pytest.raises(KeyboardInterrupt):
         send(signal.SIGHUP)
@@ -58,7 +58,7 @@ def test_what_a_destructor_swallowed_is_raised_again(interrupts):
         interrupts.raise_swallowed()
 
 
-def test_where_a_shell_has_ctrl_c_ignored_sigterm_ends_a_sweep():
+def test_ignored_sigint_stays_ignored_and_sigterm_interrupts():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Interrupts().install()
     send(signal.SIGINT)
@@ -66,13 +66,13 @@ def test_where_a_shell_has_ctrl_c_ignored_sigterm_ends_a_sweep():
         send(signal.SIGTERM)
 
 
-def test_nohup_is_respected():
+def test_ignored_sighup_stays_ignored_as_under_nohup():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     Interrupts().install()
     send(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-def test_a_sweep_that_nobody_installed_signals_for_leaves_them_alone():
+def test_begin_to_close_leaves_uninstalled_signals_alone():
     Interrupts().begin_to_close()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,4 +1,4 @@
-"""What a sweep says while it runs is what happened, letter by letter, at the right pace."""
+"""Progress prints the right text at the right time, in a terminal and in a log."""
 
 import io
 from pathlib import Path
@@ -23,7 +23,7 @@ LONG = PlannedCell(tiny_cell("strategy=local", "engine=ddp", *WORDS), 0, 0)
 
 
 class Clock:
-    """Stands still until it is told to go on."""
+    """Clock that the test moves."""
 
     def __init__(self):
         self.now_s = 100.0
@@ -33,69 +33,69 @@ class Clock:
 
 
 @pytest.fixture
-def told(tmp_path):
-    """A log that nobody looks at in a terminal: what was said, the progress that says it, its clock."""
-    said, clock = io.StringIO(), Clock()
-    progress = Progress(Console(file=said, width=80), clock)
+def log(tmp_path):
+    """Return a log file in memory, the Progress that writes it, and the clock."""
+    output, clock = io.StringIO(), Clock()
+    progress = Progress(Console(file=output, width=80), clock)
     progress.start([LONG], tmp_path)
-    said.truncate(said.seek(0))
-    return said, progress, clock
+    output.truncate(output.seek(0))
+    return output, progress, clock
 
 
-def test_a_cell_that_starts_no_ranks_takes_no_time_and_brackets_in_its_reason_are_no_markup(tmp_path):
+def test_refused_cell_takes_no_time_and_its_reason_is_no_markup(tmp_path):
     planned = planned_cell(tiny_cell("strategy=ulysses", "cluster.world_size=3"), TWO_CORES)
     record = structs.replace(
         run(planned, None, tmp_path), reason="[enforce fail at alloc_cpu.cpp:127] no room"
     )
-    said = io.StringIO()
+    output = io.StringIO()
     guess = Estimate(lambda _: Expected(2.0, "a guess"))
-    progress = Progress(Console(file=said, width=200), estimate=guess)
+    progress = Progress(Console(file=output, width=200), estimate=guess)
     progress.start([planned], tmp_path)
     progress.begin(planned)
     assert progress._eta() == "about 0 s left"
     progress.end(planned, record)
     progress.stop()
-    assert "[enforce fail at alloc_cpu.cpp:127] no room" in said.getvalue()
+    assert "[enforce fail at alloc_cpu.cpp:127] no room" in output.getvalue()
 
 
-def test_a_log_hears_of_a_long_cell_once_a_minute_and_of_a_short_one_never(told):
-    said, progress, clock = told
+def test_log_gets_a_line_a_minute_while_a_long_cell_runs(log):
+    output, progress, clock = log
     progress.begin(LONG)
     progress.tell(RankStage("timing", None, 20, step_s=12.0))
     for _ in range(int(HEARTBEAT_S) - 1):
         clock.now_s += 1
         progress.tick()
-    assert said.getvalue() == ""
+    assert output.getvalue() == ""
     for _ in range(120):
         clock.now_s += 1
         progress.tick()
-    first, second = said.getvalue().splitlines()
+    first, second = output.getvalue().splitlines()
     assert first.startswith("[1/1] local 64k: running for 60 s, timing, step about 6/20; about ")
     assert second.startswith("[1/1] local 64k: running for 2 min, timing, step about 11/20; about ")
 
 
-def test_the_time_left_of_a_running_cell_shrinks_with_the_clock_until_it_is_late(told):
-    _, progress, clock = told
+def test_time_left_shrinks_with_the_clock_until_the_cell_is_late(log):
+    _, progress, clock = log
     progress.begin(LONG)
     assert progress._eta() == "time left unknown"
     progress.tell(RankStage("timing", None, 20, step_s=30.0))
-    assert progress._eta() == "about 11 min left"  # with the first and the inspected step
+    assert progress._eta() == "about 11 min left"  # includes the first and the inspected step
     clock.now_s += 5 * 60
     assert progress._eta() == "about 6 min left"
     clock.now_s += 60 * 60
-    assert progress._eta() == "at least 0 s left, as this cell is 54 min late"
+    assert progress._eta() == "at least 0 s left, this cell is 54 min late"
 
 
-def test_the_first_ranks_of_a_sweep_wait_for_imports_and_say_so(told):
-    _, progress, _ = told
+def test_progress_says_that_the_first_ranks_wait_for_imports(log):
+    _, progress, _ = log
     for where in (f"starting, {IMPORTING}", "starting"):
         progress.begin(LONG)
         assert progress._cell_progress.where() == where
         progress.tell(RankStage("join"))
 
 
-def test_a_reference_is_shown_beside_the_sweep_s_cells_and_teaches_nothing(told):
-    _, progress, _ = told
+def test_a_reference_is_shown_but_its_steps_teach_nothing(log):
+    _, progress, _ = log
     with progress.show_reference(SHORT) as listener:
         listener.tell(RankStage("timing", None, 20, step_s=30.0))
         assert progress._place() == "ring 1k sp 2 as a reference"
@@ -105,12 +105,12 @@ def test_a_reference_is_shown_beside_the_sweep_s_cells_and_teaches_nothing(told)
 @pytest.mark.usefixtures("short_grace")
 def test_a_failed_cell_names_its_log(launcher, tmp_path):
     planned = PlannedCell(tiny_cell("engine=ddp"), repeat=0, order=0)
-    said = io.StringIO()
-    progress = Progress(Console(file=said))
+    output = io.StringIO()
+    progress = Progress(Console(file=output))
     progress.start([planned], tmp_path)
     progress.begin(planned)
     progress.end(planned, run(planned, launcher, tmp_path / "cells", entry=acts.raise_in_rank_1))
-    line = said.getvalue().splitlines()[-1]
+    line = output.getvalue().splitlines()[-1]
     assert "error: rank 1, build: ValueError: a rank that raises" in line
     log = line.split("log: ")[1].split(";")[0]
     assert "ValueError: a rank that raises" in Path(log).read_text()
@@ -120,7 +120,7 @@ def test_a_failed_cell_names_its_log(launcher, tmp_path):
     ("seconds", "label"),
     [(0.2, "0 s"), (119, "119 s"), (170, "3 min"), (7140, "119 min"), (7500, "2 h 05 min")],
 )
-def test_a_duration_is_as_exact_as_a_guess_may_be(seconds, label):
+def test_duration_label_rounds_like_a_guess(seconds, label):
     assert duration_label(seconds) == label
 
 
@@ -137,13 +137,13 @@ def test_a_duration_is_as_exact_as_a_guess_may_be(seconds, label):
         ),
     ],
 )
-def test_a_label_names_what_sets_a_cell_apart_and_no_more(commands, labels):
+def test_cell_labels_name_only_what_sets_a_cell_apart(commands, labels):
     cells = [make_cell("strategy=ulysses", "cluster.world_size=2", *words) for words in commands]
-    named = CellLabels(cells)
-    assert [named.of(cell) for cell in cells] == labels
+    cell_labels = CellLabels(cells)
+    assert [cell_labels.of(cell) for cell in cells] == labels
 
 
-def test_what_follows_from_another_setting_is_not_named_and_repeats_are_not_set_apart():
+def test_cell_labels_omit_derived_settings_and_repeats():
     cells = [make_cell("strategy=ulysses", "sp_degree=2", f"cluster.world_size={n}") for n in (2, 4)]
     assert CellLabels(cells).of(cells[1]) == "ulysses 8k sp 2 cluster.world_size=4"
     assert CellLabels([cells[0], cells[0]]).of(cells[0]) == "ulysses 8k sp 2"

@@ -1,4 +1,4 @@
-"""A sweep without `local` runs one of its own accord, for others to be compared with, and it is no result."""
+"""A sweep without `local` runs it as a reference for the losses of other cells; this run is no result."""
 
 import io
 import os
@@ -25,39 +25,39 @@ WORDS = ("measure.reference_budget_s=60", "engine=ddp", "strategy=ulysses", "clu
 
 @pytest.fixture
 def swept(launcher, tmp_path):
-    """Runs a sweep of one cell in this process: exit code, what it said, its records, its plan."""
+    """Return a function that runs a sweep of one cell: exit code, output, records, cell."""
 
     def sweep(*words):
-        said = io.StringIO()
-        found = plan([make_raw(*TINY, *WORDS, f"sweep_dir={tmp_path}", *words)], TWO_CORES, single=False)
-        progress = Progress(Console(file=said, width=200))
-        code = run_plan(found, launcher, progress, write_report=lambda _: True)
+        output = io.StringIO()
+        planned = plan([make_raw(*TINY, *WORDS, f"sweep_dir={tmp_path}", *words)], TWO_CORES, single=False)
+        progress = Progress(Console(file=output, width=200))
+        code = run_plan(planned, launcher, progress, write_report=lambda _: True)
         path = tmp_path / "records.jsonl"
         records = read_lines(path) if path.exists() else []
-        return code, said.getvalue(), records, found.cells[0].cell
+        return code, output.getvalue(), records, planned.cells[0].cell
 
     return sweep
 
 
-def test_a_sweep_without_local_is_held_against_one_that_is_no_result(swept, tmp_path):
-    code, said, records, cell = swept()
+def test_sweep_without_local_runs_it_as_a_reference(swept, tmp_path):
+    code, output, records, cell = swept()
     assert code == 0
     assert [record["config"]["strategy"] for record in records] == ["ulysses"]
     losses = records[0]["losses"]
     assert losses["compared_with"] == reference_of(cell).cell_id
     assert losses["compared_steps"] == len(losses["loss"])
-    assert said.count("256: local runs first, for at most 60 s") == 1
+    assert output.count("256: local runs first, for at most 60 s") == 1
     assert len([*(tmp_path / FOLDER).iterdir()]) == 1
 
 
-def test_a_reference_that_takes_too_long_is_given_up_and_the_cell_is_ok(swept, short_grace):
-    code, said, (record,), _ = swept("measure.reference_budget_s=0.01")
+def test_reference_that_takes_too_long_leaves_the_cell_ok(swept, short_grace):
+    code, output, (record,), _ = swept("measure.reference_budget_s=0.01")
     assert (code, record["status"], record["losses"]["compared_with"]) == (0, "ok", None)
-    assert "256: no reference, timed_out: " in said
+    assert "256: local gave no reference, timed_out: " in output
 
 
 @pytest.mark.usefixtures("sigint_raises")
-def test_ctrl_c_during_a_reference_ends_the_sweep_without_a_record(swept, tmp_path):
+def test_ctrl_c_during_a_reference_leaves_no_record(swept, tmp_path):
     def interrupt():
         deadline = time.monotonic() + 60
         while not [*tmp_path.glob(f"{FOLDER}/*/rank_0.log")] and time.monotonic() < deadline:
@@ -65,43 +65,43 @@ def test_ctrl_c_during_a_reference_ends_the_sweep_without_a_record(swept, tmp_pa
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    code, said, records, _ = swept("seq_len=16k", "measure.steps=20", "measure.budget_s=100")
+    code, output, records, _ = swept("seq_len=16k", "measure.steps=20", "measure.budget_s=100")
     assert (code, records) == (130, [])
-    assert "resume=true" in said.splitlines()[-1]
+    assert "resume=true" in output.splitlines()[-1]
 
 
-def told(planned, cell, folder):
-    """What is said where a cell's turn comes; there is nothing to run ranks with."""
-    said = []
-    cells = [planned_cell(each, FOUR_H100) for each in planned]
+def lines_before(cell, planned, folder):
+    """Return the lines printed just before a cell runs; without a launcher, a reference raises an error."""
+    lines = []
+    cells = [planned_cell(other, FOUR_H100) for other in planned]
     reference = reference_cells(cells, FOUR_H100).get(work_of(cell))
     if reference is not None:
-        References(None, folder, said.append).run_missing(reference, Trajectories(), SharedSections())
-    return said
+        References(None, folder, lines.append).run_missing(reference, Trajectories(), SharedSections())
+    return lines
 
 
-def test_where_local_is_planned_or_nobody_wants_a_reference_none_runs(tmp_path):
+def test_no_reference_runs_if_local_is_planned_or_none_is_needed(tmp_path):
     cell, local = tiny_cell(*WORDS), tiny_cell(*WORDS, "strategy=local")
-    assert told([cell, local], cell, tmp_path) == []
+    assert lines_before(cell, [cell, local], tmp_path) == []
     for words in (
         ["measure.reference_budget_s=0"], ["workload=attention"], ["workload=attention", "strategy=local"],
     ):  # fmt: skip
         other = tiny_cell(*WORDS, *words)
-        assert told([other], other, tmp_path) == []
+        assert lines_before(other, [other], tmp_path) == []
     longer = tiny_cell(*WORDS, "strategy=local", "seq_len=512")
     for planned in ([cell], [cell, longer]):
         with pytest.raises(AttributeError):  # it would run
-            told(planned, cell, tmp_path)
+            lines_before(cell, planned, tmp_path)
 
 
-def test_a_reference_that_cannot_fit_is_not_tried_and_the_sweep_says_so(tmp_path):
+def test_reference_that_does_not_fit_is_skipped_with_a_line(tmp_path):
     cell = make_cell("strategy=ulysses", "model=qwen3_4b", "seq_len=96k", machine=FOUR_H100)
-    (said,) = told([cell], cell, tmp_path)
-    assert said.startswith("96k: local does not run as a reference: a rank needs 81")
-    assert "may use 79.1 GiB; others are compared with the first sound cell" in said
+    (line,) = lines_before(cell, [cell], tmp_path)
+    assert line.startswith("96k: local does not run as a reference: a rank needs 81")
+    assert "may use 79.1 GiB; others are compared with the first sound cell" in line
 
 
-def test_the_reference_does_the_same_work_on_one_rank_a_sequence_for_the_steps_that_are_compared():
+def test_reference_of_has_one_rank_per_sequence_and_few_steps():
     cell = make_cell(*WORDS, "dp_shard=2", "cluster.world_size=4", "measure.steps=20", "measure.budget_s=20")
     reference = reference_of(cell)
     assert (reference.strategy, reference.sp_degree, reference.cluster.world_size) == ("local", 1, 2)
@@ -111,7 +111,7 @@ def test_the_reference_does_the_same_work_on_one_rank_a_sequence_for_the_steps_t
     on_a_gpu = reference_of(make_cell("strategy=ulysses", "model=qwen3_4b", machine=FOUR_H100)).measure
     assert (on_a_gpu.steps, on_a_gpu.budget_s, on_a_gpu.warmup_s, on_a_gpu.min_timed_steps) == (20, 90, 0, 0)
     assert on_a_gpu.timeout_s == 180
-    # The first step of other strategies is as long as their layouts divide.
+    # The first step's length is rounded to the layout, so `local` would do other work here.
     assert (
         reference_of(make_cell("strategy=ring", "cluster.world_size=3", "seq_len=6k", "engine=ddp")) is None
     )

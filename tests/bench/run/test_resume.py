@@ -1,4 +1,4 @@
-"""A sweep is gone on with by its own plan; what is no sweep, or another one, is left as it is."""
+"""`resume=true` continues a sweep by its stored plan; other folders are refused and left unchanged."""
 
 import json
 import re
@@ -23,18 +23,18 @@ from tests.support.cells import TWO_CORES, make_cell, make_raw
 from tests.support.command import typed_here
 from tests.support.records import as_record, make_record, read_lines
 
-ASKED = ("-m", "mode=predict", "hardware=h100_80gb", "cluster.world_size=8", "strategy=ulysses,ring")
-GO_ON = ("resume=true", "sweep_dir=out")
+REQUEST = ("-m", "mode=predict", "hardware=h100_80gb", "cluster.world_size=8", "strategy=ulysses,ring")
+RESUME = ("resume=true", "sweep_dir=out")
 
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """Two of the four cells of a sweep of predictions, which starts no ranks."""
+    """Return a folder with a sweep of four predictions, of which two have records."""
     folder = tmp_path_factory.mktemp("begun")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("analysis.report.write_report", lambda _: True)
         words = ("seq_len=8k,16k", "env.NCCL_DEBUG=WARN", "sweep_dir=out")
-        assert typed_here(folder, *ASKED, *words).returncode == 0
+        assert typed_here(folder, *REQUEST, *words).returncode == 0
     lines = (folder / "out" / "records.jsonl").read_text().splitlines(keepends=True)
     (folder / "out" / "records.jsonl").write_text("".join(lines[:2]))
     return folder
@@ -42,7 +42,7 @@ def begun(tmp_path_factory):
 
 @pytest.fixture
 def half(begun, tmp_path, monkeypatch):
-    """A copy of it."""
+    """Return a copy of the folder of `begun`."""
     monkeypatch.setattr("analysis.report.write_report", lambda _: True)
     shutil.copytree(begun / "out", tmp_path / "out")
     return tmp_path
@@ -52,8 +52,8 @@ def planned(folder):
     return yaml.safe_load((folder / "out" / "config.yaml").read_text())["cells"]
 
 
-def test_records_that_another_sweep_wrote_since_the_plan_was_made_count(tmp_path):
-    """Two plans of one new folder, of which one runs first; its report is written once, as nothing runs."""
+def test_records_written_after_planning_count(tmp_path):
+    """Two plans have one new folder, and the second runs after the first."""
     words = ["mode=predict", "hardware=h100_80gb", "cluster.world_size=8", f"sweep_dir={tmp_path / 'new'}"]
     raws = [make_raw(*words, f"seq_len={length}") for length in ("8k", "16k")]
     first, second = (plan(raws, TWO_CORES, single=False) for _ in range(2))
@@ -65,13 +65,13 @@ def test_records_that_another_sweep_wrote_since_the_plan_was_made_count(tmp_path
 
 
 @pytest.mark.fault(18)
-def test_alone_it_runs_what_is_missing_of_its_own_plan(half):
+def test_resume_alone_runs_the_missing_cells_of_the_stored_plan(half):
     before = planned(half)
-    assert "sweep_dir=out: contains records already" in typed_here(half, *ASKED, GO_ON[1]).stderr
-    listed = typed_here(half, *GO_ON, "--plan").stdout
+    assert "sweep_dir=out: contains records already" in typed_here(half, *REQUEST, RESUME[1]).stderr
+    listed = typed_here(half, *RESUME, "--plan").stdout
     assert "plan of 4 cells, 2 of them done" in listed
     assert len(re.findall(r"^\w+ \S+ sp 8 .* done$", listed, re.MULTILINE)) == 2
-    done = typed_here(half, *GO_ON)
+    done = typed_here(half, *RESUME)
     assert (done.returncode, "2 cells" in done.stdout) == (0, True), done.stderr
     records = read_lines(half / "out" / "records.jsonl")
     assert sorted((r["config"]["strategy"], r["config"]["seq_len"]) for r in records) == [
@@ -81,37 +81,39 @@ def test_alone_it_runs_what_is_missing_of_its_own_plan(half):
     assert planned(half) == before
 
 
-def test_a_part_of_it_does_not_replace_its_plan(half):
+def test_resume_of_a_part_keeps_the_stored_plan(half):
     before = planned(half)
     for more in (["--plan"], []):
-        done = typed_here(half, *ASKED, "seq_len=8k,2k", "env.NCCL_DEBUG=WARN", *GO_ON, *more)
+        done = typed_here(half, *REQUEST, "seq_len=8k,2k", "env.NCCL_DEBUG=WARN", *RESUME, *more)
         assert done.returncode == 0, done.stderr
         assert re.search(
             r"^2 cells \(.*16k sp 8.*\): only in the folder's earlier sweep", done.stdout, re.MULTILINE
         )
-        assert re.search(r"^2 cells \(.* 2k sp 8.*\): new to the folder", done.stdout, re.MULTILINE)
+        assert re.search(r"^2 cells \(.* 2k sp 8.*\): new in this request", done.stdout, re.MULTILINE)
     assert planned(half) == before
 
 
-def test_words_of_another_sweep_are_refused(half):
-    done = typed_here(half, *ASKED, "seq_len=2k", "env.NCCL_DEBUG=WARN", *GO_ON)
+def test_resume_refuses_the_words_of_another_sweep(half):
+    done = typed_here(half, *REQUEST, "seq_len=2k", "env.NCCL_DEBUG=WARN", *RESUME)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "Only there: 4 cells (ulysses 8k sp 8, ring 8k sp 8, ...); only in this request: 2" in done.stderr
+    assert "Only in the folder: 4 cells (ulysses 8k sp 8, ring 8k sp 8, ...); only in this request: 2" in (
+        done.stderr
+    )
     assert len(read_lines(half / "out" / "records.jsonl")) == 2
 
 
-@pytest.mark.parametrize("words", [(), ASKED])
-def test_a_folder_that_is_no_sweep_is_refused_and_stays_as_it_is(tmp_path, words):
+@pytest.mark.parametrize("words", [(), REQUEST])
+def test_resume_refuses_a_folder_without_a_sweep(tmp_path, words):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "letter.txt").write_text("dear")
-    done = typed_here(tmp_path, *words, *GO_ON)
+    done = typed_here(tmp_path, *words, *RESUME)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "sweep_dir=out holds no sweep" in done.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["letter.txt"]
 
 
 @pytest.mark.parametrize("content", ["argv: [", "argv: [1]\ncells: []\n", "\x00"])
-def test_a_plan_that_cannot_be_read_is_named(tmp_path, content):
+def test_read_plan_names_a_plan_that_cannot_be_read(tmp_path, content):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.yaml").write_text(content)
     with pytest.raises(ConfigError, match=r"out/config\.yaml: is no sweep's plan \(.*\); add the words"):
@@ -122,34 +124,34 @@ OTHER_COMMIT = {"git_commit": "0" * 40}
 
 
 @pytest.mark.fault(19)
-def test_records_of_another_commit_are_kept_by_resume_any_alone_and_stay_in_the_file(half):
+def test_only_resume_any_keeps_records_of_another_commit(half):
     path = half / "out" / "records.jsonl"
     records = read_lines(path)
     for record in records:
         record["environment"] |= OTHER_COMMIT
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     for words in (("--plan",), ()):
-        done = typed_here(half, *GO_ON[1:], "resume=any", *words)
+        done = typed_here(half, *RESUME[1:], "resume=any", *words)
         assert done.returncode == 0, done.stderr
         assert "2 records of other code (0000000-" in done.stdout
-        assert "): kept, as resume=any asks" in done.stdout
+        assert "): kept because of resume=any" in done.stdout
     assert len(read_lines(path)) == 4
-    done = typed_here(half, *GO_ON)
+    done = typed_here(half, *RESUME)
     assert done.returncode == 0, done.stderr
-    (said,) = (line for line in done.stdout.splitlines() if "other code" in line)
-    assert said.startswith("2 records of other code (")
-    assert said.endswith("): those cells run again; resume=any keeps them")
+    (line,) = (line for line in done.stdout.splitlines() if "other code" in line)
+    assert line.startswith("2 records of other code (")
+    assert "): their cells run again; with resume=any" in line
     records = read_lines(path)
     assert len(records) == 6
     assert len({record["cell_id"] for record in records[2:]}) == 4
-    assert typed_here(half, *GO_ON).stdout.startswith("nothing is missing")
+    assert typed_here(half, *RESUME).stdout.startswith("nothing is missing")
 
 
 def kept(cell, *environments, **changes):
-    """What is kept of records of this cell from these environments, with some of their values changed."""
+    """Return the kept records of a cell that ran in these environments, with changed values."""
     provenance = "predicted" if cell.mode == "predict" else "measured"
     sound = make_record(cell_id=cell.cell_id, config=cell.flat(), provenance=provenance)
-    records = [as_record({**sound, "environment": each, **changes}) for each in environments]
+    records = [as_record({**sound, "environment": environment, **changes}) for environment in environments]
     return kept_records(
         Plan((PlannedCell(cell, 0, 0),), TWO_CORES, Path(), StoredSweep(), Resume.MATCHING), records
     )
@@ -166,14 +168,14 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("what", ELSEWHERE)
-def test_a_measurement_is_reused_only_where_all_that_made_it_is_the_same(what):
-    found = kept(make_cell("engine=zero3"), ELSEWHERE[what])
-    assert (len(found.records), len(found.lines)) == (0, 1)
-    assert found.lines[0].startswith(f"1 record of other {what.partition(',')[0]} (")
+def test_kept_records_have_the_origin_of_a_run_now(what):
+    selected = kept(make_cell("engine=zero3"), ELSEWHERE[what])
+    assert (len(selected.records), len(selected.lines)) == (0, 1)
+    assert selected.lines[0].startswith(f"1 record of other {what.partition(',')[0]} (")
     assert kept(make_cell("engine=zero3"), HERE).lines == ()
 
 
-def test_what_a_cell_does_not_use_does_not_make_its_record_stale():
+def test_kept_records_may_differ_in_packages_the_cell_never_uses():
     assert len(kept(make_cell("engine=ddp"), ELSEWHERE["deepspeed"]).records) == 1
     predicted = make_cell("mode=predict", "hardware=h100_80gb", "cluster.world_size=8")
     for what in ("device", "torch"):
@@ -181,19 +183,19 @@ def test_what_a_cell_does_not_use_does_not_make_its_record_stale():
     assert len(kept(predicted, ELSEWHERE["code"]).records) == 0
 
 
-def test_a_record_that_does_not_say_what_made_it_is_not_reused_and_a_failure_runs_again_without_a_word():
-    for unsaid in (("git_commit", "sources"), ("device_name",)):
-        says = HERE | dict.fromkeys(unsaid)
-        assert kept(make_cell(), says).records == []
+def test_kept_records_need_an_origin_and_failures_need_no_line():
+    for unknown in (("git_commit", "sources"), ("device_name",)):
+        environment = HERE | dict.fromkeys(unknown)
+        assert kept(make_cell(), environment).records == []
     assert kept(make_cell(), ELSEWHERE["code"], status="crashed").lines == ()
 
 
-def test_of_a_cell_that_ran_again_the_newest_record_counts():
-    """Code that comes back does not bring its records back: every analysis reads the later ones."""
+def test_kept_records_are_the_newest_of_their_cells():
+    """Returning to older code does not revive its records, as every analysis reads the newest ones."""
     assert kept(make_cell(), HERE, ELSEWHERE["code"]).records == []
     assert len(kept(make_cell(), ELSEWHERE["code"], HERE).records) == 1
 
 
-def test_of_a_cell_that_a_search_has_not_come_to_yet_only_a_record_of_this_code_counts():
+def test_kept_records_of_unplanned_cells_have_the_same_code():
     for environment, counts in ((HERE, 1), (ELSEWHERE["code"], 0), (ELSEWHERE["torch"], 0)):
         assert len(kept(make_cell(), environment, cell_id="of another cell").records) == counts

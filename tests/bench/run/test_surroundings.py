@@ -1,4 +1,4 @@
-"""The real command in odd surroundings: folders, variables, terminals, what other launchers left behind."""
+"""The real command in unusual folders and environments."""
 
 import os
 import shutil
@@ -22,11 +22,11 @@ def refused(type_, folder, *words, **environment):
 
 @pytest.mark.parametrize("place", ["a file", "below a file", "/proc/sweep"])
 @pytest.mark.fault(20)
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(tmp_path, place):
+def test_sweep_dir_that_cannot_be_written_is_refused(tmp_path, place):
     (tmp_path / "taken").touch()
     folder = {"a file": tmp_path / "taken", "below a file": tmp_path / "taken" / "x"}.get(place, place)
-    said = refused(typed_here, tmp_path, "seq_len=256", f"sweep_dir={folder}")
-    assert f"sweep_dir={folder}: cannot be written to" in said
+    line = refused(typed_here, tmp_path, "seq_len=256", f"sweep_dir={folder}")
+    assert f"sweep_dir={folder}: cannot be written to" in line
 
 
 def test_a_refusal_reads_the_same_in_a_poor_environment(tmp_path):
@@ -47,5 +47,5 @@ def test_code_without_its_choices_says_where_to_run_it(tmp_path):
 
 def test_without_git_a_record_says_that_the_commit_is_unknown(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    found = to_builtins(describe({}))
-    assert (found["git_commit"], found["git_dirty"]) == (None, None)
+    environment = to_builtins(describe({}))
+    assert (environment["git_commit"], environment["git_dirty"]) == (None, None)

@@ -1,4 +1,4 @@
-"""Loss and gradient norm of every step are compared with another cell of the same work."""
+"""Trajectories compare loss and gradient norm of every step with those of another cell of the same work."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ def local(launcher, tmp_path_factory):
     return cell, run_cell(launcher, cell, tmp_path_factory.mktemp("local"))[0]
 
 
-def test_a_sound_strategy_is_held_in_every_step_and_says_against_what(launcher, tmp_path, local):
+def test_compare_records_the_reference_and_the_compared_steps(launcher, tmp_path, local):
     cell, trajectories = cell_of("deepspeed_ulysses"), Trajectories()
     trajectories.compare(*local)
     record = trajectories.compare(cell, run_cell(launcher, cell, tmp_path)[0])
@@ -31,11 +31,11 @@ def test_a_sound_strategy_is_held_in_every_step_and_says_against_what(launcher, 
     assert record.status == "ok", record.reason
     assert (losses.compared_with, losses.compared_steps) == (local[0].cell_id, len(losses.loss))
     assert len(losses.loss) == 1 + 4 + 1  # warm-up, timed, inspected
-    (held,) = (check for check in record.checks if check.compares_training)
-    assert (held.against, held.steps, held.of_steps) == (f"cell {local[0].cell_id}", 6, 6)
+    (check,) = (check for check in record.checks if check.compares_training)
+    assert (check.against, check.steps, check.of_steps) == (f"cell {local[0].cell_id}", 6, 6)
 
 
-def test_noise_of_the_weights_does_not_make_batches_hide_a_departure(local):
+def test_compare_finds_a_departure_despite_noisy_weights(local):
     """The loss differs by 0.8 nats between batches; 0.05 nats are beyond what rounding may do."""
     cell, record = local
     objective = replace(record.objective, noise={"loss": 1.6e-3, "grad_norm": 1e-3})
@@ -47,11 +47,11 @@ def test_noise_of_the_weights_does_not_make_batches_hide_a_departure(local):
     trajectories = Trajectories()
     trajectories.compare(cell, with_losses([1.0, *[1.8] * 5]))
     assert trajectories.compare(cell_of("ring"), with_losses([1.0, *[1.8] * 4, 1.82])).status == "ok"
-    left = trajectories.compare(cell_of("ring"), with_losses([1.0, *[1.8] * 4, 1.85]))
-    assert left.reason.startswith("step 5: the loss is 1.85")
+    departed = trajectories.compare(cell_of("ring"), with_losses([1.0, *[1.8] * 4, 1.85]))
+    assert departed.reason.startswith("step 5: the loss is 1.85")
 
 
-def test_steps_in_which_sound_trainings_may_part_are_not_compared(local):
+def test_compare_stops_after_max_compared_steps(local):
     cell, record = local
 
     def with_losses(loss):
@@ -61,19 +61,19 @@ def test_steps_in_which_sound_trainings_may_part_are_not_compared(local):
     for step, status in ((MAX_COMPARED_STEPS - 1, "wrong_result"), (MAX_COMPARED_STEPS, "ok")):
         trajectories = Trajectories()
         trajectories.compare(cell, with_losses([1.0] * 30))
-        found = trajectories.compare(cell_of("ring"), with_losses([1.0] * step + [2.0] * (30 - step)))
-        assert (found.status, found.losses.compared_steps) == (status, MAX_COMPARED_STEPS)
+        compared = trajectories.compare(cell_of("ring"), with_losses([1.0] * step + [2.0] * (30 - step)))
+        assert (compared.status, compared.losses.compared_steps) == (status, MAX_COMPARED_STEPS)
 
 
-def test_local_takes_the_place_of_another_reference_and_no_other_does(local):
+def test_local_replaces_another_reference_and_no_other_does(local):
     cell, record = local
     trajectories = Trajectories()
     for strategy in ("ulysses", "local", "ring"):
-        held = trajectories.compare(dataclasses.replace(cell, strategy=strategy), record)
-    assert held.losses.compared_with == cell.cell_id
+        compared = trajectories.compare(dataclasses.replace(cell, strategy=strategy), record)
+    assert compared.losses.compared_with == cell.cell_id
 
 
-def test_local_is_not_blamed_for_leaving_what_came_before_it(local):
+def test_local_is_not_compared_with_earlier_strategies(local):
     cell, record = local
     wrong = replace(record.losses, loss=[2 * loss for loss in record.losses.loss])
     trajectories = Trajectories()
@@ -82,14 +82,14 @@ def test_local_is_not_blamed_for_leaving_what_came_before_it(local):
     assert trajectories.compare(cell_of("ring"), record).status == "ok"
 
 
-def test_a_resumed_sweep_holds_new_cells_against_finished_ones(local):
+def test_add_finished_makes_finished_cells_references(local):
     cell, record = local
     trajectories = Trajectories()
-    trajectories.keep_finished([cell], [record])
+    trajectories.add_finished([cell], [record])
     assert trajectories.compare(cell_of("ulysses"), record).losses.compared_with == cell.cell_id
 
 
-def test_the_same_work_is_the_same_tokens_from_the_same_parameters():
+def test_work_of_depends_on_tokens_and_parameters_only():
     work = work_of(cell_of("ulysses"))
     assert work_of(cell_of("ring", "cluster.world_size=4", "checkpointing=true")) == work
     for other in ("seq_len=1k", "seed=1", "batch=2", "dtype=fp32", "engine=zero3", "model=qwen3_0_6b"):

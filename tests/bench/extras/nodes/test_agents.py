@@ -1,4 +1,4 @@
-"""Agents, as threads of this process on its loopback: cells over two nodes, and what becomes of lost ones."""
+"""Agents as threads of this process, over the loopback: cells on two nodes, and lost nodes."""
 
 import os
 import signal
@@ -21,13 +21,13 @@ NODES = ("cluster=nodes", "cluster.nodes=2", "cluster.world_size=4", "engine=ddp
 
 
 class Host(threading.Thread):
-    """An agent that has the fork server of this process in common with all tests."""
+    """Agent that uses the fork server of this process, as all tests do."""
 
     def __init__(self, name, gathering):
         super().__init__(daemon=True)
-        connected = socket.create_connection((gathering.address, gathering.port))
-        self.name, self.connected = name, connected.dup()
-        self._arguments = connected, gathering.environment["ULYSSES_RING_BENCH_KEY"].encode(), ToAgent
+        connection = socket.create_connection((gathering.address, gathering.port))
+        self.name, self.connection = name, connection.dup()
+        self._arguments = connection, gathering.environment["ULYSSES_RING_BENCH_KEY"].encode(), ToAgent
 
     def run(self):
         link, node = MessageLink(*self._arguments, is_launcher=False), LocalNode()
@@ -37,8 +37,8 @@ class Host(threading.Thread):
         with suppress(LinkLostError):
             self.agent.serve()
 
-    def runs(self, rank):
-        """The process of a rank, once it runs."""
+    def wait_for_pid(self, rank):
+        """Return the PID of a rank, once it runs."""
         while self.agent.ranks is None or rank not in self.agent.ranks.pids:
             time.sleep(0.05)
         return self.agent.ranks.pids[rank]
@@ -72,32 +72,30 @@ def test_a_cell_on_two_nodes_gives_the_losses_and_bytes_of_one(launcher, tmp_pat
 
 
 def long_cell(*words):
-    """One that is not over before a test has made something happen to it."""
+    """Return a cell that runs long enough for a test to interfere with it."""
     return make_cell(
         *NODES, "seq_len=4k", "measure.steps=500", "measure.budget_s=600", "measure.trace=false", *words
     )
 
 
-def while_it_runs(act):
-    """Call this beside a cell, and return when it is over."""
-    thread = threading.Thread(target=act, daemon=True)
-    thread.start()
-    return thread
+def call_in_thread(function):
+    """Call a function while the test runs a cell."""
+    threading.Thread(target=function, daemon=True).start()
 
 
 @pytest.mark.usefixtures("launcher", "short_grace")
-def test_a_rank_that_dies_is_named_with_its_node_and_a_lost_node_costs_only_cells_that_need_it(tmp_path):
+def test_killed_rank_and_lost_node_are_named_in_the_record(tmp_path):
     with two_nodes() as (launcher, hosts):
-        while_it_runs(lambda: os.kill(hosts["node10"].runs(3), signal.SIGKILL))
+        call_in_thread(lambda: os.kill(hosts["node10"].wait_for_pid(3), signal.SIGKILL))
         record, _ = run_cell(launcher, long_cell(), tmp_path / "killed")
         assert (record.status, record.failure.rank, record.failure.node) == ("killed", 3, "node10")
         assert record.reason.startswith("rank 3 on node10, ")
 
         def cut_off():
-            hosts["node2"].runs(0)
-            hosts["node2"].connected.shutdown(socket.SHUT_RDWR)
+            hosts["node2"].wait_for_pid(0)
+            hosts["node2"].connection.shutdown(socket.SHUT_RDWR)
 
-        while_it_runs(cut_off)
+        call_in_thread(cut_off)
         started_s = time.monotonic()
         record, _ = run_cell(launcher, long_cell(), tmp_path / "lost")
         assert (record.status, record.failure.kind, record.failure.node) == ("killed", "NODE_LOST", "node2")

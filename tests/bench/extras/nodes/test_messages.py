@@ -1,4 +1,4 @@
-"""What launcher and agent read of each other, whatever comes: a message, or one error that says why not."""
+"""Launcher and agent decode any bytes as a message or raise one error that says why not."""
 
 import json
 import socket
@@ -21,14 +21,14 @@ from bench.extras.nodes.link import (
     Start,
     ToAgent,
     ToLauncher,
-    decoded,
-    encoded,
+    decode,
+    encode,
 )
 from bench.ranks.log import RankStage, RankState
 from bench.record.record import OutOfMemory
 from bench.run.node.job import NodeJob, StoreAddress
-from bench.run.node.ranks import Failing, Left, RankEnd, RankFailure
-from bench.run.node.stacks import Doing
+from bench.run.node.ranks import RankEnd, RankEnded, RankFailed, RankFailure
+from bench.run.node.stacks import RankActivity
 from tests.support.cells import tiny_cell
 from tests.support.fuzzing import as_line, changed_bytes, changed_json, few_and_many, fuzz
 
@@ -45,24 +45,32 @@ ERROR = RankFailure(
     out_of_memory=FULL,
 )
 FAILED = RankEnd(3, 1, None, ERROR, "log")
-NEWS = [RankStage("timing", steps=3), Failing(2, lost_a_peer=True), Left(2)]
-TOLD = [
+EVENTS = [RankStage("timing", steps=3), RankFailed(2, lost_peer=True), RankEnded(2)]
+MESSAGES = [
     (Start(job=JOB), ToAgent),
     (Ended(ends=[END, FAILED]), ToLauncher),
     (RankFile(name="rank_2.log", content=bytes(range(256))), ToLauncher),
-    (RankEvents(news=NEWS, progress=17), ToLauncher),
-    (Answered(doing={2: Doing("matmul (own.py:7)", "all_reduce"), 3: Doing(is_stopped=True)}), ToLauncher),
+    (RankEvents(events=EVENTS, progress=17), ToLauncher),
+    (
+        Answered(
+            activities={
+                2: RankActivity("matmul (own.py:7)", "all_reduce"),
+                3: RankActivity(is_stopped=True),
+            }
+        ),
+        ToLauncher,
+    ),
 ]
 
 
-@pytest.mark.parametrize(("message", "kind"), TOLD, ids=lambda each: type(each).__name__)
-def test_a_message_comes_as_it_was_sent(message, kind):
-    assert decoded(encoded(message), kind) == message
+@pytest.mark.parametrize(("message", "kind"), MESSAGES, ids=lambda value: type(value).__name__)
+def test_decode_returns_the_encoded_message(message, kind):
+    assert decode(encode(message), kind) == message
 
 
-SOUND = st.sampled_from([encoded(message) for message, _ in TOLD])
+SOUND = st.sampled_from([encode(message) for message, _ in MESSAGES])
 CONTENTS = {
-    "bytes": st.binary(max_size=200) | st.just(b"[" * 100_000),  # which nests too deep
+    "bytes": st.binary(max_size=200) | st.just(b"[" * 100_000),  # nests too deep
     "changed bytes": SOUND.flatmap(changed_bytes),
     "changed values": SOUND.flatmap(lambda sound: changed_json(json.loads(sound))).map(as_line),
 }
@@ -70,20 +78,20 @@ CONTENTS = {
 
 @few_and_many()
 @pytest.mark.parametrize("content", CONTENTS)
-def test_any_bytes_are_a_message_or_one_error_in_one_line(content, examples):
+def test_decode_returns_a_message_or_raises_a_one_line_error(content, examples):
     @given(CONTENTS[content])
     def check(some):
         for kind in (ToAgent, ToLauncher):
             try:
-                assert isinstance(decoded(some, kind), Message)
+                assert isinstance(decode(some, kind), Message)
             except MessageError as error:
                 assert "\n" not in str(error)  # noqa: PT017
 
     fuzz(examples, check)
 
 
-def met(talk):
-    """A launcher's link to whoever connects and then does something."""
+def link_to(talk):
+    """Return a launcher's link to an agent, which calls `talk` with its connected socket."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         other = threading.Thread(target=talk, args=(socket.create_connection(listener.getsockname()),))
         other.start()
@@ -94,7 +102,7 @@ def met(talk):
 
 
 def with_key(key, talk=lambda _: None):
-    """What an agent with this key does, whose connection then does something."""
+    """Return an agent that authenticates with this key and then calls `talk` with its connection."""
 
     def agent(connected):
         try:
@@ -106,21 +114,21 @@ def with_key(key, talk=lambda _: None):
 
 
 @pytest.mark.parametrize(
-    ("sent", "why"),
+    ("act", "reason"),
     [
-        (lambda connection: connection.send({"a": "pickle"}), "sent what is no message"),
-        (lambda connection: connection.send_bytes(b"{}"), "sent what is no message"),
+        (lambda connection: connection.send({"a": "pickle"}), "sent an invalid message"),
+        (lambda connection: connection.send_bytes(b"{}"), "sent an invalid message"),
         (lambda connection: connection.close(), "connection closed"),
         (
             lambda connection: connection._send((MAX_BYTES + 1).to_bytes(4, "big") + b"a beginning"),
             "connection lost",
         ),
     ],
-    ids=["a pickle", "no message", "the end", "more than a message may have"],
+    ids=["a pickle", "no message", "a close", "too large"],
 )
-def test_a_link_is_lost_for_what_is_no_message(sent, why):
-    link = met(with_key(KEY, sent))
-    with pytest.raises(LinkLostError, match=why):
+def test_receive_raises_link_lost_error_for_invalid_bytes(act, reason):
+    link = link_to(with_key(KEY, act))
+    with pytest.raises(LinkLostError, match=reason):
         link.receive()
 
 
@@ -134,7 +142,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_a_stranger_is_turned_away(stranger, monkeypatch):
+def test_link_refuses_a_stranger(stranger, monkeypatch):
     monkeypatch.setattr("bench.extras.nodes.link.STALLED_S", 1.0)
-    with pytest.raises(LinkLostError, match=r"has another|before it had shown"):
-        met(STRANGERS[stranger])
+    with pytest.raises(LinkLostError, match=r"has another|before it had proved"):
+        link_to(STRANGERS[stranger])

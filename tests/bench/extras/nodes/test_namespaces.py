@@ -1,4 +1,4 @@
-"""Whole sweeps over two nodes that have nothing but a network in common."""
+"""Whole sweeps over two nodes that share nothing but a network."""
 
 import time
 
@@ -23,7 +23,7 @@ def cluster(tmp_path_factory):
         yield Cluster(nodes)
 
 
-def test_every_strategy_gives_on_two_nodes_the_losses_gradients_and_bytes_of_one(cluster, tmp_path):
+def test_strategies_give_equal_numbers_on_one_and_two_nodes(cluster, tmp_path):
     heads = ("model=qwen3_nano", "model.num_kv_heads=4")  # FPDT splits KV heads over all four ranks
     words = (*FAST, *heads, "seq_len=1k", "measure.steps=3", "cluster.world_size=4")
     words += (f"strategy={','.join(SHARING)}",)
@@ -48,34 +48,34 @@ LONG = (
 
 def rank_processes():
     return [
-        each
-        for each in psutil.process_iter(["cmdline"])
-        if "forkserver" in " ".join(each.info["cmdline"] or [])
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "forkserver" in " ".join(process.info["cmdline"] or [])
     ]
 
 
-def until(happens, within_s):
+def wait_until(happens, within_s):
     until_s = time.monotonic() + within_s
     while not happens():
         assert time.monotonic() < until_s
         time.sleep(0.1)
 
 
-def test_a_cut_link_is_a_record_within_ten_seconds_and_the_sweep_goes_on(cluster, tmp_path):
+def test_cut_link_is_a_record_within_10_s_and_the_sweep_goes_on(cluster, tmp_path):
     records = tmp_path / "records.jsonl"
     with cluster.sweep(tmp_path, *FAST, *LONG, "measure.reference_budget_s=0") as (launcher, _):
-        until(lambda: len([*tmp_path.glob("cells/*")]) == 2, 240)  # the second cell needs both nodes
+        wait_until(lambda: len([*tmp_path.glob("cells/*")]) == 2, 240)  # the second cell needs both nodes
         time.sleep(10)
         cluster.nodes.set_link(1, "down")
-        harmed_s = time.monotonic()
-        until(lambda: len(read_lines(records)) == 2, 10)
-        print(f"a record after {time.monotonic() - harmed_s:.1f} s")
-        said, _ = launcher.communicate(timeout=600)
+        cut_at_s = time.monotonic()
+        wait_until(lambda: len(read_lines(records)) == 2, 10)
+        print(f"a record after {time.monotonic() - cut_at_s:.1f} s")
+        output, _ = launcher.communicate(timeout=600)
         cluster.nodes.set_link(1, "up")
-        assert launcher.returncode == 1, said
-    _, lost, alone, left_out = read_lines(records)
+        assert launcher.returncode == 1, output
+    _, lost, alone, refused = read_lines(records)
     assert (lost["status"], lost["failure"]["kind"]) == ("killed", "NODE_LOST"), lost["reason"]
     assert lost["failure"]["node"] == "host1"
     assert (alone["status"], alone["config"]["strategy"]) == ("ok", "local"), alone["reason"]
-    assert "1 of 2 nodes are left, the cell needs 2" in left_out["reason"]
-    until(lambda: not rank_processes(), 30)
+    assert "1 of 2 nodes are left, the cell needs 2" in refused["reason"]
+    wait_until(lambda: not rank_processes(), 30)

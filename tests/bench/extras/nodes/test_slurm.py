@@ -1,4 +1,4 @@
-"""Sweeps under a real Slurm: a batch script, scancel, an agent that is killed, and wrong requests."""
+"""Sweeps under a real Slurm: a batch script, scancel, a killed agent, and wrong requests."""
 
 import re
 import subprocess
@@ -19,9 +19,9 @@ QUICK = (
     "cluster.device=cpu", "measure.trace=false", "measure.repeats=1", "measure.reference_budget_s=0",
     "lease=none",
 )  # fmt: skip
-"""Two nodes share this machine, which one agent alone may otherwise measure on."""
+"""Both nodes are this machine, which only one agent could lease; `lease=none` lets both run."""
 LONG_ENOUGH = ("seq_len=256", "dtype=fp32", "measure.steps=40", "measure.budget_s=60")
-"""For a cell to be interrupted in the middle of its steps, some twenty seconds."""
+"""Steps for about twenty seconds, so that a cell can be interrupted between them."""
 DETECTED_S = 10.0
 
 
@@ -33,7 +33,7 @@ def cluster():
 
 @pytest.fixture
 def submitted(cluster, tmp_path):
-    """Submits the script of docs/nodes.md, with these words, in a folder that looks like a checkout."""
+    """Return a function that submits the script of docs/nodes.md in a folder that looks like a checkout."""
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "activate").write_text(
         f'export PATH="{Path(sys.executable).parent}:$PATH"\n'
@@ -55,14 +55,14 @@ def documented_script():
 
 def records_of(folder):
     path = folder / "records.jsonl"
-    return {each["cell_id"]: each for each in read_lines(path)} if path.exists() else {}
+    return {record["cell_id"]: record for record in read_lines(path)} if path.exists() else {}
 
 
 def gpus_of_agents(record):
-    """How many GPUs Slurm gave the agents; a node has in the record what is not as on the first."""
+    """Return the numbers of GPUs that Slurm gave the agents; nodes only record differences from the first."""
     first = record["environment"]
     variables = [node.get("inherited_env", first["inherited_env"]) for node in first["nodes"]]
-    return {len(each["CUDA_VISIBLE_DEVICES"].split(",")) for each in variables}
+    return {len(values["CUDA_VISIBLE_DEVICES"].split(",")) for values in variables}
 
 
 def wait_until(is_so, within_s, what):
@@ -73,30 +73,32 @@ def wait_until(is_so, within_s, what):
 
 
 def processes(name, value):
-    """All that run with this variable in their environment."""
-    found = []
+    """Return the processes with this variable in their environment."""
+    matching = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                matching.append(process)
+    return matching
 
 
 def processes_of(number):
-    """What still runs of a job, wherever it was started from."""
+    """Return the running processes of a job, also those outside of its steps."""
     return processes("SLURM_JOB_ID", str(number))
 
 
 def agent_on(node):
-    """The process of an agent, by its node."""
+    """Return the process of the agent on a node."""
     agents = (
-        each for each in processes("SLURMD_NODENAME", node) if "bench.extras.nodes" in each.cmdline()[1:4]
+        process
+        for process in processes("SLURMD_NODENAME", node)
+        if "bench.extras.nodes" in process.cmdline()[1:4]
     )
     return next(agents, None)
 
 
 def runs_ranks(node):
-    """Whether an agent's server has two processes beside what it always has."""
+    """Return whether the fork server of a node's agent has at least two child processes."""
     agent = agent_on(node)
     servers = [] if agent is None else agent.children()
     return any(len(server.children()) >= 2 for server in servers)
@@ -104,9 +106,7 @@ def runs_ranks(node):
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_the_documented_script_keeps_what_is_done_at_scancel_and_a_new_job_completes_it(
-    cluster, submitted, tmp_path
-):
+def test_documented_script_survives_scancel_and_can_be_resumed(cluster, submitted, tmp_path):
     assert len(documented_script().splitlines()) <= 10
     words = (*QUICK, *LONG_ENOUGH, "strategy=local,ring", "sweep_dir=out")
     number = submitted(*words)
@@ -114,26 +114,28 @@ def test_the_documented_script_keeps_what_is_done_at_scancel_and_a_new_job_compl
     wait_until(lambda: runs_ranks("node2"), 30, "ranks")
     time.sleep(5)
     cluster.run("scancel", str(number))
-    job, said = cluster.wait_for(number, 60), (tmp_path / f"{number}.txt").read_text()
+    job, output = cluster.wait_for(number, 60), (tmp_path / f"{number}.txt").read_text()
     assert job["JobState"] == "CANCELLED"
-    statuses = {each["config"]["strategy"]: each["status"] for each in records_of(tmp_path / "out").values()}
-    assert statuses == {"local": "ok", "ring": "interrupted"}, said
+    statuses = {
+        record["config"]["strategy"]: record["status"] for record in records_of(tmp_path / "out").values()
+    }
+    assert statuses == {"local": "ok", "ring": "interrupted"}, output
     assert (tmp_path / "out" / "report.html").stat().st_size > 0
     assert processes_of(number) == []
 
     number = submitted(*words, "resume=true")
-    job, said = cluster.wait_for(number, 180), (tmp_path / f"{number}.txt").read_text()
-    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), said
-    records = {each["config"]["strategy"]: each for each in records_of(tmp_path / "out").values()}
-    assert {name: each["status"] for name, each in records.items()} == {"local": "ok", "ring": "ok"}
+    job, output = cluster.wait_for(number, 180), (tmp_path / f"{number}.txt").read_text()
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), output
+    records = {record["config"]["strategy"]: record for record in records_of(tmp_path / "out").values()}
+    assert {name: record["status"] for name, record in records.items()} == {"local": "ok", "ring": "ok"}
     assert [node["host"] for node in records["ring"]["environment"]["nodes"]] == list(NODES)
     assert gpus_of_agents(records["ring"]) == {GPUS}
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_a_killed_agent_costs_its_cell_and_those_that_need_it(cluster, tmp_path):
-    """Started as salloc starts it on a node, whose variables ask for tasks of its own."""
+def test_killed_agent_costs_only_cells_that_need_its_node(cluster, tmp_path):
+    """The sweep starts as salloc starts it on a node, with variables that ask for several tasks."""
     words = ("cluster=slurm", *QUICK, "seq_len=256,512", "strategy=local,ring", *LONG_ENOUGH[1:])
     asked = ("salloc", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=2", "--quiet")
     on_a_node = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--gpus-per-node=4", "--quiet")
@@ -152,13 +154,13 @@ def test_a_killed_agent_costs_its_cell_and_those_that_need_it(cluster, tmp_path)
     time.sleep(5)
     agent_on("node2").kill()
     wait_until(lambda: len(records_of(tmp_path / "out")) >= 2, DETECTED_S, "record of the lost node")
-    said, _ = launcher.communicate(timeout=180)
-    assert launcher.returncode == 1, said
+    output, _ = launcher.communicate(timeout=180)
+    assert launcher.returncode == 1, output
     records = {
-        (each["config"]["strategy"], each["config"]["seq_len"]): each
-        for each in records_of(tmp_path / "out").values()
+        (record["config"]["strategy"], record["config"]["seq_len"]): record
+        for record in records_of(tmp_path / "out").values()
     }
-    assert {key: each["status"] for key, each in records.items()} == {
+    assert {key: record["status"] for key, record in records.items()} == {
         ("local", 256): "ok", ("ring", 256): "killed", ("local", 512): "ok", ("ring", 512): "killed",
     }  # fmt: skip
     lost, without = records["ring", 256], records["ring", 512]
@@ -166,13 +168,13 @@ def test_a_killed_agent_costs_its_cell_and_those_that_need_it(cluster, tmp_path)
     assert "1 of 2 nodes are left, the cell needs 2" in without["reason"]
     assert gpus_of_agents(records["local", 256]) == {4}
     assert re.search(
-        r"2 of 4 cells failed; to run them again: .* resume=true sweep_dir=out$", said, re.MULTILINE
+        r"2 of 4 cells failed; to run them again: .* resume=true sweep_dir=out$", output, re.MULTILINE
     )
     wait_until(lambda: not cluster.run("squeue", "-h"), 30, "end of the job")
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "refusal"),
     [
         (
             {"SLURM_JOB_NODELIST": ""},
@@ -185,11 +187,11 @@ def test_a_killed_agent_costs_its_cell_and_those_that_need_it(cluster, tmp_path)
     ],
     ids=["outside of an allocation", "on a login node"],
 )
-def test_where_slurm_cannot_be_used_a_sweep_is_refused_in_one_line(tmp_path, variables, said):
+def test_sweep_that_cannot_use_slurm_is_refused_in_one_line(tmp_path, variables, refusal):
     done = typed_here(tmp_path, "-m", "cluster=slurm", "seq_len=256", **variables)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    assert said in line
+    assert refusal in line
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The reference of a cell's work, as a sweep runs one."""
+"""Compare records with the reference of their work, as a sweep does."""
 
 import pytest
 
@@ -9,16 +9,16 @@ from tests.support.cells import run_cell
 
 
 @pytest.fixture(scope="module")
-def held(launcher, tmp_path_factory):
-    """Holds a record against `local` of the same work, which runs once a module."""
-    kept = Trajectories()
+def compared_with_local(launcher, tmp_path_factory):
+    """Return a function that compares a record with `local` of the same work, which runs once a module."""
+    trajectories = Trajectories()
 
-    def hold(cell, record):
-        if cell.workload.trains and not kept.has_reference(work_of(cell)):
+    def compare(cell, record):
+        if cell.workload.trains and not trajectories.has_reference(work_of(cell)):
             reference = reference_of(cell)
-            found, _ = run_cell(launcher, reference, tmp_path_factory.mktemp("local"))
-            assert found.status == "ok", found.reason
-            kept.compare(reference, found)
-        return kept.compare(cell, record)
+            record_of_local, _ = run_cell(launcher, reference, tmp_path_factory.mktemp("local"))
+            assert record_of_local.status == "ok", record_of_local.reason
+            trajectories.compare(reference, record_of_local)
+        return trajectories.compare(cell, record)
 
-    return hold
+    return compare

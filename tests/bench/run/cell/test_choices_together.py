@@ -1,10 +1,10 @@
-"""Choices that meet in one cell pass every gate: each is tested by itself elsewhere."""
+"""Cells that combine many choices pass every gate; other tests try each choice alone."""
 
 import pytest
 
 from tests.support.cells import counted_and_computed, run_cell, tiny_cell
 
-TOGETHER = {
+COMBINATIONS = {
     "padded documents under FSDP2, SGD on a falling rate": (
         "strategy=ring", "seq_len=250", "pad=true", "data=synthetic", "data.packing=documents",
         "engine=fsdp2",
@@ -17,9 +17,9 @@ TOGETHER = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("choices", TOGETHER)
-def test_choices_that_meet_pass_every_gate(launcher, tmp_path, choices):
-    words = TOGETHER[choices]
+@pytest.mark.parametrize("choices", COMBINATIONS)
+def test_combined_choices_pass_every_gate(launcher, tmp_path, choices):
+    words = COMBINATIONS[choices]
     cell = tiny_cell("cluster.world_size=2", "dtype=fp32", "measure.steps=2", *words)
     record, _ = run_cell(launcher, cell, tmp_path)
     assert (record.status, record.reason) == ("ok", None)

@@ -1,4 +1,4 @@
-"""The cause is blamed, not the ranks it dragged along."""
+"""`classify` finds the rank that caused a failure, not the ranks that failed because of it."""
 
 import pytest
 
@@ -7,15 +7,15 @@ from bench.run.cell.ends import classify
 from bench.run.node.ranks import RankEnd, RankFailure
 
 
-def written(message, kind="RuntimeError"):
+def failure_of(message, kind="RuntimeError"):
     return RankFailure(phase="timing", kind=kind, message=message, traceback="", failed_at_s=0.0)
 
 
-PEER_GONE = written("[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer")
+PEER_GONE = failure_of("[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer")
 
 
 def failed(rank, message, kind="RuntimeError", exit_code=1):
-    return RankEnd(rank, exit_code, None, written(message, kind), "")
+    return RankEnd(rank, exit_code, None, failure_of(message, kind), "")
 
 
 def victim(rank):
@@ -48,9 +48,9 @@ def victim(rank):
         (RankEnd(1, 0, None, None, ""), "error"),
     ],
 )
-def test_the_rank_that_failed_first_hand_is_named(culprit, status):
-    found, failure = classify([victim(0), culprit, victim(2)])
-    assert found == status
+def test_classify_names_the_rank_that_failed_by_itself(culprit, status):
+    classified, failure = classify([victim(0), culprit, victim(2)])
+    assert classified == status
     assert failure.rank == 1
 
 
@@ -58,38 +58,38 @@ WATCHDOG = (
     "[PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: NCCL"
     " error: remote process exited or there was a network error, NCCL version 2.28.9"
 )
-OWN = WATCHDOG.replace("remote process exited or there was a network error", "unhandled cuda error")
+OWN_ERROR = WATCHDOG.replace("remote process exited or there was a network error", "unhandled cuda error")
 LOST, STOPPED = RankEnd(0, -6, None, None, WATCHDOG), RankEnd(0, None, None, None, "")
 TIMING = RankState("timing", "forward")
-OTHERS = [
-    ("a mistake, seen by the watchdog", LOST, failed(1, "an own mistake", "ValueError"), "error"),
-    ("an end, seen by the watchdog", LOST, RankEnd(1, 0, None, None, ""), "error"),
-    ("a crash, seen by the watchdog", LOST, RankEnd(1, -11, None, None, ""), "crashed"),
-    ("a kill, seen by the watchdog", LOST, RankEnd(1, -9, None, None, ""), "killed"),
-    ("ended by the watchdog for its own", victim(0), RankEnd(1, -6, None, None, OWN), "crashed"),
+CAUSES = [
+    ("an error, reported by the watchdog", LOST, failed(1, "an own mistake", "ValueError"), "error"),
+    ("an exit, reported by the watchdog", LOST, RankEnd(1, 0, None, None, ""), "error"),
+    ("a crash, reported by the watchdog", LOST, RankEnd(1, -11, None, None, ""), "crashed"),
+    ("a kill, reported by the watchdog", LOST, RankEnd(1, -9, None, None, ""), "killed"),
+    ("ended by the watchdog for its own error", victim(0), RankEnd(1, -6, None, None, OWN_ERROR), "crashed"),
     ("killed, and others stopped", STOPPED, RankEnd(1, -9, None, None, ""), "killed"),
     (
-        "without memory, and killed for waiting", STOPPED,
+        "out of memory, then stopped", STOPPED,
         failed(1, "DefaultCPUAllocator: can't allocate memory", exit_code=None), "out_of_memory",
     ),
     ("silent after others lost a peer", victim(0), RankEnd(1, None, None, None, ""), "error"),
     (
         "kept others waiting, and lost them", STOPPED,
-        RankEnd(1, 1, None, PEER_GONE, "", place=TIMING, hang="in barrier"), "timed_out",
+        RankEnd(1, 1, None, PEER_GONE, "", state=TIMING, hang="in barrier"), "timed_out",
     ),
     ("without a report", RankEnd(0, 0, {}, None, ""), RankEnd(1, 0, None, None, ""), "error"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("other", "culprit", "status"), [each[1:] for each in OTHERS], ids=[each[0] for each in OTHERS]
+    ("other", "culprit", "status"), [case[1:] for case in CAUSES], ids=[case[0] for case in CAUSES]
 )
-def test_whoever_was_dragged_along_is_not_blamed(other, culprit, status):
-    found, failure = classify([other, culprit])
-    assert (found, failure.rank) == (status, 1)
+def test_classify_blames_no_rank_that_lost_its_peer(other, culprit, status):
+    classified, failure = classify([other, culprit])
+    assert (classified, failure.rank) == (status, 1)
 
 
-def test_ranks_that_wait_for_ever_are_timed_out():
+def test_ranks_that_run_at_the_deadline_are_timed_out():
     status, failure = classify([STOPPED, RankEnd(1, None, None, None, "")])
     assert status == "timed_out"
     assert "measure.timeout_s" in failure.message
@@ -103,25 +103,25 @@ def test_ranks_that_wait_for_ever_are_timed_out():
         RankEnd(1, -6, None, None, "terminate called without an active exception"),
         RankEnd(1, 127, None, None, "cannot allocate memory for thread-local data: ABORT"),
         failed(1, "Resource temporarily unavailable"),
-        RankEnd(1, -11, None, None, "", place=TIMING),
+        RankEnd(1, -11, None, None, "", state=TIMING),
     ],
 )
-def test_under_a_limit_more_deaths_are_the_limits(culprit):
+def test_a_memory_limit_explains_more_crashes(culprit):
     status, failure = classify([victim(0), culprit], limited=True)
     assert (status, failure.rank) == ("out_of_memory", 1)
     assert failure.out_of_memory.memory == "host"
 
 
 @pytest.mark.parametrize("phase", [None, "start", "join", "strategy", "limit"])
-def test_a_crash_before_the_limit_counts_is_none_of_its_doing(phase):
-    place = phase and RankState(phase, None)
-    assert classify([RankEnd(0, -11, None, None, "", place=place)], limited=True)[0] == "crashed"
+def test_a_crash_before_the_memory_limit_is_a_crash(phase):
+    state = phase and RankState(phase, None)
+    assert classify([RankEnd(0, -11, None, None, "", state=state)], limited=True)[0] == "crashed"
 
 
-def test_a_rank_without_a_failure_is_where_it_was_last():
-    _, failure = classify([RankEnd(0, -11, None, None, "", place=TIMING)])
+def test_failure_without_a_report_has_the_last_state_of_the_rank():
+    _, failure = classify([RankEnd(0, -11, None, None, "", state=TIMING)])
     assert (failure.phase, failure.step_phase) == ("timing", "forward")
-    _, failure = classify([STOPPED, RankEnd(1, 1, None, PEER_GONE, "", place=TIMING, hang="in barrier")])
+    _, failure = classify([STOPPED, RankEnd(1, 1, None, PEER_GONE, "", state=TIMING, hang="in barrier")])
     assert (failure.step_phase, failure.kind, failure.message) == ("forward", "timed_out", "in barrier")
 
 

@@ -1,7 +1,7 @@
-"""Every class of fault is a wrong result, whose reason names the first departure.
+"""Every class of fault makes a wrong result, whose reason names the first difference.
 
-No gate knows any of these faults. Those in ALONE are found by what one cell does; those in HELD only by what
-`local` did with the same data, which a sweep without `local` runs of its own accord.
+No gate knows these faults. A cell alone shows the faults in FAST_ALONE and SLOW_ALONE. Only a comparison with
+`local` on the same data shows the faults in FAST_COMPARED and SLOW_COMPARED.
 """
 
 import re
@@ -35,14 +35,14 @@ RING = ("strategy=ring",)
 PACKED = (*RING, "data.packing=documents")
 CALL = ("workload=attention",)
 FOUR = (*CALL, "cluster.world_size=4")
-"""What attention gets wrong needs no model around it: its parity is checked first in any cell."""
+"""Attention alone, without a model: parity is checked first in any cell."""
 FOUR_RING = (*FOUR, *RING)
-LENT = ("strategy=distflash_attn", "cluster.world_size=4")
-KEPT = (*FOUR, "strategy=ring_self_attention")
+DISTFLASH = ("strategy=distflash_attn", "cluster.world_size=4")
+SELF_ATTENTION = (*FOUR, "strategy=ring_self_attention")
 ATTENTION = "rank 0, parity: attention parity: .*"
 LONG_ROWS, LONG_KEYS, LONG_SUMS = (
-    f"attention at 2,048 tokens: {said}"
-    for said in (
+    f"attention at 2,048 tokens: {problem}"
+    for problem in (
         "out of the sampled rows is off",
         "dk of the sampled keys is off",
         "d[kv] and [a-z]+ disagree",
@@ -71,9 +71,10 @@ FAST_ALONE = [
     (nothing, (*FOUR_RING, "mistake=own_block_in_ring_backward"), ATTENTION + "dq is off"),
     (attention.fill_a_permuted_buffer, FOUR, ATTENTION + "is off"),
     (attention.forget_documents, PACKED, "attention crosses the boundaries of documents"),
-    (rings.compute_kept_outputs_again, (*LENT, "strategy.checkpoints=attention_output", "checkpointing=true"),
+    (rings.compute_kept_outputs_again,
+     (*DISTFLASH, "strategy.checkpoints=attention_output", "checkpointing=true"),
      "rank 0: attention sent .* has to send"),
-    (rings.leave_gradients_a_rank_from_home, KEPT, ATTENTION + "dk is off"),
+    (rings.leave_gradients_a_rank_from_home, SELF_ATTENTION, ATTENTION + "dk is off"),
     (tokens.forget_to_shard_rank_1, (), "other tokens"),
     (tokens.contiguous_positions_with_zigzag, RING, "other tokens"),
     (nothing, ("mistake=labels_shifted_in_shards",), "other tokens"),
@@ -119,13 +120,13 @@ FAST_ALONE = [
     (unwatched.exchange_only_while_inspected, (*LONG, "measure.trace=true"),
      r"made 0 calls of all_to_all, the inspected step 4 \(attention\)"),
 ]  # fmt: skip
-"""One for each line of a gate that no other test guards."""
+"""Faults that run by default: one for each line of a gate that no other test guards."""
 SLOW_ALONE = [
-    (rings.drop_the_last_round, LENT, ATTENTION + "ring step 2 is dropped"),
-    (rings.keep_the_gradients_of_lent_keys, LENT, ATTENTION + "dk is off"),
-    (attention.skip_the_lse_rescale, LENT, ATTENTION + "added without rescaling by their LSE"),
-    (attention.drop_a_ring_step, KEPT, ATTENTION + "ring step 3 is dropped"),
-    (rings.forget_the_sum_of_a_row, KEPT, ATTENTION + "dq is off"),
+    (rings.drop_the_last_round, DISTFLASH, ATTENTION + "ring step 2 is dropped"),
+    (rings.keep_the_gradients_of_lent_keys, DISTFLASH, ATTENTION + "dk is off"),
+    (attention.skip_the_lse_rescale, DISTFLASH, ATTENTION + "added without rescaling by their LSE"),
+    (attention.drop_a_ring_step, SELF_ATTENTION, ATTENTION + "ring step 3 is dropped"),
+    (rings.forget_the_sum_of_a_row, SELF_ATTENTION, ATTENTION + "dq is off"),
     (long.enlarge_the_gradient_of_the_keys_by_a_tenth, LONG, LONG_KEYS),
     (long.lose_a_hop_of_the_keys_of_one_head, (*RING, *LONG), LONG_KEYS),
     (engine.lose_the_gradient_of_a_matrix, ("engine=zero3",), gradient("mlp.down_proj", "zero3")),
@@ -142,10 +143,10 @@ SLOW_ALONE = [
     (unwatched.be_right_before_the_first_step_only, (), "attention at 512 tokens: out of the sampled rows"),
     (unwatched.be_right_in_the_first_step_only, (), "attention at 512 tokens: out of the sampled rows"),
 ]  # fmt: skip
-FAST_HELD = [
+FAST_COMPARED = [
     (unwatched.exchange_while_looked_at_only, ("measure.trace=true",), "step 0: the loss"),
 ]
-SLOW_HELD = [
+SLOW_COMPARED = [
     (long.cut_the_loss_of_rank_1, LONG, "step 0: the loss"),
     (long.feed_other_tokens_than_noted, (*RING, *LONG), "step 0: the loss"),
     (late.learn_twice_as_fast_later, (), "step 3: the loss"),
@@ -155,10 +156,10 @@ SLOW_HELD = [
 
 
 def cell_of(words):
-    """Return the cell of these words; `mistake=` stands for what `experiment=loss_equivalence` sets."""
-    made = {word.partition("=")[2] for word in words if word.startswith("mistake=")}
+    """Return the cell of these words, of which `mistake=` sets its injected fault."""
+    faults = {word.partition("=")[2] for word in words if word.startswith("mistake=")}
     cell = make_cell(*WORDS, *(word for word in words if not word.startswith("mistake=")))
-    return replace(cell, inject_fault=made.pop()) if made else cell
+    return replace(cell, inject_fault=faults.pop()) if faults else cell
 
 
 def cases(fast, slow):
@@ -169,38 +170,38 @@ def cases(fast, slow):
     ]
 
 
-def passes_before(said):
-    """Those that take longest and do not find what is said."""
-    if said.startswith((ATTENTION, "attention crosses")):
+def passes_before(reason):
+    """Return slow passes that do not find the fault with this reason."""
+    if reason.startswith((ATTENTION, "attention crosses")):
         return ()
     return (
         ("parity",)
-        if said.startswith(("objective", "gradient norm", "rank 0: "))
+        if reason.startswith(("objective", "gradient norm", "rank 0: "))
         else ("parity", "objective")
     )
 
 
-@pytest.mark.parametrize(("fault", "words", "said"), cases(FAST_ALONE, SLOW_ALONE))
-def test_a_fault_is_found_in_the_cell_itself(launcher, tmp_path, fault, words, said):
+@pytest.mark.parametrize(("fault", "words", "reason"), cases(FAST_ALONE, SLOW_ALONE))
+def test_a_cell_with_a_fault_is_a_wrong_result(launcher, tmp_path, fault, words, reason):
     entry, cell = partial(tampered, fault), cell_of(words)
-    record, _ = run_cell(launcher, cell, tmp_path, entry, without=passes_before(said))
+    record, _ = run_cell(launcher, cell, tmp_path, entry, without=passes_before(reason))
     assert record.status == "wrong_result", record.reason
-    assert re.search(said, record.reason)
+    assert re.search(reason, record.reason)
     assert (record.timing, record.trace, record.fixed_cost_s) == (None, None, None)
     assert (record.checks is None) == (record.failure is not None)
     assert as_record(as_line(record)).reason == record.reason
 
 
-@pytest.mark.parametrize(("fault", "words", "said"), cases(FAST_HELD, SLOW_HELD))
-def test_a_fault_that_leaves_one_cell_plausible_departs_from_local(
-    launcher, tmp_path, held, fault, words, said
+@pytest.mark.parametrize(("fault", "words", "reason"), cases(FAST_COMPARED, SLOW_COMPARED))
+def test_a_fault_that_no_gate_finds_departs_from_local(
+    launcher, tmp_path, compared_with_local, fault, words, reason
 ):
     cell = make_cell(*WORDS, *words)
     alone, _ = run_cell(launcher, cell, tmp_path, partial(tampered, fault))
     assert (alone.status, alone.reason) == ("ok", None)
-    record = held(cell, alone)
+    record = compared_with_local(cell, alone)
     assert record.status == "wrong_result"
-    assert record.reason.startswith(said)
+    assert record.reason.startswith(reason)
     assert record.reason.endswith("of local on the same data")
     assert (record.timing, record.fixed_cost_s) == (None, None)
 
@@ -208,8 +209,8 @@ def test_a_fault_that_leaves_one_cell_plausible_departs_from_local(
 @pytest.mark.parametrize(
     "module", [attention, tokens, rings, long, engine, late, small, not_finite, unwatched]
 )
-def test_a_class_has_three_faults_at_least_and_each_is_in_a_table(module):
-    functions = (each for each in vars(module).values() if isfunction(each))
-    faults = {each for each in functions if [*signature(each).parameters] == ["job"]}
+def test_each_fault_class_has_three_faults_all_in_a_table(module):
+    functions = filter(isfunction, vars(module).values())
+    faults = {function for function in functions if [*signature(function).parameters] == ["job"]}
     assert len(faults) >= 3
-    assert faults <= {fault for fault, *_ in (*FAST_ALONE, *SLOW_ALONE, *FAST_HELD, *SLOW_HELD)}
+    assert faults <= {fault for fault, *_ in (*FAST_ALONE, *SLOW_ALONE, *FAST_COMPARED, *SLOW_COMPARED)}

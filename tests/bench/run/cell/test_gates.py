@@ -1,4 +1,4 @@
-"""No number without a check in front of it: bytes by formula, shapes by configuration, tokens by digest."""
+"""Gates compare bytes and shapes inside attention with the strategy's formula and the configuration."""
 
 import pytest
 
@@ -44,7 +44,7 @@ CASES_AND_FLAGS += [
 
 @pytest.fixture(scope="module")
 def cells(request):
-    """The cells that the chosen tests look into, by their words."""
+    """Return the cells of the selected tests, by their words."""
     return {
         " ".join(words): tiny_cell("cluster.world_size=4", *words)
         for words in chosen(request, "inside", "words")
@@ -53,32 +53,32 @@ def cells(request):
 
 @pytest.fixture(scope="module")
 def inside(launcher, tmp_path_factory, cells):
-    """By cell and rank, what attention was given and collectives carried in one step."""
+    """Return the shapes and bytes inside attention in one step, by cell and rank."""
     return seen_inside(launcher, tmp_path_factory.mktemp("cells"), cells)
 
 
 @pytest.mark.parametrize("words", CASES_AND_FLAGS)
-def test_attention_exchanges_the_bytes_of_its_formula(cells, inside, words):
+def test_attention_sends_the_bytes_of_its_formula(cells, inside, words):
     cell, ranks = cells[" ".join(words)], inside[" ".join(words)]
     sent, facts = [rank["sent_bytes"].get("attention", 0) for rank in ranks], STRATEGIES[cell.strategy]
     assert sent == [facts.rank_communication_bytes(cell, rank % cell.sp_degree) for rank in range(len(ranks))]
     assert max(sent) == facts.communication_bytes(cell)
     assert (sent[0] > 0) == (cell.sp_degree > 1)
-    given = [cell.shard_len, cell.model.num_heads, cell.model.num_kv_heads]
-    assert [rank["shapes"] for rank in ranks] == [[given]] * cell.cluster.world_size
+    shape = [cell.shard_len, cell.model.num_heads, cell.model.num_kv_heads]
+    assert [rank["shapes"] for rank in ranks] == [[shape]] * cell.cluster.world_size
 
 
 @pytest.mark.parametrize(
     ("rotation", "kinds"), [("allgather", {"all_gather", "all_to_all"}), ("alltoall", {"all_to_all"})]
 )
-def test_the_record_shows_which_rotation_ran(launcher, tmp_path, rotation, kinds):
+def test_torch_cp_record_shows_which_rotation_ran(launcher, tmp_path, rotation, kinds):
     cell = tiny_cell(
         "strategy=torch_cp", f"strategy.rotation={rotation}", "engine=ddp", "cluster.world_size=2"
     )
     record, _ = run_cell(launcher, cell, tmp_path, without=CHECKS)
     assert record.config["strategy.rotation"] == rotation
-    seen = record.engagement.calls
-    assert {call.split()[1] for call in seen if call.startswith("attention")} == kinds
+    calls = record.engagement.calls
+    assert {call.split()[1] for call in calls if call.startswith("attention")} == kinds
     counted, computed = counted_and_computed(record)
     assert counted == computed
 
@@ -87,7 +87,7 @@ PURPOSES = {"ddp": {"gradients"}, "fsdp2": {"gradients", "parameters"}, "zero3":
 
 
 @pytest.mark.parametrize("words", [pytest.param((f"engine={engine}",), id=engine) for engine in PURPOSES])
-def test_the_engines_own_traffic_is_not_booked_as_attention(cells, inside, words):
+def test_engine_communication_is_not_counted_as_attention(cells, inside, words):
     cell, sent = cells[" ".join(words)], inside[" ".join(words)][0]["sent_bytes"]
     assert PURPOSES[cell.engine.name] <= {purpose for purpose, size in sent.items() if size}
     assert sent["attention"] == STRATEGIES[cell.strategy].communication_bytes(cell)

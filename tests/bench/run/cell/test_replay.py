@@ -1,4 +1,4 @@
-"""One rank of a cell without the others: it holds and sends what the real rank does, and says what it is."""
+"""A replay runs one rank of a cell, which allocates and sends the same as that rank in a real cell."""
 
 import math
 from collections import Counter
@@ -32,32 +32,32 @@ def replay(launcher, folder, *words, entry=None):
 
 
 def compared(launcher, folder, strategy, ranks, engine):
-    """The first and the last rank, each replayed and real, with equal peaks."""
-    found = compare(launcher, folder, words_of(strategy, ranks, engine), (0, ranks - 1))
-    for rank, each in found.items():
-        assert not isinstance(each, str), (rank, each)
-        assert abs(each.difference) <= NOISE_BYTES, (rank, each)
-        assert abs(each.replayed.whole_life - each.real[0].whole_life) <= NOISE_BYTES, (rank, each)
-    return found
+    """Compare the first and the last rank with their replays, whose peaks must be equal."""
+    comparisons = compare(launcher, folder, words_of(strategy, ranks, engine), (0, ranks - 1))
+    for rank, found in comparisons.items():
+        assert not isinstance(found, str), (rank, found)
+        assert abs(found.difference) <= NOISE_BYTES, (rank, found)
+        assert abs(found.replayed.whole_life - found.real[0].whole_life) <= NOISE_BYTES, (rank, found)
+    return comparisons
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("strategy", STRATEGIES_OF_CI)
-def test_a_replayed_rank_holds_and_sends_what_the_real_one_does(launcher, tmp_path, strategy, engine):
-    for each in compared(launcher, tmp_path, strategy, 4, engine).values():
-        assert each.replayed.sent_bytes == each.real[0].sent_bytes
-        assert each.replayed.calls == each.real[0].calls
+def test_replay_peaks_and_bytes_equal_those_of_the_real_rank(launcher, tmp_path, strategy, engine):
+    for found in compared(launcher, tmp_path, strategy, 4, engine).values():
+        assert found.replayed.sent_bytes == found.real[0].sent_bytes
+        assert found.replayed.calls == found.real[0].calls
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("strategy", [name for name in INSTALLED if STRATEGIES[name].shares_sequences])
-def test_every_strategy_holds_what_the_real_rank_does(launcher, tmp_path, strategy, engine, ranks):
+def test_replay_peaks_equal_those_of_the_real_rank_everywhere(launcher, tmp_path, strategy, engine, ranks):
     assert compared(launcher, tmp_path, strategy, ranks, engine)
 
 
-def test_the_record_says_what_ran_and_claims_no_value(launcher, tmp_path):
+def test_replay_record_names_its_rank_and_claims_no_value(launcher, tmp_path):
     record = replay(launcher, tmp_path, "strategy=ring", "layout=contiguous")
     assert (record.status, record.provenance) == ("ok", Provenance.REPLAYED)
     assert record.config["replay.rank"] == 3  # the last one has most to do
@@ -66,14 +66,14 @@ def test_the_record_says_what_ran_and_claims_no_value(launcher, tmp_path):
     not_made = {check.what for check in record.checks if check.reason}
     assert {"attention", "losses and gradient norms", "attention at full length"} <= not_made
     moved = Counter()
-    for each in record.engagement.messages:
-        moved[each.exchange.kind] += each.sent_bytes * (each.purpose == "attention")
+    for message in record.engagement.messages:
+        moved[message.exchange.kind] += message.sent_bytes * (message.purpose == "attention")
     assert moved["send"] == moved["recv"] == record.engagement.sent_bytes["attention"][0] > 0
     assert record.analytic.link_ms is None  # no file says what joins these cores
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_the_gate_asks_for_the_bytes_of_the_rank_that_ran(launcher, tmp_path, rank):
+def test_replay_gate_expects_the_bytes_of_the_rank_that_ran(launcher, tmp_path, rank):
     words = ("strategy=distflash_attn", "checkpointing=true", f"replay.rank={rank}")
     cell = make_cell(*SHORT, *words)
     facts = STRATEGIES["distflash_attn"]
@@ -82,16 +82,16 @@ def test_the_gate_asks_for_the_bytes_of_the_rank_that_ran(launcher, tmp_path, ra
     assert record.status == "ok", record.reason
 
 
-def test_attention_alone_has_times_and_no_errors(launcher, tmp_path):
+def test_replay_of_attention_has_times_and_no_errors(launcher, tmp_path):
     record = replay(launcher, tmp_path, "strategy=ring", "workload=attention", "replay.rank=2")
     assert record.status == "ok", record.reason
     calls = record.attention
     assert calls.error_ulps == {}
-    assert calls.one_device_forward_ms  # by the rank that ran
+    assert calls.one_device_forward_ms  # measured by the rank that ran
 
 
-def test_the_rank_that_runs_tells_where_it_is(launcher, tmp_path):
-    """The hang watch and the progress line need its pace."""
+def test_replay_reports_the_stages_of_the_rank_that_runs(launcher, tmp_path):
+    """The hang watch and the progress line need them."""
     stages = []
     listener = SimpleNamespace(tell=stages.append, tick=lambda: None)
     cell = make_cell(*SHORT, "strategy=ring", "replay.rank=3")
@@ -99,7 +99,7 @@ def test_the_rank_that_runs_tells_where_it_is(launcher, tmp_path):
     assert {"timing", "engagement"} <= {stage.pass_name for stage in stages}
 
 
-def test_its_line_is_a_range(launcher, tmp_path):
+def test_outcome_of_a_replay_is_a_range(launcher, tmp_path):
     record = replay(launcher, tmp_path, "strategy=ring", "workload=attention")
     assert outcome(record).startswith("at most ")
     link_ms = {"attention": Band(1.0, 2.0, 512e3)}
@@ -113,18 +113,18 @@ def hand_out_nan(job, log):
 
 
 @pytest.mark.parametrize("words", [("strategy=ulysses",), ("strategy=ring", "workload=attention")])
-def test_numbers_that_are_not_finite_are_found_on_the_rank_that_ran(launcher, tmp_path, words):
+def test_replay_names_the_rank_whose_number_is_not_finite(launcher, tmp_path, words):
     record = replay(launcher, tmp_path, *words, "replay.rank=3", entry=hand_out_nan)
     assert record.status == "wrong_result"
     assert "rank 3" in record.reason or record.reason.startswith("attention: out of a timed call")
 
 
-def test_a_report_with_such_a_number_is_named_by_the_rank_that_ran():
+def test_flaw_of_a_rank_names_the_rank_of_the_replay():
     report = RankReport({}, {}, flaw="timing.window_ms is nan")
     assert flaw_of_a_rank([report], range(3, 4)).startswith("rank 3: timing.window_ms is nan")
 
 
-def test_many_ranks_are_replayed_by_one_process(launcher, tmp_path):
+def test_replay_of_16_ranks_needs_one_process(launcher, tmp_path):
     ranks = 16
     heads = ("model=qwen3_nano", "model.num_heads=8", "model.num_kv_heads=8")
     words = ("strategy=usp", "ulysses_degree=8", *heads)

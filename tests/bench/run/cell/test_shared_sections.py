@@ -1,4 +1,4 @@
-"""A check stands for another cell exactly when it would have done the same."""
+"""A check is shared by cells exactly if it would do the same in each of them."""
 
 import pytest
 from rich.console import Console
@@ -28,21 +28,21 @@ def shared(launcher, tmp_path_factory):
     cell = tiny_cell(*BASE, "seq_len=1k")
     record, _ = run_cell(launcher, cell, tmp_path_factory.mktemp("cell"))
     shared = SharedSections()
-    shared.keep(cell, record)
+    shared.remember(cell, record)
     return shared
 
 
 @pytest.mark.parametrize("word", SAME)
-def test_a_difference_the_check_never_reads_needs_no_second_check(shared, word):
-    assert shared.of(tiny_cell(*BASE, "seq_len=1k", word))
+def test_parity_is_shared_by_cells_it_cannot_tell_apart(shared, word):
+    assert shared.sections_for(tiny_cell(*BASE, "seq_len=1k", word))
 
 
 @pytest.mark.parametrize("word", OTHER)
-def test_a_difference_the_check_depends_on_needs_a_check_of_its_own(shared, word):
-    assert not shared.of(tiny_cell(*BASE, "seq_len=1k", word))
+def test_parity_is_not_shared_if_the_difference_matters(shared, word):
+    assert not shared.sections_for(tiny_cell(*BASE, "seq_len=1k", word))
 
 
-def test_a_sweep_checks_equal_cells_once_and_says_where(launcher, tmp_path):
+def test_a_sweep_checks_equal_cells_once_and_records_where(launcher, tmp_path):
     raws = [composed(*TINY, *BASE, f"seq_len={n}", f"sweep_dir={tmp_path}") for n in ("512", "1k", "2k")]
     planned, quiet = plan(raws, TWO_CORES, single=False), Progress(Console(quiet=True))
     assert run_plan(planned, launcher, quiet, write_report=lambda _: True) == 0

@@ -1,6 +1,6 @@
-"""No gate finds anything in a sound strategy, in every dtype of every engine, short and long.
+"""Every sound strategy passes every gate, in every dtype of every engine, at a short and a long length.
 
-A false alarm takes a result from somebody, so every limit leaves room above what these cells err by.
+A false alarm costs a user a result, so every limit is above the errors of these cells.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from tests.support.cells import INSTALLED, make_cell, run_cell
 
 LENGTHS = ("512", "4k")
 RANKS = {"usp": 4}
-"""Of a strategy that is two in one, so that both have somebody to talk to; the others have two."""
+"""Ranks of strategies that need more than two to communicate in both of their dimensions."""
 MEASURE = (
     "measure.steps=2", "measure.warmup_steps=0", "measure.budget_s=100", "measure.trace=false",
     "measure.repeats=1",
@@ -21,7 +21,7 @@ MEASURE = (
 
 CASES = [
     (strategy, choice, dtype, length)
-    for choice, dtypes in {**{f"engine={name}": each.dtypes for name, each in ENGINE_FACTS.items()},
+    for choice, dtypes in {**{f"engine={name}": facts.dtypes for name, facts in ENGINE_FACTS.items()},
                            "workload=attention": tuple(DTYPE_BYTES)}.items()
     for dtype in dtypes
     for length in LENGTHS
@@ -37,9 +37,9 @@ def cell_of(strategy, choice, dtype, length):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_a_sound_strategy_is_ok(launcher, tmp_path, held, case):
+def test_a_sound_strategy_is_ok(launcher, tmp_path, compared_with_local, case):
     cell = cell_of(*case)
-    record = held(cell, run_cell(launcher, cell, tmp_path)[0])
+    record = compared_with_local(cell, run_cell(launcher, cell, tmp_path)[0])
     assert (record.status, record.reason) == ("ok", None)
     if cell.workload.trains:
         assert record.losses.compared_steps == len(record.losses.loss)

@@ -1,4 +1,4 @@
-"""Two sweeps do not measure on the same devices at once, and no lease outlives its holder."""
+"""A lease keeps two sweeps from measuring on the same device, and ends with its holder."""
 
 import os
 import shlex
@@ -19,27 +19,27 @@ from bench.run.node.lease import MACHINE, VARIABLE, gpus_of, lease
 from tests.support.cells import FOUR_H100, make_cell
 from tests.support.command import typed_here
 
-HOLDS = """
+HOLDER = """
 import subprocess, sys, time
 from pathlib import Path
 from bench.config import WhenTaken
 from bench.run.node.lease import lease
 with lease((), WhenTaken.REFUSE, print, folder=Path("their sweep")):
     child = subprocess.Popen(["sleep", "60"], close_fds=False, stdout=subprocess.DEVNULL)
-    print("held", child.pid, flush=True)
+    print("leased", child.pid, flush=True)
     time.sleep(60)
 """
 
 
 @pytest.fixture(autouse=True)
 def leases(tmp_path, monkeypatch):
-    """A machine of this test's own."""
+    """Give the test its own folder of leases."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "leases"))
     return tmp_path / "leases"
 
 
-def refused(*gpus):
-    """What is said where these devices are held by another; None where they are free."""
+def refusal(*gpus):
+    """Return the refusal to lease these devices, or None if they are free."""
     try:
         with lease(gpus, WhenTaken.REFUSE, print):
             return None
@@ -48,35 +48,37 @@ def refused(*gpus):
 
 
 @pytest.fixture
-def held():
-    """Another process that holds the machine."""
+def holder():
+    """Start another process that leases the machine."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDS], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
     ) as process:
-        said, child = process.stdout.readline().split()
-        assert said == "held"
+        word, child = process.stdout.readline().split()
+        assert word == "leased"
         yield process
         process.kill()
         os.kill(int(child), signal.SIGKILL)
 
 
-def test_a_lease_says_who_holds_it_and_dies_with_its_holder_but_not_with_its_children(held, leases):
-    said = refused()
-    assert said.startswith(f"lease=refuse: this machine is in use by -c (pid {held.pid}, folder ")
-    assert said.endswith("their sweep); wait for it, or add lease=none")
+def test_lease_names_its_holder_and_ends_with_that_process(holder, leases):
+    """The holder's child, which still runs, does not prolong it."""
+    line = refusal()
+    assert line.startswith(f"lease=refuse: this machine is in use by -c (pid {holder.pid}, folder ")
+    assert "their sweep); " in line
+    assert line.endswith("lease=none")
     (leases / f"{MACHINE}.txt").write_text("\x1b[2Ja\nb" * 10**5)
-    assert refused().isprintable()
-    assert len(refused()) < 1000
-    held.send_signal(signal.SIGKILL)
-    held.wait()
-    assert refused() is None
+    assert refusal().isprintable()
+    assert len(refusal()) < 1000
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert refusal() is None
 
 
-def test_whoever_waits_says_so_once_and_goes_on_when_it_is_free(leases):
-    said, entered = [], threading.Event()
+def test_lease_prints_one_line_and_waits_until_it_is_free(leases):
+    lines, entered = [], threading.Event()
 
     def wait():
-        with lease((), WhenTaken.WAIT, said.append):
+        with lease((), WhenTaken.WAIT, lines.append):
             entered.set()
 
     with lease((), WhenTaken.WAIT, print, folder=Path("first")):
@@ -85,38 +87,38 @@ def test_whoever_waits_says_so_once_and_goes_on_when_it_is_free(leases):
         assert not entered.wait(0.8)
     assert entered.wait(10)
     waiting.join()
-    (line,) = said
-    assert line.startswith("waiting for this machine, in use by ")
-    assert line.endswith("first); lease=none runs beside it")
+    (line,) = lines
+    assert line.startswith("waiting for this machine, which is in use by ")
+    assert "first); lease=none" in line
     assert not (leases / f"{MACHINE}.txt").exists()
 
 
-def test_neighbours_on_other_gpus_run(leases):
+def test_lease_of_other_gpus_is_free(leases):
     with lease(("a", "b"), WhenTaken.REFUSE, print):
-        assert refused("c") is None
-        assert f"GPU b is in use by {shlex.join(sys.argv)[:20]}" in refused("b", "c")
-        assert refused("c") is None, "what was held on the way to the refusal is free again"
-        assert refused() is None
+        assert refusal("c") is None
+        assert f"GPU b is in use by {shlex.join(sys.argv)[:20]}" in refusal("b", "c")
+        assert refusal("c") is None, "GPU c, which was locked before the refusal, is free again"
+        assert refusal() is None
         with lease(("a",), WhenTaken.NONE, print):
             pass
-    # Another user can take it: filelock takes a stranger's file only where its folder has no sticky bit.
+    # Another user can take it: filelock takes another user's file only if its folder has no sticky bit.
     assert stat.S_IMODE(leases.stat().st_mode) == 0o777
     assert {stat.S_IMODE(path.stat().st_mode) for path in leases.iterdir()} == {0o666}
 
 
-def test_where_no_lease_can_be_taken_a_line_says_so_and_the_sweep_runs(leases):
+def test_lease_that_cannot_be_taken_prints_a_line_and_goes_on(leases):
     leases.write_text("no folder")
-    said = []
-    with lease((), WhenTaken.WAIT, said.append):
+    lines = []
+    with lease((), WhenTaken.WAIT, lines.append):
         pass
-    assert said[0].startswith(f"no lease of this machine ({leases}")
+    assert lines[0].startswith(f"cannot lock this machine ({leases}")
 
 
-def test_a_gpu_sweep_holds_the_gpus_that_its_ranks_are_on(monkeypatch):
+def test_gpus_of_are_the_gpus_of_the_running_ranks(monkeypatch):
     monkeypatch.setattr("bench.run.node.lease.visible_uuids", lambda: ["GPU-0", "GPU-1", "GPU-2", "GPU-3"])
     two, shared = (
-        make_cell("cluster=gpu", "cluster.world_size=2", f"cluster.ranks_per_gpu={each}", machine=FOUR_H100)
-        for each in (1, 2)
+        make_cell("cluster=gpu", "cluster.world_size=2", f"cluster.ranks_per_gpu={ranks}", machine=FOUR_H100)
+        for ranks in (1, 2)
     )
     assert gpus_of([two, shared]) == ["GPU-0", "GPU-1"]
     assert gpus_of([shared]) == ["GPU-0"]
@@ -130,8 +132,8 @@ SWEEP = ("-m", "seq_len=256", "strategy=local", "sweep_dir=out")
 
 @pytest.mark.ranks
 @pytest.mark.usefixtures("sigint_raises")
-def test_ctrl_c_while_a_sweep_waits_is_an_interruption_that_leaves_nothing(tmp_path, held):
-    path = tmp_path / "said"
+def test_ctrl_c_while_waiting_for_a_lease_leaves_nothing(tmp_path, holder):
+    path = tmp_path / "output"
 
     def interrupt():
         deadline_s = time.monotonic() + 30
@@ -142,7 +144,7 @@ def test_ctrl_c_while_a_sweep_waits_is_an_interruption_that_leaves_nothing(tmp_p
     with path.open("w", buffering=1) as out, ThreadPoolExecutor(1) as person:
         person.submit(interrupt)
         done = typed_here(tmp_path, *SWEEP, out=out)
-    assert f"(pid {held.pid}, " in path.read_text()
+    assert f"(pid {holder.pid}, " in path.read_text()
     assert (done.returncode, done.stderr) == (
         130,
         "interrupted before any cell ran; run the same command again\n",

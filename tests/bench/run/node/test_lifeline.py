@@ -1,4 +1,4 @@
-"""A launcher that is killed takes its ranks and its fork server with it."""
+"""Ranks and fork server end when their launcher is killed."""
 
 import signal
 import subprocess
@@ -34,9 +34,9 @@ def launched(tmp_path):
     with subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE) as launcher:
         rank, server = (psutil.Process(int(pid)) for pid in launcher.stdout.readline().split())
         yield launcher, rank, server
-        for each in (launcher, rank, server):
-            if each.pid and psutil.pid_exists(each.pid):
-                each.kill()
+        for process in (launcher, rank, server):
+            if process.pid and psutil.pid_exists(process.pid):
+                process.kill()
 
 
 @pytest.mark.fault(11)

@@ -1,4 +1,4 @@
-"""The server that ranks are forked from: what its processes run, and what it makes of broken packages."""
+"""The fork server: what its processes import, interruptions while they start, and broken packages."""
 
 import gc
 import json
@@ -18,26 +18,26 @@ from bench.run.node.server import ForkServer
 from tests.support.cells import tiny_cell
 
 
-def end_by_whether_garbage_is_collected():
+def exit_by_whether_gc_is_enabled():
     sys.exit(0 if gc.isenabled() else 1)
 
 
-def test_a_rank_does_not_run_the_command_s_main_module_and_collects_garbage(tmp_path, launcher, monkeypatch):
-    """The server's own imports ran without its collection."""
+def test_forked_process_skips_the_main_module_and_enables_gc(tmp_path, launcher, monkeypatch):
+    """The server imports packages with the garbage collection switched off."""
     path = tmp_path / "main.py"
     path.write_text("raise SystemExit('was run')")
     main = ModuleType("__main__")
     main.__file__ = str(path)
     monkeypatch.setitem(sys.modules, "__main__", main)
-    process = ForkServer().process(end_by_whether_garbage_is_collected)
+    process = ForkServer().create_process(exit_by_whether_gc_is_enabled)
     process.start()
     process.join()
     assert (process.exitcode, sys.modules["__main__"]) == (0, main)
 
 
 @pytest.mark.usefixtures("sigint_raises")
-def test_an_interruption_while_a_rank_is_started_leaves_no_rank(launcher, tmp_path, monkeypatch):
-    """It comes when the rank runs and the launcher does not know its number yet."""
+def test_an_interruption_while_a_rank_starts_leaves_no_rank(launcher, tmp_path, monkeypatch):
+    """The signal arrives when the rank runs and the launcher does not know its PID yet."""
     read_number = forkserver.read_signed
 
     def interrupted(descriptor):
@@ -67,7 +67,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.ranks
-def test_a_package_that_ranks_cannot_do_without_is_the_failure_of_each(tmp_path):
+def test_a_broken_package_is_the_failure_of_every_rank(tmp_path):
     broken = tmp_path / "broken" / "torch"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise OSError('libtorch.so: cannot open shared object file')")
@@ -76,5 +76,5 @@ def test_a_package_that_ranks_cannot_do_without_is_the_failure_of_each(tmp_path)
     script.write_text(RUN)
     words = [sys.executable, script, json.dumps(tiny_cell().flat()), tmp_path]
     done = subprocess.run(words, env={"PYTHONPATH": path}, capture_output=True, text=True, check=True)
-    what = "import OSError libtorch.so: cannot open shared object file"
-    assert (done.stdout, done.stderr) == (f"0 {what}\n1 {what}\n", "")
+    failure = "import OSError libtorch.so: cannot open shared object file"
+    assert (done.stdout, done.stderr) == (f"0 {failure}\n1 {failure}\n", "")
