@@ -1,4 +1,4 @@
-"""Ulysses or Ring Attention? `python run_sweep.py -m seq_len=8k,64k,96k` measures and reports."""
+"""The command: `python run_sweep.py -m seq_len=8k,64k,96k` compares Ulysses and Ring Attention."""
 
 from __future__ import annotations
 
@@ -31,38 +31,44 @@ from bench.plan.forecast import Forecast
 from bench.plan.plan import plan
 from bench.plan.plan_lines import UNLIMITED, short_lines, whole_plan
 from bench.plan.planned import PlannedCell
-from bench.plan.stored import whole_request
+from bench.plan.stored import complete_request
 from bench.record.store import StoreError, warn_in_one_line
 from bench.request import values
 from bench.request.choices import CONF, Raw, refuse_no_conf, register_plugins_with_hydra
-from bench.request.command_line import readable_by_hydra
+from bench.request.command_line import hydra_arguments
 from bench.request.composition import plain, refuse_secret_variables
 from bench.request.help import help_text
-from bench.request.hydra_errors import translated
+from bench.request.hydra_errors import translate_error
 from bench.run.interrupts import Interrupts
 from bench.run.progress import Progress
 from bench.run.resume import sweep_start
 from bench.run.sweep import run_plan
 
 HELP = {"--help": False, "-h": False, "--help-all": True}
-"""Options that print the keys, and whether all of them."""
+"""Options that print the help, each with whether it lists all keys."""
 PROBE_PAYS_S = 60.0
-"""Timing the CPU takes some three seconds: a plan of less than a minute does without."""
+"""Shortest predicted duration of a sweep that makes the CPU probe, of some three seconds, worthwhile."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+"""Error numbers of a disk that takes no more data."""
 
 
 def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategies: bool = False) -> NoReturn:
-    """Plan these cells, say what they will take, run them, and write the report.
+    """Plan these cells, print their expected duration, run them, write the report and exit.
 
-    Ends the process with the sweep's exit code. `bench.run.sweep.run_plan` is what runs them.
+    The exit code is that of the sweep. `bench.run.sweep.run_plan` runs the cells.
+
+    Args:
+        composed: One composed configuration per cell.
+        single: Refuse an illegal cell instead of recording it as unsupported.
+        default_strategies: The user named no strategy, so those that compare nothing here are left out.
     """
     with refusals():
         raws, machine = [*composed], this_machine()
         plans_only = values.flag("plan", raws[0]["plan"])
         planned = plan(raws, machine, single=single, default_strategies=default_strategies)
         experiment = planned.experiment
-        if experiment.opening is not None:
-            print(experiment.opening(raws, machine))
+        if experiment.opening_line is not None:
+            print(experiment.opening_line(raws, machine))
         start = sweep_start(planned)
         estimate = estimate_of(start.pending)
         forecast = Forecast(planned, start.pending, estimate)
@@ -81,29 +87,29 @@ def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategi
 
 
 def estimate_of(cells: Sequence[PlannedCell]) -> Estimate:
-    """How long steps take: by the cost model, and where that is long by a timing of this CPU."""
+    """Return step times by the cost model or, if these cells take long by it, by a timing of this CPU."""
     by_arithmetic = Estimate(modelled)
     is_long = sum(by_arithmetic.cell_s(cell) or 0.0 for cell in cells) >= PROBE_PAYS_S
-    legal = (each.cell for each in cells if each.reason is None)
+    legal = (planned.cell for planned in cells if planned.reason is None)
     return Estimate(timed_here(legal)) if is_long else by_arithmetic
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def run_one(config: DictConfig) -> None:
-    """A single cell: what `python run_sweep.py` without -m runs."""
+    """Run a single cell, as `python run_sweep.py` does without -m."""
     run_cells(map(plain, [config]), single=True)
 
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """A request that cannot be carried out is one line and exit code 2."""
+    """Turn errors about the request into one line on stderr and exit code 2."""
     try:
         yield
     except (ConfigError, StoreError) as error:
         print(error, file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)
     except (HydraException, OmegaConfBaseException) as error:
-        print(translated(error), file=sys.stderr)
+        print(translate_error(error), file=sys.stderr)
         sys.exit(ExitCode.REQUEST_WRONG)
     except KeyboardInterrupt:
         Interrupts.installed().begin_to_close()
@@ -118,7 +124,7 @@ def refusals() -> Iterator[None]:
 
 @contextmanager
 def room_for(folder: Path) -> Iterator[None]:
-    """A disk that is full, of all that a sweep writes, is one line: which file, and how to go on."""
+    """Turn the error of a full disk into one line with the file and the command that resumes the sweep."""
     try:
         yield
     except OSError as error:
@@ -126,15 +132,15 @@ def room_for(folder: Path) -> Iterator[None]:
             raise
         again = again_command(sys.argv, folder)
         print(
-            f"{error.filename or folder}: {error.strerror}; the records of cells that have ended are kept:"
-            f" free space there, then: {again}",
+            f"{error.filename or folder}: {error.strerror}; records of finished cells are kept; free space"
+            f" there, then run: {again}",
             file=sys.stderr,
         )
         sys.exit(ExitCode.FAILED)
 
 
 def main() -> None:
-    """Compose, plan, run. SIGTERM and SIGHUP are interruptions, as Ctrl-C is: what is done is kept."""
+    """Run the command line. SIGTERM and SIGHUP interrupt like Ctrl-C, which keeps finished records."""
     outlive_readers()
     Interrupts().install()
     time_modes.register()
@@ -142,13 +148,13 @@ def main() -> None:
     OmegaConf.register_new_resolver("new_sweep_dir", lambda: folder, replace=True)
     refuse_secret_variables()
     warn_in_one_line()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     with tempfile.TemporaryDirectory() as scratch, refusals():
         refuse_no_conf()
         register_plugins_with_hydra()
-        sys.argv[1:] = readable_by_hydra(whole_request(sys.argv[1:]))
-        if (asked := sys.argv[1:2]) and asked[0] in HELP:
-            print(help_text(whole=HELP[asked[0]]))
+        sys.argv[1:] = hydra_arguments(complete_request(sys.argv[1:]))
+        if (option := sys.argv[1:2]) and option[0] in HELP:
+            print(help_text(whole=HELP[option[0]]))
             return
         OmegaConf.register_new_resolver("hydra_dir", lambda: scratch, replace=True)
         run_one()

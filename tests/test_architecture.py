@@ -1,4 +1,4 @@
-"""The house stands as designed: imports run one way, tables and folders agree."""
+"""Imports follow the layers of pyproject.toml, and tables agree with YAML files."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ from bench.config import AUTO
 from bench.measure.workloads import WORKLOADS, workload_code
 from bench.measure.workloads.workload import Workload
 from bench.request import resolve
-from bench.request.choices import CONF, option_of, read_option
+from bench.request.choices import CONF, read_option, strategy_content
 from bench.request.model_numbers import FAMILIES as FAMILY_WORDS
 from bench.run.cell.outcome import ANALYTIC_FLOPS
 from bench.strategies import STRATEGIES
@@ -43,19 +43,21 @@ def words(text):
 
 
 CONTRACTS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-LAYERS = {each["containers"][0]: each["layers"] for each in CONTRACTS if each["type"] == "layers"}
+LAYERS = {
+    contract["containers"][0]: contract["layers"] for contract in CONTRACTS if contract["type"] == "layers"
+}
 BELOW = {
-    f"{package}.{room}": {*words(" ".join(layers[number + 1 :]))}
+    f"{package}.{folder}": {*words(" ".join(layers[number + 1 :]))}
     for package, layers in LAYERS.items()
     for number, layer in enumerate(layers)
-    for room in words(layer)
+    for folder in words(layer)
 }
-"""The rooms below each room, by the contract that orders it."""
+"""Folders below each folder, by the contract that orders it."""
 PACKAGES = [name for name in BELOW if (REPOSITORY / name.replace(".", "/")).is_dir()]
 
 
-def test_a_contract_names_all_that_it_is_about():
-    """`lint-imports` holds what they say."""
+def test_import_contracts_name_all_packages():
+    """`lint-imports` checks the contracts themselves."""
     assert not [contract for contract in CONTRACTS if "ignore_imports" in contract]
     by_id = {contract["id"]: contract for contract in CONTRACTS}
     forbidden = {*by_id["records"]["forbidden_modules"]}
@@ -65,17 +67,19 @@ def test_a_contract_names_all_that_it_is_about():
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_says_what_it_may_import_and_the_contract_agrees(package):
-    said = ast.get_docstring(ast.parse((REPOSITORY / package.replace(".", "/") / "__init__.py").read_text()))
-    allowed = re.search(r"May\s+import\s+(.+?)[.;]", said, re.DOTALL)[1]
+def test_package_docstring_agrees_with_its_import_contract(package):
+    docstring = ast.get_docstring(
+        ast.parse((REPOSITORY / package.replace(".", "/") / "__init__.py").read_text())
+    )
+    allowed = re.search(r"May\s+import\s+(.+?)[.;]", docstring, re.DOTALL)[1]
     parent = package.rpartition(".")[0]
-    rooms = {name.removeprefix(f"{parent}.") for name in BELOW}
-    assert rooms & {*words(allowed)} <= BELOW[package]
-    assert rooms & {*words(allowed)} or allowed == f"what lies below {parent.split('.')[-1]}"
+    folders = {name.removeprefix(f"{parent}.") for name in BELOW}
+    assert folders & {*words(allowed)} <= BELOW[package]
+    assert folders & {*words(allowed)} or allowed == f"what lies below {parent.split('.')[-1]}"
 
 
-def test_modules_inside_never_import_what_is_for_those_outside():
-    """An import from `bench` itself would hide which room the arrow points to."""
+def test_modules_do_not_import_from_the_public_package():
+    """An import from `bench` itself would hide the folder that is imported."""
     inside = [path for root in ("bench", "analysis") for path in REPOSITORY.glob(f"{root}/**/*.py")]
     assert not [
         path
@@ -93,7 +97,7 @@ for name in sys.argv[1:]:
 """
 
 
-def test_what_plans_launches_and_reports_never_imports_torch():
+def test_planning_launching_and_reporting_import_no_torch():
     command = [sys.executable, "-c", IMPORT_IN_TURN, *TORCH_FREE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -114,20 +118,20 @@ def names(group):
         ("workload", WORKLOADS),
     ],
 )
-def test_every_table_has_its_yaml_and_every_yaml_its_entry(group, table):
+def test_tables_and_yaml_files_have_the_same_names(group, table):
     assert names(group) - {AUTO} == set(table)
 
 
 @pytest.mark.parametrize(
     "path", sorted(CONF.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}"
 )
-def test_a_choice_is_named_as_its_file_is(path):
+def test_yaml_file_name_equals_its_name_key(path):
     if path.parent.name != "measure":
         content = yaml.safe_load(path.read_text())
         assert content.get(path.parent.name, content)["name"] == path.stem
 
 
-def test_words_that_are_checked_without_torch_are_those_of_the_tables_with_it():
+def test_names_without_torch_equal_those_of_tables_with_torch():
     assert list(KERNEL_FACTS) == list(KERNELS)
     assert DEFAULT_KERNEL in KERNELS
     assert (set(resolve.DATA), set(resolve.LOSSES)) == (set(SOURCES), set(LOSSES))
@@ -139,5 +143,5 @@ def test_words_that_are_checked_without_torch_are_those_of_the_tables_with_it():
 
 
 @pytest.mark.parametrize("name", STRATEGIES.ours)
-def test_a_strategys_file_names_the_first_of_each_of_its_own_choices(name):
-    assert read_option("strategy", name) == option_of(STRATEGIES[name])
+def test_strategy_file_equals_the_defaults_of_its_facts(name):
+    assert read_option("strategy", name) == strategy_content(STRATEGIES[name])

@@ -1,4 +1,4 @@
-"""A sweep in a real terminal: what a person sees, byte by byte."""
+"""Output of a sweep in a real terminal, byte by byte."""
 
 import fcntl
 import os
@@ -29,27 +29,25 @@ DEADLINE_S = 240
 
 
 def interrupted_in_terminal(folder, *words, at, width, env):
-    """Exit code, all bytes, and the processes that were there when Ctrl-C was typed: once `at` was shown."""
+    """Type Ctrl-C once `at` is shown; return exit code, all bytes and the processes at that time."""
     child, terminal = pty.fork()
     if child == 0:
-        signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        )  # a shell's background job, as these tests may be, ignores it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background job of a shell ignores it
         os.chdir(folder)
         os.execve(sys.executable, [sys.executable, RUN_SWEEP, *words], {**os.environ, **env})  # noqa: S606
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
-    seen, family, deadline = b"", [], time.monotonic() + DEADLINE_S
+    output, family, deadline = b"", [], time.monotonic() + DEADLINE_S
     while (piece := _read(terminal, deadline)) != b"":
-        seen += piece
-        if not family and at in seen:
+        output += piece
+        if not family and at in output:
             family = psutil.Process(child).children(recursive=True)
             os.write(terminal, b"\x03")
     os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), seen, family
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output, family
 
 
 def _read(terminal, deadline):
-    """The next bytes; none when everybody has closed the terminal."""
+    """Return the next bytes; none after all processes have closed the terminal."""
     if not select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
         return b""
     try:
@@ -58,19 +56,19 @@ def _read(terminal, deadline):
         return b""
 
 
-def drawn_lines(seen):
-    """Every line that was on the screen at some time, without colours and cursor movements."""
-    return [line.decode() for line in re.split(rb"[\r\n]+", CONTROL.sub(b"", seen)) if line.strip()]
+def drawn_lines(output):
+    """Return every line that was on the screen at some time, without colours and cursor movements."""
+    return [line.decode() for line in re.split(rb"[\r\n]+", CONTROL.sub(b"", output)) if line.strip()]
 
 
-def bar_lines(seen):
-    """What was drawn while the cursor was away, without the lines that stay."""
-    drawing = b"\n".join(re.findall(rb"\x1b\[\?25l(.*?)\x1b\[\?25h", seen, re.DOTALL))
+def bar_lines(output):
+    """Return the lines drawn while the cursor was hidden, without the lines that stay."""
+    drawing = b"\n".join(re.findall(rb"\x1b\[\?25l(.*?)\x1b\[\?25h", output, re.DOTALL))
     return [line for line in drawn_lines(drawing) if not line.startswith("[")]
 
 
 def environment(**changes):
-    """Nothing of this test's own surroundings that changes what a terminal is given."""
+    """Return the environment of a terminal; remove variables that change what is written to one."""
     unset = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
     for name in unset:
         os.environ.pop(name, None)
@@ -78,19 +76,19 @@ def environment(**changes):
 
 
 @pytest.mark.usefixtures("launcher")
-def test_ctrl_c_says_how_to_go_on_and_that_command_does(tmp_path):
+def test_ctrl_c_prints_a_command_that_resumes_the_sweep(tmp_path):
     words = ("-m", "seq_len=256,4k", *TINY)
     surroundings = {"width": 200, "env": environment(NO_COLOR="1")}
-    code, seen, family = interrupted_in_terminal(tmp_path, *words, **surroundings, at=b"local 4k: timing")
+    code, output, family = interrupted_in_terminal(tmp_path, *words, **surroundings, at=b"local 4k: timing")
     assert code == 130
     _, alive = psutil.wait_procs(family, timeout=10)
     assert family
     assert not alive
-    assert seen.count(b"\x1b[?25l") == seen.count(b"\x1b[?25h") == 2  # back for each report
-    assert not COLOUR.search(seen)
-    assert all(len(line) <= 200 for line in bar_lines(seen))
+    assert output.count(b"\x1b[?25l") == output.count(b"\x1b[?25h") == 2  # shown again for each report
+    assert not COLOUR.search(output)
+    assert all(len(line) <= 200 for line in bar_lines(output))
     assert not (tmp_path / "out" / ".lock").exists()
-    last = drawn_lines(seen)[-1]
+    last = drawn_lines(output)[-1]
     assert last.startswith("to run what is missing: python ")
     program, script, *words = shlex.split(last.partition(": ")[2])
     assert (program, tmp_path / script) == ("python", Path(RUN_SWEEP))
@@ -101,35 +99,35 @@ def test_ctrl_c_says_how_to_go_on_and_that_command_does(tmp_path):
     assert [r["status"] for r in records].count("interrupted") == 1
 
 
-def said_in_terminal(folder, *words, **changed):
-    """Exit code and all bytes of a command in this process, whose output alone is a terminal."""
+def output_in_terminal(folder, *words, **changed):
+    """Return exit code and all bytes of a command in this process whose output is a terminal."""
     ours, terminal = pty.openpty()
     with os.fdopen(terminal, "w") as out, ThreadPoolExecutor(1) as reader:
-        seen = reader.submit(_read_all, ours)
+        output = reader.submit(_read_all, ours)
         done = typed_here(folder, *words, out=out, **changed)
         out.close()
-        return done.returncode, seen.result()
+        return done.returncode, output.result()
 
 
 def _read_all(terminal):
-    seen = b""
+    output = b""
     while (piece := _read(terminal, time.monotonic() + DEADLINE_S)) != b"":
-        seen += piece
+        output += piece
     os.close(terminal)
-    return seen
+    return output
 
 
 @pytest.mark.usefixtures("launcher")
-def test_a_terminal_shows_cell_pass_step_and_time_left_and_then_table_and_report(tmp_path):
-    code, seen = said_in_terminal(tmp_path, "-m", "seq_len=256,1k", *TINY, **environment())
-    lines = drawn_lines(seen)
-    assert code == 0, seen
+def test_terminal_shows_progress_then_table_and_report(tmp_path):
+    code, output = output_in_terminal(tmp_path, "-m", "seq_len=256,1k", *TINY, **environment())
+    lines = drawn_lines(output)
+    assert code == 0, output
     for what in ("local 256: objective", "1/2 cells", "━"):
         assert any(what in line for line in lines), what
     for what in (r"local (256|1k): timing, step about \d/3", r"0/2 cells 0:00:\d\d about \d+ s left"):
         assert any(re.search(what, line) for line in lines), what
-    assert all(len(line) <= 80 for line in bar_lines(seen))
-    writing, *after = drawn_lines(seen[seen.rindex(b"\x1b[?25h") :])
+    assert all(len(line) <= 80 for line in bar_lines(output))
+    writing, *after = drawn_lines(output[output.rindex(b"\x1b[?25h") :])
     assert writing == "writing the report"
     assert after[0].split()[:4] == ["strategy", "length", "ranks/sp", "status"]
     assert all(len(line) <= 80 for line in after)

@@ -1,4 +1,4 @@
-"""What strangers may have written: words, folders, files and names are data, and nothing in them runs."""
+"""Words, folders, files and names of other people are data, and nothing in them runs."""
 
 import re
 import sys
@@ -21,16 +21,16 @@ RUNS_WHAT_IT_READS = re.compile(
     r"\b(instantiate|allow_pickle|cloudpickle|joblib)\b|trust_remote_code=(?!False)"
     r"|from_pretrained\((?!.*local_files_only=True)"
 )
-"""What ruff does not know; its rules on security (S) hold pickles, shells, `eval` and YAML's tags."""
+"""Calls that run foreign code and that ruff's security rules (S) do not find."""
 
 
-def test_no_code_of_ours_runs_or_downloads_what_somebody_else_wrote():
+def test_sources_run_and_download_no_foreign_code():
     assert [path.name for path in SOURCES if RUNS_WHAT_IT_READS.search(path.read_text())] == []
 
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch):
-    """The one line that a command says instead of running."""
+    """Return a function that runs a command and returns the line with which it is refused."""
 
     def run_line(*words, **variables):
         monkeypatch.setattr(run_sweep, "run_plan", lambda *_, **__: pytest.fail("a cell would run"))
@@ -50,31 +50,31 @@ TARGETS = (
 
 
 @pytest.mark.parametrize("word", TARGETS)
-def test_no_word_names_code_another_configuration_or_a_file_outside(refused, tmp_path, word):
+def test_words_cannot_name_code_or_other_configurations(refused, tmp_path, word):
     refused(word)
     assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "aws_secret_access"])
-def test_a_secret_of_the_environment_gets_into_no_cell_and_no_message(refused, name):
-    said = refused("env.NCCL_DEBUG=${oc.env:" + name + "}", "strategy=local", **{name: "hunter2"})
-    assert f"{name} may be a secret" in said
-    assert "hunter2" not in said
+def test_secret_environment_variable_is_refused_without_value(refused, name):
+    message = refused("env.NCCL_DEBUG=${oc.env:" + name + "}", "strategy=local", **{name: "hunter2"})
+    assert f"{name} may be a secret" in message
+    assert "hunter2" not in message
 
 
 TAGGED = "argv: !!python/object/apply:os.system ['touch ran']\ncells: []\n"
 
 
-def test_a_folder_s_yaml_names_no_code(tmp_path, monkeypatch):
+def test_stored_plan_with_a_yaml_tag_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.yaml").write_text(TAGGED)
-    with pytest.raises(ConfigError, match="is no sweep's plan"):
+    with pytest.raises(ConfigError, match="is not the plan of a sweep"):
         read_plan(tmp_path)
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_folder_is_no_place_that_code_or_choices_are_read_from(refused, tmp_path):
-    """A results folder that a command is started in: neither its modules nor its conf/ count."""
+def test_working_folder_provides_no_code_and_no_choices(refused, tmp_path):
+    """A command ignores the modules and the conf/ of the folder that it is started in."""
     (tmp_path / "conf" / "strategy").mkdir(parents=True)
     (tmp_path / "conf" / "strategy" / "mine.yaml").write_text("name: local\n")
     (tmp_path / "hydra_plugins").mkdir()
@@ -84,10 +84,10 @@ def test_a_folder_is_no_place_that_code_or_choices_are_read_from(refused, tmp_pa
     assert not (tmp_path / "ran").exists()
 
 
-def test_of_a_log_only_the_end_is_read(tmp_path):
+def test_tail_of_reads_only_the_end_of_a_log(tmp_path):
     path = tmp_path / "log"
     with path.open("wb") as file:
-        file.truncate(2**40)  # a hole: no disk holds as much, and no memory
+        file.truncate(2**40)  # a sparse file, larger than any disk or memory
         file.seek(0, 2)
         file.write(b"the end")
     assert tail_of(path).endswith("the end")

@@ -1,1 +1,1 @@
-"""The cells of a sweep, their order, and what they need. May import request and all below; no torch."""
+"""The cells of a sweep, their order, time and memory. May import request and all below; no torch."""

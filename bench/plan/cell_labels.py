@@ -13,11 +13,11 @@ from bench.config import Cell
 SELF_EXPLAINING = frozenset(
     {"data", "dtype", "engine", "hardware", "kernel", "layout", "loss", "model", "trainer", "workload"}
 )
-"""Settings whose values say by themselves what they are of."""
+"""Settings whose values are clear without their key."""
 
 
 class CellLabels:
-    """The labels of a sweep's cells: `ulysses 64k sp 2`, or `ulysses 64k sp 2 fsdp2` beside one of `ddp`."""
+    """Labels of a sweep's cells: `ulysses 64k sp 2`, or with several engines `ulysses 64k sp 2 fsdp2`."""
 
     def __init__(self, cells: Iterable[Cell] = ()) -> None:
         self._alike: dict[str, dict[int, Cell]] = {}
@@ -25,32 +25,32 @@ class CellLabels:
         self.add(cells)
 
     def add(self, cells: Iterable[Cell]) -> None:
-        """Tell these apart too, from one another and from those before."""
+        """Add cells, and distinguish their labels from one another and from those of earlier cells."""
         for cell in cells:  # the repeats of a cell are one object
             short = short_label(cell)
             self._alike.setdefault(short, {})[id(cell)] = cell
             self._keys.pop(short, None)
 
     def of(self, cell: Cell) -> str:
-        """This cell's label."""
+        """Return the label of a cell."""
         short = short_label(cell)
         if short not in self._keys:
-            self._keys[short] = telling_keys([each.flat() for each in self._alike[short].values()])
+            self._keys[short] = distinguishing_keys([other.flat() for other in self._alike[short].values()])
         if not self._keys[short]:
             return short
         flat = cell.flat()
-        return " ".join([short, *(setting(key, flat.get(key)) for key in self._keys[short])])
+        return " ".join([short, *(setting_label(key, flat.get(key)) for key in self._keys[short])])
 
 
-def telling_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings that tell these apart; none that differs only where one before it does."""
+def distinguishing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values distinguish these settings, without keys that add no distinction."""
     keys: list[str] = []
-    told_apart = 1
+    distinct = 1
     for key in dict.fromkeys(chain.from_iterable(settings)):
-        distinct = len({tuple(str(each.get(name)) for name in (*keys, key)) for each in settings})
-        if distinct > told_apart:
+        count = len({tuple(str(cell.get(name)) for name in (*keys, key)) for cell in settings})
+        if count > distinct:
             keys.append(key)
-            told_apart = distinct
+            distinct = count
     return keys
 
 
@@ -60,7 +60,7 @@ def short_label(cell: Cell) -> str:
     return f"{cell.strategy} {length_label(cell.seq_len)}{degree}"
 
 
-def setting(key: str, value: Any) -> str:
-    """`zigzag`, or `batch=2` where the value does not say what it is of."""
+def setting_label(key: str, value: Any) -> str:
+    """Return `zigzag`, or with the key `batch=2` if the value alone is not clear."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text if key in SELF_EXPLAINING else f"{key}={text}"

@@ -1,4 +1,4 @@
-"""How long cells may take, from what steps took so far, and where the running one is."""
+"""Estimates of how long cells take, from measured steps, and the progress of the running cell."""
 
 from __future__ import annotations
 
@@ -14,34 +14,40 @@ from bench.ranks.log import RankStage
 from bench.request.modes import starts_ranks
 
 FIXED_S: Mapping[str, float] = {"cpu": 2.0, "cuda": 25.0}
-"""Of a cell: all but its full-length steps, by device. Seen on four CPU ranks with a warm fork server; of
-GPUs reckoned for a model of 4 billion weights: CUDA contexts, NCCL, weights, checks, traces that are read."""
+"""Seconds of a cell outside of its full-length steps, by device.
+
+Measured on four CPU ranks with a warm fork server; for GPUs estimated for a model of 4 billion weights: CUDA
+contexts, NCCL, weights, checks and reading of traces.
+"""
 REPLAYED_FIXED_S: Mapping[str, float] = {"cpu": 1.0, "cuda": 15.0}
-"""Of a replayed cell, which has no communicators, no checks of values and no traces. Seen on a CPU; of GPUs
-reckoned for loading a model of 4 billion weights."""
+"""FIXED_S of a replayed cell, which has no communicators, checks of values or traces.
+
+Measured on a CPU; for GPUs estimated for loading a model of 4 billion weights.
+"""
 START_S = 6.0
-"""Of a sweep's first cell beyond that: packages are imported (results/reference/cpu)."""
+"""Additional seconds of the first cell of a sweep, for importing packages (results/reference/cpu)."""
 LATE_S = 5.0
-"""A cell that takes longer than thought by less than this is on time: a guess is no better."""
+"""Seconds by which a cell may exceed its estimate and still count as on time, as estimates are no better."""
 IMPORTING = "packages are imported"
+"""Progress of the first cell of a sweep until its ranks report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Seconds of one step."""
+    """Estimated seconds of one full-length step."""
 
     seconds: float
     basis: str
     """Source of the estimate, in words."""
     caveat: str | None = None
-    """Warning about the source; None without one."""
+    """Warning about the source; None without a warning."""
 
 
 class Estimate:
-    """Learns from the steps of legal cells; before the first it knows what was expected of them.
+    """Estimate of step times that starts from expected times and learns from measured steps of legal cells.
 
-    A step is compared with what was expected of it, or with its FLOPs where nothing was. Long steps run
-    at other rates than short ones, so the ratios are kept by doublings of a step's FLOPs.
+    It stores the ratio of a measured step to its expected seconds, or to its FLOPs without an expectation.
+    Long steps run at other rates than short steps, so it stores a ratio for each doubling of a step's FLOPs.
     """
 
     def __init__(self, expected: Callable[[Cell], Expected | None] = lambda _: None) -> None:
@@ -49,40 +55,44 @@ class Estimate:
         self._ratios: dict[tuple[bool, str], dict[int, float]] = {}
 
     def learn(self, cell: Cell, step_s: float) -> None:
-        """Take what a full-length step took as the rate of its strategy."""
+        """Store the seconds of a full-length step as the rate of the cell's strategy at this size."""
         kind = (self._expected(cell) is not None, cell.strategy)
         self._ratios.setdefault(kind, {})[_doublings(cell)] = step_s / self._work(cell)
 
     def step_s(self, cell: Cell) -> float | None:
-        """Seconds of one step by the nearest that is known; if need be by the slowest of other strategies."""
+        """Return the seconds of one step; None without any estimate."""
         expected = self.step(cell)
         return None if expected is None else expected.seconds
 
     def step(self, cell: Cell) -> Expected | None:
-        """Seconds of one step and where they come from; before any step is known, what was expected."""
+        """Return the seconds of one step and their source.
+
+        The rate is that of the strategy's measured step of the nearest size, or else of the slowest other
+        strategy. Before any measured step, the result is the expected step.
+        """
         expected = self._expected(cell)
         kind = (expected is not None, cell.strategy)
-        alike = [ratios for known, ratios in self._ratios.items() if known[0] == kind[0]]
-        known = [self._ratios[kind]] if kind in self._ratios else alike
+        of_all = [ratios for other, ratios in self._ratios.items() if other[0] == kind[0]]
+        known = [self._ratios[kind]] if kind in self._ratios else of_all
         doublings = _doublings(cell)
         ratios = [ratios[min(ratios, key=lambda size: abs(size - doublings))] for ratios in known]
         return Expected(max(ratios) * self._work(cell), "steps of this sweep") if ratios else expected
 
     def remaining_s(self, cells: Iterable[PlannedCell]) -> float | None:
-        """Seconds for these cells, from nothing to their records; None where one of them is not known."""
-        each_s = [self.cell_s(cell) for cell in cells]
-        return None if None in each_s else sum(each for each in each_s if each is not None)
+        """Return the seconds of these cells from start to record; None if those of a cell are unknown."""
+        cells_s = [self.cell_s(cell) for cell in cells]
+        return None if None in cells_s else sum(cell_s for cell_s in cells_s if cell_s is not None)
 
     def cell_s(self, planned: PlannedCell) -> float | None:
-        """Seconds of one; arithmetic takes no time to speak of, and neither does a refusal."""
+        """Return the seconds of a cell; 0 for a cell that is predicted or refused."""
         if not starts_ranks(planned.cell) or planned.reason is not None:
             return 0.0
         return self.measured_s(planned.cell)
 
     def measured_s(self, cell: Cell) -> float | None:
-        """Seconds if its ranks ran: start, checks, warm-up, timed and traced steps."""
+        """Return the seconds of a cell whose ranks run: start, checks, warm-up, timed and traced steps."""
         step_s = self.step_s(cell)
-        return None if step_s is None else _whole_s(cell, step_s)
+        return None if step_s is None else _cell_seconds(cell, step_s)
 
     def _work(self, cell: Cell) -> float:
         expected = self._expected(cell)
@@ -93,23 +103,25 @@ def _doublings(cell: Cell) -> int:
     return hardware_flops(cell, causal=True).bit_length()
 
 
-def _whole_s(cell: Cell, step_s: float) -> float:
-    """Seconds of a cell whose steps take so long."""
-    steps = sum(each.steps for each in planned_stages(cell.measure, step_s))
+def _cell_seconds(cell: Cell, step_s: float) -> float:
+    """Return the seconds of a cell whose full-length steps take `step_s` seconds."""
+    steps = sum(stage.steps for stage in planned_stages(cell.measure, step_s))
     fixed_s = FIXED_S if cell.replay.rank is None else REPLAYED_FIXED_S
     return fixed_s[cell.cluster.device] + step_s * steps
 
 
 class CellProgress:
-    """Where the running cell is by now and how long it may still take, by what its first rank told last.
+    """Progress and remaining time of the running cell, by the last stage that its first rank reported.
 
-    `step_s` is the guess before the cell has timed a step itself, None without one; `now_s` is a clock.
+    Args:
+        step_s: Estimated seconds of a step, until the cell has timed one; None without an estimate.
+        now_s: Clock in seconds.
+        imports: The ranks are the first of the sweep and wait until packages are imported.
     """
 
     def __init__(
         self, cell: Cell, step_s: float | None, now_s: Callable[[], float], *, imports: bool = False
     ) -> None:
-        """`imports` for the sweep's first ranks, which wait until packages are imported."""
         self._cell = cell
         self._step_s = step_s
         self._now_s = now_s
@@ -118,7 +130,7 @@ class CellProgress:
         self._stage = RankStage("starting", IMPORTING if imports else None)
 
     def enter(self, stage: RankStage) -> None:
-        """Take note of what has just begun."""
+        """Record the stage that has just begun."""
         self._stage, self._entered_s = stage, self._now_s()
         self._step_s = stage.step_s or self._step_s
 
@@ -128,16 +140,16 @@ class CellProgress:
         return self._now_s() - self._begun_s
 
     def where(self) -> str:
-        """`parity, objective`, `timing, first step` or, counted by the clock, `timing, step about 3/20`."""
+        """Return `parity, objective`, `timing, first step` or, by the clock, `timing, step about 3/20`."""
         stage = self._stage
-        if stage.steps < 2 or self._step_s is None:  # noqa: PLR2004  one step needs no count
+        if stage.steps < 2 or self._step_s is None:  # noqa: PLR2004  a single step is not counted
             return f"{stage.pass_name}, {stage.part}" if stage.part else stage.pass_name
         running = min(stage.steps, 1 + int((self._now_s() - self._entered_s) / self._step_s))
         return f"{stage.pass_name}, {stage.part or 'step'} about {running}/{stage.steps}"
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the cell's end, negative where it is late; None as long as no step is known."""
+        """Seconds until the cell ends, negative if it is late; None while the time of a step is unknown."""
         if self._step_s is None:
             return None
-        return self._imports_s + _whole_s(self._cell, self._step_s) - self.elapsed_s
+        return self._imports_s + _cell_seconds(self._cell, self._step_s) - self.elapsed_s

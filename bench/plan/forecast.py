@@ -1,4 +1,4 @@
-"""What a plan takes before it runs: each cell's seconds and memory."""
+"""Forecast of the time and memory of a plan's cells, before they run."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ from bench.measure.timing.section import affordable_steps
 from bench.plan.estimate import FIXED_S, START_S, Estimate, Expected
 from bench.plan.local_cells import why_not_tried
 from bench.plan.plan import Plan
-from bench.plan.planned import PlannedCell, Room
-from bench.plan.repeats import Process, Repeats, choose
+from bench.plan.planned import MemoryRoom, PlannedCell
+from bench.plan.repeats import CellProcess, RepeatPlan, choose
 from bench.plan.work import work_of
 from bench.request.modes import starts_ranks
 
 INTERVAL_STEPS = next(n for n in range(1, 100) if interval_rank(n))
-"""As many timed steps as an interval takes."""
+"""Smallest number of timed steps with a 95 % interval of the median."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellForecast:
-    """What is expected of one cell of a plan."""
+    """Expected time and memory of one cell of a plan."""
 
     planned: PlannedCell
     step: Expected | None
+    """Estimated step; None if its time is unknown."""
     cell_s: float | None
-    """Seconds from nothing to its record if its ranks run, of a cell that runs out of memory until its first
-    step; None where no step's time is known."""
+    """Seconds from start to record if the ranks run; None if the time of a step is unknown.
+
+    A cell that runs out of memory ends with its first step.
+    """
     timed_steps: int | None
+    """Number of timed steps that the budget allows; None if the time of a step is unknown."""
 
     @property
     def cell(self) -> Cell:
@@ -40,55 +44,58 @@ class CellForecast:
 
     @property
     def reason(self) -> str | None:
-        """Why it cannot run; None where it can."""
+        """Reason why the cell cannot run; None for a legal cell."""
         return self.planned.reason
 
     @property
-    def room(self) -> Room | None:
-        """Memory that a rank needs and may use; None where either is not known."""
+    def room(self) -> MemoryRoom | None:
+        """Memory that a rank needs and may use; None if one of them is unknown."""
         return self.planned.room
 
     @property
     def runs(self) -> bool:
-        """Whether it starts ranks."""
+        """Whether the cell starts ranks."""
         return self.reason is None and starts_ranks(self.cell)
 
     @property
-    def ends_early(self) -> bool:
-        """Whether it runs out of memory, in its first step at the latest."""
+    def runs_out_of_memory(self) -> bool:
+        """Whether the cell is predicted to run out of memory, in its first step at the latest."""
         return self.reason is None and self.room is not None and self.room.fit is Fit.OUT_OF_MEMORY
 
     @property
-    def lasts(self) -> bool:
-        """Whether it runs to its end."""
-        return self.reason is None and not self.ends_early
+    def runs_to_end(self) -> bool:
+        """Whether the cell is legal and not predicted to run out of memory."""
+        return self.reason is None and not self.runs_out_of_memory
 
     @property
-    def is_too_long(self) -> bool:
-        """Whether it would be ended before it is done."""
-        return self.lasts and self.cell_s is not None and self.cell_s > self.cell.measure.timeout_s
+    def exceeds_timeout(self) -> bool:
+        """Whether `measure.timeout_s` would end the cell before it is done."""
+        return self.runs_to_end and self.cell_s is not None and self.cell_s > self.cell.measure.timeout_s
 
 
 class Forecast:
-    """What is expected of the pending cells of a plan."""
+    """Expected time and memory of the pending cells of a plan, its references and its repeats."""
 
     def __init__(self, plan: Plan, pending: Sequence[PlannedCell], estimate: Estimate) -> None:
         self.plan = plan
         self._estimate = estimate
-        distinct = {each.cell.cell_id: each for each in pending}
-        of_cell = {name: self._of(each) for name, each in distinct.items()}
-        self.cells = tuple(replace(of_cell[each.cell.cell_id], planned=each) for each in pending)
-        work = {work_of(each.cell) for each in distinct.values()}
-        references = [reference for done, reference in plan.references.items() if done in work]
-        self.references = tuple(each.cell for each in references if why_not_tried(each) is None)
-        """Cells of `local` that run besides, for losses to be compared with."""
-        self.not_tried = tuple(reason for each in references if (reason := why_not_tried(each)) is not None)
-        """Of which lengths there is no such cell, and why."""
-        left_open = [each.cell for each in distinct.values() if each.cell.measure.repeats == AUTO]
+        distinct = {planned.cell.cell_id: planned for planned in pending}
+        forecasts = {cell_id: self._forecast_cell(planned) for cell_id, planned in distinct.items()}
+        self.cells = tuple(replace(forecasts[planned.cell.cell_id], planned=planned) for planned in pending)
+        pending_work = {work_of(planned.cell) for planned in distinct.values()}
+        references = [reference for work, reference in plan.references.items() if work in pending_work]
+        reasons = [why_not_tried(reference) for reference in references]
+        self.references = tuple(
+            reference.cell for reference, reason in zip(references, reasons, strict=True) if reason is None
+        )
+        """Cells of `local` that run in addition, so that losses can be compared with theirs."""
+        self.skipped_references = tuple(reason for reason in reasons if reason is not None)
+        """Reasons why references do not run, each with the length."""
+        left_open = [planned.cell for planned in distinct.values() if planned.cell.measure.repeats == AUTO]
         self.repeats = self._repeats(left_open) if left_open else []
-        """Repeats that the budget has room for, by what their first processes are expected to take."""
+        """Repeats that fit in the budget by the estimated time of the first processes."""
 
-    def _of(self, planned: PlannedCell) -> CellForecast:
+    def _forecast_cell(self, planned: PlannedCell) -> CellForecast:
         cell, room = planned.cell, planned.room
         if planned.reason is not None:
             return CellForecast(planned, step=None, cell_s=None, timed_steps=None)
@@ -98,83 +105,90 @@ class Forecast:
             cell_s = FIXED_S[cell.cluster.device]
         return CellForecast(planned, step, cell_s, timed)
 
-    def _repeats(self, left_open: Sequence[Cell]) -> list[Repeats]:
-        """Return the repeats of a sweep that begins; those of a resumed one depend on its records."""
-        first = {each.cell.cell_id for each in self.plan.cells}
-        if first != {each.cell.cell_id for each in self.cells if not each.planned.repeat}:
+    def _repeats(self, left_open: Sequence[Cell]) -> list[RepeatPlan]:
+        """Return the repeats of a new sweep; those of a resumed sweep depend on its records."""
+        planned_ids = {planned.cell.cell_id for planned in self.plan.cells}
+        if planned_ids != {entry.cell.cell_id for entry in self.cells if not entry.planned.repeat}:
             return []
         ran = {
-            each.cell.cell_id: [Process(each.cell_s, each.cell.tokens_per_step / each.step.seconds)]
-            for each in self.cells
-            if each.lasts and each.cell_s is not None and each.step is not None
+            entry.cell.cell_id: [CellProcess(entry.cell_s, entry.cell.tokens_per_step / entry.step.seconds)]
+            for entry in self.cells
+            if entry.runs_to_end and entry.cell_s is not None and entry.step is not None
         }
         return choose(left_open, ran, left_open[0].measure.repeats_budget_s - self.total_s)
 
     @property
     def illegal(self) -> list[CellForecast]:
-        return [each for each in self.cells if each.reason is not None]
+        """Cells that cannot run."""
+        return [entry for entry in self.cells if entry.reason is not None]
 
     @property
     def total_s(self) -> float:
-        """Seconds of all pending cells whose time is known, without repeats that are left open.
+        """Seconds of all pending cells with a known time, without repeats that are left open.
 
-        Where all cells are predicted, those that measuring them would take.
+        If all cells are predicted, these are the seconds that measuring them would take.
         """
-        once = [each for each in self._timed if not (each.ends_early and each.planned.repeat)]
-        known_s = sum(each.cell_s or 0.0 for each in once)  # cells that run out of memory are not repeated
+        known_s = sum(
+            entry.cell_s or 0.0
+            for entry in self._timed_cells
+            if not (entry.runs_out_of_memory and entry.planned.repeat)  # such cells are not repeated
+        )
         return START_S + known_s + sum(map(self.reference_s, self.references))
 
     @property
-    def unknown(self) -> int:
-        """Number of cells whose time is not in the total, for want of figures."""
-        return sum(1 for each in self._timed if each.cell_s is None)
+    def unknown_count(self) -> int:
+        """Number of cells whose time is unknown and therefore not in the total."""
+        return sum(1 for entry in self._timed_cells if entry.cell_s is None)
 
     @property
     def is_predicted(self) -> bool:
-        """Whether nothing runs, so that its times are those of measuring instead."""
-        return not any(each.runs for each in self.cells)
+        """Whether no cell starts ranks, so that the times are those of measuring the cells instead."""
+        return not any(entry.runs for entry in self.cells)
 
     @property
-    def _timed(self) -> list[CellForecast]:
-        return [each for each in self.cells if each.runs or (each.reason is None and self.is_predicted)]
+    def _timed_cells(self) -> list[CellForecast]:
+        """Cells whose time counts."""
+        return [entry for entry in self.cells if entry.runs or (entry.reason is None and self.is_predicted)]
 
     def reference_s(self, cell: Cell) -> float:
-        """Seconds of a reference at the most: one that takes too long is ended."""
-        took_s = self._estimate.measured_s(cell)
-        return cell.measure.timeout_s if took_s is None else min(took_s, cell.measure.timeout_s)
+        """Return the largest number of seconds of a reference, which `measure.timeout_s` ends."""
+        cell_s = self._estimate.measured_s(cell)
+        return cell.measure.timeout_s if cell_s is None else min(cell_s, cell.measure.timeout_s)
 
     @property
-    def without_interval(self) -> int:
-        """Number of cells that ask for enough steps for an interval, and have no time for them.
+    def cells_without_interval(self) -> int:
+        """Number of cells that request enough steps for an interval but have too little time for them.
 
-        Where repeats are left open, processes are compared and not steps.
+        Cells whose repeats are left open do not count, since their processes are compared instead of steps.
         """
-        asking = (
-            each
-            for each in self.cells
-            if each.lasts and each.cell.measure.steps >= INTERVAL_STEPS and each.cell.measure.repeats != AUTO
-        )
-        counts = {each.cell.cell_id: each.timed_steps for each in asking}
+        counts = {
+            entry.cell.cell_id: entry.timed_steps
+            for entry in self.cells
+            if entry.runs_to_end
+            and entry.cell.measure.steps >= INTERVAL_STEPS
+            and entry.cell.measure.repeats != AUTO
+        }
         return sum(1 for count in counts.values() if count is not None and count < INTERVAL_STEPS)
 
     @property
     def bases(self) -> list[str]:
-        """What says how long steps take, most cells first."""
-        return [basis for basis, _ in Counter(e.step.basis for e in self.cells if e.step).most_common()]
+        """Sources of the step times, the source of most cells first."""
+        counts = Counter(entry.step.basis for entry in self.cells if entry.step)
+        return [basis for basis, _ in counts.most_common()]
 
     @property
     def duration(self) -> str:
-        """`about 31 min by the cost model, 17 min of it for one process of each cell`.
+        """Text such as `about 31 min by the cost model, 17 min of it for one process of each cell`.
 
-        Where some times are not known, it says of how many cells.
+        The text states the number of cells whose time is unknown.
         """
-        by = f" by {' and '.join(self.bases)}" if self.bases else ""
-        if all(each.cell_s is None for each in self._timed):
-            return f"an unknown time{by}"
-        repeats = {each.planned.repeat for each in self.cells}
-        counted = "one process" if len(repeats) == 1 else f"{len(repeats)} processes"
-        repeats_s = sum(each.gets_s for each in self.repeats)
-        told = f"about {duration_label(self.total_s + repeats_s)}{by}"
-        told += f", {duration_label(self.total_s)} of it" if repeats_s else ""
-        more = f" and what {self.unknown} more of the cells take" if self.unknown else ""
-        return f"{told} for {counted} of each cell{more}"
+        sources = f" by {' and '.join(self.bases)}" if self.bases else ""
+        if all(entry.cell_s is None for entry in self._timed_cells):
+            return f"an unknown time{sources}"
+        repeats = {entry.planned.repeat for entry in self.cells}
+        processes = "one process" if len(repeats) == 1 else f"{len(repeats)} processes"
+        repeats_s = sum(repeat.added_s for repeat in self.repeats)
+        total = f"about {duration_label(self.total_s + repeats_s)}{sources}"
+        total += f", {duration_label(self.total_s)} of it" if repeats_s else ""
+        unknown = f", and an unknown time for {self.unknown_count} of the cells" if self.unknown_count else ""
+        return f"{total} for {processes} of each cell{unknown}"

@@ -1,4 +1,4 @@
-"""Cells of `local` that others are compared with: the base of a default sweep, and references."""
+"""Cells of `local` that other cells are compared with: the base of a default sweep, and references."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from bench.plan.planned import PlannedCell, planned_cell
 from bench.plan.work import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, is_base, work_of
 from bench.record.record import Role
 from bench.request.choices import Raw
-from bench.request.placement import of_fewer_ranks
+from bench.request.placement import shrink_cluster
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
 from bench.training.trainer_facts import NATIVE
 
 STEPS_SHARE = 0.5
-"""Of the budget, for steps; starting, checks and ending take the rest."""
+"""Share of a reference's budget for steps; start, checks and end take the rest."""
 
 
 def with_fitting_base(raws: Sequence[Raw], machine: Machine) -> tuple[list[Raw], str | None]:
-    """Return the requests with `local` on all ranks where one rank may lack memory, and a line that says so.
+    """Return the requests with `local` sharded over all ranks if one rank may lack memory, and a note on it.
 
-    The base is the same at every length. Unchanged where one rank has room for each length, where more ranks
-    give it no more room, and on CPUs.
+    The base is the same at every length. The requests are unchanged, and the note is None, if one rank has
+    enough memory for every length, if more ranks do not help, and on CPUs.
     """
     bases = [raw for raw in raws if raw["strategy"]["name"] == REFERENCE_STRATEGY and raw["dp_shard"] == AUTO]
     if not any(_may_lack_memory(raw, machine) for raw in bases):
         return [*raws], None
-    spread = [_spread(raw, _shards(raw, raws, machine)) for raw in bases]
-    if spread == bases or all(_may_lack_memory(raw, machine) for raw in spread):
+    sharded = [_shard_base(raw, _base_shards(raw, raws, machine)) for raw in bases]
+    if sharded == bases or all(_may_lack_memory(raw, machine) for raw in sharded):
         return [*raws], None
-    shards = ",".join(dict.fromkeys(str(raw["dp_shard"]) for raw in spread if raw["dp_shard"] != AUTO))
+    shards = ",".join(dict.fromkeys(str(raw["dp_shard"]) for raw in sharded if raw["dp_shard"] != AUTO))
     line = (
-        f"{REFERENCE_STRATEGY} runs with dp_shard={shards}, one sequence a rank, because one GPU may not hold"
-        " the model at every length; dp_shard=1 runs it on one GPU. Its long steps are timed once and none is"
-        " traced. The report shows its tokens/s, and no ratio to cells whose step has fewer sequences"
+        f"{REFERENCE_STRATEGY} runs with dp_shard={shards}, one sequence per rank, because one GPU may not"
+        " have enough memory at every length; dp_shard=1 runs it on one GPU. Its long steps are timed once"
+        " and not traced. The report shows its tokens/s, but no ratio to cells with fewer sequences per step"
     )
-    return [*(raw for raw in raws if raw not in bases), *spread], line
+    return [*(raw for raw in raws if raw not in bases), *sharded], line
 
 
-def _shards(base: Raw, raws: Sequence[Raw], machine: Machine) -> int:
-    """Return the ranks that may share a base's model: those of the cells that differ in strategy alone."""
-    asked = {key: value for key, value in base.items() if key != "strategy"}
-    others = (raw for raw in raws if raw is not base and {**asked, "strategy": raw["strategy"]} == raw)
-    cells = [cell for cell in (resolve(raw, machine) for raw in others) if cell.cluster.device == "cuda"]
+def _base_shards(base: Raw, raws: Sequence[Raw], machine: Machine) -> int:
+    """Return the number of ranks that may shard a base: that of the cells that differ only in strategy."""
+    same = (raw for raw in raws if raw is not base and {**base, "strategy": raw["strategy"]} == raw)
+    cells = [cell for cell in (resolve(raw, machine) for raw in same) if cell.cluster.device == "cuda"]
     return max((cell.cluster.world_size // cell.dp_replicate for cell in cells), default=1)
 
 
-def _spread(raw: Raw, shards: int) -> Raw:
-    """Return the base sharded and measured shortly: its steps take longest, with a sequence for each rank."""
+def _shard_base(raw: Raw, shards: int) -> Raw:
+    """Return the base sharded and with a short measurement, because its steps take longest."""
     if shards == 1:
         return raw
-    least = raw["measure"]["min_timed_steps"]
-    measure = {**raw["measure"], "min_timed_steps": 1 if least == AUTO else least, "trace": False}
+    min_timed_steps = raw["measure"]["min_timed_steps"]
+    timed_once = {"min_timed_steps": 1 if min_timed_steps == AUTO else min_timed_steps, "trace": False}
+    measure = {**raw["measure"], **timed_once}
     return {**raw, "dp_shard": shards, "measure": measure}
 
 
@@ -67,42 +67,43 @@ def _may_lack_memory(raw: Raw, machine: Machine) -> bool:
 
 
 def reference_cells(planned: Iterable[PlannedCell], machine: Machine) -> dict[str, PlannedCell]:
-    """Return the cells of `local` that run in addition to these cells, by the work that they do.
+    """Return the references that run in addition to these cells, by their work (`work_of`).
 
-    None for work that has a cell of `local` among these, for cells that cannot run, and where no cell may be
-    a reference.
+    Work has no reference if these cells include a base for it, if its cells cannot run, or if the reference
+    would be refused.
     """
-    cells = {each.cell.cell_id: each for each in planned}.values()
-    settled = {work_of(each.cell) for each in cells if is_base(each.cell)}
-    found: dict[str, PlannedCell] = {}
-    for each in cells:
-        cell = each.cell
-        is_wanted = cell.workload.trains and cell.measure.reference_budget_s > 0
-        if not is_wanted or each.reason is not None or (work := work_of(cell)) in settled | found.keys():
+    cells = {entry.cell.cell_id: entry for entry in planned}.values()
+    settled = {work_of(entry.cell) for entry in cells if is_base(entry.cell)}
+    references: dict[str, PlannedCell] = {}
+    for entry in cells:
+        cell = entry.cell
+        is_wanted = cell.workload.trains and cell.measure.reference_budget_s > 0 and entry.reason is None
+        if not is_wanted or (work := work_of(cell)) in settled | references.keys():
             continue
-        reference = reference_of(cell)
-        asked = None if reference is None else planned_cell(reference, machine, Role.REFERENCE)
-        if asked is not None and asked.reason is None:
-            found[work] = asked
-    return found
+        if (reference := reference_of(cell)) is not None:
+            planned_reference = planned_cell(reference, machine, Role.REFERENCE)
+            if planned_reference.reason is None:
+                references[work] = planned_reference
+    return references
 
 
 def why_not_tried(reference: PlannedCell) -> str | None:
-    """Why a reference does not run, in a line: it would run out of memory. None where it may fit."""
+    """Return why a reference does not run, in one line: it would run out of memory. None if it may fit."""
     room = reference.room
     if room is None or room.fit is not Fit.OUT_OF_MEMORY:
         return None
     return (
-        f"{length_label(reference.cell.seq_len)}: {REFERENCE_STRATEGY} does not run as a reference: a rank"
-        f" needs {room.needed_label} and may use {size_label(room.usable)}; others are compared with the"
-        " first sound cell"
+        f"{length_label(reference.cell.seq_len)}: {REFERENCE_STRATEGY} does not run as a reference, because a"
+        f" rank needs {room.needed_label} and may use {size_label(room.usable)}; losses are compared with"
+        " those of the first sound cell"
     )
 
 
 def reference_of(cell: Cell) -> Cell | None:
-    """The native loop's cell of `local` that does the same work on one rank a sequence; None where none does.
+    """Return the cell of `local` that does the same work with one rank per sequence in the native trainer.
 
-    It may be refused. Its time is not reported, so its budget alone limits its steps.
+    None if no such cell does the same work. The cell may still be illegal. Its time is not reported, so only
+    its budget limits its steps.
     """
     facts = STRATEGIES[REFERENCE_STRATEGY]
     threads = min(cell.cluster.threads_per_rank * cell.sp_degree, len(os.sched_getaffinity(0)))
@@ -115,7 +116,7 @@ def reference_of(cell: Cell) -> Cell | None:
         ulysses_degree=1,
         padding=0,
         trainer=NATIVE,
-        cluster=replace(of_fewer_ranks(cell.cluster, cell.dp_degree), threads_per_rank=threads),
+        cluster=replace(shrink_cluster(cell.cluster, cell.dp_degree), threads_per_rank=threads),
         measure=replace(
             cell.measure,
             steps=MAX_COMPARED_STEPS,

@@ -1,8 +1,9 @@
-"""A forecast in words: a few lines before a sweep, or the table and the notes that `--plan` prints."""
+"""A forecast as text: the lines before a sweep, and the table and notes that `--plan` prints."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from io import StringIO
 
 from rich.console import Console
@@ -12,109 +13,133 @@ from rich.text import Text
 from bench.common.labels import duration_label, shown, size_label
 from bench.config import Cell
 from bench.cost.band import Fit
-from bench.plan.auto_choices import choice, choices_left_open
-from bench.plan.cell_labels import CellLabels, setting
+from bench.plan.auto_choices import chosen_value, keys_at_auto
+from bench.plan.cell_labels import CellLabels, setting_label
 from bench.plan.forecast import INTERVAL_STEPS, CellForecast, Forecast
-from bench.plan.planned import Room
+from bench.plan.planned import MemoryRoom
 from bench.plan.repeats import planned_lines
 from bench.request.choices import Raw
 
 HEADINGS = ("cell", "automatic choices", "steps", "time", "memory", "fit")
-NARROW = 100
-"""A terminal with fewer columns goes without `steps`."""
-FOLDED = frozenset({"cell", "automatic choices"})
-"""Columns that take several lines where there is little room."""
-SHORT = {"cluster.world_size": "ranks", "cluster.threads_per_rank": "threads"}
-"""Of long keys, in the table."""
-NAMED = ("engine", "dtype", "trainer")
-"""Choices that every plan names, chosen or not: speeds depend on them."""
+NARROW_WIDTH = 100
+"""Smallest width of a terminal at which the table has the column `steps`."""
+FOLDED_COLUMNS = frozenset({"cell", "automatic choices"})
+"""Columns that are folded into several lines in a narrow terminal."""
+SHORT_KEYS = {"cluster.world_size": "ranks", "cluster.threads_per_rank": "threads"}
+"""Short names of long keys in the table."""
+ALWAYS_NAMED = ("engine", "dtype", "trainer")
+"""Choices that every plan states, because speeds depend on them."""
 UNLIMITED = 10_000
-MOST_NAMED = 3
+"""Width in characters without a terminal."""
+MAX_NAMED = 3
+"""Largest number of cells that a memory warning names."""
 UNKNOWN = "unknown"
-FITS = {Fit.FITS: "fits", Fit.UNDECIDED: "undecided", Fit.OUT_OF_MEMORY: "does not fit"}
-PREDICTED: Mapping[Fit, str] = {
+FIT_LABELS = {Fit.FITS: "fits", Fit.UNDECIDED: "undecided", Fit.OUT_OF_MEMORY: "does not fit"}
+FIT_WARNINGS: Mapping[Fit, str] = {
     Fit.OUT_OF_MEMORY: "predicted to run out of memory",
     Fit.UNDECIDED: "may run out of memory",
 }
 RUNS_ANYWAY = "tried anyway, as out_of_memory is a valid result"
-SHARED = (
-    "CPU ranks share this host's memory; cluster.memory_limit_gib=... ends a rank before the host suffers"
+SHARED_MEMORY = (
+    "CPU ranks share this host's memory; cluster.memory_limit_gib=... ends a rank before the host runs out of"
+    " memory"
 )
 
 
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """Row of the table: a text for each of HEADINGS."""
+
+    cell: str
+    choices: str = ""
+    steps: str = ""
+    time: str = ""
+    memory: str = ""
+    fit: str = ""
+
+
 def short_lines(forecast: Forecast) -> list[str]:
-    """What a sweep says before its first cell: how long, and what cannot run, fit or be timed well."""
-    if not any(each.runs for each in forecast.cells):
+    """Return the lines before the first cell: the expected time, and cells that may not run, fit or end."""
+    if not any(entry.runs for entry in forecast.cells):
         return []
-    first = "" if forecast.plan.grow is None else ", the first ones"
-    lines = [f"expected: {forecast.duration}{first}; --plan lists every cell and runs none"]
-    illegal = {each.cell.cell_id for each in forecast.illegal}
+    part = "" if forecast.plan.grow is None else ", for the first cells"
+    lines = [f"expected: {forecast.duration}{part}; --plan lists every cell and runs none"]
+    illegal = {entry.cell.cell_id for entry in forecast.illegal}
     if illegal:
-        reasons = {str(each.reason) for each in forecast.illegal}
-        more = f"; {len(reasons) - 1} more reasons: --plan" if len(reasons) > 1 else ""
-        lines.append(f"{_cells(len(illegal))} cannot run and will be unsupported: {min(reasons)}{more}")
-    return [*lines, *_repeats(forecast), *_memory(forecast), *_short(forecast), *_too_long(forecast)]
+        reasons = {str(entry.reason) for entry in forecast.illegal}
+        more = f"; --plan shows {len(reasons) - 1} more reasons" if len(reasons) > 1 else ""
+        lines.append(f"{_cell_count(len(illegal))} cannot run and will be unsupported: {min(reasons)}{more}")
+    lines += [*_repeat_lines(forecast), *_memory_warnings(forecast)]
+    return [*lines, *_interval_lines(forecast), *_timeout_lines(forecast)]
 
 
 def whole_plan(
     forecast: Forecast, raws: Sequence[Raw], more: Iterable[str] = (), width: int = UNLIMITED
 ) -> list[str]:
-    """The table of all cells in their order, and below it what is true of several, with `more` notes."""
-    done = len(_done(forecast))
-    already = f", {done} of them done" if done else ""
-    further = "" if forecast.plan.grow is None else ", the first ones, and further ones by their records"
-    reasons = dict.fromkeys(reason for each in forecast.cells if (reason := _reason(each)))
+    """Return the lines of `--plan`: a table of all cells in order, and notes below it, `more` among them."""
+    done_count = len(_finished_cells(forecast))
+    done = f", {done_count} of them done" if done_count else ""
+    further = "" if forecast.plan.grow is None else ", to which records will add further cells"
+    reasons = dict.fromkeys(reason for entry in forecast.cells if (reason := _reason_text(entry)))
     numbers = {reason: f"[{number}]" for number, reason in enumerate(reasons, 1)}
     table = _table(_rows(forecast, raws, numbers), width)
-    notes = [*(f"{number} {reason}" for reason, number in numbers.items()), *_time(forecast)]
-    notes += [*_common(forecast, raws), *forecast.plan.notes]
-    notes += [*_fitting(forecast), *_short(forecast), *_too_long(forecast), *more]
-    return [
-        f"plan of {_cells(len(forecast.plan.cells))}{already}{further}: nothing runs, nothing is written",
-        "",
-        *table,
-        "",
-        *notes,
-    ]
+    notes = [*(f"{number} {reason}" for reason, number in numbers.items()), *_time_lines(forecast)]
+    notes += [*_common_lines(forecast, raws), *forecast.plan.notes]
+    notes += [*_fit_lines(forecast), *_interval_lines(forecast), *_timeout_lines(forecast), *more]
+    count = _cell_count(len(forecast.plan.cells))
+    return [f"plan of {count}{done}{further}: nothing runs, nothing is written", "", *table, "", *notes]
 
 
-def _done(forecast: Forecast) -> list[tuple[Cell, int]]:
-    """The planned cells that have a final record already, with their repeats."""
-    pending = {(each.cell.cell_id, each.planned.repeat) for each in forecast.cells}
-    planned = ((each.cell, each.repeat) for each in forecast.plan.cells)
+def _finished_cells(forecast: Forecast) -> list[tuple[Cell, int]]:
+    """Return the planned cells that have a final record already, with their repeats."""
+    pending = {(entry.cell.cell_id, entry.planned.repeat) for entry in forecast.cells}
+    planned = ((entry.cell, entry.repeat) for entry in forecast.plan.cells)
     return [(cell, repeat) for cell, repeat in planned if (cell.cell_id, repeat) not in pending]
 
 
-def _rows(forecast: Forecast, raws: Sequence[Raw], numbers: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """A row of HEADINGS for each cell: those that are done, references, and those that are to run."""
-    planned = [each.cell for each in forecast.plan.cells]
-    labels = CellLabels([*planned, *(each.cell for each in forecast.cells)])
-    _, choices = _by_difference(raws, planned)
-    nothing = ("",) * 2
-    rows: list[tuple[str, ...]] = [
-        (_name(labels, cell, repeat), _chosen(choices, cell), "", "done", *nothing)
-        for cell, repeat in _done(forecast)
+def _rows(forecast: Forecast, raws: Sequence[Raw], numbers: Mapping[str, str]) -> list[PlanRow]:
+    """Return the rows of finished cells, of references and of pending cells; `numbers` is by reason."""
+    planned = [entry.cell for entry in forecast.plan.cells]
+    labels = CellLabels([*planned, *(entry.cell for entry in forecast.cells)])
+    _, keys = _shared_and_differing(raws, planned)
+    rows = [
+        PlanRow(_cell_name(labels, cell, repeat), _chosen_values(keys, cell), time="done")
+        for cell, repeat in _finished_cells(forecast)
     ]
     references = CellLabels(forecast.references)
-    for cell in forecast.references:
-        took = duration_label(forecast.reference_s(cell))
-        rows.append((f"reference {references.of(cell)}", "", "", took, *nothing))
-    for each in forecast.cells:
-        name = _name(labels, each.cell, each.planned.repeat)
-        *expected, fit = _expected(each)
-        number = numbers.get(_reason(each), "")
-        rows.append((name, _chosen(choices, each.cell), *expected, f"{fit} {number}".rstrip()))
-    return rows
+    rows += [
+        PlanRow(f"reference {references.of(cell)}", time=duration_label(forecast.reference_s(cell)))
+        for cell in forecast.references
+    ]
+    return [*rows, *(_pending_row(entry, labels, keys, numbers) for entry in forecast.cells)]
 
 
-def _table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
-    """The columns in which any row has something."""
-    columns = {heading: texts for heading, *texts in zip(HEADINGS, *rows, strict=True) if any(texts)}
-    if width < NARROW:
+def _pending_row(
+    entry: CellForecast, labels: CellLabels, keys: Sequence[str], numbers: Mapping[str, str]
+) -> PlanRow:
+    name = _cell_name(labels, entry.cell, entry.planned.repeat)
+    number = numbers.get(_reason_text(entry), "")
+    if entry.reason is not None:
+        return PlanRow(name, _chosen_values(keys, entry.cell), fit=f"unsupported {number}")
+    return PlanRow(
+        name,
+        _chosen_values(keys, entry.cell),
+        steps=UNKNOWN if entry.step is None else f"{entry.timed_steps} x {_step_label(entry.step.seconds)}",
+        time=UNKNOWN if entry.cell_s is None else duration_label(entry.cell_s),
+        memory=UNKNOWN if entry.room is None else entry.room.needed_label,
+        fit=UNKNOWN if entry.room is None else f"{FIT_LABELS[entry.room.fit]} {number}".rstrip(),
+    )
+
+
+def _table(rows: Sequence[PlanRow], width: int) -> list[str]:
+    """Return the lines of the table, without columns that are empty in every row."""
+    texts = zip(HEADINGS, *map(astuple, rows), strict=True)
+    columns = {heading: column for heading, *column in texts if any(column)}
+    if width < NARROW_WIDTH:
         columns.pop("steps", None)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in columns:
-        table.add_column(heading, no_wrap=heading not in FOLDED, overflow="fold")
+        table.add_column(heading, no_wrap=heading not in FOLDED_COLUMNS, overflow="fold")
     for row in zip(*columns.values(), strict=True):
         table.add_row(*map(Text, row))
     console = Console(file=StringIO(), width=width)
@@ -123,135 +148,124 @@ def _table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
     return [line.rstrip() for line in drawn.get().splitlines()]
 
 
-def _name(labels: CellLabels, cell: Cell, repeat: int) -> str:
+def _cell_name(labels: CellLabels, cell: Cell, repeat: int) -> str:
     return f"{labels.of(cell)} repeat {repeat + 1}" if repeat else labels.of(cell)
 
 
-def _by_difference(raws: Sequence[Raw], cells: Sequence[Cell]) -> tuple[list[str], list[str]]:
-    """The choices left open that are the same in all cells, and the others.
+def _shared_and_differing(raws: Sequence[Raw], cells: Sequence[Cell]) -> tuple[list[str], list[str]]:
+    """Return the keys at `auto` whose value is the same in all cells, and the other keys at `auto`.
 
-    Without sp_degree: a cell's label tells it.
+    The key sp_degree is in neither list, because the label of a cell shows it.
     """
-    keys = [key for key in choices_left_open(raws) if key != "sp_degree"]
-    differing = [key for key in keys if len({choice(key, cell) for cell in cells}) > 1]
+    keys = [key for key in keys_at_auto(raws) if key != "sp_degree"]
+    differing = [key for key in keys if len({chosen_value(key, cell) for cell in cells}) > 1]
     return [key for key in keys if key not in differing], differing
 
 
-def _chosen(keys: Sequence[str], cell: Cell) -> str:
-    values = {SHORT.get(key, key.removesuffix(".name")): choice(key, cell) for key in keys}
-    return " ".join(setting(key, value) for key, value in values.items() if value is not None)
+def _chosen_values(keys: Sequence[str], cell: Cell) -> str:
+    values = {SHORT_KEYS.get(key, key.removesuffix(".name")): chosen_value(key, cell) for key in keys}
+    return " ".join(setting_label(key, value) for key, value in values.items() if value is not None)
 
 
-def _expected(each: CellForecast) -> tuple[str, ...]:
-    """A cell's timed steps, whole time, memory of a rank, and whether it fits."""
-    if each.reason is not None:
-        return ("", "", "", "unsupported")
-    step = UNKNOWN if each.step is None else f"{each.timed_steps} x {_seconds(each.step.seconds)}"
-    time = UNKNOWN if each.cell_s is None else duration_label(each.cell_s)
-    if each.room is None:
-        return (step, time, UNKNOWN, UNKNOWN)
-    return (step, time, each.room.needed_label, FITS[each.room.fit])
+def _reason_text(entry: CellForecast) -> str:
+    """Return why a cell cannot run or may not fit; empty for a legal cell that fits."""
+    if entry.reason is not None or entry.room is None or entry.room.fit is Fit.FITS:
+        return entry.reason or ""
+    return f"a rank may use {size_label(entry.room.usable)} and needs most for {entry.room.largest}"
 
 
-def _reason(each: CellForecast) -> str:
-    """Why a cell cannot run or may not fit; nothing where it can and does."""
-    if each.reason is not None or each.room is None or each.room.fit is Fit.FITS:
-        return each.reason or ""
-    return f"a rank may use {size_label(each.room.usable)} and needs most for {each.room.largest}"
-
-
-def _time(forecast: Forecast) -> Iterator[str]:
-    """How long it takes and what that rests on, in one line; then what may come on top."""
-    if any(each.reason is None for each in forecast.cells):
-        what = "measuring these cells would take" if forecast.is_predicted else "time:"
-        yield f"{what} {forecast.duration}"
-    yield from _repeats(forecast)
-    if any(each.step is None for each in forecast.cells if each.reason is None):
+def _time_lines(forecast: Forecast) -> Iterator[str]:
+    """Yield the total time with its source, the repeats that may be added, and warnings about the times."""
+    if any(entry.reason is None for entry in forecast.cells):
+        prefix = "measuring these cells would take" if forecast.is_predicted else "time:"
+        yield f"{prefix} {forecast.duration}"
+    yield from _repeat_lines(forecast)
+    if any(entry.step is None for entry in forecast.cells if entry.reason is None):
         yield "unknown times: no file of conf/hardware/ has rates of the cells' kernel, data or device"
-    steps = (each.step for each in forecast.cells if each.step is not None)
+    steps = (entry.step for entry in forecast.cells if entry.step is not None)
     yield from dict.fromkeys(step.caveat for step in steps if step.caveat is not None)
 
 
-def _repeats(forecast: Forecast) -> list[str]:
-    """Return what repeats that were left open will decide."""
+def _repeat_lines(forecast: Forecast) -> list[str]:
+    """Return what repeats that are left open will decide."""
     if not forecast.repeats:
         return []
     budget_s = forecast.repeats[0].cells[0].measure.repeats_budget_s
     return planned_lines(forecast.repeats, forecast.total_s, budget_s)
 
 
-def _common(forecast: Forecast, raws: Sequence[Raw]) -> Iterator[str]:
-    """What all cells share, so that the table need not say it."""
-    cells = [each.cell for each in forecast.plan.cells]
-    same, _ = _by_difference(raws, cells)
-    values = {key.removesuffix(".name"): choice(key, cells[0]) for key in same}
-    values = {key: value for key, value in values.items() if key not in NAMED}
-    chosen = " ".join(f"{key}={shown(value)}" for key, value in values.items() if value is not None)
-    named = " ".join(f"{key}={' and '.join(_values(cells, key))}" for key in NAMED)
-    yield f"cells run with {named}"
+def _common_lines(forecast: Forecast, raws: Sequence[Raw]) -> Iterator[str]:
+    """Yield the choices that all cells have in common, which the table leaves out."""
+    cells = [entry.cell for entry in forecast.plan.cells]
+    shared_keys, _ = _shared_and_differing(raws, cells)
+    values = {key.removesuffix(".name"): chosen_value(key, cells[0]) for key in shared_keys}
+    chosen = {key: value for key, value in values.items() if key not in ALWAYS_NAMED and value is not None}
+    yield f"cells run with {' '.join(f'{key}={_distinct_values(cells, key)}' for key in ALWAYS_NAMED)}"
     if chosen:
-        yield f"automatic choices in all cells: {chosen}"
+        yield f"automatic choices in all cells: {' '.join(f'{k}={shown(v)}' for k, v in chosen.items())}"
     if any(cell.cluster.ranks_per_gpu > 1 for cell in cells):
-        yield "ranks share GPUs: such cells show correctness only"
+        yield "ranks share GPUs: such cells check results, and their times mean nothing"
 
 
-def _values(cells: Sequence[Cell], key: str) -> list[str]:
-    """Return the values that a choice has in any of the cells."""
-    return [*dict.fromkeys(str(cell.flat()[key]) for cell in cells)]
+def _distinct_values(cells: Sequence[Cell], key: str) -> str:
+    return " and ".join(dict.fromkeys(str(cell.flat()[key]) for cell in cells))
 
 
-def _fitting(forecast: Forecast) -> Iterator[str]:
-    """What a rank may use, and what becomes of cells that need more."""
-    rooms = [each.room for each in forecast.cells if each.room is not None]
-    limits = dict.fromkeys(f"{size_label(room.usable)} ({_whose(room)})" for room in rooms)
+def _fit_lines(forecast: Forecast) -> Iterator[str]:
+    """Yield the memory that a rank may use, the references that do not run, and warnings about memory."""
+    rooms = [entry.room for entry in forecast.cells if entry.room is not None]
+    limits = dict.fromkeys(f"{size_label(room.usable)} ({_device_label(room)})" for room in rooms)
     if limits:
         yield f"memory that a rank may use: {', '.join(limits)}"
-    yield from forecast.not_tried
-    yield from _memory(forecast)
+    yield from forecast.skipped_references
+    yield from _memory_warnings(forecast)
 
 
-def _whose(room: Room) -> str:
+def _device_label(room: MemoryRoom) -> str:
     return (
         f"{room.cell.hardware}, ranks={len(room.cell.running_ranks)}" if room.is_share else room.cell.hardware
     )
 
 
-def _memory(forecast: Forecast) -> Iterator[str]:
-    """The cells that run and may not fit, in a line."""
-    for fit, what in PREDICTED.items():
-        short = {e.cell.cell_id: e.cell for e in forecast.cells if e.runs and e.room and e.room.fit is fit}
-        if short:
-            labels = CellLabels(each.cell for each in forecast.cells)
-            names = ", ".join(map(labels.of, [*short.values()][:MOST_NAMED]))
-            names += ", ..." if len(short) > MOST_NAMED else ""
-            yield f"{_cells(len(short))} {what} ({names}): {RUNS_ANYWAY}"
-    rooms = [each.room for each in forecast.cells if each.runs and each.room is not None]
+def _memory_warnings(forecast: Forecast) -> Iterator[str]:
+    """Yield a line for the cells that will run out of memory, and a line for the cells that may."""
+    for fit, warning in FIT_WARNINGS.items():
+        cells = {e.cell.cell_id: e.cell for e in forecast.cells if e.runs and e.room and e.room.fit is fit}
+        if cells:
+            labels = CellLabels(entry.cell for entry in forecast.cells)
+            names = ", ".join(map(labels.of, [*cells.values()][:MAX_NAMED]))
+            names += ", ..." if len(cells) > MAX_NAMED else ""
+            yield f"{_cell_count(len(cells))} {warning} ({names}): {RUNS_ANYWAY}"
+    rooms = [entry.room for entry in forecast.cells if entry.runs and entry.room is not None]
     if any(room.is_share and room.fit is not Fit.FITS for room in rooms):
-        yield SHARED
+        yield SHARED_MEMORY
 
 
-def _short(forecast: Forecast) -> Iterator[str]:
-    if count := forecast.without_interval:
-        lack = f"fewer than {INTERVAL_STEPS} timed steps and so no interval"
-        yield f"{_cells(count)} will have {lack}; a larger measure.budget_s gives more steps"
+def _interval_lines(forecast: Forecast) -> Iterator[str]:
+    if count := forecast.cells_without_interval:
+        yield (
+            f"{_cell_count(count)} will have fewer than {INTERVAL_STEPS} timed steps and therefore no"
+            " interval; a larger measure.budget_s gives more steps"
+        )
 
 
-def _too_long(forecast: Forecast) -> list[str]:
-    late = {each.cell.cell_id: each for each in forecast.cells if each.is_too_long}
-    if not late:
-        return []
-    longest_s = max(each.cell_s for each in late.values() if each.cell_s is not None)
-    timeout_s = min(each.cell.measure.timeout_s for each in late.values())
-    end = f"will not be done within measure.timeout_s={timeout_s:g}, and so timed_out"
-    way_out = f"one takes about {duration_label(longest_s)}; write a larger measure.timeout_s"
-    return [f"{_cells(len(late))} {end}: {way_out}"]
+def _timeout_lines(forecast: Forecast) -> Iterator[str]:
+    late = {entry.cell.cell_id: entry for entry in forecast.cells if entry.exceeds_timeout}
+    if late:
+        longest_s = max(entry.cell_s for entry in late.values() if entry.cell_s is not None)
+        timeout_s = min(entry.cell.measure.timeout_s for entry in late.values())
+        yield (
+            f"{_cell_count(len(late))} will not be done within measure.timeout_s={timeout_s:g} and therefore"
+            f" end as timed_out; the longest takes about {duration_label(longest_s)}, so write a larger"
+            " measure.timeout_s"
+        )
 
 
-def _cells(count: int) -> str:
+def _cell_count(count: int) -> str:
     return "1 cell" if count == 1 else f"{count} cells"
 
 
-def _seconds(seconds: float) -> str:
+def _step_label(seconds: float) -> str:
     if seconds < 1:
         return f"{1e3 * seconds:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 120 else duration_label(seconds)  # noqa: PLR2004  as duration_label

@@ -1,4 +1,4 @@
-"""A cell's place in a sweep, and what the plan found out about it: its refusal and its memory."""
+"""A cell of a plan with its place in the sweep, its refusal and the memory that it needs."""
 
 from __future__ import annotations
 
@@ -16,61 +16,65 @@ from bench.strategies import STRATEGIES
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryRoom:
     """Memory that one rank of a cell needs, and memory that it may use."""
 
     cell: Cell
     need: MemoryNeed
     usable: int
+    """Bytes that the rank may use."""
     is_share: bool = False
-    """Whether nothing limits the rank but what the host's memory leaves to each."""
+    """Whether `usable` is an equal share of the host's memory, because no limit is set."""
 
     @property
-    def needed(self) -> Band:
+    def need_band(self) -> Band:
+        """Bounds of the needed bytes."""
         return needed_band(self.cell, self.need)
 
     @property
     def needed_label(self) -> str:
-        """`12.1-15.3 GiB`, or `900.0 MiB-1.1 GiB`."""
-        low, high = (size_label(round(size)) for size in (self.needed.low, self.needed.high))
+        """Needed memory as text, such as `12.1-15.3 GiB` or `900.0 MiB-1.1 GiB`."""
+        low, high = (size_label(round(size)) for size in (self.need_band.low, self.need_band.high))
         number, unit = low.split()
         return f"{number}-{high}" if high.endswith(unit) else f"{low}-{high}"
 
     @property
     def fit(self) -> Fit:
-        return fit_of(self.needed, self.usable)
+        """Whether the needed memory fits in the usable memory."""
+        return fit_of(self.need_band, self.usable)
 
     @property
     def largest(self) -> str:
-        """The term that needs most."""
+        """Name of the largest term of the need."""
         sizes = {field.name: getattr(self.need, field.name) for field in fields(MemoryNeed)}
         return max(sizes, key=lambda name: sizes[name])
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCell:
-    """A cell of a sweep, when it runs, and what a plan knows of it before."""
+    """Cell of a sweep with its place in the order, its refusal and its memory."""
 
     cell: Cell
     repeat: int
-    """From 0, of `measure.repeats`."""
+    """Number of this repeat, from 0."""
     order: int
-    """Its place among all cells of the sweep, from 0."""
+    """Position among all cells of the sweep, from 0."""
     role: Role = Role.CELL
     reason: str | None = None
-    """Reason why the cell cannot run; None where it can."""
+    """Reason why the cell cannot run; None for a legal cell."""
     need: MemoryNeed | None = None
-    """Bytes that a rank needs; None where no formula is known, and of a cell that cannot run."""
-    room: Room | None = None
-    """Needed and usable memory of a rank; None where either is not known."""
+    """Bytes that a rank needs; None without a formula, and for a cell that cannot run."""
+    room: MemoryRoom | None = None
+    """Needed and usable memory of a rank; None if one of them is unknown."""
 
     @property
     def folder_name(self) -> str:
+        """Name of the folder of this run of the cell."""
         return f"{self.cell.cell_id}-{self.repeat}"
 
 
 def planned_cell(cell: Cell, machine: Machine, role: Role = Role.CELL) -> PlannedCell:
-    """Return the first process of a cell, with its refusal and its memory: both are asked here alone."""
+    """Return the first process of a cell with its refusal and memory, which no other function determines."""
     reason = refusal(cell)
     with STRATEGIES.plugin_errors_named(cell.strategy):
         need = memory_need(cell) if reason is None else None
@@ -78,13 +82,13 @@ def planned_cell(cell: Cell, machine: Machine, role: Role = Role.CELL) -> Planne
     return PlannedCell(cell, repeat=0, order=0, role=role, reason=reason, need=need, room=room)
 
 
-def room_of(cell: Cell, need: MemoryNeed, machine: Machine) -> Room | None:
-    """Return the needed and usable memory of one rank of a legal cell; None where the usable is not known.
+def room_of(cell: Cell, need: MemoryNeed, machine: Machine) -> MemoryRoom | None:
+    """Return the needed and usable memory of one rank of a legal cell; None if the usable memory is unknown.
 
-    CPU ranks without a limit share what memory the host has.
+    CPU ranks without a limit share the memory of their hosts equally.
     """
     usable = usable_bytes(cell, machine)
     is_share = usable is None and cell.cluster.device == "cpu"
     if is_share:
         usable = machine.memory_bytes * cell.cluster.nodes // len(cell.running_ranks)
-    return None if usable is None else Room(cell, need, usable, is_share)
+    return None if usable is None else MemoryRoom(cell, need, usable, is_share)

@@ -1,4 +1,4 @@
-"""How often cells run: interleaved, and with `measure.repeats=auto` as often as a budget of time allows."""
+"""Repeats of cells: their order, and with `measure.repeats=auto` their number within a budget of time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bench.plan.work import REFERENCE_STRATEGY
 from bench.record.record import Record, Status
 from bench.strategies import STRATEGIES
 
-Turn = tuple[Cell, int]
-"""A cell and its repeat, from 0."""
+CellRepeat = tuple[Cell, int]
+"""A cell and the number of its repeat, from 0."""
 NOT_COMPARED = frozenset(
     {
         *("strategy", "options", "layout", "kernel", "sp_degree", "ulysses_degree", "dp_replicate"),
@@ -25,55 +25,56 @@ NOT_COMPARED = frozenset(
         *("measure", "env", "replay"),
     }
 )
-"""Fields in which cells may differ whose speeds are compared, as in `analysis.cells.comparison`."""
+"""Fields in which cells may differ when their speeds are compared, as in `analysis.cells.comparison`."""
 ROUNDED_S = 100
+"""Multiple of seconds to which a suggested budget is rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """One process of a cell."""
+class CellProcess:
+    """One run of a cell."""
 
     wall_s: float
     tokens_per_s: float | None
-    """None where it failed."""
+    """Speed of the run; None if it failed."""
 
 
-Processes = Mapping[str, Sequence[Process]]
-"""The processes of each cell so far, by the cell's id."""
+Processes = Mapping[str, Sequence[CellProcess]]
+"""Processes so far of each cell, by the cell's id."""
 
 
 @dataclass(frozen=True, slots=True)
-class Repeats:
-    """Further processes of the two fastest cells of one kind of work."""
+class RepeatPlan:
+    """Further processes of two cells that are compared, the fastest of their kind of work."""
 
     cells: tuple[Cell, Cell]
-    has: int
-    """Processes that each of them has."""
-    lacks: int
-    """Processes that each still needs."""
-    gets: int
-    """Processes that each gets within the budget."""
-    lacks_s: float
-    """Seconds of all that they still need."""
-    gets_s: float
-    """Seconds of what they get."""
+    done: int
+    """Number of processes that both cells have."""
+    missing: int
+    """Number of further processes that each cell needs."""
+    added: int
+    """Number of further processes that the budget allows for each cell."""
+    missing_s: float
+    """Seconds of all missing processes."""
+    added_s: float
+    """Seconds of all added processes."""
 
     @property
     def seq_len(self) -> int:
         return self.cells[0].seq_len
 
     @property
-    def turns(self) -> list[Turn]:
-        """Return the processes in the order in which they run."""
-        return in_turns(self.cells, range(self.has, self.has + self.gets))
+    def cell_repeats(self) -> list[CellRepeat]:
+        """Added processes in the order in which they run."""
+        return interleave(self.cells, range(self.done, self.done + self.added))
 
 
-def in_turns(cells: Sequence[Cell], repeats: Iterable[int]) -> list[Turn]:
-    """Return each of these repeats of every cell before any cell's next one.
+def interleave(cells: Sequence[Cell], repeats: Iterable[int]) -> list[CellRepeat]:
+    """Return all cells for the first of these repeats, then all cells for the next, and so on.
 
-    A sweep that is interrupted thus has equally many of all. The first repeats go from short to long, at each
-    length `local` before the others, which are compared with it. The cells of later ones are shuffled by the
-    seed: heat, and whatever else changes slowly, favours no cell.
+    Every cell of an interrupted sweep thus has about the same number of repeats. The first repeats are sorted
+    by length, with `local` before the strategies that are compared with it. The cells of later repeats are
+    shuffled by the seed, so that heat and other slow changes favour no cell.
     """
     seed = min((cell.seed for cell in cells), default=0)
     first = sorted(cells, key=lambda cell: (cell.seq_len, cell.strategy != REFERENCE_STRATEGY))
@@ -85,49 +86,49 @@ def in_turns(cells: Sequence[Cell], repeats: Iterable[int]) -> list[Turn]:
 
 
 def least_repeats(cell: Cell) -> int:
-    """Return how often a cell runs whatever it takes."""
+    """Return the number of runs of a cell that do not depend on the budget."""
     return 1 if cell.measure.repeats == AUTO else cell.measure.repeats
 
 
 def processes_of(records: Iterable[Record]) -> Processes:
     """Return the processes of each cell in the order of their repeats."""
-    found: dict[str, list[Process]] = {}
+    processes: dict[str, list[CellProcess]] = {}
     for record in sorted(records, key=lambda record: record.repeat):
         speed, timing = None, record.timing
         if record.status is Status.OK and timing is not None:
             speed = 1e3 * timing.tokens_per_step / slowest_median(timing.step_times_ms)
-        found.setdefault(record.cell_id, []).append(Process(record.wall_s, speed))
-    return found
+        processes.setdefault(record.cell_id, []).append(CellProcess(record.wall_s, speed))
+    return processes
 
 
-def choose(cells: Iterable[Cell], ran: Processes, left_s: float) -> list[Repeats]:
-    """Return the repeats of each kind of work that lacks some, the longest sequences first.
+def choose(cells: Iterable[Cell], ran: Processes, budget_s: float) -> list[RepeatPlan]:
+    """Return the repeats of each kind of work with missing processes, the longest sequences first.
 
-    Each kind takes what it lacks of `left_s` seconds before the next one does. The processes up to
-    MIN_PROCESSES come all together or not at all. How many come after them follows from how far the first
-    ones spread, never from how far the two cells are apart: a test that stops once it likes the difference
-    claims one too often.
+    The kinds of work share `budget_s` seconds in this order. The processes up to MIN_PROCESSES run all or not
+    at all. The number of processes after them follows from the spread of the first processes and never from
+    the difference between the two cells, because a test that stops once it likes the difference claims a
+    difference too often.
     """
     pairs = sorted(_fastest_pairs(cells, ran), key=lambda pair: pair[0].seq_len, reverse=True)
-    found = []
+    repeat_plans = []
     for pair in pairs:
         processes = [ran[cell.cell_id] for cell in pair]
-        has = min(map(len, processes))
-        lacks = max(0, _enough(processes) - has)
-        takes_s = [_seconds(processes, has + more) for more in range(lacks + 1)]
-        fits = max((more for more, each_s in enumerate(takes_s) if each_s <= left_s), default=0)
-        gets = fits if fits == lacks or has >= MIN_PROCESSES else 0
-        left_s -= takes_s[gets]
-        if lacks:
-            found.append(Repeats(pair, has, lacks, gets, takes_s[-1], takes_s[gets]))
-    return found
+        done = min(map(len, processes))
+        missing = max(0, _needed_processes(processes) - done)
+        costs_s = [_processes_s(processes, done + count) for count in range(missing + 1)]
+        affordable = max((count for count, cost_s in enumerate(costs_s) if cost_s <= budget_s), default=0)
+        added = affordable if affordable == missing or done >= MIN_PROCESSES else 0
+        budget_s -= costs_s[added]
+        if missing:
+            repeat_plans.append(RepeatPlan(pair, done, missing, added, costs_s[-1], costs_s[added]))
+    return repeat_plans
 
 
 def _fastest_pairs(cells: Iterable[Cell], ran: Processes) -> list[tuple[Cell, Cell]]:
-    """Return of each kind of work the two strategies whose first process was fastest, each by its best cell.
+    """Return for each kind of work the best cells of the two strategies whose first process was fastest.
 
-    Of one strategy alone its two fastest cells. Strategies that split the sequence come before `local`, which
-    is the base.
+    If there is only one strategy, they are its two fastest cells. Strategies that split the sequence come
+    before `local`, which is the base.
     """
     kinds: dict[tuple[str, int], list[Cell]] = {}
     for cell in cells:
@@ -139,8 +140,8 @@ def _fastest_pairs(cells: Iterable[Cell], ran: Processes) -> list[tuple[Cell, Ce
         return STRATEGIES[cell.strategy].shares_sequences, ran[cell.cell_id][0].tokens_per_s or 0.0
 
     pairs = []
-    for alike in kinds.values():
-        ordered = sorted(alike, key=order, reverse=True)
+    for same_work in kinds.values():
+        ordered = sorted(same_work, key=order, reverse=True)
         best = {cell.strategy: cell for cell in reversed(ordered)}
         first, *others = sorted(best.values(), key=order, reverse=True)
         second = next(iter(others), None) or next((cell for cell in ordered if cell is not first), None)
@@ -149,55 +150,59 @@ def _fastest_pairs(cells: Iterable[Cell], ran: Processes) -> list[tuple[Cell, Ce
     return pairs
 
 
-def _seconds(sides: Sequence[Sequence[Process]], until: int) -> float:
-    """Return the seconds that both sides take until each has this many processes."""
-    return sum(max(0, until - len(side)) * fmean(each.wall_s for each in side) for side in sides)
+def _processes_s(pair: Sequence[Sequence[CellProcess]], count: int) -> float:
+    """Return the seconds until both cells of a pair have `count` processes."""
+    return sum(max(0, count - len(ran)) * fmean(process.wall_s for process in ran) for ran in pair)
 
 
-def _enough(sides: Sequence[Sequence[Process]]) -> int:
-    """Return how many processes of each tell the two apart, as far as the first MIN_PROCESSES know."""
-    if min(map(len, sides)) < MIN_PROCESSES:
+def _needed_processes(pair: Sequence[Sequence[CellProcess]]) -> int:
+    """Return how many processes of each cell a comparison needs, by the spread of the first MIN_PROCESSES."""
+    if min(map(len, pair)) < MIN_PROCESSES:
         return MIN_PROCESSES
-    speeds = [[p.tokens_per_s for p in side[:MIN_PROCESSES] if p.tokens_per_s is not None] for side in sides]
-    if min(map(len, speeds)) < 2:  # noqa: PLR2004  a spread takes two
+    speeds = [[p.tokens_per_s for p in ran[:MIN_PROCESSES] if p.tokens_per_s is not None] for ran in pair]
+    if min(map(len, speeds)) < 2:  # noqa: PLR2004  a spread needs two speeds
         return MIN_PROCESSES
     return enough_processes(pooled_spread(speeds))
 
 
-def chosen_line(chosen: Repeats) -> str:
+def chosen_line(chosen: RepeatPlan) -> str:
     """Return the line that announces further processes before they run."""
     one, other = map(CellLabels(chosen.cells).of, chosen.cells)
     return (
-        f"measure.repeats={AUTO}: {chosen.gets} more processes of {one} and of {other}, interleaved, about"
-        f" {duration_label(chosen.gets_s)}"
+        f"measure.repeats={AUTO}: {chosen.added} more processes of {one} and of {other}, interleaved, about"
+        f" {duration_label(chosen.added_s)}"
     )
 
 
-def planned_lines(found: Sequence[Repeats], first_s: float, budget_s: float) -> list[str]:
-    """Return what repeats will decide after `first_s` seconds of first processes, and what decides the rest.
+def planned_lines(repeat_plans: Sequence[RepeatPlan], first_s: float, budget_s: float) -> list[str]:
+    """Return the lines on which lengths the repeats will decide, and on the budget that decides the others.
 
-    Empty where there is nothing to compare.
+    Args:
+        repeat_plans: Repeats of a new sweep; there are no lines if it is empty.
+        first_s: Seconds of the first processes of all cells.
+        budget_s: `measure.repeats_budget_s`.
     """
     lines = [
-        f"{length_label(each.seq_len)} will be decided: {each.gets} more processes of the two fastest"
-        f" {_what(each)}, interleaved, about {duration_label(each.gets_s)} (measure.repeats={AUTO})"
-        for each in found
-        if each.gets
+        f"{length_label(plan.seq_len)} will be decided: {plan.added} more processes of the two fastest"
+        f" {_pair_label(plan)}, interleaved, about {duration_label(plan.added_s)} (measure.repeats={AUTO})"
+        for plan in repeat_plans
+        if plan.added
     ]
-    left = sorted({each.seq_len for each in found if not each.gets})
-    if left:
-        lacks_s = sum(each.lacks_s for each in found)
-        enough_s = ROUNDED_S * math.ceil((first_s + SPARE * lacks_s) / ROUNDED_S)
+    undecided = sorted({plan.seq_len for plan in repeat_plans if not plan.added})
+    if undecided:
+        missing_s = sum(plan.missing_s for plan in repeat_plans)
+        enough_s = ROUNDED_S * math.ceil((first_s + SPARE * missing_s) / ROUNDED_S)
         lines.append(
-            f"{', '.join(map(length_label, left))} will stay undecided, with one process of each cell: more"
-            f" would not fit measure.repeats_budget_s={budget_s:g}; measure.repeats_budget_s={enough_s}"
-            f" decides every length, in about {duration_label(first_s + lacks_s)}"
+            f"{', '.join(map(length_label, undecided))} will stay undecided, with one process of each cell,"
+            f" because repeats do not fit in measure.repeats_budget_s={budget_s:g};"
+            f" measure.repeats_budget_s={enough_s} decides every length, in about"
+            f" {duration_label(first_s + missing_s)}"
         )
     return lines
 
 
-def _what(repeats: Repeats) -> str:
-    """Return what the two cells are, in words."""
+def _pair_label(repeats: RepeatPlan) -> str:
+    """Return what the two cells are: strategies, or cells of one strategy."""
     if len({cell.strategy for cell in repeats.cells}) == 1:
         return "cells"
     splits = all(STRATEGIES[cell.strategy].shares_sequences for cell in repeats.cells)

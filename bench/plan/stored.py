@@ -1,4 +1,4 @@
-"""The sweep that a folder holds already: its words, its cells and its records."""
+"""The sweep that a folder already contains: its command line, its cells and its records."""
 
 from __future__ import annotations
 
@@ -13,41 +13,45 @@ from bench.config import Cell, ConfigError, Resume
 from bench.record.record import Record
 from bench.record.store import RECORDS, read_records
 from bench.request import values
-from bench.request.command_line import parsed
+from bench.request.command_line import parse_word
 
 CONFIG = "config.yaml"
-RESUMING = frozenset({"resume", "sweep_dir"})
-GOING_ON = frozenset({*RESUMING, "lease", "plan"})
-"""Words that name a sweep and ask for no cell."""
+"""Name of the file with the plan of a sweep."""
+RESUME_KEYS = frozenset({"resume", "sweep_dir"})
+"""Keys that name a sweep to resume."""
+KEYS_WITHOUT_CELLS = frozenset({*RESUME_KEYS, "lease", "plan"})
+"""Keys that may be given with a sweep to resume and that define no cell."""
 SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The faster one where PyYAML has it: a sweep's plan may hold thousands of cells."""
+"""PyYAML's safe loader, the faster one if it is built: a plan may contain thousands of cells."""
 
 
-def whole_request(arguments: Sequence[str]) -> list[str]:
-    """Return the request's words, after those of the sweep where they only name one to go on with.
+def complete_request(arguments: Sequence[str]) -> list[str]:
+    """Return the command line, after the words of a stored sweep if it only names that sweep to resume it.
 
-    Raises ConfigError where its folder holds none, and Hydra's OverrideParseException for an unreadable word.
+    Raises:
+        ConfigError: The folder contains no sweep.
+        OverrideParseException: Hydra cannot parse a word.
     """
     words = [word for word in arguments if not word.startswith("-")]
     typed = {word.partition("=")[0]: word for word in words}
-    if not typed.keys() >= RESUMING or typed.keys() - GOING_ON:
+    if not typed.keys() >= RESUME_KEYS or typed.keys() - KEYS_WITHOUT_CELLS:
         return [*arguments]
-    given = {key: parsed(typed[key]).value() for key in RESUMING}
-    if values.resume("resume", given["resume"]) is Resume.NEVER:
+    resumed = {key: parse_word(typed[key]).value() for key in RESUME_KEYS}
+    if values.resume("resume", resumed["resume"]) is Resume.NEVER:
         return [*arguments]
-    own, _ = read_plan(Path(str(given["sweep_dir"])))
-    words = [word.removeprefix("++") for word in own]
-    return [*(word for word in words if word.partition("=")[0] not in GOING_ON), *arguments]
+    stored, _ = read_plan(Path(str(resumed["sweep_dir"])))
+    words = [word.removeprefix("++") for word in stored]
+    return [*(word for word in words if word.partition("=")[0] not in KEYS_WITHOUT_CELLS), *arguments]
 
 
 def read_plan(folder: Path) -> tuple[list[str], list[Mapping[str, Any]]]:
-    """A sweep's words as they were typed, without the program, and its cells as `Cell.flat` gives them.
+    """Return the command line of a stored sweep, without the program, and its cells as `Cell.flat` does.
 
-    Raises ConfigError where the folder holds no plan.
+    Raises ConfigError if the folder contains no plan.
     """
     path = folder / CONFIG
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), SAFE_LOADER)  # noqa: S506  one of the two safe ones
+        content = yaml.load(path.read_text(encoding="utf-8"), SAFE_LOADER)  # noqa: S506  both loaders are safe
         argv, cells = content["argv"], content["cells"]
         if not (
             all(isinstance(word, str) for word in argv) and all(isinstance(cell, dict) for cell in cells)
@@ -55,28 +59,31 @@ def read_plan(folder: Path) -> tuple[list[str], list[Mapping[str, Any]]]:
             raise TypeError("argv and cells are not lists of words and of cells")  # noqa: TRY301
     except FileNotFoundError:
         raise ConfigError(
-            f"resume=true: sweep_dir={folder} holds no sweep, or does not exist; name the folder of one"
+            f"resume=true: sweep_dir={folder} contains no sweep or does not exist; name the folder of a sweep"
         ) from None
     except (OSError, UnicodeError, yaml.YAMLError, TypeError, KeyError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"{path}: is no sweep's plan ({why}); add the words of the sweep") from None
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"{path}: is not the plan of a sweep ({reason}); repeat the words of the sweep"
+        ) from None
     return argv[1:], cells
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSweep:
-    """The sweep that a folder holds already; empty in a new folder."""
+    """Cells and records of the sweep that a folder already contains; empty for a new folder."""
 
     cells: Sequence[Cell] = ()
     records: Sequence[Record] = ()
     size_bytes: int = 0
-    """Size of the file of records when it was read."""
+    """Size of the records file when it was read."""
 
 
 def stored_sweep(folder: Path, resume: Resume) -> StoredSweep:
-    """Read the sweep that a plan goes on with.
+    """Return the sweep that a plan resumes.
 
-    Raises ConfigError for a folder with records without `resume`, and for one without a sweep with it.
+    Raises ConfigError for a folder with records if nothing is resumed, and for a folder without a sweep if
+    one is.
     """
     path = folder / RECORDS
     size_bytes = path.stat().st_size if path.exists() else 0
@@ -92,20 +99,20 @@ def stored_sweep(folder: Path, resume: Resume) -> StoredSweep:
 
 
 def _stored_cells(folder: Path, records: Sequence[Record]) -> list[Cell]:
-    """Return the cells of a folder's sweep, by its plan or else its records."""
+    """Return the cells of a folder's sweep from its plan, or without a plan from its records."""
     if records and not (folder / CONFIG).exists():
         cells: Sequence[Mapping[str, Any]] = [record.config for record in records]
     else:
         _, cells = read_plan(folder)
-    found, why = list[Cell](), ""
+    readable, reason = list[Cell](), ""
     for cell in cells:
         try:
-            found.append(Cell.from_flat(cell))
-        except (ConfigError, KeyError, AttributeError) as error:  # of another version
-            why = str(error)
-    if cells and not found:
+            readable.append(Cell.from_flat(cell))
+        except (ConfigError, KeyError, AttributeError) as error:  # written by another version
+            reason = str(error)
+    if cells and not readable:
         raise ConfigError(
-            f"sweep_dir={folder}: its cells cannot be read, perhaps as another version wrote them ({why});"
-            " name another folder"
+            f"sweep_dir={folder}: its cells cannot be read, perhaps because another version wrote them"
+            f" ({reason}); name another folder"
         )
-    return found
+    return readable

@@ -1,1 +1,1 @@
-"""Words become legal cells. May import measure and all below; no torch."""
+"""Command-line words become legal cells. May import measure and all below; no torch."""

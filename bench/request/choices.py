@@ -1,6 +1,6 @@
-"""The YAML files of conf/, one folder a choice and one file an option.
+"""Choices and their options: a folder of conf/ for each choice, with a YAML file for each option.
 
-A strategy of an installed package has no file there: its option is made from its facts.
+A strategy of an installed package has no such file; its content comes from the strategy's facts.
 """
 
 from __future__ import annotations
@@ -25,61 +25,61 @@ from bench.strategies.options import in_yaml
 CONF = REPOSITORY / "conf"
 
 Raw = Mapping[str, Any]
-"""A composed configuration as plain values, still in the user's words."""
+"""A composed configuration as plain values, before they are checked and converted."""
 
 
 def refuse_no_conf() -> None:
-    """Raises ConfigError where the code was copied without conf/."""
+    """Raise ConfigError if the code was copied without conf/."""
     if not CONF.is_dir():
         raise ConfigError(f"{CONF}: no such folder; install the whole checkout: pip install -e .")
 
 
 def groups() -> list[str]:
-    """All choices: `strategy`, `model`, ..."""
+    """Return the names of all choices: `strategy`, `model`, ..."""
     return sorted(path.name for path in CONF.iterdir() if path.is_dir())
 
 
 def options(group: str) -> list[str]:
-    """All options of a choice."""
+    """Return the names of all options of a choice."""
     plugins = STRATEGIES.plugin_names() if group == "strategy" else []
     return sorted([*(path.stem for path in (CONF / group).glob("*.yaml")), *plugins])
 
 
-def option(group: str, value: Any) -> str:
-    """One option of a choice, spelt exactly so; raises ConfigError for any other."""
+def check_option(group: str, value: Any) -> str:
+    """Return `value` if it is an option of this choice; raise ConfigError otherwise."""
     if group == "model" and value in MODELS_WITH_EXPERTS:
         raise experts_refused(f"model={value}", "this model")
     return values.choice(group, value, options(group))
 
 
 def read_option(group: str, name: str) -> Raw:
-    """The content of one option's file; raises ConfigError for a plugin that cannot be loaded."""
+    """Return the content of an option's file; raise ConfigError for a plugin that cannot be loaded."""
     if group == "strategy" and name in STRATEGIES.plugin_names():
-        return option_of(STRATEGIES[name])
-    return deepcopy(_content(CONF / group / f"{name}.yaml"))
+        return strategy_content(STRATEGIES[name])
+    return deepcopy(_read_yaml(CONF / group / f"{name}.yaml"))
 
 
 @cache
-def _content(file: Path) -> Raw:
-    """Read once a process: a plan asks for the same few files cell by cell."""
+def _read_yaml(file: Path) -> Raw:
+    """Return the content of a YAML file, read once because every cell of a plan needs the same files."""
     content = OmegaConf.to_container(OmegaConf.load(file))
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}
 
 
 def default_strategies() -> list[str]:
-    """What a sweep compares that names no strategy."""
+    """Return the strategies of a sweep that names none."""
     params = OmegaConf.load(CONF / "config.yaml").hydra.sweeper.params
     return str(params.strategy).split(",")
 
 
 def register_plugins_with_hydra() -> None:
-    """Make every plugin an option of Hydra's; a broken one too, which `resolve` then refuses."""
-    usable = {facts.name: option_of(facts) for facts in STRATEGIES.usable()}
+    """Make every plugin an option in Hydra, also a broken plugin, which `resolve` then refuses."""
+    usable = {facts.name: strategy_content(facts) for facts in STRATEGIES.usable()}
     for name in STRATEGIES.plugin_names():
         ConfigStore.instance().store(group="strategy", name=name, node=usable.get(name, {"name": name}))
 
 
-def option_of(facts: StrategyFacts) -> dict[str, Any]:
-    """What a strategy's file would hold: its name, and the default of each of its own choices."""
-    return {"name": facts.name, **{key: in_yaml(own) for key, own in facts.options.items()}}
+def strategy_content(facts: StrategyFacts) -> dict[str, Any]:
+    """Return what the file of a strategy holds: its name and the default of each of its options."""
+    return {"name": facts.name, **{key: in_yaml(option) for key, option in facts.options.items()}}

@@ -1,4 +1,4 @@
-"""The words of the command line, checked before Hydra composes anything, and put into Hydra's grammar."""
+"""Checks of the command line before Hydra composes it, and its translation into Hydra's grammar."""
 
 from __future__ import annotations
 
@@ -14,135 +14,141 @@ from bench.common.command import sweep_words
 from bench.common.labels import shown
 from bench.config import ConfigError
 from bench.request import values
-from bench.request.choices import groups, option, options
-from bench.request.resolve import all_keys
+from bench.request.choices import check_option, groups, options
+from bench.request.resolve import SWEEP_KEYS, all_keys
 from bench.request.values import MAX_CELLS, refuse_too_many
 
 SWEEP_OPTIONS = ("-m", "--multirun")
 PLAN_OPTION, PLAN_WORD = "--plan", "plan=true"
-"""The option, and what it is short for."""
-SHOWING: Mapping[str, tuple[str, ...]] = {
+"""The option for a plan, and the word that it stands for."""
+SHOW_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--help": (),
     "-h": (),
     "--help-all": (),
     "--cfg": ("job", "hydra", "all"),
     "-c": ("job", "hydra", "all"),
 }
-"""Options that show something and run nothing, and the values they take.
+"""Options that print something and run nothing, each with the values that it takes.
 
-Hydra's others would read another configuration, or a pickle.
+Hydra's other options are refused, because they would read another configuration or a pickle.
 """
-ONE_A_SWEEP = ("lease", "plan", "resume", "sweep_dir")
 
 
-def readable_by_hydra(arguments: Sequence[str]) -> list[str]:
-    """The same request in Hydra's grammar: options first, and `env.NAME` as a name that may be new.
+def hydra_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return the command line in Hydra's grammar: options first, and `++env.NAME` for `env.NAME`.
 
-    Raises ConfigError for an option or a word that no cell can be made of, and Hydra's
-    OverrideParseException for a word that cannot be read.
+    Raises:
+        ConfigError: No cell can be made of an option or word.
+        OverrideParseException: Hydra cannot parse a word.
     """
     for word in arguments:
         if not word.isprintable():
             raise ConfigError(
-                f"{ascii(word)[1:-1]}: is not of one line and printable; leave those letters out"
+                f"{ascii(word)[1:-1]}: has characters that cannot be printed on one line; leave them out"
             )
-    given, asked = _split(arguments)
-    is_sweep = given[:1] == ["-m"]
-    if is_sweep and len(given) > 1:
-        raise ConfigError(f"{' '.join(given)}: {given[1]} shows settings and runs nothing; leave out -m")
-    # An experiment is a sweep by itself: its file in conf/ says so to Hydra.
-    asks_a_question = any(word.startswith("experiment=") and word != "experiment=none" for word in asked)
-    overrides = {word: parsed(word) for word in asked}
+    flags, words = _split_options(arguments)
+    is_sweep = flags[:1] == ["-m"]
+    if is_sweep and len(flags) > 1:
+        raise ConfigError(f"{' '.join(flags)}: {flags[1]} shows settings and runs nothing; leave out -m")
+    # An experiment is a sweep without -m: its file in conf/ sets Hydra's mode.
+    has_experiment = any(word.startswith("experiment=") and word != "experiment=none" for word in words)
+    overrides = {word: parse_word(word) for word in words}
     for word, override in overrides.items():
         _refuse_other_than_values(override, word)
-        _refuse_sweep(override, word, is_sweep=is_sweep or asks_a_question)
+        _refuse_sweep(override, word, is_sweep=is_sweep or has_experiment)
         if override.key_or_group in groups():
             for value in _values(override):
-                option(override.key_or_group, value)
+                check_option(override.key_or_group, value)
     refuse_too_many([len(_values(override)) for override in overrides.values()])
-    return [*given, *(f"++{word}" if word.startswith("env.") else word for word in asked)]
+    return [*flags, *(f"++{word}" if word.startswith("env.") else word for word in words)]
 
 
-def parsed(word: str) -> Override:
-    """A word as Hydra's grammar has it.
+def parse_word(word: str) -> Override:
+    """Parse a word of the command line by Hydra's grammar.
 
-    Raises Hydra's OverrideParseException for one that it has not, and ConfigError for a number or brackets
-    that are too long for Python.
+    Raises:
+        OverrideParseException: The word breaks Hydra's grammar.
+        ConfigError: A number is too long, or brackets are nested too deeply, for Python.
     """
     try:
         return OverridesParser.create().parse_overrides([word])[0]
     except (ValueError, RecursionError) as error:
-        too = "too deep" if isinstance(error, RecursionError) else "too long"
-        raise ConfigError(f"{shown(word)}: cannot be read, it is {too}; write a shorter value") from None
+        problem = "nested too deeply" if isinstance(error, RecursionError) else "too long"
+        raise ConfigError(f"{shown(word)}: cannot be read, it is {problem}; write a shorter value") from None
 
 
-def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What Hydra is to do, `-m` or one option with its value, and the words that are no options."""
-    asked: list[str] = []
-    shows: list[str] = []
+def _split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return Hydra's options (`-m`, or one option with its value) and the words that are no options."""
+    words: list[str] = []
+    show_option: list[str] = []
     is_sweep = False
     rest = iter(arguments)
     for word in rest:
         if word in SWEEP_OPTIONS:
             is_sweep = True
         elif word == PLAN_OPTION:
-            asked.append(PLAN_WORD)
+            words.append(PLAN_WORD)
         elif word.startswith("-"):
-            shows = shows or _option(word, rest)
+            show_option = show_option or _read_option(word, rest)
         else:
-            asked.append(word)
-    return [*(["-m"] if is_sweep else []), *shows], asked
+            words.append(word)
+    return [*(["-m"] if is_sweep else []), *show_option], words
 
 
-def _option(word: str, rest: Iterator[str]) -> list[str]:
+def _read_option(word: str, rest: Iterator[str]) -> list[str]:
+    """Return one of SHOW_OPTIONS with its value, which may be the next word; raise ConfigError for others."""
     name, has_value, value = word.partition("=")
-    if name in SHOWING:
-        allowed = SHOWING[name]
+    if name in SHOW_OPTIONS:
+        allowed = SHOW_OPTIONS[name]
         chosen = value if has_value else next(rest, None)
         return [name, values.choice(name, chosen, allowed)] if allowed else [name]
     if name == PLAN_OPTION:
         raise ConfigError(f"{word}: takes no value; write {PLAN_OPTION}")
     key = name.lstrip("-").replace("-", "_")
     if key in (*all_keys(), *groups()):
-        raise ConfigError(f"{word}: a key has no dashes; write {key}={value or '...'}")
-    near = values.nearest(name, [*SHOWING, *SWEEP_OPTIONS, PLAN_OPTION])
+        raise ConfigError(f"{word}: keys are written without dashes; write {key}={value or '...'}")
+    near = values.nearest(name, [*SHOW_OPTIONS, *SWEEP_OPTIONS, PLAN_OPTION])
     if near is None and has_value and (meant := values.nearest(key, [*all_keys(), *groups()])):
         near = f"{meant}={value}"
-    hint = f"did you mean {near}?" if near else "keys have no dashes, as in seq_len=8k; --help lists some"
+    hint = "write keys without dashes, as in seq_len=8k; --help lists the common keys"
+    if near:
+        hint = f"did you mean {near}?"
     raise ConfigError(f"{word}: no such option; {hint}")
 
 
 def _refuse_other_than_values(override: Override, word: str) -> None:
-    """Raises ConfigError for a word that would add, delete or move a key: words change values only."""
+    """Raise ConfigError for a word that would add, delete or move a key; words only set values."""
     key = override.key_or_group
     plain = f"{key}={word.partition('=')[2] or '...'}"
     if not key:
         raise ConfigError(f"{word}: is not of the form key=value; write for example seq_len=8k")
     if key.replace("/", ".").split(".")[0] == "hydra":
-        raise ConfigError(f"{word}: Hydra's settings are fixed; sweep_dir=... names the folder, -m sweeps")
+        raise ConfigError(
+            f"{word}: Hydra's settings cannot be changed; use sweep_dir=... for the folder, -m for a sweep"
+        )
     is_added = override.is_add() or override.is_force_add()
     exists = key in (*(known for known in all_keys() if "." not in known), *groups())
     if override.is_delete() or override.package is not None or (is_added and exists):
         raise ConfigError(
-            f"{word}: words change values and neither add, delete nor move a key; write {plain}, or nothing"
+            f"{word}: words can neither add, delete nor move a key; write {plain}, or leave it out"
         )
 
 
 def _refuse_sweep(override: Override, word: str, *, is_sweep: bool) -> None:
-    """Raises ConfigError for several values where there may be one, and for an axis without any."""
+    """Raise ConfigError for several values without a sweep or of a sweep's own key, and for an empty axis."""
     key = override.key_or_group
     if not override.is_sweep_override():
         return
     if not is_sweep:
         raise ConfigError(f"{word}: several values need -m, as in: {sweep_words()} -m {word}")
-    if key in ONE_A_SWEEP:
-        raise ConfigError(f"{word}: applies to the whole sweep; write one value")
+    if key in SWEEP_KEYS:
+        raise ConfigError(f"{word}: one value applies to the whole sweep; write only one")
     if not override.is_discrete_sweep() or not _values(override):
         raise ConfigError(f"{word}: has no values; write them with commas, as in seq_len=8k,64k")
 
 
 def _values(override: Override) -> list[Any]:
-    """The values of one word, a little over MAX_CELLS at the most: a range may be longer than memory."""
+    """Return the values of a word, at most MAX_CELLS + 1 of them, since a range may not fit in memory."""
     value = override.value()
     if isinstance(value, Glob):
         return value.filter(options(override.key_or_group))

@@ -1,4 +1,4 @@
-"""What Hydra composes of words: the cells that they ask for, and each cell's values."""
+"""Composition with Hydra: the words of each cell of a sweep, and the values that they compose to."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from bench.config import ConfigError
 from bench.request.choices import CONF, Raw, register_plugins_with_hydra
 
 SWEEP_PATHS = ("new_sweep_dir", "hydra_dir")
-"""Resolvers of conf/config.yaml that only a sweep can fill in."""
+"""Resolvers in conf/config.yaml that have a value only in a sweep."""
 SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
-"""Parts of names of variables whose values no record should hold."""
-MANY = 100
-"""Hydra takes nearly a tenth of a second a cell: of more cells a sweep says so first."""
+"""Parts of the names of environment variables whose values may be secret and must not get into records."""
+UNANNOUNCED_CELLS = 100
+"""Largest number of cells that a sweep composes without announcing it, which takes nearly 0.1 s a cell."""
 
 
 def refuse_secret_variables() -> None:
-    """From now on `${oc.env:NAME}` is an error where NAME may be a secret; others are as OmegaConf has it."""
-    OmegaConf.register_new_resolver("oc.env", _value_of, replace=True)
+    """Make OmegaConf raise ConfigError for `${oc.env:NAME}` if NAME may be a secret."""
+    OmegaConf.register_new_resolver("oc.env", _environment_value, replace=True)
 
 
-def _value_of(name: str, *default: str | None) -> str | None:
+def _environment_value(name: str, *default: str | None) -> str | None:
     if any(word in name.upper() for word in SECRET_WORDS):
         raise ConfigError(f"{name} may be a secret, and records would hold it")
     return oc.env(name, *default)
 
 
 def composed(*overrides: str) -> Raw:
-    """What the command line would compose of these words, for a cell that belongs to no sweep."""
+    """Return what the command line composes of these words, for a cell that belongs to no sweep."""
     refuse_secret_variables()
     for name in SWEEP_PATHS:
         OmegaConf.register_new_resolver(name, lambda: "", replace=True)
@@ -45,14 +45,14 @@ def composed(*overrides: str) -> Raw:
 
 
 def cells_of(words: Sequence[str], loader: ConfigLoader) -> list[list[str]]:
-    """The words of every cell of a sweep, in order; of a key that is given twice the last counts."""
+    """Return the words of every cell of a sweep, in order; the last word of a key counts."""
     overrides = OverridesParser.create(loader).parse_overrides([*words])
-    axes = {each.get_key_element(): words_of(each) for each in overrides}
+    axes = {override.get_key_element(): words_of(override) for override in overrides}
     return [[*cell] for cell in product(*axes.values())]
 
 
 def words_of(override: Override) -> list[str]:
-    """One word for each of its values."""
+    """Return one word `key=value` for each value of an override."""
     if not override.is_sweep_override():
         assert override.input_line is not None
         return [override.input_line]
@@ -62,14 +62,14 @@ def words_of(override: Override) -> list[str]:
 def composed_cells(
     cells: Sequence[list[str]], compose_one: Callable[[list[str]], DictConfig]
 ) -> Iterator[Raw]:
-    """What each cell's words compose to; a line before many."""
-    if len(cells) > MANY:
+    """Return the configuration of each cell; print a line first if there are many."""
+    if len(cells) > UNANNOUNCED_CELLS:
         print(f"composing {len(cells)} cells, about {len(cells) // 10} s", flush=True)
     return (plain(compose_one(words)) for words in cells)
 
 
 def plain(configuration: DictConfig) -> Raw:
-    """A configuration that Hydra composed, without Hydra's own part, as plain values."""
+    """Return a composed configuration as plain values, without the section of Hydra itself."""
     with open_dict(configuration):
         configuration.pop("hydra", None)
     content = OmegaConf.to_container(configuration, resolve=True)

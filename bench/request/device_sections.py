@@ -1,4 +1,4 @@
-"""The words of `measure` and `env`, whose defaults and rules depend on the device that ranks run on."""
+"""The sections `measure` and `env`, whose defaults and rules depend on the device of the ranks."""
 
 from __future__ import annotations
 
@@ -26,32 +26,35 @@ WINDOWS: Mapping[str, Mapping[str, Any]] = {
         "repeats": AUTO,
     },
 }  # fmt: skip
-"""Values of `auto` by device. On a GPU a step of the longest lengths takes 10 s and three have to do, as
-processes differ by more than steps of one process do; on a CPU it takes half a minute, and one has to do.
-Repeats tell strategies apart, which results of a CPU cannot do. A reference on a GPU takes half a minute to
-begin."""
+"""Values of `auto` by device.
+
+A step of the longest sequences takes 10 s on a GPU. Three timed steps have to suffice there, since processes
+differ more than the steps of one process. On a CPU such a step takes half a minute, and one timed step has to
+suffice. Repeats serve to rank strategies, for which results of a CPU are no use. A reference on a GPU takes
+half a minute to start.
+"""
 
 
 def measure_config(raw: Raw, device: str) -> MeasureConfig:
-    """Return the numbers of `measure` for ranks on this device; raises ConfigError for a bad value."""
-    window = WINDOWS[device]
-    given = {key: window.get(key, value) if value == AUTO else value for key, value in raw.items()}
-    for key in ("budget_s", "repeats_budget_s", "timeout_s"):  # 0 is for loops that are observed
-        values.checked(f"measure.{key}", given[key], Seconds)
-    measure = values.section("measure", given, MeasureConfig)
+    """Return the numbers of `measure` for ranks on this device; raise ConfigError for a bad value."""
+    defaults = WINDOWS[device]
+    numbers = {key: defaults.get(key, value) if value == AUTO else value for key, value in raw.items()}
+    for key in ("budget_s", "repeats_budget_s", "timeout_s"):  # only bench.observe may use 0
+        values.convert(f"measure.{key}", numbers[key], Seconds)
+    measure = values.section("measure", numbers, MeasureConfig)
     if device == "cpu" and measure.nvtx:
         raise ConfigError("measure.nvtx=true: the ranks run on the CPU, not on a GPU; leave it out")
     return measure
 
 
 def env_pairs(raw: Any, device: str) -> tuple[tuple[str, str], ...]:
-    """Return sorted pairs of name and value; raises ConfigError for a variable that would have no effect."""
+    """Return sorted pairs of name and value; raise ConfigError for a variable that would have no effect."""
     if not isinstance(raw, Mapping):
-        raise ConfigError(f"env={shown(raw)}: must be variables by name; write env.NAME=value")
+        raise ConfigError(f"env={shown(raw)}: must be variables with their names; write env.NAME=value")
     for name, value in raw.items():
         if not name.startswith(ENV_ALLOWED):
             raise ConfigError(
-                f"env.{name}: only variables that change communication or allocation can be set here"
+                f"env.{name}: only variables of communication and memory allocation can be set here"
                 f" ({', '.join(ENV_ALLOWED)}); set others before the command"
             )
         if isinstance(value, list | Mapping) or value is None:
@@ -59,18 +62,22 @@ def env_pairs(raw: Any, device: str) -> tuple[tuple[str, str], ...]:
     pairs = tuple(sorted((name, str(value)) for name, value in raw.items()))
     for name, value in pairs:
         if name in ALLOCATOR_VARIABLES:
-            _refuse_allocator(name, value, device)
+            _refuse_allocator_settings(name, value, device)
     return pairs
 
 
-def _refuse_allocator(name: str, value: str, device: str) -> None:
-    said = f"env.{name}={shown(value)}"
+def _refuse_allocator_settings(name: str, value: str, device: str) -> None:
+    setting = f"env.{name}={shown(value)}"
     if device != "cuda":
-        raise ConfigError(f"{said}: it sets CUDA's allocator, and the ranks run on the CPU; leave it out")
+        raise ConfigError(
+            f"{setting}: configures the CUDA allocator, but the ranks run on the CPU; leave it out"
+        )
     if ":" not in value:
-        raise ConfigError(f"{said}: must be settings with values; write env.{name}=expandable_segments:True")
+        raise ConfigError(
+            f"{setting}: must be settings with values; write env.{name}=expandable_segments:True"
+        )
     if "backend:" in value.replace(" ", ""):
         raise ConfigError(
-            f"{said}: the backend is chosen when torch is imported, before any rank starts; set"
+            f"{setting}: torch chooses the backend when it is imported, before a rank can change it; set"
             f" {name}={value} before the command instead"
         )

@@ -1,6 +1,6 @@
-"""What is known of a device: the files of conf/hardware/, matched by the exact names that NVML gives.
+"""Datasheet numbers of devices: the files of conf/hardware/, matched by the exact names that NVML reports.
 
-Cards of one generation differ in clocks and memory, so that part of a name would match the wrong datasheet.
+Cards of one generation differ in clocks and memory, so a part of a name would match the wrong datasheet.
 """
 
 from __future__ import annotations
@@ -17,48 +17,51 @@ from bench.request.choices import Raw, options, read_option
 
 @cache
 def known_hardware() -> Mapping[str, Mapping[str, Any]]:
-    """The datasheet numbers of every device that a file of conf/hardware/ describes, by the file's name."""
+    """Return the datasheet numbers of each device in conf/hardware/, by the name of its file."""
     contents = (read_option("hardware", name) for name in options("hardware"))
     return {str(content["name"]): content for content in contents if "device_names" in content}
 
 
-def refuse_changed(raw: Raw) -> None:
-    """Raises ConfigError where the words changed a device's numbers: a record names its file alone."""
+def refuse_changed_numbers(raw: Raw) -> None:
+    """Raise ConfigError if the request changes numbers of a device, since a record stores only its name."""
     name = raw["name"]
-    given = read_option("hardware", name) if name in options("hardware") else raw
+    content = read_option("hardware", name) if name in options("hardware") else raw
     for key, value in raw.items():
-        if value != given.get(key):
+        if value != content.get(key):
             raise ConfigError(
-                f"hardware.{key}={shown(value)}: a device's numbers are those of its file; copy"
-                f" conf/hardware/{name}.yaml, change the copy and name that (docs/hardware.md)"
+                f"hardware.{key}={shown(value)}: the numbers of a device come from its file; copy"
+                f" conf/hardware/{name}.yaml, change the copy and name it in hardware=... (docs/hardware.md)"
             )
 
 
 def this_hardware(machine: Machine, device: str) -> str:
-    """The choice of conf/hardware/ that this machine is; UNKNOWN_HARDWARE for a GPU that has none."""
+    """Return this machine's device by its name in conf/hardware/; UNKNOWN_HARDWARE without a file."""
     if device == "cpu":
         return "cpu"
-    if not machine.gpus:  # observed loops may run on one that NVML does not show
+    if not machine.gpus:  # bench.observe may run on a GPU that NVML does not list
         return UNKNOWN_HARDWARE
-    fits = (name for name, facts in known_hardware().items() if machine.gpus[0] in facts["device_names"])
-    return next(fits, UNKNOWN_HARDWARE)
+    matches = (name for name, facts in known_hardware().items() if machine.gpus[0] in facts["device_names"])
+    return next(matches, UNKNOWN_HARDWARE)
 
 
-def capability_of(cell: Cell, machine: Machine) -> float | None:
-    """The compute capability of a cell's GPUs, by its hardware's file, or as seen where it runs."""
+def compute_capability(cell: Cell, machine: Machine) -> float | None:
+    """Return the compute capability of a cell's GPUs by their file, or as this machine reports it.
+
+    None for a CPU, and for a prediction about GPUs without a file.
+    """
     if cell.cluster.device != "cuda":
         return None
     known = known_hardware().get(cell.hardware, {}).get("compute_capability")
-    here = () if cell.mode == "predict" else machine.gpu_capabilities
-    seen = known or next(iter(here), None)
-    return None if seen is None else float(seen)
+    reported = () if cell.mode == "predict" else machine.gpu_capabilities
+    capability = known or next(iter(reported), None)
+    return None if capability is None else float(capability)
 
 
 def usable_bytes(cell: Cell, machine: Machine) -> int | None:
-    """What one rank's process may take of its device, the limit of the cell included; None where unknown.
+    """Return the bytes that one rank may use on its device under the limit of the cell; None if unknown.
 
-    A GPU that no file describes has at most what NVML counts. CPU ranks share the host's memory: only a
-    limit says what one of them may take.
+    The memory of a GPU without a file is that reported by NVML. CPU ranks share the memory of the host, so
+    their bytes are unknown without a limit.
     """
     limit_gib = cell.cluster.memory_limit_gib
     limit = None if limit_gib is None else round(limit_gib * GIB)

@@ -1,4 +1,4 @@
-"""Text of `--help` and `--help-all`: choices and keys with their defaults, from the comments of conf/."""
+"""The text of `--help` and `--help-all`, made of the defaults and comments in conf/."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from bench.strategies import STRATEGIES
 from bench.strategies.options import in_words, in_yaml
 
 COLUMNS, WIDEST = 110, 40
-"""Largest width of the page, and of its left column."""
-HEAD = "Ulysses or Ring Attention? Measures both, with local attention as the base."
+"""Largest number of characters in a line, and in the left column."""
+HEAD = "Measures Ulysses and Ring Attention, and compares them with attention without sequence parallelism."
 EXAMPLES: Sequence[tuple[str, str]] = (
-    ("{program} --plan -m seq_len=8k,64k,96k", "what a sweep would run, how long, and what fits"),
-    ("{program} -m seq_len=8k,64k,96k", "the sweep: {strategies}, unless strategy= names others"),
-    ("{program} strategy=ulysses seq_len=32k", "one cell"),
+    (
+        "{program} --plan -m seq_len=8k,64k,96k",
+        "print the cells of the sweep, their time and their memory; run nothing",
+    ),
+    ("{program} -m seq_len=8k,64k,96k", "run the sweep: {strategies}, unless strategy= names others"),
+    ("{program} strategy=ulysses seq_len=32k", "run one cell"),
 )
 OPTIONS: Sequence[tuple[str, str]] = (
-    ("-m, --multirun", "several values of a key are an axis, as in seq_len=8k,64k"),
-    ("--plan", "resolve, list and estimate the cells; runs and writes nothing"),
-    ("-c, --cfg job|hydra|all", "the composed configuration, as Hydra shows it"),
-    ("-h, --help", "the common keys"),
-    ("--help-all", "every key and every option of a choice"),
+    ("-m, --multirun", "sweep: run all combinations of values, as in seq_len=8k,64k"),
+    ("--plan", "print the cells, their time and memory; run and write nothing"),
+    ("-c, --cfg job|hydra|all", "print the composed configuration of Hydra"),
+    ("-h, --help", "print the common keys"),
+    ("--help-all", "print every key and every option of every choice"),
 )
 COMMON = (
     *("strategy", "model", "engine", "trainer", "workload", "data", "hardware", "cluster", "experiment"),
@@ -39,46 +42,51 @@ COMMON = (
     *("cluster.world_size", "cluster.memory_limit_gib", "cluster.nodes"),
     *("measure.steps", "measure.warmup_steps", "measure.budget_s", "measure.repeats", "measure.timeout_s"),
 )
-"""Keys of `--help`."""
+"""Keys that `--help` lists."""
 LINE = re.compile(r"^(?P<indent>[ -]*)(?P<key>\w+):\s*(?P<value>[^#]*?)\s*(?:#\s*(?P<words>.*))?$")
+"""A line of YAML: indentation, key, value and comment."""
 
 
 def help_text(*, whole: bool = False) -> str:
-    """Return the page, in lines of at most COLUMNS characters: the COMMON keys, or with `whole` all."""
+    """Return the help in lines of at most COLUMNS characters: the COMMON keys, or with `whole` all keys."""
     lines, program, strategies = key_lines(), sweep_words(), ", ".join(default_strategies())
     page = [HEAD, ""]
     for command, meaning in EXAMPLES:
         page += [f"  {command.format(program=program)}", f"      {meaning.format(strategies=strategies)}"]
-    page += ["", "Choices and keys (key=value) with their defaults. When to take which: docs/choices.md"]
+    page += ["", "Choices and keys, each with its default (key=value). Which to choose when: docs/choices.md"]
     for section in dict.fromkeys(key.rpartition(".")[0] for key in lines):
         keys = [key for key in lines if key.rpartition(".")[0] == section and (whole or key in COMMON)]
-        page += ["", *_two_columns([_row(key, *lines[key], names=not whole) for key in keys])] if keys else []
+        rows = [_key_row(key, *lines[key], names=not whole) for key in keys]
+        page += ["", *_two_columns(rows)] if rows else []
     if whole:
-        page += ["", "Options of each choice: * is the default, m is what a sweep (-m) runs by default"]
-        page += [line for group in groups() for line in _options(group, lines[group][0])]
-        page += ["", "Any strategy may come from an installed package: docs/your_strategy.md"]
+        page += ["", "Options of each choice: * marks the default, m what a sweep (-m) runs by default"]
+        page += [line for group in groups() for line in _option_table(group, lines[group][0])]
+        page += ["", "An installed package can add strategies: docs/your_strategy.md"]
     page += ["", "Options of the command line", *_two_columns(OPTIONS), "", "Every command: docs/commands.md"]
     return "\n".join(page)
 
 
 def key_lines() -> dict[str, tuple[str, str]]:
-    """Return each key's default and comment; of a group's key those of its default option, if that has it."""
-    lines = {key: (value, words) for key, value, words in _lines_of(CONF / "config.yaml")}
+    """Return the default and the comment of each key.
+
+    A key of a choice has those of the choice's default option, if that option has the key.
+    """
+    lines = {key: (value, words) for key, value, words in _commented_lines(CONF / "config.yaml")}
     for group in groups():
         default = CONF / group / f"{lines[group][0]}.yaml"
         for file in sorted((CONF / group).glob("*.yaml"), key=lambda file: (file != default, file)):
-            for key, value, words in _lines_of(file, group):
+            for key, value, words in _commented_lines(file, group):
                 lines.setdefault(key, (value, words))
     for facts in STRATEGIES.usable():
-        for name, own in facts.options.items():
-            words = f"of strategy={facts.name}: {in_words(own)}"
-            lines.setdefault(f"strategy.{name}", (shown(in_yaml(own)), words))
+        for name, option in facts.options.items():
+            words = f"strategy={facts.name}: {in_words(option)}"
+            lines.setdefault(f"strategy.{name}", (shown(in_yaml(option)), words))
     known = all_keys()
     return {key: line for key, line in lines.items() if key in known}
 
 
-def _lines_of(file: Path, group: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield key, default and comment of each line with a comment; only top-level lines of a group's file."""
+def _commented_lines(file: Path, group: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield key, default and comment of each line with a comment; in a choice's file only top-level lines."""
     section = group
     for match in filter(None, map(LINE.match, file.read_text().splitlines())):
         indent, key, value, words = match["indent"], match["key"], match["value"], match["words"]
@@ -89,25 +97,26 @@ def _lines_of(file: Path, group: str = "") -> Iterator[tuple[str, str, str]]:
             yield f"{section}.{key}".lstrip("."), value, words
 
 
-def _row(key: str, default: str, words: str, *, names: bool) -> tuple[str, str]:
-    """Return a key's two columns; a default that each model or sweep has for itself is left out."""
+def _key_row(key: str, default: str, words: str, *, names: bool) -> tuple[str, str]:
+    """Return the two columns of a key, without a default that depends on the model or the sweep."""
     is_open = default.startswith("${") or key.startswith("model.")
     if key == "strategy":
-        words += f"; the default of one cell: a sweep (-m) runs {', '.join(default_strategies())}"
+        words += f"; default of a single cell, while a sweep (-m) runs {', '.join(default_strategies())}"
     if key in groups() and names:
         words += f" [{', '.join(options(key))}]"
     return key if is_open else f"{key}={default}", words
 
 
-def _options(group: str, default: str) -> list[str]:
+def _option_table(group: str, default: str) -> list[str]:
+    """Return an empty line and the options of a choice with their marks; nothing for a single option."""
     names = options(group)
     marks = {default: "*"} | (dict.fromkeys(default_strategies(), "m") if group == "strategy" else {})
-    rows = [(f"{marks.get(name, ' ')} {group}={name}", described(group, name)) for name in names]
+    rows = [(f"{marks.get(name, ' ')} {group}={name}", option_description(group, name)) for name in names]
     return ["", *_two_columns(rows)] if len(names) > 1 else []
 
 
-def described(group: str, name: str) -> str:
-    """Return an option's line: the first sentence of its file, or of a plug-in's facts."""
+def option_description(group: str, name: str) -> str:
+    """Return the first sentence of an option's file, or of the docstring of a plug-in's facts."""
     path = CONF / group / f"{name}.yaml"
     if path.exists():
         comments = (line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#"))
@@ -116,16 +125,16 @@ def described(group: str, name: str) -> str:
     try:
         text = type(STRATEGIES[name]).__doc__ or ""
     except ConfigError:
-        return "offered by an installed package, and cannot be loaded"
-    return text.strip().splitlines()[0].rstrip(".") if text.strip() else "offered by an installed package"
+        return "from an installed package, but cannot be loaded"
+    return text.strip().splitlines()[0].rstrip(".") if text.strip() else "from an installed package"
 
 
 def _two_columns(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Return rows of a name and its meaning; a name longer than WIDEST has a line of its own."""
+    """Return rows of a name and its meaning; a name longer than WIDEST gets a separate line."""
     width = min(WIDEST, max((len(left) for left, _ in rows), default=0))
     lines = []
     for left, right in rows:
         wrapped = textwrap.wrap(right, COLUMNS - width - 4, break_on_hyphens=False) or [""]
         first, *rest = wrapped if len(left) <= width else ["", *wrapped]
-        lines += [f"  {left:<{width}}  {first}".rstrip(), *(f"  {'':<{width}}  {each}" for each in rest)]
+        lines += [f"  {left:<{width}}  {first}".rstrip(), *(f"  {'':<{width}}  {line}" for line in rest)]
     return lines

@@ -1,4 +1,4 @@
-"""Hydra's own errors in our words: one line that says what was typed, the rule, and the way out."""
+"""Translation of Hydra's errors into one line with the word, the rule and the way out."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from bench.request.resolve import all_keys
 from bench.strategies import STRATEGIES
 
 
-def translated(error: Exception) -> str:
-    """One line for any error of Hydra or OmegaConf; its own first line where there is no translation."""
+def translate_error(error: Exception) -> str:
+    """Return one line for any error of Hydra or OmegaConf: a translation, or else its first line."""
     if isinstance(error, OverrideParseException):
-        return _unreadable(error.override)
-    chain = "\n".join(_texts(error))
-    for pattern, say in TRANSLATIONS:
+        return _unreadable_word(error.override)
+    chain = "\n".join(_error_chain(error))
+    for pattern, translation in TRANSLATIONS:
         match = re.search(pattern, chain)
         if match:
-            return match.expand(say) if isinstance(say, str) else say(match)
-    own = next((line for line in chain.splitlines() if line.strip()), type(error).__name__).strip()
-    return f"{own}; {sweep_words()} --help-all lists every key and choice"
+            return match.expand(translation) if isinstance(translation, str) else translation(match)
+    first_line = next((line for line in chain.splitlines() if line.strip()), type(error).__name__).strip()
+    return f"{first_line}; {sweep_words()} --help-all lists every key and choice"
 
 
-def _texts(error: BaseException | None) -> list[str]:
-    """Messages of an error and of what caused it."""
+def _error_chain(error: BaseException | None) -> list[str]:
+    """Return the messages of an error and of the errors that caused it."""
     texts = []
     while error is not None:
         texts.append(str(error))
@@ -37,15 +37,15 @@ def _texts(error: BaseException | None) -> list[str]:
     return texts
 
 
-def _unreadable(override: str) -> str:
+def _unreadable_word(override: str) -> str:
     word = shown(override)
     key, is_pair, value = "".join(filter(str.isprintable, override)).partition("=")
     if not is_pair:
         return f"{word}: is not of the form key=value; write for example seq_len=8k"
     name, bare = re.sub(r"[^\w.].*", "", key.strip(" +")), re.sub("^[ =]+|['\"]", "", value)
     return (
-        f"{word}: cannot be read; write key=value without spaces, several values with commas, and special"
-        f" characters in quotes, twice for the shell: '{name}=\"{bare}\"'"
+        f"{word}: cannot be read; write key=value without spaces, separate several values by commas, and put"
+        f" special characters into quotes, twice for the shell: '{name}=\"{bare}\"'"
     )
 
 
@@ -59,7 +59,7 @@ def _unknown_key(match: re.Match[str]) -> str:
         )
     if key in all_keys():
         group = key.split(".")[0]
-        return f"{key}: needs a {group} chosen by name, as in {group}={options(group)[-1]} {key}=..."
+        return f"{key}: needs an explicit {group}, as in {group}={options(group)[-1]} {key}=..."
     return f"{key}: {values.no_such_key(key, [*all_keys(), *groups()])}"
 
 
@@ -72,7 +72,7 @@ TRANSLATIONS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (r"Key '([^']+)' is not in struct", _unknown_key),
     (
         r"(\S+) may be a secret",
-        r"${oc.env:\1}: \1 may be a secret, and records would hold it; write a value",
+        r"${oc.env:\1}: \1 may be a secret, which records would store; write a value",
     ),
     (
         r"Environment variable '([^']*)' not found",
@@ -89,4 +89,4 @@ TRANSLATIONS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
         r"\2: cannot be filled in (\1); write a value",
     ),
 )
-"""Parts of Hydra's and OmegaConf's messages, and what is said instead: a template, or by a function."""
+"""Patterns of Hydra's and OmegaConf's messages, each with its translation: a template or a function."""

@@ -1,4 +1,7 @@
-"""Layers that are not plain causal attention, as a transformers configuration names them."""
+"""Detection of layers that are not plain causal attention in a transformers configuration.
+
+A plain layer is one of causal attention over the whole sequence, with heads of one shape.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,26 @@ from bench.config import ConfigError
 from bench.training.text_model import Numbers, text_numbers
 
 READ_NO_LIST = ("llama", "mistral")
-"""Families whose layers are all of one type, whatever their configuration lists."""
+"""Families that ignore a list of layer types, because all of their layers have one type."""
 READ_A_LIST = ("qwen2", "qwen3")
+"""Families that read a list of layer types, `layer_types`."""
 PLAIN_FAMILIES = (*READ_NO_LIST, *READ_A_LIST)
-"""Families that are plain but for a window: other families' keys have no effect on them."""
+"""Families with plain layers except for a window; keys of other families have no effect on them."""
 PLAIN_TYPES = frozenset({"full_attention", "attention", "*", "mlp", "moe", "-", "E"})
-"""What configurations call a layer of plain causal attention, or one that mixes no tokens."""
+"""Types of layers that are plain causal attention or that mix no tokens."""
 TYPES_KEYS = ("layer_types", "layers_block_type", "block_types", "hybrid_override_pattern")
-"""Where configurations list the types of their layers, or name each by a character."""
+"""Keys with the types of all layers, as a list or as a string with a character for each layer."""
 WINDOW_OFF_BY_DEFAULT = ("qwen2", "qwen3")
-"""How families' names begin that use their window only where `use_sliding_window` says so."""
+"""Beginnings of the names of families that use a window only with `use_sliding_window`."""
 DEFAULT_WINDOWS: Mapping[str, int] = {"mistral": 4096}
-"""What transformers takes where a configuration does not name its window."""
+"""Windows that transformers uses for a family if the configuration states none."""
 FIRST_WINDOWED = 28
-"""The first layer with a window, where a configuration does not name it."""
+"""First layer with a window if the configuration states no `max_window_layers`."""
 WINDOW_KEYS: Mapping[str, str] = {
     "sliding_attention": "sliding_window",
     "chunked_attention": "attention_chunk_size",
 }
-"""Types of layers that are plain in a sequence no longer than this number."""
+"""Keys of the windows of layer types; such a layer is plain in a sequence no longer than its window."""
 OTHER_MIXERS: Mapping[str, str] = {
     "attention_chunk_size": "chunked attention",
     "full_attention_interval": "linear attention",
@@ -42,76 +46,76 @@ OTHER_MIXERS: Mapping[str, str] = {
     "conv_L_cache": "short convolutions",
     "lru_width": "a recurrent unit",
 }
-"""Keys that say, without a list of types, that some layers mix tokens otherwise."""
+"""Keys that show, without a list of types, that some layers mix tokens by other means than attention."""
 OTHER_SCORES: Mapping[str, str] = {
     "attn_logit_softcapping": "capped scores",
     "use_bidirectional_attention": "attention to later tokens",
     "alibi": "a bias of the scores",
 }
-"""Keys whose value, where there is one, changes what attention makes of its scores."""
+"""Keys that, with a value, change how attention uses its scores."""
 NOT_READ: Mapping[str, str] = {
     "gemma": "use_bidirectional_attention",
     "gemma3": "attn_logit_softcapping",
     "gemma3_text": "attn_logit_softcapping",
 }
-"""Which of these a family's configuration has, but its attention does not read."""
+"""Key of OTHER_SCORES that a family's configuration contains and its attention ignores."""
 PER_LAYER = ("head_dim", "num_attention_heads", "num_key_value_heads")
-"""Numbers that are one for all layers in a plain model, and a list where layers differ."""
+"""Keys that hold one number in a plain model, and a list if layers differ."""
 OTHER_HEAD_DIMS = ("global_head_dim", "swa_head_dim")
-"""Keys of a second head dimension, of the layers that have one type."""
+"""Keys of a second head dimension, which the layers of one type have."""
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
-"""How a transformers configuration says that a model has experts."""
+"""Keys of the number of experts in transformers configurations."""
 MODELS_WITH_EXPERTS = ("qwen3_30b_a3b", "qwen3_235b_a22b")
-"""Names that would fit beside those in conf/model/."""
+"""Names that follow the pattern of conf/model/, where no file has them."""
 SAME_SCALE = 1e-6
-"""Relative: files hold a scale in decimals."""
+"""Relative tolerance for equal scales, as files store a scale in decimals."""
 
 
 def unplain_layers(numbers: Numbers, tokens: int) -> list[str]:
-    """What is not plain causal attention of one shape in a sequence of so many tokens, each in a few words.
+    """Return short descriptions of all that is not plain causal attention in a sequence of `tokens` tokens.
 
-    Dropout of the scores is left to `attention_dropout`: it changes training, not the kind of layer.
+    `attention_dropout` covers dropout of the scores, which changes training and not the type of a layer.
     """
     text = text_numbers(numbers)
     rules = PLAIN_RULES if text.get("model_type") in PLAIN_FAMILIES else RULES
-    return [*_windows(text, tokens), *(reason for rule in rules for reason in rule(text))]
+    return [*_short_windows(text, tokens), *(reason for rule in rules for reason in rule(text))]
 
 
 def shortest_window(numbers: Numbers) -> int | None:
-    """The longest sequence in which no layer's window hides a token; None where there is no window."""
-    return min((size for size, _ in _windowed(text_numbers(numbers))), default=None)
+    """Return the longest sequence in which no window hides a token from a layer; None without a window."""
+    return min((size for size, _ in _layer_windows(text_numbers(numbers))), default=None)
 
 
 def attention_dropout(numbers: Numbers) -> float:
-    """The probability with which training drops a score."""
+    """Return the probability with which training drops a score."""
     return float(numbers.get("attention_dropout") or 0)
 
 
 def has_experts(numbers: Numbers) -> bool:
-    """Whether a transformers configuration is that of a mixture of experts."""
+    """Return whether a transformers configuration describes a mixture of experts."""
     return numbers.get("model_type") not in PLAIN_FAMILIES and any(
         numbers.get(name) for name in EXPERT_COUNTS
     )
 
 
 def experts_refused(what: str, model: str) -> ConfigError:
-    """The error that says why, and the way out; `what` was asked for."""
+    """Return the error that refuses a model with experts; `what` is the user's word for it."""
     return ConfigError(
-        f"{what}: {model} has experts, whose operations and memory are not counted, and of which float64, the"
-        " checks' reference, selects others than bf16; choose a dense model, such as qwen3_32b"
+        f"{what}: {model} has experts, whose operations and memory are not counted; the checks' float64"
+        " reference would also select other experts than bf16; choose a dense model, such as qwen3_32b"
     )
 
 
-def _windows(numbers: Numbers, tokens: int) -> list[str]:
-    return [reason for size, reason in _windowed(numbers) if size < tokens]
+def _short_windows(numbers: Numbers, tokens: int) -> list[str]:
+    return [description for size, description in _layer_windows(numbers) if size < tokens]
 
 
-def _windowed(numbers: Numbers) -> list[tuple[int, str]]:
-    """Every window's size, and which layers have it."""
-    types = _types(numbers)
+def _layer_windows(numbers: Numbers) -> list[tuple[int, str]]:
+    """Return the size of each window with a description of the layers that have it."""
+    types = _layer_types(numbers)
     if types:
         counts = Counter(types)
-        sizes = {kind: _size(numbers, kind) for kind in WINDOW_KEYS if counts[kind]}
+        sizes = {kind: _window_size(numbers, kind) for kind in WINDOW_KEYS if counts[kind]}
         return [
             (size, f"{counts[kind]} of {len(types)} layers are {kind} ({WINDOW_KEYS[kind]}={size})")
             for kind, size in sizes.items()
@@ -120,31 +124,31 @@ def _windowed(numbers: Numbers) -> list[tuple[int, str]]:
     family = str(numbers.get("model_type"))
     window = numbers.get("sliding_window", DEFAULT_WINDOWS.get(family))
     by_default = family != "llama" and not family.startswith(WINDOW_OFF_BY_DEFAULT)
-    # Mistral's window is on whatever else its configuration says.
+    # Mistral ignores `use_sliding_window`.
     is_on = by_default if family in READ_NO_LIST else numbers.get("use_sliding_window", by_default)
     if not window or not is_on:
         return []
     layers = numbers.get("num_hidden_layers")
     plain = numbers.get("max_window_layers", FIRST_WINDOWED if family in READ_A_LIST else None)
     if family not in READ_NO_LIST and layers is not None and plain is not None:
-        said = f"{layers - plain} of {layers} layers have sliding_window={window}"
-        return [(window, said)] if plain < layers else []
+        description = f"{layers - plain} of {layers} layers have sliding_window={window}"
+        return [(window, description)] if plain < layers else []
     return [(window, f"layers have sliding_window={window}")]
 
 
-def _listed_types(numbers: Numbers) -> list[str]:
-    """Layers of other types; those with a window stand by themselves, if it has a size."""
-    types = _types(numbers)
+def _other_layer_types(numbers: Numbers) -> list[str]:
+    """Describe the layers of other types, except layers with a window, which `_layer_windows` describes."""
+    types = _layer_types(numbers)
     counts = Counter(kind for kind in types if kind not in PLAIN_TYPES)
     return [
         f"{count} of {len(types)} layers are {kind}"
         for kind, count in counts.items()
-        if not _size(numbers, kind)
+        if not _window_size(numbers, kind)
     ]
 
 
-def _size(numbers: Numbers, kind: str) -> int | None:
-    """The window of layers of this type; None where they have none, or transformers does not read it."""
+def _window_size(numbers: Numbers, kind: str) -> int | None:
+    """Return the window of layers of this type; None without one, or if transformers ignores it."""
     if numbers.get("model_type") in READ_A_LIST and not (
         kind == "sliding_attention" and numbers.get("use_sliding_window")
     ):
@@ -152,40 +156,41 @@ def _size(numbers: Numbers, kind: str) -> int | None:
     return numbers.get(WINDOW_KEYS.get(kind, "")) or None
 
 
-def _types(numbers: Numbers) -> Sequence[str]:
-    """The type of every layer; nothing where the family reads no list of them."""
+def _layer_types(numbers: Numbers) -> Sequence[str]:
+    """Return the type of every layer; empty if the family reads no list of types."""
     family = numbers.get("model_type")
     keys = () if family in READ_NO_LIST else ("layer_types",) if family in READ_A_LIST else TYPES_KEYS
     return next((numbers[key] for key in keys if numbers.get(key)), ())
 
 
-def _mixers(numbers: Numbers) -> list[str]:
-    if _types(numbers):
+def _other_mixers(numbers: Numbers) -> list[str]:
+    if _layer_types(numbers):
         return []
-    return [f"layers have {what} ({key}={numbers[key]})" for key, what in _set(numbers, OTHER_MIXERS)]
+    keys = _keys_with_values(numbers, OTHER_MIXERS)
+    return [f"layers have {what} ({key}={numbers[key]})" for key, what in keys]
 
 
-def _scores(numbers: Numbers) -> list[str]:
+def _other_scores(numbers: Numbers) -> list[str]:
     ignored = NOT_READ.get(str(numbers.get("model_type")))
-    found = _set(numbers, OTHER_SCORES)
-    return [f"attention has {what} ({key}={numbers[key]})" for key, what in found if key != ignored]
+    keys = _keys_with_values(numbers, OTHER_SCORES)
+    return [f"attention has {what} ({key}={numbers[key]})" for key, what in keys if key != ignored]
 
 
-def _mask(numbers: Numbers) -> list[str]:
+def _other_mask(numbers: Numbers) -> list[str]:
     is_causal = numbers.get("is_causal") is not False
     return [] if is_causal else ["attention has no causal mask (is_causal=false)"]
 
 
-def _scale(numbers: Numbers) -> list[str]:
-    """A scale other than that of the head dimension."""
+def _other_scale(numbers: Numbers) -> list[str]:
+    """Describe a scale of the scores that does not follow from the head dimension."""
     size = _head_dim(numbers)
     if not isinstance(size, int):
         return []
     usual = {"attention_multiplier": size**-0.5, "query_pre_attn_scalar": size}
-    given = {key: numbers[key] for key in usual if numbers.get(key) is not None}
+    stated = {key: numbers[key] for key in usual if numbers.get(key) is not None}
     return [
         f"scores are scaled by {key}={value}, not by head_dim={size}"
-        for key, value in given.items()
+        for key, value in stated.items()
         if not isclose(value, usual[key], rel_tol=SAME_SCALE)
     ]
 
@@ -197,28 +202,29 @@ def _head_dim(numbers: Numbers) -> Any:
     return size
 
 
-def _shapes(numbers: Numbers) -> list[str]:
-    return _differ(numbers, [key for key in PER_LAYER if isinstance(numbers.get(key), list | tuple)])
+def _per_layer_heads(numbers: Numbers) -> list[str]:
+    return _differing_heads(numbers, [key for key in PER_LAYER if isinstance(numbers.get(key), list | tuple)])
 
 
-def _other_shapes(numbers: Numbers) -> list[str]:
+def _second_heads(numbers: Numbers) -> list[str]:
     size = _head_dim(numbers)
-    differ = [key for key in OTHER_HEAD_DIMS if numbers.get(key) not in (None, 0, size)]
-    return _differ(numbers, [*differ, *(key for key in ("block_configs",) if numbers.get(key))])
+    keys = [key for key in OTHER_HEAD_DIMS if numbers.get(key) not in (None, 0, size)]
+    return _differing_heads(numbers, [*keys, *(["block_configs"] if numbers.get("block_configs") else [])])
 
 
-def _differ(numbers: Numbers, differ: Sequence[str]) -> list[str]:
-    return [f"heads differ from layer to layer ({key}={numbers[key]})" for key in differ]
+def _differing_heads(numbers: Numbers, keys: Sequence[str]) -> list[str]:
+    return [f"heads differ from layer to layer ({key}={numbers[key]})" for key in keys]
 
 
-def _set(numbers: Numbers, known: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Of the keys that are known those with a value, each thing they stand for once."""
-    found: dict[str, str] = {}
-    for key, what in known.items():
+def _keys_with_values(numbers: Numbers, known: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the known keys that have a value, with their meaning; one key for each meaning."""
+    keys: dict[str, str] = {}
+    for key, meaning in known.items():
         if numbers.get(key):
-            found.setdefault(what, key)
-    return [(key, what) for what, key in found.items()]
+            keys.setdefault(meaning, key)
+    return [(key, meaning) for meaning, key in keys.items()]
 
 
-PLAIN_RULES: tuple[Callable[[Numbers], list[str]], ...] = (_listed_types, _mask, _shapes)
-RULES = (*PLAIN_RULES, _mixers, _scores, _scale, _other_shapes)
+PLAIN_RULES: tuple[Callable[[Numbers], list[str]], ...] = (_other_layer_types, _other_mask, _per_layer_heads)
+"""Rules for PLAIN_FAMILIES; each returns descriptions of layers that are not plain."""
+RULES = (*PLAIN_RULES, _other_mixers, _other_scores, _other_scale, _second_heads)

@@ -1,4 +1,4 @@
-"""Can this cell run here at all? The one table of what a trainer, an engine and a strategy do together."""
+"""The rules that decide whether a cell can run: those of its strategy, kernel, engine, trainer and mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.training.trainer_facts import TRAINER_FACTS
 
 
 def refusal(cell: Cell) -> str | None:
-    """Every reason why the cell is `unsupported`, each with a way out, in one line; None when it is legal."""
+    """Return all reasons why the cell cannot run, each with a way out, in one line; None for a legal cell."""
     if cell.sp_degree * cell.dp_degree != cell.cluster.world_size:
         return (
             f"sp_degree={cell.sp_degree} x dp_replicate={cell.dp_replicate} x dp_shard={cell.dp_shard} is not"
@@ -37,36 +37,36 @@ def refusal(cell: Cell) -> str | None:
 
 
 def _window_refusals(cell: Cell) -> list[str]:
-    """Layers of a checkpoint that do not see the whole sequence."""
+    """Return the reasons why layers of a checkpoint do not see the whole sequence."""
     if cell.model.path is None:
         return []
     numbers = read_config(Path(cell.model.path))
     return [
-        f"{reason}, less than seq_len={cell.seq_len}, and strategies compute plain causal attention; take"
-        f" seq_len={shortest_window(numbers)} or less"
-        for reason in unplain_layers(numbers, cell.seq_len)
+        f"{layers}, less than seq_len={cell.seq_len}, and strategies compute only plain causal attention;"
+        f" take seq_len={shortest_window(numbers)} or less"
+        for layers in unplain_layers(numbers, cell.seq_len)
     ]
 
 
 def _engine_refusals(cell: Cell) -> list[str]:
     facts = ENGINE_FACTS.get(cell.engine.name)
     if facts is None:
-        return []  # a workload that trains nothing
+        return []  # a workload without training
     reasons = facts.refusals(cell)
     if cell.engine.leaf != NOT_USED and not facts.has_leaf:
-        engines = [name for name, each in ENGINE_FACTS.items() if each.has_leaf]
-        reasons.append(_deepspeeds_own(f"engine.leaf={cell.engine.leaf}", cell, engines))
+        engines = [name for name, engine in ENGINE_FACTS.items() if engine.has_leaf]
+        reasons.append(_deepspeed_only(f"engine.leaf={cell.engine.leaf}", cell, engines))
     return reasons
 
 
-def _deepspeeds_own(setting: str, cell: Cell, engines: Sequence[str]) -> str:
+def _deepspeed_only(setting: str, cell: Cell, engines: Sequence[str]) -> str:
     way_out = f"take engine={' or '.join(engines)}"
-    return f"{setting} is DeepSpeed's own, and engine={cell.engine.name} has none; {way_out}"
+    return f"{setting} is a setting of DeepSpeed, and engine={cell.engine.name} does not have it; {way_out}"
 
 
 def _trainer_refusals(cell: Cell) -> list[str]:
     facts = TRAINER_FACTS.get(cell.trainer)
-    return [] if facts is None else facts.refusals(cell)  # a workload that trains nothing has none
+    return [] if facts is None else facts.refusals(cell)  # None for a workload without training
 
 
 def _offload_refusals(cell: Cell) -> list[str]:
@@ -74,9 +74,9 @@ def _offload_refusals(cell: Cell) -> list[str]:
     if cell.offload.activations and not cell.checkpointing:
         reasons.append(
             "offload.activations=true moves the inputs of checkpointed layers, and checkpointing=false keeps"
-            " none; take checkpointing=true"
+            " no such inputs; take checkpointing=true"
         )
     if cell.offload.optimizer and not ENGINE_FACTS[cell.engine.name].offloads_optimizer:
-        engines = [name for name, each in ENGINE_FACTS.items() if each.offloads_optimizer]
-        reasons.append(_deepspeeds_own("offload.optimizer=true", cell, engines))
+        engines = [name for name, engine in ENGINE_FACTS.items() if engine.offloads_optimizer]
+        reasons.append(_deepspeed_only("offload.optimizer=true", cell, engines))
     return reasons

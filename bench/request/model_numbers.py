@@ -1,4 +1,4 @@
-"""The numbers a model is built from: conf/model/, or a local checkpoint's config.json."""
+"""The numbers that define a model, from conf/model/ or from the config.json of a local checkpoint."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from bench.training.text_model import text_numbers
 
 FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
-"""Those that transformers computes for these families."""
+"""Rotary position types that transformers computes for FAMILIES."""
 MIN_GPUS_FOR_4B = 4
 
 
 def model_config(raw: Raw, gpus: int) -> ModelConfig:
-    """The model of a cell: by name, from a checkpoint folder, or the one that fits this many GPUs."""
+    """Return the model of a cell: a named model, a checkpoint, or for `auto` one that fits this many GPUs."""
     name = raw["name"]
     if name == "auto":
         raw = read_option("model", _auto_model(gpus))
     elif name == "checkpoint":
-        raw = _checkpoint(raw["path"])
-    elif "family" not in raw:  # somebody named one in place of these two
+        raw = _read_checkpoint(raw["path"])
+    elif "family" not in raw:  # a name that replaced `auto` or `checkpoint`
         raw = read_option("model", values.choice("model", name, options("model")))
     try:
-        return _checked(raw)
+        return _build_model(raw)
     except ConfigError as error:
         if name != "checkpoint":
             raise
@@ -41,7 +41,7 @@ def model_config(raw: Raw, gpus: int) -> ModelConfig:
         ) from None
 
 
-def _checked(raw: Raw) -> ModelConfig:
+def _build_model(raw: Raw) -> ModelConfig:
     model = values.section(
         "model",
         raw,
@@ -69,71 +69,71 @@ def _auto_model(gpus: int) -> str:
     return "qwen3_4b" if gpus >= MIN_GPUS_FOR_4B else "qwen3_0_6b"
 
 
-def _checkpoint(path: Any) -> dict[str, Any]:
-    """The numbers of a local checkpoint's config.json, in our words."""
+def _read_checkpoint(path: Any) -> dict[str, Any]:
+    """Return the numbers of a local checkpoint under our keys; raise ConfigError if no cell can use them."""
     try:
-        where = Path(values.text("model.path", path))
+        folder = Path(values.text("model.path", path))
     except ConfigError:
         raise ConfigError(
             f"model.path={shown(path)}: is not the name of a folder; write for example"
             " model.path=/path/to/model"
         ) from None
     try:
-        if not (where / "config.json").is_file():
-            raise FileNotFoundError(f"no file {where / 'config.json'}")  # a pipe would be waited for
-        numbers = read_config(where)
-        _refuse_untrainable(where, numbers)
-        found = transformers_numbers(numbers)
+        if not (folder / "config.json").is_file():
+            raise FileNotFoundError(f"no file {folder / 'config.json'}")  # reading a pipe would block
+        numbers = read_config(folder)
+        _refuse_untrainable(folder, numbers)
+        ours = transformers_numbers(numbers)
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"model.path={path}: is not a checkpoint folder with a config.json ({_cause(error)}); name a"
+            f"model.path={path}: is not a checkpoint folder with a config.json ({_cause_text(error)}); name a"
             " local folder of a Qwen3, Qwen2, Llama or Mistral model"
         ) from None
-    return {"name": where.resolve().name or "checkpoint", "path": str(where.resolve()), **found}
+    return {"name": folder.resolve().name or "checkpoint", "path": str(folder.resolve()), **ours}
 
 
-def _cause(error: Exception) -> str:
-    return f"it does not say {error}" if isinstance(error, KeyError) else str(error)
+def _cause_text(error: Exception) -> str:
+    return f"it has no key {error}" if isinstance(error, KeyError) else str(error)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The numbers of the text model in a folder's config.json."""
+    """Return the numbers of the text model in a folder's config.json."""
     return text_numbers(json.loads((folder / "config.json").read_text()))
 
 
-def _refuse_untrainable(where: Path, numbers: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a checkpoint that no cell can train from, however short its sequences."""
+def _refuse_untrainable(folder: Path, numbers: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a checkpoint that no cell can train, however short the sequences."""
     if has_experts(numbers):
-        raise experts_refused(f"model.path={where}", f"a {numbers['model_type']}")
+        raise experts_refused(f"model.path={folder}", f"a {numbers['model_type']}")
     family, unplain = numbers["model_type"], unplain_layers(numbers, tokens=1)
     rope = numbers.get("rope_parameters") or numbers.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
-    dropout, ours, computed = attention_dropout(numbers), ", ".join(FAMILIES), ", ".join(ROPE_TYPES)
+    dropout, families, rope_types = attention_dropout(numbers), ", ".join(FAMILIES), ", ".join(ROPE_TYPES)
     faults = {
-        f"{'; '.join(unplain)}; strategies compute plain causal attention alone, so name another": unplain,
-        f"is a {family}, whose layers cells do not build; name a folder of one of {ours}, or train it in a"
-        " loop of your own under bench.observe": family not in FAMILIES,
-        f"rope_type={rope_type}, which transformers does not compute for a {family}; name a folder with one"
-        f" of {computed}": rope_type not in ROPE_TYPES,
-        f"attention_dropout={dropout:g}, and no strategy drops scores; write 0 in its config.json": dropout,
+        f"{'; '.join(unplain)}; strategies compute only plain causal attention, so name another": unplain,
+        f"is a {family}, a family that cells cannot build; name a folder of one of {families}, or train it in"
+        " your own loop with bench.observe": family not in FAMILIES,
+        f"rope_type={rope_type} is not computed by transformers for a {family}; name a folder with one of"
+        f" {rope_types}": rope_type not in ROPE_TYPES,
+        f"attention_dropout={dropout:g}, but no strategy drops scores; write 0 in its config.json": dropout,
         "its weights are quantized; name a folder with weights in bf16, fp16 or fp32": numbers.get(
             "quantization_config"
         ),
         "contains no .safetensors file; write one with transformers' save_pretrained": not any(
-            where.glob("*.safetensors")
+            folder.glob("*.safetensors")
         ),
     }
-    for said, is_so in faults.items():
-        if is_so:
-            raise ConfigError(f"model.path={where}: {said}")
+    for message, applies in faults.items():
+        if applies:
+            raise ConfigError(f"model.path={folder}: {message}")
 
 
 def transformers_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """A transformers configuration in our words, all but a name; raises KeyError where it lacks one.
+    """Return a transformers configuration under our keys, without `name` and `path`.
 
-    Of a model for images, too, these are the text model's.
+    For a model of images and text these are the numbers of the text model. Raises KeyError for a missing key.
     """
     numbers = text_numbers(numbers)
     heads = numbers["num_attention_heads"]

@@ -1,4 +1,4 @@
-"""The modes of a cell: what each does with it, the machine it is about, and the rank that a replay runs."""
+"""The modes of a cell (measure, replay, predict), the machine that a mode assumes, and the replayed rank."""
 
 from __future__ import annotations
 
@@ -19,33 +19,36 @@ from bench.strategies import STRATEGIES
 from bench.training.trainer_facts import NATIVE, is_stack
 
 MEASURE, REPLAY, PREDICT = MODE_NAMES = ("measure", "replay", "predict")
-BACKEND = "fake"
-"""The process-group library of a replay: torch's own for groups of which one rank exists."""
+REPLAY_BACKEND = "fake"
+"""The process-group backend of a replay: torch's backend for groups in which only one rank exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """One way of making a cell's record."""
+    """A way to produce the record of a cell."""
 
     provenance: Provenance
-    """Provenance of its records."""
+    """Provenance of the mode's records."""
     refusals: Callable[[Cell], list[str]]
-    """Reasons, each with a way out, why a cell cannot have this mode that may have another."""
+    """Reasons, each with a way out, why a cell that may be legal in another mode is not legal in this one."""
     starts_ranks: bool = True
+    """Whether ranks run; otherwise the record is computed."""
     complete: Callable[[Cell, Record], Record] = lambda _, record: record
-    """Adds to the record of a cell what only this mode knows. Without ranks the record comes with status ok
-    and without sections."""
+    """Function that adds to a cell's record what only this mode knows.
+
+    Without ranks it receives a record with status ok and without sections.
+    """
 
 
 MODES: dict[str, Mode] = {MEASURE: Mode(provenance=Provenance.MEASURED, refusals=package_refusals)}
-"""The modes by their names. `bench.extras.predict.time_modes.register` adds `replay` and `predict`."""
+"""Modes by name. `bench.extras.predict.time_modes.register` adds `replay` and `predict`."""
 
 
 def mode_of(cell: Cell) -> Mode:
-    """Return the mode of a cell; raises ConfigError for one that is not in the table."""
+    """Return the mode of a cell; raise ConfigError if MODES does not have it."""
     if cell.mode not in MODES:
         raise ConfigError(
-            f"mode={cell.mode}: run_sweep.py adds this mode; elsewhere call"
+            f"mode={cell.mode}: this mode is registered only by run_sweep.py; elsewhere call"
             " bench.extras.predict.time_modes.register()"
         )
     return MODES[cell.mode]
@@ -57,10 +60,11 @@ def starts_ranks(cell: Cell) -> bool:
 
 
 def target_machine(raw: Raw, machine: Machine) -> Machine:
-    """As many devices of the named hardware as the request has ranks; a node of them where that is open.
+    """Return the machine that a replay or a prediction assumes.
 
-    A replay is about as many copies of this machine's first GPU. Raises ConfigError for an unknown hardware.
-    A prediction for `hardware=auto` is about this machine.
+    A prediction assumes one device of `hardware` per rank, and this machine for `hardware=auto`. A replay
+    assumes one copy of this machine's first GPU per rank. If the number of ranks is open, it is that of a
+    node. Raises ConfigError for an unknown hardware.
     """
     name = raw["hardware"]["name"]
     if raw["mode"] == REPLAY:
@@ -71,10 +75,8 @@ def target_machine(raw: Raw, machine: Machine) -> Machine:
     if facts is None:  # a CPU
         return replace(machine, gpus=(), gpu_memory_bytes=(), gpu_error=None)
     count = _ranks_of_node(raw["cluster"], facts)
-    described = (next(iter(facts["device_names"]), name),) * count
-    return replace(
-        machine, gpus=described, gpu_memory_bytes=(int(facts["memory_bytes"]),) * count, gpu_error=None
-    )
+    gpus = (next(iter(facts["device_names"]), name),) * count
+    return replace(machine, gpus=gpus, gpu_memory_bytes=(int(facts["memory_bytes"]),) * count, gpu_error=None)
 
 
 def _with_copies_of_first_gpu(machine: Machine, cluster: Raw) -> Machine:
@@ -95,12 +97,12 @@ def _ranks_of_node(cluster: Raw, facts: Raw) -> int:
     return math.ceil(ranks / max(1, nodes))
 
 
-def with_replayed_rank(cell: Cell, asked: Any) -> Cell:
-    """The cell with the rank that runs where its mode is a replay; nothing is traced, no reference runs.
+def with_replayed_rank(cell: Cell, requested: Any) -> Cell:
+    """Return the cell with its replayed rank, without traced steps and references; unchanged in other modes.
 
-    Raises ConfigError for a rank that the cell does not have, and for one that is named in another mode.
+    Raises ConfigError for a rank that the cell does not have, and for a rank in another mode.
     """
-    rank = None if asked == AUTO else values.whole("replay.rank", asked, least=0)
+    rank = None if requested == AUTO else values.whole("replay.rank", requested, least=0)
     if cell.mode != REPLAY:
         if rank is not None:
             raise ConfigError(f"replay.rank={rank}: belongs to mode=replay; add mode=replay, or leave it out")
@@ -115,15 +117,15 @@ def with_replayed_rank(cell: Cell, asked: Any) -> Cell:
     return replace(
         cell,
         replay=ReplayConfig(rank=rank),
-        cluster=replace(cell.cluster, backend=BACKEND),
+        cluster=replace(cell.cluster, backend=REPLAY_BACKEND),
         measure=replace(cell.measure, trace=False, reference_budget_s=0.0),
     )
 
 
 def busiest_rank(cell: Cell) -> int:
-    """The rank with most work in the first group of ranks that share a sequence.
+    """Return the rank with the most work in the first sequence group.
 
-    The last one where work is spread unevenly: its queries see the most keys. Else rank 0.
+    It is the last rank if work is uneven, because its queries see the most keys, and rank 0 otherwise.
     """
     facts = STRATEGIES[cell.strategy]
     with STRATEGIES.plugin_errors_named(cell.strategy):
@@ -132,15 +134,15 @@ def busiest_rank(cell: Cell) -> int:
 
 
 def replay_refusals(cell: Cell) -> list[str]:
-    """Why the cell cannot be replayed, each with a way out."""
+    """Return the reasons why the cell cannot be replayed, each with a way out."""
     measure, cluster = cell.measure, cell.cluster
     stack = f"trainer={cell.trainer} reads position ids of other ranks; take trainer={NATIVE}"
     shared = f"cluster.ranks_per_gpu={cluster.ranks_per_gpu} needs several ranks; leave it out"
-    refused = (
+    reasons = (
         (is_stack(cell.trainer), stack),
         (measure.gradients, "measure.gradients=true needs the gradients of all ranks; leave it out"),
         (measure.keep_traces, "measure.keep_traces=true needs a traced step; leave it out"),
         (cluster.name in GATHERED, f"cluster={cluster.name} starts ranks on other machines; leave it out"),
         (cluster.ranks_per_gpu > 1, shared),
     )
-    return [f"mode=replay runs one rank: {reason}" for is_refused, reason in refused if is_refused]
+    return [f"mode=replay runs one rank: {reason}" for applies, reason in reasons if applies]

@@ -1,4 +1,4 @@
-"""Choices that the requests of a sweep leave open, made once for all of its cells."""
+"""Choices that a sweep leaves open and that are made once for all of its cells."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from bench.training.engines import DEFAULT_ENGINE
 from bench.training.trainer_facts import is_stack
 
 
-def for_lone_ranks(raws: Sequence[Raw], machine: Machine) -> tuple[list[Raw], str | None]:
-    """Return the requests that compare something where no ranks share a sequence, and a note of the others.
+def without_sequence_sharing(raws: Sequence[Raw], machine: Machine) -> tuple[list[Raw], str | None]:
+    """Drop the strategies that share sequences if no ranks share one, and return a note about them.
 
-    All are returned where ranks share sequences. CPU ranks keep every strategy: they show that the loop
-    works, which one rank does too.
+    Without these strategies, `local` is compared with checkpointing on and off. The requests are unchanged,
+    and the note is None, if ranks share sequences or run on the CPU: CPU ranks show that the code works, for
+    which one rank is enough.
     """
     sharing = {
         name: [raw for raw in raws if raw["strategy"]["name"] == name]
@@ -28,23 +29,23 @@ def for_lone_ranks(raws: Sequence[Raw], machine: Machine) -> tuple[list[Raw], st
         )
         if STRATEGIES[name].shares_sequences
     }
-    cells = (resolve(raw, machine) for each in sharing.values() for raw in each)
+    cells = (resolve(raw, machine) for group in sharing.values() for raw in group)
     if not sharing or any(cell.cluster.device != "cuda" or cell.sp_degree > 1 for cell in cells):
         return [*raws], None
     alone = [raw for raw in raws if raw["strategy"]["name"] not in sharing]
-    kept = [each for raw in alone for each in _with_and_without(raw)]
+    kept = [request for raw in alone for request in _with_both_checkpointings(raw)]
     note = (
-        f"left out: {', '.join(sharing)}, whose ranks share a sequence, and here each has one rank;"
-        " mode=replay cluster.world_size=4 compares them on one GPU (docs/replay.md), and"
+        f"left out: {', '.join(sharing)}, because with one rank they have no sequence to share;"
+        " mode=replay cluster.world_size=4 compares their speed on one GPU (docs/replay.md), and"
         " cluster.ranks_per_gpu=4 checks their results there"
     )
     if len(kept) > len(alone):
-        note += "; compared instead: local with checkpointing on and off"
+        note += "; the sweep compares local with checkpointing on and off"
     return kept, note
 
 
-def _with_and_without(raw: Raw) -> Iterator[Raw]:
-    """Yield the request with checkpointing on and off, unless it says which."""
+def _with_both_checkpointings(raw: Raw) -> Iterator[Raw]:
+    """Yield the request with checkpointing on and with it off, or unchanged if it sets checkpointing."""
     if raw["checkpointing"] != AUTO:
         yield raw
         return
@@ -53,9 +54,9 @@ def _with_and_without(raw: Raw) -> Iterator[Raw]:
 
 
 def with_one_engine(raws: Sequence[Raw], machine: Machine) -> list[Raw]:
-    """Return the requests with the same engine for every `engine=auto`, where one cannot take DEFAULT_ENGINE.
+    """Give all requests with `engine=auto` the same engine if some of them cannot use DEFAULT_ENGINE.
 
-    Speeds are compared under equal engines. Cells that do not run under that engine keep their own choice.
+    Speeds are compared under equal engines. A cell that cannot run under this engine keeps its own choice.
     """
     left_open = [raw for raw in raws if raw["engine"]["name"] == AUTO]
     if not any(is_stack(raw["trainer"]["name"]) or raw["offload"]["optimizer"] for raw in left_open):
@@ -67,7 +68,7 @@ def with_one_engine(raws: Sequence[Raw], machine: Machine) -> list[Raw]:
     option = read_option("engine", other)
 
     def with_other(raw: Raw) -> Raw:
-        asked = {**raw, "engine": {**option, "leaf": raw["engine"]["leaf"]}}
-        return asked if refusal(resolve(asked, machine)) is None else raw
+        changed = {**raw, "engine": {**option, "leaf": raw["engine"]["leaf"]}}
+        return changed if refusal(resolve(changed, machine)) is None else raw
 
     return [with_other(raw) if raw["engine"]["name"] == AUTO else raw for raw in raws]

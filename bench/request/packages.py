@@ -1,4 +1,4 @@
-"""Distributions that a cell needs, and those that may change what it measures."""
+"""Distributions that a cell needs, and distributions that may change what it measures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.training.trainer_facts import TRAINER_FACTS
 
 
 def needed_packages(cell: Cell) -> dict[str, str]:
-    """Return the distributions that a cell's ranks cannot run without, by the choice that needs them."""
+    """Return the distributions that a cell's ranks need, by the choice that needs them."""
     engine, trainer = ENGINE_FACTS.get(cell.engine.name), TRAINER_FACTS.get(cell.trainer)
     needed = {
         f"strategy={cell.strategy}": STRATEGIES[cell.strategy].package,
@@ -37,7 +37,7 @@ def used_packages(cell: Cell) -> frozenset[str]:
 
 
 def package_refusals(cell: Cell) -> list[str]:
-    """Return why the cell cannot run with the packages that are installed, each with a way out."""
+    """Return the reasons why the cell cannot run with the installed packages, each with a way out."""
     facts = STRATEGIES[cell.strategy]
     missing = {
         choice: package for choice, package in needed_packages(cell).items() if installed(package) is None

@@ -1,4 +1,4 @@
-"""The ranks of a cell: their device, their number, and how they divide the work."""
+"""Placement of a cell's ranks: their device, their number and their degrees of parallelism."""
 
 from __future__ import annotations
 
@@ -13,40 +13,44 @@ from bench.request import values
 from bench.request.choices import Raw, options
 
 CPU_RANKS = 2
+"""Number of CPU ranks of a machine if the request leaves it open."""
 MIN_CPU_LIMIT_GIB = 0.02
+"""Smallest memory limit with which a CPU rank can start."""
 MAX_CPU_RANKS = 64
-"""Where there are fewer cores: every rank is a process of some hundred megabytes."""
+"""Largest number of CPU ranks on a machine with fewer cores; a rank takes some hundred megabytes."""
 SLURM_NODES = "SLURM_JOB_NUM_NODES"
+"""Environment variable with the number of nodes of a Slurm allocation."""
 SLURM_GPUS = tuple(
     f"SLURM_{name}" for name in ("GPUS_ON_NODE", "JOB_GPUS", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK")
 )
-"""Of these one is set in a job that has GPUs, whatever way it asked for them."""
+"""Environment variables of which at least one is set in a Slurm job with GPUs."""
 MAX_RANKS_PER_GPU = 16
-"""Each has a CUDA context of half a gigabyte, and a collective waits for the GPU's time slices of all."""
+"""Largest number of ranks on a GPU.
 
-
+A rank has a CUDA context of half a gigabyte, and a collective waits until every rank has had its time slice.
+"""
 GATHERED = ("nodes", "slurm")
-"""Clusters of machines that agents run on."""
+"""Choices of `cluster` with several machines, on which agents start the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where ranks run."""
+    """Devices and number of ranks that a request asks for."""
 
     name: str
     device: str
     ranks_per_gpu: int
     world_size: int
-    """How many there may be."""
+    """Largest number of ranks."""
     nodes: int = 1
-    """On so many machines, as many on each."""
+    """Number of machines, with the same number of ranks on each."""
     is_open: bool = False
-    """Whether fewer may be taken: their number is left open, and GPUs of one machine may stay idle."""
+    """Whether the cell may use fewer ranks: the request leaves their number open, so GPUs may stay idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """The factors of the number of ranks."""
+    """Degrees of parallelism, whose product is the number of ranks."""
 
     sp_degree: int
     dp_replicate: int
@@ -58,14 +62,14 @@ class Degrees:
 
 
 def place(raw: Raw, machine: Machine) -> Placement:
-    """Device and number of ranks, filled in from what is there.
+    """Return the device and number of ranks, with `auto` filled in from the machine.
 
     Raises ConfigError for a request that the machine cannot fulfil.
     """
-    device = _device(raw, machine)
+    device = _find_device(raw, machine)
     ranks_per_gpu = _ranks_per_gpu(raw, device)
     name = values.choice("cluster", raw["name"], options("cluster"))
-    nodes = _nodes(raw, name)
+    nodes = _node_count(raw, name)
     world_size = raw["world_size"]
     if world_size == "auto":
         world_size = nodes * (len(machine.gpus) * ranks_per_gpu if device == "cuda" else CPU_RANKS)
@@ -73,21 +77,21 @@ def place(raw: Raw, machine: Machine) -> Placement:
     if name == "auto":
         name = "gpu" if device == "cuda" else "cpu"
     is_open = raw["world_size"] == "auto" and device == "cuda" and nodes == 1
-    where = Placement(name, device, ranks_per_gpu, world_size, nodes, is_open)
-    if world_size > (most := _most_ranks(where, machine)):
-        raise ConfigError(_too_many("cluster.world_size", world_size, most, where, machine))
-    return where
+    placement = Placement(name, device, ranks_per_gpu, world_size, nodes, is_open)
+    if world_size > (largest := _max_ranks(placement, machine)):
+        raise ConfigError(_too_many_message("cluster.world_size", world_size, largest, placement, machine))
+    return placement
 
 
-def _nodes(raw: Raw, name: str) -> int:
-    """The number of machines; all of the allocation's under Slurm where it is left open."""
+def _node_count(raw: Raw, name: str) -> int:
+    """Return the number of machines; for `auto` under Slurm all nodes of the allocation."""
     nodes = raw["nodes"]
     if name == "slurm" and nodes == "auto":
-        nodes = os.environ.get(SLURM_NODES) or 1  # outside of an allocation the sweep says so
+        nodes = os.environ.get(SLURM_NODES) or 1  # the sweep itself refuses to run outside of an allocation
     nodes = values.whole("cluster.nodes", nodes)
     if nodes > 1 and name not in GATHERED:
         raise ConfigError(
-            f"cluster.nodes={nodes}: cluster={name} is this machine; take cluster=slurm inside of a Slurm"
+            f"cluster.nodes={nodes}: cluster={name} is this machine alone; take cluster=slurm in a Slurm"
             " allocation, or cluster=nodes"
         )
     return nodes
@@ -105,27 +109,29 @@ def _ranks_per_gpu(raw: Raw, device: str) -> int:
     return ranks
 
 
-def _most_ranks(where: Placement, machine: Machine) -> int:
-    gpu_ranks, cpu_ranks = len(machine.gpus) * where.ranks_per_gpu, max(MAX_CPU_RANKS, machine.cores)
-    return where.nodes * (gpu_ranks if where.device == "cuda" else cpu_ranks)
+def _max_ranks(placement: Placement, machine: Machine) -> int:
+    gpu_ranks, cpu_ranks = len(machine.gpus) * placement.ranks_per_gpu, max(MAX_CPU_RANKS, machine.cores)
+    return placement.nodes * (gpu_ranks if placement.device == "cuda" else cpu_ranks)
 
 
-def _too_many(key: str, ranks: int, most: int, where: Placement, machine: Machine) -> str:
-    """Return the message about more ranks than there may be at most."""
-    nodes = f" on {where.nodes} nodes" if where.nodes > 1 else ""
-    if where.device != "cuda":
-        return f"{key}={ranks}: {most} CPU ranks are the most{nodes}; write {key}={most}, or less"
+def _too_many_message(key: str, ranks: int, largest: int, placement: Placement, machine: Machine) -> str:
+    """Return the message that refuses more ranks than the largest number."""
+    nodes = f" on {placement.nodes} nodes" if placement.nodes > 1 else ""
+    if placement.device != "cuda":
+        return (
+            f"{key}={ranks}: at most {largest} CPU ranks are allowed{nodes}; write {key}={largest}, or less"
+        )
     gpus = f"{len(machine.gpus)} {'GPU is' if len(machine.gpus) == 1 else 'GPUs are'} visible{nodes}"
-    if where.ranks_per_gpu > 1:
-        gpus += f" and cluster.ranks_per_gpu={where.ranks_per_gpu}"
-    way_out = f"write {key}={most}, or less"
-    needed = math.ceil(ranks / where.nodes / len(machine.gpus))
+    if placement.ranks_per_gpu > 1:
+        gpus += f" and cluster.ranks_per_gpu={placement.ranks_per_gpu}"
+    way_out = f"write {key}={largest}, or less"
+    needed = math.ceil(ranks / placement.nodes / len(machine.gpus))
     if needed <= MAX_RANKS_PER_GPU:
-        way_out += f", or let ranks share GPUs, for correctness only, with cluster.ranks_per_gpu={needed}"
+        way_out += f", or check results only, with ranks that share GPUs: cluster.ranks_per_gpu={needed}"
     return f"{key}={ranks}: {gpus}; {way_out}"
 
 
-def _device(raw: Raw, machine: Machine) -> str:
+def _find_device(raw: Raw, machine: Machine) -> str:
     device: str = raw["device"]
     if device != "cpu" and machine.gpu_error is not None:
         raise ConfigError(f"cluster.device={device}: {machine.gpu_error}, or take cluster=cpu")
@@ -135,52 +141,56 @@ def _device(raw: Raw, machine: Machine) -> str:
         device = "cuda" if machine.gpus else "cpu"
     values.choice("cluster.device", device, ("cpu", "cuda"))
     if device == "cuda" and not machine.gpus:
-        asked = "cluster=gpu" if raw["name"] == "gpu" else "cluster.device=cuda"
-        raise ConfigError(f"{asked}: no GPU is visible here; take cluster=cpu, or check CUDA_VISIBLE_DEVICES")
+        word = "cluster=gpu" if raw["name"] == "gpu" else "cluster.device=cuda"
+        raise ConfigError(f"{word}: no GPU is visible here; take cluster=cpu, or check CUDA_VISIBLE_DEVICES")
     return device
 
 
 def _refuse_unseen_gpus() -> None:
-    """Raises ConfigError on a login node: the sweep would take the CPUs of nodes that have GPUs."""
-    of_job = [f"{name}={os.environ[name]}" for name in SLURM_GPUS if os.environ.get(name, "0") != "0"]
-    if of_job:
+    """Raise ConfigError on a login node, where the sweep would use the CPUs of nodes that have GPUs."""
+    variables = [f"{name}={os.environ[name]}" for name in SLURM_GPUS if os.environ.get(name, "0") != "0"]
+    if variables:
         raise ConfigError(
-            f"cluster=slurm: the job has GPUs ({of_job[0]}), none of which is visible here; start the"
-            " sweep on one of its nodes, by sbatch or srun --overlap --nodes=1 --ntasks=1 --gpus-per-node=,"
-            " or write cluster.device=cpu"
+            f"cluster=slurm: the job has GPUs ({variables[0]}), but none is visible here; start the sweep on"
+            " a node of the job, by sbatch or srun --overlap --nodes=1 --ntasks=1 --gpus-per-node=, or write"
+            " cluster.device=cpu"
         )
 
 
-def degrees(raw: Raw, where: Placement) -> Degrees:
-    """How many ranks share a sequence, and how many sequences run side by side.
+def degrees(raw: Raw, placement: Placement) -> Degrees:
+    """Return the degrees of a cell whose ranks share sequences.
 
-    What is left at `auto` takes the ranks that are left; where nothing is, legality compares the product
-    with the number of ranks.
+    A degree at `auto` takes the ranks that the other degrees leave. If no degree is at `auto`, `legality`
+    compares the product with the number of ranks.
     """
     replicate = values.whole("dp_replicate", raw["dp_replicate"])
-    shard = _known("dp_shard", raw["dp_shard"])
-    sp_degree = _known("sp_degree", raw["sp_degree"])
-    left = max(1, where.world_size // (replicate * (shard or 1) * (sp_degree or 1)))
+    shard = _number_unless_auto("dp_shard", raw["dp_shard"])
+    sp_degree = _number_unless_auto("sp_degree", raw["sp_degree"])
+    remaining = max(1, placement.world_size // (replicate * (shard or 1) * (sp_degree or 1)))
     if sp_degree is None:
-        return Degrees(shared_ranks(where, left), replicate, shard or 1)
-    return Degrees(sp_degree, replicate, shard or left)
+        return Degrees(default_sp_degree(placement, remaining), replicate, shard or 1)
+    return Degrees(sp_degree, replicate, shard or remaining)
 
 
-def shared_ranks(where: Placement, ranks: int) -> int:
-    """How many of these ranks share a sequence where nobody says so: where GPUs may stay idle a power of two.
+def default_sp_degree(placement: Placement, ranks: int) -> int:
+    """Return how many of these ranks share a sequence by default.
 
-    That divides the heads and lengths of most models.
+    All ranks do, unless GPUs may stay idle: then a power of two, which divides most heads and lengths.
     """
-    return 1 << (ranks.bit_length() - 1) if where.is_open else ranks
+    return 1 << (ranks.bit_length() - 1) if placement.is_open else ranks
 
 
-def ranks_taken(where: Placement, spread: Degrees) -> int:
-    """The ranks of a cell that shares sequences: all, or those its degrees need where GPUs may stay idle."""
-    return spread.product if where.is_open and spread.product <= where.world_size else where.world_size
+def used_ranks(placement: Placement, spread: Degrees) -> int:
+    """Return the ranks of a cell that shares sequences: all, or if GPUs may idle only the needed ones."""
+    return (
+        spread.product
+        if placement.is_open and spread.product <= placement.world_size
+        else placement.world_size
+    )
 
 
-def of_fewer_ranks(cluster: ClusterConfig, ranks: int) -> ClusterConfig:
-    """The part of a cluster that so many ranks need."""
+def shrink_cluster(cluster: ClusterConfig, ranks: int) -> ClusterConfig:
+    """Return the cluster reduced to this number of ranks and the nodes that they need."""
     nodes = cluster.nodes_of(ranks)
     return replace(
         cluster,
@@ -191,27 +201,27 @@ def of_fewer_ranks(cluster: ClusterConfig, ranks: int) -> ClusterConfig:
     )
 
 
-def unshared_degrees(raw: Raw, where: Placement, machine: Machine) -> Degrees:
-    """Degrees of a cell that shares no sequence: one rank, unless data parallelism is requested.
+def unshared_degrees(raw: Raw, placement: Placement, machine: Machine) -> Degrees:
+    """Return the degrees of a cell that shares no sequence: one rank, unless data parallelism is requested.
 
-    Neither sp_degree nor the cluster's size changes what such a cell does.
+    Neither sp_degree nor the size of the cluster changes what such a cell computes.
     """
-    _known("sp_degree", raw["sp_degree"])
+    _number_unless_auto("sp_degree", raw["sp_degree"])
     replicate = values.whole("dp_replicate", raw["dp_replicate"])
-    shard = _known("dp_shard", raw["dp_shard"]) or 1
+    shard = _number_unless_auto("dp_shard", raw["dp_shard"]) or 1
     ranks = replicate * shard
-    if ranks > (most := _most_ranks(where, machine)):
-        raise ConfigError(_too_many("dp_replicate x dp_shard", ranks, most, where, machine))
-    if ranks > where.world_size and raw["cluster"]["world_size"] != "auto":
+    if ranks > (largest := _max_ranks(placement, machine)):
+        raise ConfigError(_too_many_message("dp_replicate x dp_shard", ranks, largest, placement, machine))
+    if ranks > placement.world_size and raw["cluster"]["world_size"] != "auto":
         raise ConfigError(
-            f"dp_replicate x dp_shard = {ranks} ranks, but cluster.world_size={where.world_size};"
+            f"dp_replicate x dp_shard = {ranks} ranks, but cluster.world_size={placement.world_size};"
             f" write cluster.world_size={ranks}"
         )
     return Degrees(1, replicate, shard)
 
 
 def threads_per_rank(raw: Raw, machine: Machine, ranks: int) -> int:
-    """The requested number, or an equal share of the cores for so many ranks a machine, at least one."""
+    """Return the requested threads; for `auto` an equal share of the cores for `ranks` ranks, at least 1."""
     if raw["threads_per_rank"] == "auto":
         return max(1, machine.cores // ranks)
     threads = values.whole("cluster.threads_per_rank", raw["threads_per_rank"])
@@ -224,9 +234,9 @@ def threads_per_rank(raw: Raw, machine: Machine, ranks: int) -> int:
 
 
 def memory_limit_gib(value: Any, device: str) -> float:
-    """Return how much one rank may allocate.
+    """Return how much one rank may allocate, in GiB.
 
-    On the CPU a limit under MIN_CPU_LIMIT_GIB would end a rank before it can report why.
+    On the CPU a limit below MIN_CPU_LIMIT_GIB would end a rank before it can report the reason.
     """
     key = "cluster.memory_limit_gib"
     limit_gib = values.positive(key, value, example="0.5")
@@ -238,5 +248,5 @@ def memory_limit_gib(value: Any, device: str) -> float:
     return limit_gib
 
 
-def _known(key: str, value: Any) -> int | None:
+def _number_unless_auto(key: str, value: Any) -> int | None:
     return None if value == "auto" else values.whole(key, value)

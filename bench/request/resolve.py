@@ -1,4 +1,4 @@
-"""From the user's words to a Cell: every value read once, every `auto` filled in, every rule checked."""
+"""Conversion of a composed configuration into a Cell: reads and checks values, and fills in every `auto`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from bench.measure.workloads import WORKLOADS
 from bench.request import values
 from bench.request.choices import Raw, options
 from bench.request.device_sections import env_pairs, measure_config
-from bench.request.hardware import refuse_changed, this_hardware
+from bench.request.hardware import refuse_changed_numbers, this_hardware
 from bench.request.model_numbers import model_config
 from bench.request.modes import MEASURE, MODE_NAMES, PREDICT, REPLAY, target_machine, with_replayed_rank
 from bench.request.placement import (
@@ -44,11 +44,11 @@ from bench.request.placement import (
     Placement,
     degrees,
     memory_limit_gib,
-    of_fewer_ranks,
     place,
-    ranks_taken,
+    shrink_cluster,
     threads_per_rank,
     unshared_degrees,
+    used_ranks,
 )
 from bench.strategies import STRATEGIES
 from bench.strategies.options import Flag, Option, WholeNumber, default_text, flag_text, in_yaml
@@ -58,59 +58,58 @@ from bench.training.text import beginning, refuse_tokenizer
 from bench.training.trainer_facts import STACK_ENGINE, TRAINER_FACTS, UNTILED
 
 DATA, LOSSES = ("text", "synthetic"), ("chunked", "untiled")
-"""Names in the tables of bench/training/data.py and loss.py, which import torch."""
+"""Names of the data sources and losses in bench/training/data.py and loss.py, which import torch."""
 AGENT_KEYS = ("address", "port")
-"""Keys of `cluster` that say how agents are met: no cell's business."""
-NO_KEYS = ("options", "padding", "inject_fault", "rank_order", "backend")
-"""Fields of a cell and its sections that are derived, or that only an experiment sets."""
+"""Keys of `cluster` for the connection of agents, which are not part of a cell."""
+DERIVED_FIELDS = ("options", "padding", "inject_fault", "rank_order", "backend")
+"""Fields of a cell and its sections that no key sets: they are derived, or set by an experiment."""
+SWEEP_KEYS = ("lease", "plan", "resume", "sweep_dir")
+"""Keys that apply to a whole sweep and are not part of a cell."""
 
 
-OF_A_SWEEP = ("lease", "plan", "resume", "sweep_dir")
-"""Keys that decide nothing of a cell."""
-
-
-def _names(section: type[Any]) -> list[str]:
-    return [field.name for field in fields(section) if field.name not in NO_KEYS]
+def _field_names(section: type[Any]) -> list[str]:
+    return [field.name for field in fields(section) if field.name not in DERIVED_FIELDS]
 
 
 KNOWN_KEYS: Mapping[str, list[str]] = {
-    "": [*_names(Cell), "length_step", "pad", *OF_A_SWEEP],
-    "model": _names(ModelConfig),
-    "engine": _names(EngineConfig),
-    "optimizer": _names(OptimizerConfig),
+    "": [*_field_names(Cell), "length_step", "pad", *SWEEP_KEYS],
+    "model": _field_names(ModelConfig),
+    "engine": _field_names(EngineConfig),
+    "optimizer": _field_names(OptimizerConfig),
     "trainer": ["name"],
-    "workload": _names(WorkloadConfig),
-    "data": _names(DataConfig),
-    "cluster": [*_names(ClusterConfig), *AGENT_KEYS],
-    "measure": _names(MeasureConfig),
-    "offload": _names(OffloadConfig),
-    "replay": _names(ReplayConfig),
+    "workload": _field_names(WorkloadConfig),
+    "data": _field_names(DataConfig),
+    "cluster": [*_field_names(ClusterConfig), *AGENT_KEYS],
+    "measure": _field_names(MeasureConfig),
+    "offload": _field_names(OffloadConfig),
+    "replay": _field_names(ReplayConfig),
     "experiment": ["name"],
 }
+"""Keys of a configuration by section; "" has the top-level keys."""
 
 
 def strategy_keys() -> list[str]:
-    """The keys of `strategy`: its name, and every strategy's own options."""
+    """Return the keys of `strategy`: its name, and the options of every strategy."""
     return ["name", *sorted({key for facts in STRATEGIES.usable() for key in facts.options})]
 
 
 def resolve(raw: Raw, machine: Machine) -> Cell:
-    """One cell from a composed configuration; raises ConfigError at the first value that is no good."""
+    """Return the cell of a composed configuration; raise ConfigError at the first invalid value."""
     if raw["mode"] != MEASURE:
         machine = target_machine(raw, machine)
-    cell, pads, rank = _resolved(raw, machine), values.flag("pad", raw["pad"]), raw["replay"]["rank"]
-    if cell.mode == PREDICT:  # arithmetic gives the same each time, and is compared with nothing
+    cell, pads, rank = _read_cell(raw, machine), values.flag("pad", raw["pad"]), raw["replay"]["rank"]
+    if cell.mode == PREDICT:  # a prediction needs neither repeats nor a reference
         once = cell.measure if cell.measure.repeats == AUTO else replace(cell.measure, repeats=1)
         cell = replace(cell, measure=replace(once, reference_budget_s=0.0))
     if not cell.workload.trains:
-        cell = _attention_alone(cell)
+        cell = _attention_cell(cell)
     elif pads:
-        cell = _padded(cell)
+        cell = _add_padding(cell)
     return cell if cell.mode != REPLAY and rank == AUTO else with_replayed_rank(cell, rank)
 
 
-def _padded(cell: Cell) -> Cell:
-    """The cell with as much padding as its layout needs, where it has legal degrees."""
+def _add_padding(cell: Cell) -> Cell:
+    """Return the cell with the padding that its layout needs; unchanged if its degrees are not legal."""
     with STRATEGIES.plugin_errors_named(cell.strategy):
         facts = STRATEGIES[cell.strategy]
         if facts.degree_refusals(cell):
@@ -118,8 +117,8 @@ def _padded(cell: Cell) -> Cell:
         return replace(cell, padding=-cell.seq_len % facts.length_multiple(cell))
 
 
-def _attention_alone(cell: Cell) -> Cell:
-    """The cell of one layer's attention: settings that only training reads are all the same."""
+def _attention_cell(cell: Cell) -> Cell:
+    """Return the cell of one layer's attention, with fixed values for settings that only training reads."""
     return replace(
         cell,
         model=replace(cell.model, num_layers=1, path=None),
@@ -134,16 +133,17 @@ def _attention_alone(cell: Cell) -> Cell:
     )
 
 
-def _resolved(raw: Raw, machine: Machine) -> Cell:
+def _read_cell(raw: Raw, machine: Machine) -> Cell:
+    """Return the cell as requested, before the changes of its mode, its workload and padding."""
     _refuse_unknown(raw)
     strategy = values.choice("strategy", raw["strategy"]["name"], STRATEGIES)
     trainer = values.choice("trainer", raw["trainer"]["name"], TRAINER_FACTS)
     seq_len = values.tokens("seq_len", raw["seq_len"])
-    where = place(raw["cluster"], machine)
+    placement = place(raw["cluster"], machine)
     shares = STRATEGIES[strategy].shares_sequences
-    spread = degrees(raw, where) if shares else unshared_degrees(raw, where, machine)
-    ranks = ranks_taken(where, spread) if shares else spread.product
-    model = model_config(raw["model"], len(machine.gpus) if where.device == "cuda" else 0)
+    spread = degrees(raw, placement) if shares else unshared_degrees(raw, placement, machine)
+    ranks = used_ranks(placement, spread) if shares else spread.product
+    model = model_config(raw["model"], len(machine.gpus) if placement.device == "cuda" else 0)
     cell = Cell(
         seq_len=seq_len,
         batch=values.whole("batch", raw["batch"]),
@@ -163,55 +163,55 @@ def _resolved(raw: Raw, machine: Machine) -> Cell:
         ),
         data=_data(raw["data"], model.vocab_size),
         mode=values.choice("mode", raw["mode"], MODE_NAMES),
-        hardware=_hardware(raw["hardware"], machine, where, raw["mode"]),
-        cluster=_cluster(raw["cluster"], where, machine, ranks),
+        hardware=_hardware(raw["hardware"], machine, placement, raw["mode"]),
+        cluster=_cluster(raw["cluster"], placement, machine, ranks),
         sp_degree=spread.sp_degree,
         ulysses_degree=_ulysses_degree(raw, spread.sp_degree, model),
         dp_replicate=spread.dp_replicate,
         dp_shard=spread.dp_shard,
-        checkpointing=_checkpointing(raw["checkpointing"], where.device),
+        checkpointing=_checkpointing(raw["checkpointing"], placement.device),
         loss=_loss(raw["loss"], trainer),
         tiled_mlp=values.flag("tiled_mlp", raw["tiled_mlp"]),
         offload=values.section("offload", raw["offload"], OffloadConfig),
-        measure=measure_config(raw["measure"], where.device),
+        measure=measure_config(raw["measure"], placement.device),
         seed=values.whole("seed", raw["seed"], least=0),
-        env=() if raw["env"] == {} else env_pairs(raw["env"], where.device),
+        env=() if raw["env"] == {} else env_pairs(raw["env"], placement.device),
         experiment=values.choice("experiment", raw["experiment"]["name"], options("experiment")),
     )
-    own_choices = _options(raw["strategy"], cell)
-    return replace(cell, options=own_choices, layout=_layout(raw["layout"], strategy, dict(own_choices)))
+    chosen = _strategy_options(raw["strategy"], cell)
+    return replace(cell, options=chosen, layout=_layout(raw["layout"], strategy, dict(chosen)))
 
 
-def _cluster(raw: Raw, where: Placement, machine: Machine, world_size: int) -> ClusterConfig:
+def _cluster(raw: Raw, placement: Placement, machine: Machine, world_size: int) -> ClusterConfig:
     binding, limit = raw["numa_binding"], raw["memory_limit_gib"]
     cluster = ClusterConfig(
-        name=where.name,
-        world_size=where.world_size,
-        nodes=where.nodes,
-        network=None if raw["network"] is None else _network(raw["network"], where),
-        ranks_per_gpu=min(where.ranks_per_gpu, where.world_size),
-        device=where.device,
-        backend="nccl" if where.device == "cuda" else "gloo",
+        name=placement.name,
+        world_size=placement.world_size,
+        nodes=placement.nodes,
+        network=None if raw["network"] is None else _network(raw["network"], placement),
+        ranks_per_gpu=min(placement.ranks_per_gpu, placement.world_size),
+        device=placement.device,
+        backend="nccl" if placement.device == "cuda" else "gloo",
         threads_per_rank=1,
-        memory_limit_gib=limit if limit is None else memory_limit_gib(limit, where.device),
-        numa_binding=binding if binding is None else _numa_binding(binding, where.device),
+        memory_limit_gib=limit if limit is None else memory_limit_gib(limit, placement.device),
+        numa_binding=binding if binding is None else _numa_binding(binding, placement.device),
     )
-    if world_size != where.world_size:
-        cluster = of_fewer_ranks(cluster, world_size)
+    if world_size != placement.world_size:
+        cluster = shrink_cluster(cluster, world_size)
     return replace(cluster, threads_per_rank=threads_per_rank(raw, machine, world_size // cluster.nodes))
 
 
 def _numa_binding(raw: Any, device: str) -> str:
-    """Return which CPUs near its GPU a rank is bound to; refused where ranks run on CPUs."""
+    """Return the kind of CPUs near its GPU that a rank is bound to; raise ConfigError for CPU ranks."""
     if device == "cpu":
         raise ConfigError(f"cluster.numa_binding={raw}: the ranks run on the CPU, not on a GPU; leave it out")
     return values.choice("cluster.numa_binding", raw, NUMA_BINDINGS)
 
 
-def _network(raw: Any, where: Placement) -> str:
-    """Return the user's word for it, in which a number is a word too; refused where there is one node."""
+def _network(raw: Any, placement: Placement) -> str:
+    """Return the name of the network, which may be a number; raise ConfigError for a single node."""
     label = values.text("cluster.network", raw)
-    if where.nodes == 1:
+    if placement.nodes == 1:
         raise ConfigError(
             f"cluster.network={label}: names the network between nodes, and cluster.nodes=1; leave it out"
         )
@@ -219,14 +219,16 @@ def _network(raw: Any, where: Placement) -> str:
 
 
 def _refuse_unknown(raw: Raw) -> None:
-    """Hydra lets `+key=value` add anything; a key that is not read would silently have no effect.
+    """Raise ConfigError for a key that no code reads, which Hydra accepts as `+key=value`.
 
-    A strategy's own keys are its own business: `_options` reads them.
+    `_strategy_options` checks the keys of strategies.
     """
     for path, known in KNOWN_KEYS.items():
         section = raw if path == "" else raw[path]
         if not isinstance(section, Mapping):
-            raise ConfigError(f"{path}={shown(section)}: must be values by name; write {path}.{known[0]}=...")
+            raise ConfigError(
+                f"{path}={shown(section)}: must be values with their keys; write {path}.{known[0]}=..."
+            )
         for key in section:
             if key not in known:
                 name = f"{path}.{key}" if path else key
@@ -234,7 +236,7 @@ def _refuse_unknown(raw: Raw) -> None:
 
 
 def all_keys() -> list[str]:
-    """Every key of the command line, with its group in front."""
+    """Return every key of the command line, with its section before a dot."""
     known = {**KNOWN_KEYS, "strategy": strategy_keys()}
     return [f"{path}.{key}" if path else key for path, keys in known.items() for key in keys]
 
@@ -247,19 +249,19 @@ def _ulysses_degree(raw: Raw, sp_degree: int, model: ModelConfig) -> int:
     return values.whole("ulysses_degree", raw["ulysses_degree"])
 
 
-def _options(raw: Raw, cell: Cell) -> tuple[tuple[str, str], ...]:
+def _strategy_options(raw: Raw, cell: Cell) -> tuple[tuple[str, str], ...]:
     known = STRATEGIES[raw["name"]].options
     for key in raw:
         if key not in ("name", *known):
             near = values.nearest(key, known)
             way_out = f"did you mean strategy.{near}?" if near else "leave it out"
-            raise ConfigError(f"strategy.{key}: {raw['name']} has no such option; {way_out}")
+            raise ConfigError(f"strategy.{key}: strategy={raw['name']} has no such option; {way_out}")
     with STRATEGIES.plugin_errors_named(raw["name"]):
-        return tuple((key, _option(key, raw[key], own, cell)) for key, own in known.items())
+        return tuple((key, _strategy_option(key, raw[key], option, cell)) for key, option in known.items())
 
 
-def _option(key: str, value: Any, option: Option, cell: Cell) -> str:
-    """One of a strategy's own choices, as a cell holds it."""
+def _strategy_option(key: str, value: Any, option: Option, cell: Cell) -> str:
+    """Return an option of a strategy as the text that a cell stores."""
     name = f"strategy.{key}"
     if value == AUTO and in_yaml(option) == AUTO:
         return default_text(option, cell)
@@ -277,13 +279,16 @@ def _layout(raw: Any, strategy: str, options: Mapping[str, str]) -> str:
 
 
 def _kernel(raw: Any, known: tuple[str, ...] | None) -> str:
-    """One for all strategies; a strategy that cannot run on it has its own first one."""
+    """Return the kernel; for `auto` DEFAULT_KERNEL, or the strategy's first kernel if it cannot use that."""
     default = DEFAULT_KERNEL if known is None or DEFAULT_KERNEL in known else known[0]
     return values.choice("kernel", default if raw == "auto" else raw, KERNEL_FACTS)
 
 
 def _checkpointing(raw: Any, device: str) -> bool:
-    """On a GPU memory runs out first: without checkpointing a 4B model keeps 6 MB a token."""
+    """Return whether layers are checkpointed; for `auto` on GPUs alone, where memory limits the length.
+
+    Without checkpointing a model of 4 billion weights keeps 6 MB per token.
+    """
     return device == "cuda" if raw == AUTO else values.flag("checkpointing", raw)
 
 
@@ -297,9 +302,9 @@ def _engine(raw: Raw, strategy: str, trainer: str) -> EngineConfig:
 
 
 def default_engine(strategy: str, trainer: str, *, offloads_optimizer: bool) -> str:
-    """Return the engine of a request that leaves it open; a sweep then gives all its cells the same one.
+    """Return the engine of a cell with `engine=auto`; `with_one_engine` then makes it the same in a sweep.
 
-    Training stacks take STACK_ENGINE; of the strategies that they drive, only torch_cp does not run under it.
+    Training stacks take STACK_ENGINE, under which all the strategies that they drive run, except torch_cp.
     """
     if offloads_optimizer:
         return next(name for name, facts in ENGINE_FACTS.items() if facts.offloads_optimizer)
@@ -319,7 +324,7 @@ def _optimizer(raw: Raw) -> OptimizerConfig:
 
 
 def _loss(raw: Any, trainer: str) -> str:
-    """In chunks where the loss is ours; a training stack of somebody else computes its own."""
+    """Return the loss; for `auto` ours in chunks, or untiled under a training stack with its own loss."""
     if raw == AUTO:
         return UNTILED if TRAINER_FACTS[trainer].is_stack else LOSSES[0]
     return values.choice("loss", raw, LOSSES)
@@ -339,9 +344,9 @@ def _data(raw: Raw, vocab_size: int) -> DataConfig:
     return DataConfig(name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt, packing=packing)
 
 
-def _hardware(raw: Raw, machine: Machine, where: Placement, mode: str) -> str:
-    """Return the choice of conf/hardware/ that the ranks run on, or that a prediction is about."""
-    here = this_hardware(machine, where.device)
+def _hardware(raw: Raw, machine: Machine, placement: Placement, mode: str) -> str:
+    """Return the name in conf/hardware/ of the device that ranks run on, or that a prediction is about."""
+    here = this_hardware(machine, placement.device)
     if mode == REPLAY and raw["name"] not in (AUTO, here):
         raise ConfigError(
             f"hardware={shown(raw['name'])}: mode=replay runs a rank on this machine, hardware={here}; leave"
@@ -349,12 +354,12 @@ def _hardware(raw: Raw, machine: Machine, where: Placement, mode: str) -> str:
         )
     if raw["name"] == AUTO:
         return here
-    refuse_changed(raw)
+    refuse_changed_numbers(raw)
     name = values.choice("hardware", raw["name"], options("hardware"))
-    # Nodes are other machines, and a GPU without a file may be named.
-    if mode == "measure" and where.name not in GATHERED and here not in (name, UNKNOWN_HARDWARE):
+    # Nodes may have other devices, and the user may name a file for a GPU that has none.
+    if mode == "measure" and placement.name not in GATHERED and here not in (name, UNKNOWN_HARDWARE):
         raise ConfigError(
-            f"hardware={name}: this machine has no such device, ranks run on hardware={here}; add"
+            f"hardware={name}: this machine has no such device, and ranks run on hardware={here}; add"
             " mode=predict, or leave hardware out"
         )
     return name

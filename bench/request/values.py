@@ -1,4 +1,4 @@
-"""The user's words, one value at a time: text from the command line or YAML in, a typed value out."""
+"""Conversion of single values from the command line or YAML into typed values; errors are ConfigErrors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from bench.config import MAX_WHOLE as MAX_WHOLE  # noqa: PLC0414  bench.plan.exp
 from bench.config import ConfigError, Flag, Resume, positive_rule, whole_rule
 
 MAX_CELLS = 10_000
+"""Largest number of cells of a sweep, repeats included."""
 SYNONYMS: Mapping[str, Collection[str]] = {
     "bf16": ("bfloat16",),
     "fp16": ("float16", "half"),
@@ -38,17 +39,19 @@ SYNONYMS: Mapping[str, Collection[str]] = {
     "measure.min_timed_steps": ("least_steps",),
     "cluster.world_size": ("num_gpus", "num_processes", "nproc_per_node"),
 }
-"""Other tools' names for a key or value, and our own earlier ones, where similar spelling suggests none or
-the wrong one."""
+"""Names that other tools, and earlier versions, use for a key or value.
+
+The table has names for which similar spelling suggests nothing or the wrong key.
+"""
 PACKAGES: Mapping[str, str] = {"ring": "ring_flash_attn", "ulysses": "deepspeed_ulysses"}
-"""The published package that a strategy may be meant instead of."""
+"""Strategy of the published package that the user may mean instead of ours."""
 Section = TypeVar("Section")
 _LENGTH = re.compile(r"([0-9]{1,80})([kKmM]?)")
 
 
 def tokens(key: str, value: Any) -> int:
-    """A length in tokens: `8192`, `8k` (1024 each) or `1m` (1024k)."""
-    match = _LENGTH.fullmatch(_text(value))
+    """Return a length in tokens: `8192`, `8k` (8 times 1024) or `1m` (1024k)."""
+    match = _LENGTH.fullmatch(_number_text(value))
     count = int(match[1]) * LENGTH_UNITS[match[2].lower()] if match else 0
     if not 1 <= count <= MAX_WHOLE:
         raise ConfigError(
@@ -59,33 +62,33 @@ def tokens(key: str, value: Any) -> int:
 
 
 def whole(key: str, value: Any, *, least: int = 1) -> int:
-    """A whole number from `least` to MAX_WHOLE."""
-    return int(checked(key, value, Annotated[int, whole_rule(least)]))
+    """Return a whole number from `least` to MAX_WHOLE."""
+    return int(convert(key, value, Annotated[int, whole_rule(least)]))
 
 
 def positive(key: str, value: Any, *, example: str) -> float:
-    """A positive, finite number."""
-    return float(checked(key, value, Annotated[float, positive_rule(example)]))
+    """Return a positive, finite number; an error shows `example`."""
+    return float(convert(key, value, Annotated[float, positive_rule(example)]))
 
 
 def flag(key: str, value: Any) -> bool:
-    """True or false."""
-    return bool(checked(key, value, Flag))
+    """Return true or false."""
+    return bool(convert(key, value, Flag))
 
 
-def section(name: str, raw: Mapping[str, Any], kind: Callable[..., Section], /, **given: Any) -> Section:
-    """One of a cell's parts, whose values are as its fields say; `given` are those that were read already."""
+def section(name: str, raw: Mapping[str, Any], kind: Callable[..., Section], /, **read: Any) -> Section:
+    """Return a section of a cell, whose fields define the rules of values; `read` has converted values."""
     rules = _rules(kind)
-    others = {key: checked(f"{name}.{key}", raw[key], rules[key]) for key in rules if key not in given}
-    return kind(**given, **others)
+    unread = {key: convert(f"{name}.{key}", raw[key], rules[key]) for key in rules if key not in read}
+    return kind(**read, **unread)
 
 
-def checked(key: str, value: Any, rule: Any) -> Any:
-    """The value as msgspec reads it; its refusal becomes the rule's own words and example."""
+def convert(key: str, value: Any, rule: Any) -> Any:
+    """Convert a value by a type annotation; an error has the annotation's description and example."""
     try:
-        return msgspec.convert(value, rule, strict=rule == Flag)  # a number may come as text: ${oc.env:NAME}
-    except (msgspec.ValidationError, UnicodeEncodeError):  # half a letter, which text may hold
-        meta = _meta(rule)
+        return msgspec.convert(value, rule, strict=rule == Flag)  # ${oc.env:NAME} gives numbers as text
+    except (msgspec.ValidationError, UnicodeEncodeError):  # text may hold a lone surrogate
+        meta = _rule_meta(rule)
         example = meta.examples[0]
         raise ConfigError(
             f"{key}={shown(value)}: must be {meta.description}; write for example {key}={example}"
@@ -98,13 +101,13 @@ def _rules(kind: Callable[..., Any]) -> Mapping[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _meta(rule: Any) -> Any:
-    """A rule's words; of `Count | Literal["auto"]` those of the first."""
-    return rule.__metadata__[0] if hasattr(rule, "__metadata__") else _meta(get_args(rule)[0])
+def _rule_meta(rule: Any) -> Any:
+    """Return the msgspec metadata of a rule; for `Count | Literal["auto"]` that of the first part."""
+    return rule.__metadata__[0] if hasattr(rule, "__metadata__") else _rule_meta(get_args(rule)[0])
 
 
 def text(key: str, value: Any) -> str:
-    """A name or a path: one line that is not empty."""
+    """Return a name or a path: one line that is not empty."""
     line = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
     if not line.strip() or not line.isprintable():
         raise ConfigError(f"{key}={shown(value)}: must be a line of text; write {key}=... or leave it out")
@@ -112,15 +115,15 @@ def text(key: str, value: Any) -> str:
 
 
 def path(key: str, value: Any) -> str:
-    """A file or folder that is there and can be read."""
+    """Return the path of a file or folder that exists and can be read."""
     name = text(key, value)
     try:
         mode = os.R_OK | (os.X_OK if Path(name).is_dir() else 0)
-        is_there, is_readable = Path(name).exists(), os.access(name, mode)
-        is_endless = is_there and not (Path(name).is_file() or Path(name).is_dir())
+        exists, is_readable = Path(name).exists(), os.access(name, mode)
+        is_endless = exists and not (Path(name).is_file() or Path(name).is_dir())
     except (OSError, ValueError):
-        is_there = is_readable = is_endless = False
-    if not is_there:
+        exists = is_readable = is_endless = False
+    if not exists:
         raise ConfigError(f"{key}={shown(name)}: no such file or folder; check the path")
     if is_endless:
         raise ConfigError(f"{key}={shown(name)}: is a device, pipe or socket; name a file or folder")
@@ -130,15 +133,15 @@ def path(key: str, value: Any) -> str:
 
 
 def resume(key: str, value: Any) -> Resume:
-    """NEVER for false, MATCHING for true, ANY for `any`."""
-    named = {False: Resume.NEVER, True: Resume.MATCHING, Resume.ANY.value: Resume.ANY}
-    if not isinstance(value, bool | str) or value not in named:
+    """Return NEVER for false, MATCHING for true, ANY for `any`."""
+    modes = {False: Resume.NEVER, True: Resume.MATCHING, Resume.ANY.value: Resume.ANY}
+    if not isinstance(value, bool | str) or value not in modes:
         raise ConfigError(f"{key}={shown(value)}: must be true, false or any; write {key}=true")
-    return named[value]
+    return modes[value]
 
 
 def choice(key: str, value: Any, known: Collection[str]) -> str:
-    """One of `known`, spelt exactly so."""
+    """Return the value if it is one of `known`."""
     if not isinstance(value, str) or value not in known:
         word = str(value).lower().removeprefix("torch.").rpartition("/")[2]
         word = re.sub(r"[-.]", "_", word)  # Qwen/Qwen3-4B is qwen3_4b
@@ -152,21 +155,21 @@ def choice(key: str, value: Any, known: Collection[str]) -> str:
 
 
 def no_such_key(key: str, known: Collection[str]) -> str:
-    """The message about a key that does not exist, with the nearest that does."""
+    """Return the message about an unknown key, with the nearest known key."""
     near = nearest(key, known)
     return f"no such key; did you mean {near}?" if near else "no such key; --help-all lists every key"
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
-    """The known word that was probably meant, or None; a synonym of a key counts in any group."""
+    """Return the known word that was probably meant, or None; a synonym of a key counts in any section."""
     bare = word.rpartition(".")[2]
-    for ours, others in SYNONYMS.items():
-        if bare in others and ours in known:
-            return ours
+    for name, synonyms in SYNONYMS.items():
+        if bare in synonyms and name in known:
+            return name
     return next(iter(difflib.get_close_matches(word, known, n=1)), None)
 
 
-def _text(value: Any) -> str:
+def _number_text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
@@ -178,7 +181,7 @@ def _sweep_hint(key: str, value: Any, several: str) -> str:
 
 
 def refuse_too_many(factors: Sequence[int]) -> None:
-    """Raises ConfigError where these numbers multiply to more than MAX_CELLS."""
+    """Raise ConfigError if the product of these numbers exceeds MAX_CELLS."""
     cells = 1
     for factor in factors:
         cells *= factor

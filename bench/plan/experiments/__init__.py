@@ -1,6 +1,6 @@
-"""Questions and the cells that answer them. May import work, planned and what lies below plan.
+"""Experiments: questions with the cells that answer them. May import work, planned and what lies below plan.
 
-The one table of experiments: a new one is a function here, a line below and a YAML in conf/experiment/.
+EXPERIMENTS is the only table; a new experiment needs a function, a line there and a YAML in conf/experiment/.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from bench.common.environment import Machine
 from bench.common.labels import shown
 from bench.config import Cell, ConfigError
-from bench.plan.experiments.loss_equivalence import cells_side_by_side, roles_of
-from bench.plan.experiments.max_length import Grow, growing, opening_line
+from bench.plan.experiments.loss_equivalence import comparison_cells, roles_of
+from bench.plan.experiments.max_length import Grow, make_grow, search_line
 from bench.plan.experiments.probe import probed_cells
-from bench.plan.experiments.published import opening, published_cells
+from bench.plan.experiments.published import mode_line, published_cells
 from bench.record.record import Role
 from bench.request import values
 from bench.request.choices import Raw
@@ -24,60 +24,63 @@ from bench.request.resolve import resolve
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A question, and how it is answered."""
+    """A question, and the functions that choose the cells that answer it."""
 
     cells: Callable[[Sequence[Raw], Machine], list[Cell]]
-    """The cells of a composed request, of which equal ones are one; raises ConfigError for a bad value."""
+    """Function that returns the cells of composed requests, perhaps with duplicates.
+
+    It raises ConfigError for an invalid value.
+    """
     workload: str | None = None
-    """The only one that it is about; None for any."""
+    """Only workload of the experiment; None if it takes any."""
     roles: Callable[[Sequence[Cell]], Mapping[str, Role]] = lambda _: {}
-    """Each cell's role by its id, where it is not to answer."""
-    opening: Callable[[Sequence[Raw], Machine], str] | None = None
-    """What is said first of all; None for nothing."""
-    growing: Callable[[Sequence[Raw], Machine], Grow] | None = None
-    """What the records so far lead to, beyond the first cells; None where all cells are known at once."""
+    """Function that returns roles by cell id; a cell without an entry answers the question."""
+    opening_line: Callable[[Sequence[Raw], Machine], str] | None = None
+    """Function that returns the first printed line; None without such a line."""
+    make_grow: Callable[[Sequence[Raw], Machine], Grow] | None = None
+    """Function that returns a `Grow`; None if all cells are known from the start."""
     compares_values: bool = False
-    """Whether it is about losses, gradients or attention's values, which a replay does not have."""
+    """Whether the experiment compares losses, gradients or attention values, which a replay does not have."""
     needs_sharing: bool = True
-    """Whether strategies that nobody named are kept also where no ranks can share a sequence."""
+    """Whether default strategies are kept even if no ranks share a sequence."""
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     "none": Experiment(lambda raws, machine: [resolve(raw, machine) for raw in raws], needs_sharing=False),
-    "loss_equivalence": Experiment(cells_side_by_side, "train", roles=roles_of, compares_values=True),
+    "loss_equivalence": Experiment(comparison_cells, "train", roles=roles_of, compares_values=True),
     "max_length": Experiment(
-        lambda raws, machine: growing(raws, machine)([]), opening=opening_line, growing=growing
+        lambda raws, machine: make_grow(raws, machine)([]), opening_line=search_line, make_grow=make_grow
     ),
     "probe": Experiment(probed_cells, "train", compares_values=True),
-    "published_memory": Experiment(published_cells, opening=opening),
-    "published_throughput": Experiment(published_cells, opening=opening),
+    "published_memory": Experiment(published_cells, opening_line=mode_line),
+    "published_throughput": Experiment(published_cells, opening_line=mode_line),
 }
 
 
 def experiment_of(raws: Sequence[Raw]) -> Experiment:
-    """The one experiment of a request.
+    """Return the experiment of a sweep.
 
-    Raises ConfigError for none that exists, for several and for a key that belongs to another.
+    Raises ConfigError for an unknown experiment, for several, and for a key that belongs to another one.
     """
     names = {values.choice("experiment", raw["experiment"]["name"], EXPERIMENTS) for raw in raws}
     if len(names) > 1:
         raise ConfigError(
-            f"experiment={','.join(sorted(names))}: a command takes one experiment; choose one of them"
+            f"experiment={','.join(sorted(names))}: a command runs one experiment; choose one of these"
         )
     name = names.pop()
     workload = EXPERIMENTS[name].workload
     for raw in raws:
         if workload not in (None, raw["workload"]["name"]):
             raise ConfigError(
-                f"workload={shown(raw['workload']['name'])}: experiment={name} is about workload={workload};"
-                " leave it out"
+                f"workload={shown(raw['workload']['name'])}: experiment={name} takes only"
+                f" workload={workload}; leave workload out"
             )
         if raw["mode"] in (PREDICT, REPLAY) and EXPERIMENTS[name].compares_values:
             raise ConfigError(
-                f"mode={raw['mode']}: experiment={name} compares values, which only measuring has; leave mode"
-                " out"
+                f"mode={raw['mode']}: experiment={name} compares values, which only mode=measure has; leave"
+                " mode out"
             )
-        if raw["length_step"] is not None and EXPERIMENTS[name].growing is None:
+        if raw["length_step"] is not None and EXPERIMENTS[name].make_grow is None:
             raise ConfigError(
                 f"length_step={shown(raw['length_step'])}: belongs to experiment=max_length; leave it out"
             )

@@ -1,8 +1,9 @@
-"""Does sequence parallelism train what data parallelism trains? The same steps, side by side.
+"""Cells of experiment=loss_equivalence, which compares sequence parallelism with data parallelism.
 
-As Hugging Face's post on Ulysses compares them: W data-parallel ranks with one micro-step against W ranks of
-one sequence with W micro-steps; weights, data, optimizer and schedule are the same. Controls do the same
-work in other, equivalent ways, so their differences are noise. Known mistakes show what is beyond it.
+The comparison is that of Hugging Face's post on Ulysses: W data-parallel ranks with one micro-step, and W
+ranks that share one sequence with W micro-steps, with the same weights, data, optimizer and schedule.
+Controls do the same work in other, equivalent ways, so their differences are noise. Known mistakes have to
+exceed this noise.
 """
 
 from __future__ import annotations
@@ -24,23 +25,25 @@ from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
 
 CPU_RANKS = 4
+"""Number of CPU ranks if the request leaves it open."""
 SUBJECTS = ("ulysses", "ring", "deepspeed_ulysses", "ring_flash_attn")
-OPTIMIZERS: Mapping[str, tuple[str, ...]] = {"bf16": ("adamw",), "fp16": ("adamw",)}
-"""Where not all are taken: under SGD the noise of bf16 hides a mask that is off by one in a small model."""
-NOISY = ("bf16", "fp16")
-"""Where a mistake may hide in the noise of one seed, so that those of the experiment are taken together."""
+"""Strategies that are compared if the request names none."""
+DTYPE_OPTIMIZERS: Mapping[str, tuple[str, ...]] = {"bf16": ("adamw",), "fp16": ("adamw",)}
+"""Optimizers of dtypes that do not use all: with SGD the noise of bf16 hides an off-by-one mask."""
+NOISY_DTYPES = ("bf16", "fp16")
+"""Dtypes in which the noise of one seed may hide a mistake, so that all seeds of the experiment are used."""
 OTHER_KERNELS = ("math", "flash_blocks", "torch_flash")
-"""Of these the first two that are not the cells' own; `flash_blocks` rounds blocks of keys as a ring does."""
+"""Kernels of controls: the first two that the cells do not use; `flash_blocks` rounds like a ring."""
 
 
-def cells_side_by_side(raws: Sequence[Raw], machine: Machine) -> list[Cell]:
-    """For every request and each of its open choices reference, controls, subjects, mistakes, in that order.
+def comparison_cells(raws: Sequence[Raw], machine: Machine) -> list[Cell]:
+    """Return reference, controls, compared strategies and known mistakes for all open choices.
 
-    Raises ConfigError for an invalid value, and where no ranks share a sequence.
+    Raises ConfigError for an invalid value, and if no ranks share a sequence.
     """
     cells = list[Cell]()
     for raw in raws:
-        for closed in _closed(raw, machine):
+        for closed in _with_choices_made(raw, machine):
             base = _subject(closed, "ulysses", machine)
             if base.sp_degree == 1:
                 raise ConfigError(
@@ -53,51 +56,52 @@ def cells_side_by_side(raws: Sequence[Raw], machine: Machine) -> list[Cell]:
 
 
 def roles_of(cells: Sequence[Cell]) -> dict[str, Role]:
-    """Each cell's role by its id: the first `local` of a work is what all others are compared with."""
+    """Return the role of each cell by its id; the first cell of `local` for a work is the reference."""
     roles: dict[str, Role] = {}
-    begun = set[str]()
+    work_with_reference = set[str]()
     for cell in cells:
         if cell.inject_fault != NO_MISTAKE:
             roles[cell.cell_id] = Role.INJECTED_FAULT
         elif cell.strategy != REFERENCE_STRATEGY or cell.trainer != "native":
             roles[cell.cell_id] = Role.CELL
         else:
-            roles[cell.cell_id] = Role.CONTROL if work_of(cell) in begun else Role.REFERENCE
-            begun.add(work_of(cell))
+            roles[cell.cell_id] = Role.CONTROL if work_of(cell) in work_with_reference else Role.REFERENCE
+            work_with_reference.add(work_of(cell))
     return roles
 
 
 def _references(raw: Raw, base: Cell, machine: Machine) -> Iterator[Cell]:
-    """Plain data parallelism, and the controls: data dealt otherwise, other kernels, fewer ranks, and both.
+    """Yield plain data parallelism and the controls: another order of data, other kernels, fewer ranks, both.
 
-    Of another trainer than ours its own data parallelism too: what it logs is compared with that.
+    For another trainer than ours, also yield that trainer's data parallelism, with which its logged losses
+    are compared.
     """
     local = {**raw, "strategy": read_option("strategy", REFERENCE_STRATEGY), "layout": "auto", "sp_degree": 1}
     ranks, micro_steps = base.cluster.world_size, base.grad_accum // base.sp_degree
-    of_all = {**local, "dp_shard": ranks, "grad_accum": micro_steps, "trainer": {"name": "native"}}
-    reference = resolve(of_all, machine)
+    request = {**local, "dp_shard": ranks, "grad_accum": micro_steps, "trainer": {"name": "native"}}
+    reference = resolve(request, machine)
     yield reference
     yield replace(reference, data=replace(reference.data, rank_order="reversed"))
     kernels = [name for name in OTHER_KERNELS if name != base.kernel][:2]
     for kernel in kernels:
-        yield resolve({**of_all, "kernel": kernel}, machine)
-    fewer_ranks = sorted({ranks // 2, 1} if ranks % 2 == 0 else {1}, reverse=True)
-    for fewer, kernel in zip(fewer_ranks, kernels, strict=False):
+        yield resolve({**request, "kernel": kernel}, machine)
+    rank_counts = sorted({ranks // 2, 1} if ranks % 2 == 0 else {1}, reverse=True)
+    for fewer, kernel in zip(rank_counts, kernels, strict=False):
         cluster = {**raw["cluster"], "world_size": fewer}
-        of_fewer = {"cluster": cluster, "dp_shard": fewer, "grad_accum": micro_steps * ranks // fewer}
-        yield resolve({**of_all, **of_fewer}, machine)
-        yield resolve({**of_all, **of_fewer, "kernel": kernel}, machine)
+        changes = {"cluster": cluster, "dp_shard": fewer, "grad_accum": micro_steps * ranks // fewer}
+        yield resolve({**request, **changes}, machine)
+        yield resolve({**request, **changes, "kernel": kernel}, machine)
     if base.trainer != "native":
-        yield resolve({**of_all, "trainer": raw["trainer"]}, machine)
+        yield resolve({**request, "trainer": raw["trainer"]}, machine)
 
 
 def _subjects(closed: Raw, raw: Raw, machine: Machine) -> Iterator[Cell]:
-    """The strategies that were asked for; where none was, those of SUBJECTS that can run here."""
+    """Yield the cell of the requested strategy, or the cells of SUBJECTS that can run here."""
     if "strategy" in raw:
         if raw["strategy"]["name"] == REFERENCE_STRATEGY:
             raise ConfigError(
-                f"strategy={REFERENCE_STRATEGY}: is what others are compared with in"
-                " experiment=loss_equivalence; name one that shares sequences, such as strategy=ulysses"
+                f"strategy={REFERENCE_STRATEGY}: is the reference of experiment=loss_equivalence; name a"
+                " strategy that shares sequences, such as strategy=ulysses"
             )
         yield _subject(closed, raw["strategy"]["name"], machine)
         return
@@ -108,16 +112,16 @@ def _subjects(closed: Raw, raw: Raw, machine: Machine) -> Iterator[Cell]:
 
 
 def _mistakes(raw: Raw, machine: Machine) -> Iterator[Cell]:
-    """Known mistakes of our own strategies under our own trainer, whatever is compared; those that can be."""
-    own = {**raw, "layout": "auto", "trainer": {"name": "native"}}
+    """Yield the cells of known mistakes that are possible here, in our own strategies and trainer."""
+    ours = {**raw, "layout": "auto", "trainer": {"name": "native"}}
     for name, facts in MISTAKES.items():
-        cell = _subject(own, facts.made_in, machine)
+        cell = _subject(ours, facts.made_in, machine)
         if facts.needs(cell) and refusal(cell) is None:
             yield replace(cell, inject_fault=name)
 
 
 def _subject(raw: Raw, strategy: str, machine: Machine) -> Cell:
-    """The ranks share sequences, and take as many more micro-steps as they hold fewer of them at once."""
+    """Return the cell of a strategy with sp_degree times the micro-steps, for the same sequences per step."""
     if raw.get("strategy", {}).get("name") != strategy:
         known = values.choice("strategy", strategy, STRATEGIES)
         raw = {**raw, "strategy": read_option("strategy", known)}
@@ -125,25 +129,26 @@ def _subject(raw: Raw, strategy: str, machine: Machine) -> Cell:
     return resolve({**raw, "grad_accum": cell.grad_accum * cell.sp_degree}, machine)
 
 
-def _closed(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:
-    """The request with every choice made but the strategy's: what it names, else all there is."""
+def _with_choices_made(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:
+    """Yield the request with each combination of its open choices, except the strategy."""
     cluster = dict(raw["cluster"])
     if cluster["world_size"] == "auto" and place(raw["cluster"], machine).device == "cpu":
         cluster["world_size"] = CPU_RANKS
     for dtype in _dtypes(raw):
-        names = OPTIMIZERS.get(dtype, options("optimizer"))
+        names = DTYPE_OPTIMIZERS.get(dtype, options("optimizer"))
         every = [read_option("optimizer", name) for name in names]
-        # Seeds of the experiment, the first alone where all show the same.
+        optimizers = [raw["optimizer"]] if "optimizer" in raw else every
+        # Dtypes without much noise use only the first seed.
         seeds = raw["seed"] if isinstance(raw["seed"], list) else [raw["seed"]]
-        for optimizer in [raw["optimizer"]] if "optimizer" in raw else every:
-            for seed in seeds if dtype in NOISY else seeds[:1]:
+        for optimizer in optimizers:
+            for seed in seeds if dtype in NOISY_DTYPES else seeds[:1]:
                 yield {**raw, "cluster": cluster, "dtype": dtype, "optimizer": optimizer, "seed": seed}
 
 
 def _dtypes(raw: Raw) -> list[Any]:
-    """The one that is asked for; else those of the experiment that the strategy runs in, if it is named."""
+    """Return the requested dtype, or the dtypes of the experiment that a requested strategy runs in."""
     if not isinstance(raw["dtype"], list):
         return [raw["dtype"]]
     name = raw.get("strategy", {}).get("name")
-    takes = STRATEGIES[name].dtypes if name in STRATEGIES else raw["dtype"]
-    return [dtype for dtype in raw["dtype"] if dtype in takes] or raw["dtype"]
+    supported = STRATEGIES[name].dtypes if name in STRATEGIES else raw["dtype"]
+    return [dtype for dtype in raw["dtype"] if dtype in supported] or raw["dtype"]

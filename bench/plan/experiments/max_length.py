@@ -1,9 +1,10 @@
-"""The longest sequence that each strategy trains: lengths tried one after another, each a cell.
+"""Cells of experiment=max_length, which searches for the longest sequence that each strategy trains.
 
-The first is the longest that the memory formula has room for (`cost/memory.py`); where it leads from there
-only the records say. A length trains if its cell's status is `ok`: the optimizer's state was there, at least
-one whole step ran at that length, and every gate of a cell passed. Only `out_of_memory` says that it is too
-long; any other end is no answer, and the search of that strategy ends with it.
+Each tried length is a cell. The first length is the longest that fits by the memory formula
+(`cost/memory.py`); the records decide on the next lengths. A length trains if the status of its cell is `ok`:
+the optimizer state existed, at least one whole step ran at this length, and every gate passed. Only
+`out_of_memory` shows that a length is too long; any other status ends the search of its strategy without an
+answer.
 """
 
 from __future__ import annotations
@@ -23,146 +24,155 @@ from bench.request.choices import Raw, default_strategies, read_option
 from bench.request.hardware import usable_bytes
 from bench.request.legality import refusal
 from bench.request.modes import target_machine
-from bench.request.open_choices import for_lone_ranks
+from bench.request.open_choices import without_sequence_sharing
 from bench.request.placement import place
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
 
 CPU_LIMIT_GIB = 0.05
-"""Of a CPU rank where the request names no limit: lengths of some 10k, which take seconds a step."""
-FIRST_SHARE = 32
-"""The second number is a part of so many away from the first: of tensors the memory formula is within 3 %."""
-UNGUESSED = 8192
-"""Where a search begins of which no estimate says anything."""
-ANSWERS: Mapping[str, bool] = {Status.OK: True, Status.OUT_OF_MEMORY: False}
-"""Whether a length trains; any other status does not say."""
+"""Memory limit of a CPU rank if the request sets none; it allows some 10k tokens, with seconds per step."""
+FIRST_DISTANCE_DIVISOR = 32
+"""Ratio of the first number to its distance from the second; for tensors the memory formula errs by 3 %."""
+DEFAULT_FIRST_LENGTH = 8192
+"""First length of a search without a memory estimate, in tokens."""
+TRAINS: Mapping[str, bool] = {Status.OK: True, Status.OUT_OF_MEMORY: False}
+"""Whether a length with this status trains; other statuses give no answer."""
 Grow = Callable[[Sequence[Record]], list[Cell]]
+"""Function that returns all cells up to the next ones from the records so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What one strategy is asked: numbers of steps of its length, and the cell of each."""
+    """Search for the longest sequence of one strategy, over lengths that are multiples of a step."""
 
     raw: Raw
     machine: Machine
     step: int
-    """Tokens; at least what the layout divides a sequence by."""
+    """Tokens of a step; at least `multiple`."""
     multiple: int
-    """Lengths are rounded down to one of these."""
+    """Number that the layout requires to divide a length, to a multiple of which lengths are rounded down."""
     first: int
-    """Steps of the first length."""
+    """Number of steps in the first length."""
     least: int
-    """Steps of the shortest length."""
+    """Number of steps in the shortest length."""
 
     def cell(self, steps: int) -> Cell:
-        """The cell of a length."""
+        """Return the cell whose length is this number of steps."""
         length = steps * self.step // self.multiple * self.multiple
         return resolve({**self.raw, "seq_len": length}, self.machine)
 
 
-def growing(raws: Sequence[Raw], machine: Machine) -> Grow:
-    """What gives, of the records so far, every cell up to the next of each strategy, in turns."""
-    found = [(search, cache(search.cell)) for search in searches(raws, machine)]
+def make_grow(raws: Sequence[Raw], machine: Machine) -> Grow:
+    """Return the function that gives every cell up to the next one of each strategy, from the records so far.
+
+    The cells of the strategies are interleaved.
+    """
+    cells_of = [(search, cache(search.cell)) for search in searches(raws, machine)]
 
     def grow(records: Sequence[Record]) -> list[Cell]:
         statuses = {record.cell_id: record.status for record in records}
 
-        def led_to(search: Search, cell_of: Callable[[int], Cell]) -> Iterator[Cell]:
+        def cells_until_next(search: Search, cell_of: Callable[[int], Cell]) -> Iterator[Cell]:
             def trains(steps: int) -> bool | None:
-                return ANSWERS.get(statuses.get(cell_of(steps).cell_id, ""))
+                return TRAINS.get(statuses.get(cell_of(steps).cell_id, ""))
 
-            most = values.MAX_WHOLE // search.step
-            return map(cell_of, tried(search.first, search.least, most, trains))
+            largest = values.MAX_WHOLE // search.step
+            return map(cell_of, numbers_to_try(search.first, search.least, largest, trains))
 
-        rounds = zip_longest(*(led_to(*each) for each in found))
+        rounds = zip_longest(*(cells_until_next(search, cell_of) for search, cell_of in cells_of))
         return [cell for cell in chain.from_iterable(rounds) if cell is not None]
 
     return grow
 
 
-def opening_line(raws: Sequence[Raw], machine: Machine) -> str:
-    """What is about to be asked, of what memory, and where each search begins."""
-    begun = ", ".join(f"{cell.strategy} {length_label(cell.seq_len)}" for cell in growing(raws, machine)([]))
+def search_line(raws: Sequence[Raw], machine: Machine) -> str:
+    """Return the lines that state the search, its first lengths and the memory limit of CPU ranks."""
+    cells = make_grow(raws, machine)([])
+    first_lengths = ", ".join(f"{cell.strategy} {length_label(cell.seq_len)}" for cell in cells)
     step = values.tokens("length_step", raws[0]["length_step"])
-    asked = (
-        f"experiment=max_length: the longest sequence that trains, to length_step={length_label(step)}, by"
-        f" bisection over cells that train and cells that run out of memory; first lengths: {begun}"
+    line = (
+        f"experiment=max_length: searches for the longest sequence that trains, in steps of"
+        f" length_step={length_label(step)}, by bisection between lengths that train and lengths that run out"
+        f" of memory; first lengths: {first_lengths}"
     )
     if not any(_is_unlimited(raw, machine) for raw in raws):
-        return asked
+        return line
     return (
-        f"{asked}\ncluster.memory_limit_gib={CPU_LIMIT_GIB}, the experiment's choice: CPU ranks have no"
-        " memory of their own; name a larger limit for longer sequences, which take longer"
+        f"{line}\ncluster.memory_limit_gib={CPU_LIMIT_GIB}: the experiment sets this limit, because CPU ranks"
+        " share the memory of the host; a larger limit allows longer sequences, which take longer"
     )
 
 
 def searches(raws: Sequence[Raw], machine: Machine) -> list[Search]:
-    """One for every cell that the requests make but for its length; raises ConfigError for a bad value."""
-    begun = {raw["seq_len"] for raw in raws}
-    if len(begun) > 1:
+    """Return a search for each requested cell, whatever its length; raise ConfigError for a bad value."""
+    lengths = {raw["seq_len"] for raw in raws}
+    if len(lengths) > 1:
         raise ConfigError(
-            f"seq_len={','.join(map(str, begun))}: experiment=max_length looks for the length, and begins at"
-            " one; name one, or none"
+            f"seq_len={','.join(map(str, lengths))}: experiment=max_length searches for the length and takes"
+            " one value, the first length; write one value, or leave it out"
         )
-    found = dict[str, Search]()
+    by_cell_id = dict[str, Search]()
     for raw in raws:
         if (repeats := raw["measure"]["repeats"]) != 1:
             raise ConfigError(
                 f"measure.repeats={shown(repeats)}: experiment=max_length runs each length once; leave it out"
             )
         limit = {"memory_limit_gib": CPU_LIMIT_GIB} if _is_unlimited(raw, machine) else {}
-        for full in _of_strategies({**raw, "cluster": {**raw["cluster"], **limit}}, machine):
-            cell = resolve({**full, "seq_len": _shortest(full)}, machine)
-            found.setdefault(cell.cell_id, _search(full, cell, machine))
-    return [*found.values()]
+        for full in _with_strategy({**raw, "cluster": {**raw["cluster"], **limit}}, machine):
+            cell = resolve({**full, "seq_len": _shortest_length(full)}, machine)
+            by_cell_id.setdefault(cell.cell_id, _search_of(full, cell, machine))
+    return [*by_cell_id.values()]
 
 
-def _of_strategies(raw: Raw, machine: Machine) -> list[Raw]:
-    """The request with its strategy; where it names none, with each that compares something here."""
+def _with_strategy(raw: Raw, machine: Machine) -> list[Raw]:
+    """Return the request if it names a strategy, or else a request for each default strategy."""
     if "strategy" in raw:
         return [raw]
     options = (read_option("strategy", name) for name in default_strategies())
-    full = [{**raw, "strategy": option, "seq_len": _shortest(raw)} for option in options]
-    return [{**kept, "seq_len": raw["seq_len"]} for kept in for_lone_ranks(full, machine)[0]]
+    full = [{**raw, "strategy": option, "seq_len": _shortest_length(raw)} for option in options]
+    return [{**request, "seq_len": raw["seq_len"]} for request in without_sequence_sharing(full, machine)[0]]
 
 
-def _shortest(raw: Raw) -> int:
-    """A length that leaves something to train on, for what does not depend on the length."""
-    return _prompt(raw) + 1
+def _shortest_length(raw: Raw) -> int:
+    """Return the shortest length with a token to train on, for all that does not depend on the length."""
+    return _prompt_tokens(raw) + 1
 
 
-def _prompt(raw: Raw) -> int:
+def _prompt_tokens(raw: Raw) -> int:
     return values.whole("data.prompt_tokens", raw["data"]["prompt_tokens"], least=0)
 
 
 def _is_unlimited(raw: Raw, machine: Machine) -> bool:
-    """Whether nothing says what a rank may take: a CPU's ranks, without a limit."""
-    where = place(raw["cluster"], target_machine(raw, machine))
-    return where.device == "cpu" and raw["cluster"]["memory_limit_gib"] is None
+    """Return whether the memory of a rank is unlimited: that of CPU ranks without a limit."""
+    placement = place(raw["cluster"], target_machine(raw, machine))
+    return placement.device == "cpu" and raw["cluster"]["memory_limit_gib"] is None
 
 
-def _search(raw: Raw, cell: Cell, machine: Machine) -> Search:
-    """The search of a cell that has any length."""
-    multiple = _multiple(cell)
+def _search_of(raw: Raw, cell: Cell, machine: Machine) -> Search:
+    """Return the search that starts from a cell, whose length does not matter."""
+    multiple = _length_multiple(cell)
     step = max(values.tokens("length_step", raw["length_step"]), multiple)
-    least = (_prompt(raw) + multiple) // step + 1
+    least = (_prompt_tokens(raw) + multiple) // step + 1
     if raw["seq_len"] is None:
-        first = _estimated(cell, step, machine)
+        first = _estimated_steps(cell, step, machine)
     else:
         first = round(values.tokens("seq_len", raw["seq_len"]) / step)
     return Search(raw, machine, step, multiple, max(first, least), least)
 
 
-def _multiple(cell: Cell) -> int:
-    """What the layout divides a length by; 1 where the cell is refused whatever its length, or is padded."""
+def _length_multiple(cell: Cell) -> int:
+    """Return the number that the layout requires to divide a length.
+
+    It is 1 for a padded cell, and for a cell that is illegal at any length.
+    """
     with STRATEGIES.plugin_errors_named(cell.strategy):
         facts = STRATEGIES[cell.strategy]
         return 1 if cell.padding or facts.degree_refusals(cell) else facts.length_multiple(cell)
 
 
-def _estimated(cell: Cell, step: int, machine: Machine) -> int:
-    """Steps of the longest length that the memory formula has room for, found as the search itself goes."""
-    first, usable = max(1, UNGUESSED // step), usable_bytes(cell, machine)
+def _estimated_steps(cell: Cell, step: int, machine: Machine) -> int:
+    """Return the number of steps of the longest length that fits by the memory formula."""
+    first, usable = max(1, DEFAULT_FIRST_LENGTH // step), usable_bytes(cell, machine)
     is_refused = refusal(replace(cell, seq_len=step, padding=0)) is not None
     if usable is None or is_refused or memory_need(cell) is None:
         return first
@@ -171,17 +181,16 @@ def _estimated(cell: Cell, step: int, machine: Machine) -> int:
         need = memory_need(replace(cell, seq_len=steps * step, padding=0))
         return need is not None and need.total <= usable
 
-    return max(filter(fits, tried(first, 1, values.MAX_WHOLE // step, fits)), default=1)
+    return max(filter(fits, numbers_to_try(first, 1, values.MAX_WHOLE // step, fits)), default=1)
 
 
-def tried(first: int, least: int, most: int, passes: Callable[[int], bool | None]) -> Iterator[int]:
-    """The numbers from `least` to `most` that are tried, the last being one of which nothing is known.
+def numbers_to_try(first: int, least: int, most: int, passes: Callable[[int], bool | None]) -> Iterator[int]:
+    """Yield the numbers to try, in order, to find the largest number from `least` to `most` that passes.
 
-    They lead to the largest that passes where all larger ones fail.
-
-    From `first` up while they pass, or down while they fail, each time twice as far; once one of each is
-    known, the middle between them, until no number is left there. `passes` is None for a number that was not
-    tried yet and for one that gave no answer: nothing comes after it.
+    The numbers go up from `first` while they pass, or down while they fail, with a distance that doubles.
+    Once a number has passed and another has failed, the numbers bisect the interval between them. All numbers
+    above a failing number are assumed to fail. `passes` returns None for a number that was not tried yet or
+    that gave no answer; no number follows it.
     """
     number, low, high, distance = min(max(first, least), most), least - 1, most + 1, 0
     while high - low > 1:
@@ -190,7 +199,7 @@ def tried(first: int, least: int, most: int, passes: Callable[[int], bool | None
         if answer is None:
             return
         low, high = (number, high) if answer else (low, number)
-        distance = 2 * distance or max(1, first // FIRST_SHARE)
+        distance = 2 * distance or max(1, first // FIRST_DISTANCE_DIVISOR)
         if high > most:
             number = min(low + distance, most)
         elif low < least:

@@ -1,4 +1,4 @@
-"""Which tokens see which, strategy by strategy and layout by layout: the cells of the leak probe."""
+"""Cells of experiment=probe, which tests the tokens that attention sees, for each strategy and layout."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import StrategyFacts
 
-DTYPE = "fp32"
-"""Of a strategy that runs in it, where the request leaves the dtype open; else the strategy's own first."""
+PREFERRED_DTYPE = "fp32"
+"""Dtype if the request names none and the strategy runs in it; otherwise it is the strategy's first dtype."""
 
 
 def probed_cells(raws: Sequence[Raw], machine: Machine) -> list[Cell]:
-    """A cell for each strategy that packs documents, in each of its layouts.
+    """Return a cell for each strategy that packs documents, in each of its layouts.
 
-    Strategies, layouts and dtypes that a request names are taken as they are. Raises ConfigError for an
-    invalid value.
+    A strategy, layout or dtype in a request replaces these choices. Raises ConfigError for an invalid value.
     """
-    return [resolve(full, machine) for raw in raws for full in _closed(raw)]
+    return [resolve(full, machine) for raw in raws for full in _with_choices_made(raw)]
 
 
-def _closed(raw: Raw) -> Iterator[dict[str, Any]]:
-    """The request with every choice made."""
-    packing = [facts.name for facts in STRATEGIES.usable() if facts.packs and not facts.is_optional]
-    named = [raw["strategy"]] if "strategy" in raw else [read_option("strategy", name) for name in packing]
-    for strategy in named:
+def _with_choices_made(raw: Raw) -> Iterator[dict[str, Any]]:
+    """Yield the request with every choice made."""
+    names = [facts.name for facts in STRATEGIES.usable() if facts.packs and not facts.is_optional]
+    strategies = [raw["strategy"]] if "strategy" in raw else [read_option("strategy", name) for name in names]
+    for strategy in strategies:
         facts = STRATEGIES.get(strategy["name"])
         layouts: tuple[Any, ...] = (raw["layout"],)
         if facts is not None and raw["layout"] == AUTO:
             layouts = facts.layouts_with(strategy)
         for layout in layouts:
-            yield {**raw, "strategy": strategy, "layout": layout, "dtype": raw["dtype"] or _dtype(facts)}
+            dtype = raw["dtype"] or _default_dtype(facts)
+            yield {**raw, "strategy": strategy, "layout": layout, "dtype": dtype}
 
 
-def _dtype(facts: StrategyFacts | None) -> str:
-    return DTYPE if facts is None or DTYPE in facts.dtypes else facts.dtypes[0]
+def _default_dtype(facts: StrategyFacts | None) -> str:
+    return PREFERRED_DTYPE if facts is None or PREFERRED_DTYPE in facts.dtypes else facts.dtypes[0]

@@ -1,4 +1,4 @@
-"""Hugging Face's post on Ulysses in one command: its lengths on 4 GPUs, and its base of one GPU.
+"""Cells of Hugging Face's post on Ulysses: the post's lengths on 4 GPUs, and its base on one GPU.
 
 With one to three GPUs one rank of each cell is replayed. Without a GPU the cells are predicted for H100s,
 unless the request names a model that is small enough for CPU ranks.
@@ -23,74 +23,75 @@ from bench.training.parameters import parameters
 
 RANKS = 4
 HARDWARE, MODEL, STRATEGY, BASE = "h100_80gb", "qwen3_4b", "deepspeed_ulysses", "local"
-STACK = "trl"
+POST_TRAINER = "trl"
+"""Trainer of the post, used if it is installed."""
 MOST_CPU_PARAMETERS = 20_000_000
-"""Of a model that CPU ranks train in seconds a step at short lengths."""
+"""Largest model that CPU ranks train in seconds per step at short lengths."""
 
 
 def published_cells(raws: Sequence[Raw], machine: Machine) -> list[Cell]:
-    """The lengths with shared sequences, and one rank with the shortest.
+    """Return a cell with shared sequences for each length, and a one-rank cell of the shortest length.
 
-    What a request names is taken as it is. Raises ConfigError for an invalid value.
+    Values in a request replace those of the post. Raises ConfigError for an invalid value.
     """
-    shortest = min(values.tokens("seq_len", length) for raw in raws for length in _listed(raw["seq_len"]))
+    shortest = min(values.tokens("seq_len", length) for raw in raws for length in _as_list(raw["seq_len"]))
     alone = {"strategy": read_option("strategy", BASE), "sp_degree": 1, "layout": AUTO, "seq_len": shortest}
     cells = [
-        resolve({**named, **point}, machine)
+        resolve({**request, **point}, machine)
         for raw in raws
-        for named in _named(raw, machine)
-        for point in (alone, *({"seq_len": length} for length in _listed(raw["seq_len"])))
+        for request in _complete_requests(raw, machine)
+        for point in (alone, *({"seq_len": length} for length in _as_list(raw["seq_len"])))
     ]
-    return [cell for cell in cells if cell.trainer != STACK or refusal(cell) is None]
+    return [cell for cell in cells if cell.trainer != POST_TRAINER or refusal(cell) is None]
 
 
-def opening(raws: Sequence[Raw], machine: Machine) -> str:
-    """What is about to happen, before anything else is said."""
-    named = next(_named(raws[0], machine))
-    note = "" if _has_stack() else f"; {STACK} is not installed: native only"
-    if named["mode"] == PREDICT:
-        ranks, hardware = named["cluster"]["world_size"], named["hardware"]["name"]
+def mode_line(raws: Sequence[Raw], machine: Machine) -> str:
+    """Return the line that states whether the cells are measured, replayed or predicted."""
+    request = next(_complete_requests(raws[0], machine))
+    note = "" if _has_post_trainer() else f"; {POST_TRAINER} is not installed, so only trainer=native"
+    if request["mode"] == PREDICT:
+        ranks, hardware = request["cluster"]["world_size"], request["hardware"]["name"]
         return (
-            f"predicted, not measured: arithmetic for {ranks} x {hardware}, as this machine has"
+            f"predicted for {ranks} x {hardware} and not measured, because this machine has"
             f" {len(machine.gpus)} GPUs; model=qwen3_nano seq_len=1k,2k measures on CPU ranks{note}"
         )
-    if named["mode"] == REPLAY:
-        ranks = named["cluster"]["world_size"]
-        return f"replayed on this machine, {machine.device_name}: one rank of {ranks}; native only"
+    if request["mode"] == REPLAY:
+        ranks = request["cluster"]["world_size"]
+        return f"replayed on this machine, {machine.device_name}: one rank of {ranks}; only trainer=native"
     return f"measured on this machine, {machine.device_name}{note}"
 
 
-def _named(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:
-    """The request with the post's choices in place of what it leaves open."""
+def _complete_requests(raw: Raw, machine: Machine) -> Iterator[dict[str, Any]]:
+    """Yield the request with the post's choices for all that it leaves open."""
     mode = _mode(raw, machine)
-    asked = raw.get("model") or {}
-    model = asked if "name" in asked else {**read_option("model", MODEL), **asked}
+    requested = raw.get("model") or {}
+    model = requested if "name" in requested else {**read_option("model", MODEL), **requested}
     strategy = raw.get("strategy") or read_option("strategy", STRATEGY)
     ranks, hardware = raw["cluster"]["world_size"], raw["hardware"]
     cluster = {**raw["cluster"], "world_size": RANKS if ranks == AUTO else ranks}
     if mode == PREDICT and hardware["name"] == AUTO:
         hardware = {"name": HARDWARE}
-    made = {"model": model, "strategy": strategy, "cluster": cluster, "hardware": hardware}
-    full = {**raw, **made, "mode": mode}
+    choices = {"model": model, "strategy": strategy, "cluster": cluster, "hardware": hardware}
+    full = {**raw, **choices, "mode": mode}
     has_kernel = bool(machine.gpus) and KERNEL_FACTS[FLASH_ATTN].is_installed
-    own_kernel = {"kernel": FLASH_ATTN} if raw["kernel"] == AUTO and has_kernel else {}
-    stacks = [{"name": name} for name in (*([STACK] if _has_stack() else []), "native")]
-    for trainer in [raw["trainer"]] if raw.get("trainer") else stacks:
-        kernel = own_kernel if trainer["name"] == STACK else {}
-        for optimizer in _listed(raw["offload"]["optimizer"]):
+    post_kernel = {"kernel": FLASH_ATTN} if raw["kernel"] == AUTO and has_kernel else {}
+    trainers = [{"name": name} for name in (*([POST_TRAINER] if _has_post_trainer() else []), "native")]
+    for trainer in [raw["trainer"]] if raw.get("trainer") else trainers:
+        kernel = post_kernel if trainer["name"] == POST_TRAINER else {}
+        for optimizer in _as_list(raw["offload"]["optimizer"]):
             offload = {**raw["offload"], "optimizer": optimizer}
             yield {**full, **kernel, "trainer": trainer, "offload": offload}
 
 
-def _listed(asked: Any) -> list[Any]:
-    return asked if isinstance(asked, list) else [asked]
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _mode(raw: Raw, machine: Machine) -> str:
-    """The mode that was asked for; else `measure` on enough GPUs, or with a model for CPU ranks.
+    """Return the requested mode; else `measure` with enough GPUs or a model for CPU ranks.
 
-    On fewer GPUs it is `replay`, without one `predict`. GPUs that are there and cannot be used are no reason
-    to predict: resolving the cells says why.
+    With fewer GPUs it is `replay`, without a GPU `predict`. For GPUs that cannot be used it is `measure`,
+    because resolving the cells then states the reason.
     """
     if raw["mode"] is not None:
         return str(raw["mode"])
@@ -103,5 +104,5 @@ def _mode(raw: Raw, machine: Machine) -> str:
     return REPLAY if can_replay else PREDICT
 
 
-def _has_stack() -> bool:
-    return find_spec(STACK) is not None
+def _has_post_trainer() -> bool:
+    return find_spec(POST_TRAINER) is not None

@@ -1,4 +1,4 @@
-"""Where a cell is: what its ranks tell is what was planned, and the clock fills in what they do not tell."""
+"""Estimates of step times, and the progress of a cell from the stages that its ranks report."""
 
 from dataclasses import replace
 
@@ -23,8 +23,8 @@ TRACED = ("trace",)
 BUILD = ("build",)
 
 
-class Ears:
-    """Writes down every stage that the launcher passes on."""
+class StageRecorder:
+    """Listener that records every stage that the launcher reports."""
 
     def __init__(self):
         self.stages = []
@@ -39,20 +39,20 @@ class Ears:
 @pytest.mark.parametrize(
     "words", [("measure.budget_s=0.001",), ("measure.trace=false", "measure.warmup_steps=3")], ids=str
 )
-def test_a_cell_runs_the_steps_that_its_estimate_counts(launcher, tmp_path, words):
+def test_estimate_counts_the_steps_that_a_cell_runs(launcher, tmp_path, words):
     cell = make_cell("strategy=local", "engine=ddp", "seq_len=256", "measure.steps=4", *words)
-    ears = Ears()
-    record = run(PlannedCell(cell, 0, 0), launcher, tmp_path, listener=ears)
+    recorder = StageRecorder()
+    record = run(PlannedCell(cell, 0, 0), launcher, tmp_path, listener=recorder)
     assert record.status == "ok", record.reason
-    told = [(stage.pass_name, stage.part, stage.steps) for stage in ears.stages if stage.steps]
-    # The first step says how many are timed, the median of those how many are traced.
-    first_s = next(stage.step_s for stage in ears.stages if stage.step_s)
-    median_s = next((stage.step_s for stage in ears.stages if stage.pass_name in TRACED), first_s)
+    reports = [(stage.pass_name, stage.part, stage.steps) for stage in recorder.stages if stage.steps]
+    # The first step decides how many steps are timed, their median how many are traced.
+    first_s = next(stage.step_s for stage in recorder.stages if stage.step_s)
+    median_s = next((stage.step_s for stage in recorder.stages if stage.pass_name in TRACED), first_s)
     planned = [stage for stage in planned_stages(cell.measure, first_s) if stage.pass_name not in TRACED]
     planned += [stage for stage in planned_stages(cell.measure, median_s) if stage.pass_name in TRACED]
-    assert told == [(stage.pass_name, stage.part, stage.steps) for stage in planned if stage.steps]
-    assert [stage.part for stage in ears.stages if stage.pass_name in BUILD] == [None, "data", "model"]
-    passes = list(dict.fromkeys(stage.pass_name for stage in ears.stages))
+    assert reports == [(stage.pass_name, stage.part, stage.steps) for stage in planned if stage.steps]
+    assert [stage.part for stage in recorder.stages if stage.pass_name in BUILD] == [None, "data", "model"]
+    passes = list(dict.fromkeys(stage.pass_name for stage in recorder.stages))
     assert [name for name in passes if name in ("parity", "timing", "losses")] == [
         "parity",
         "timing",
@@ -60,8 +60,8 @@ def test_a_cell_runs_the_steps_that_its_estimate_counts(launcher, tmp_path, word
     ]
 
 
-class Noted(Workload):
-    """A step that only writes down that it ran, by a clock of its own: the first two take longer."""
+class RecordedWorkload(Workload):
+    """Workload that records its steps and advances a simulated clock; the first two steps take longer."""
 
     def __init__(self, events):
         self.events, self.now_s, self.device = events, 0.0, torch.device("cpu")
@@ -82,56 +82,56 @@ ON_A_GPU = replace(CELL.measure, warmup_s=12.5, min_timed_steps=3, budget_s=0.5)
 """As on a GPU whose steps take longer than the budget."""
 
 
-def time_and_tell(job, log):
-    """The order in which a rank tells, runs steps and gives memory back, by what it is to measure."""
-    device, found = join(job), {}
+def timing_events(job, log):
+    """Return the order of a rank's reports, steps and releases of memory, for each of three measurements."""
+    device, events_of = join(job), {}
     no_least = replace(ON_A_GPU, min_timed_steps=0)
     for name, measure in (("cpu", job.cell.measure), ("gpu", ON_A_GPU), ("no least", no_least)):
-        events = found.setdefault(name, [])
+        events = events_of.setdefault(name, [])
         log.tell = lambda stage, events=events: events.append(stage.part or (stage.steps and "timed"))
         timing_rank.release_unused = lambda _, events=events: events.append("released")
         measurement = Measurement(measure, device, log)
         measurement.passes.clear()
-        measurement.subject = timing_rank.time = Noted(events)
+        measurement.subject = timing_rank.time = RecordedWorkload(events)
         measurement.subject.run(TimingPass(measurement).run())
         events.append(f"{measurement.timed.warmup}, {measurement.timed.window_ms / 1e3:.0f} s")
-    return {name: [event for event in events if event] for name, events in found.items()}
+    return {name: [event for event in events if event] for name, events in events_of.items()}
 
 
 @pytest.fixture(scope="module")
-def told(launcher, tmp_path_factory):
-    (end,) = launcher.run(CELL, tmp_path_factory.mktemp("told"), entry=time_and_tell)
+def reports(launcher, tmp_path_factory):
+    (end,) = launcher.run(CELL, tmp_path_factory.mktemp("told"), entry=timing_events)
     assert end.report is not None, end.log_tail
     return end.report
 
 
 BEFORE = ["short step", "released", FIRST_STEP, "step 0", WARM_UP, "step 1"]
 ORDERS = {
-    # Nothing is told between timed steps.
+    # No reports between timed steps.
     "cpu": [*BEFORE, "timed", *(f"step {n}" for n in range(2, 6)), "full, 4 s"],
     # The first steps took 5, 4 and 1 s: three more of the last make 12.5 s. Three are timed at least.
     "gpu": [*BEFORE, WARM_UP, "step 2", WARM_UP, *(f"step {n}" for n in range(3, 6)),
             "timed", *(f"step {n}" for n in range(6, 9)), "full, 3 s"],
-    # Where no least number is asked for, the last step that fitted is the timed one.
+    # Without a least number, the last step that fitted is the timed one.
     "no least": [*BEFORE, WARM_UP, "step 2", "full, 1 s"],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("where", ORDERS)
-def test_steps_warm_up_and_are_timed_in_order_and_told_of_before(told, where):
-    assert told[where] == ORDERS[where]
+def test_timing_pass_reports_warm_up_and_timed_steps_in_order(reports, where):
+    assert reports[where] == ORDERS[where]
 
 
 @pytest.mark.parametrize(
     ("step_s", "warm_up", "timed"), [(0.01, 99, 20), (1.0, 9, 20), (9.0, 1, 3), (11.0, 0, 3), (30.0, 0, 3)]
 )
-def test_a_gpu_s_plan_warms_up_and_times_three_steps_of_any_length(step_s, warm_up, timed):
+def test_planned_stages_on_a_gpu_time_at_least_three_steps(step_s, warm_up, timed):
     measure = make_cell("strategy=local", machine=FOUR_H100).measure
-    planned = [(each.part, each.steps) for each in planned_stages(measure, step_s)]
+    planned = [(stage.part, stage.steps) for stage in planned_stages(measure, step_s)]
     assert planned[:3] == [(FIRST_STEP, 1), (WARM_UP, warm_up), (None, timed)]
 
 
-def test_a_cell_says_where_it_is_and_what_is_left_of_the_steps_that_are_planned():
+def test_cell_progress_shows_the_stage_and_remaining_seconds():
     now = [0.0]
     one = CellProgress(CELL, None, lambda: now[0], imports=True)
     assert one.left_s is None
@@ -150,7 +150,7 @@ def test_a_cell_says_where_it_is_and_what_is_left_of_the_steps_that_are_planned(
         assert one.left_s == pytest.approx(whole_s - now[0])
 
 
-def test_a_guess_scales_by_work_from_the_nearest_step_that_is_known():
+def test_estimate_scales_by_work_from_the_nearest_known_step():
     estimate = Estimate()
     near, far = (tiny_cell("strategy=ring", f"seq_len={n}") for n in ("32k", "1k"))
     asked = tiny_cell("strategy=ring", "seq_len=64k")

@@ -1,4 +1,4 @@
-"""Files that no cell could use are refused while planning: by one line, and never waited for."""
+"""Unusable files are refused while planning, in one line and without blocking."""
 
 import json
 import os
@@ -20,12 +20,12 @@ def pipe(tmp_path):
 
 @pytest.mark.parametrize("key", ["data.path", "data.tokenizer"])
 @pytest.mark.parametrize("place", ["pipe", "/dev/zero"])
-def test_what_never_ends_is_refused(pipe, key, place):
+def test_pipe_or_device_as_path_is_refused(pipe, key, place):
     with pytest.raises(ConfigError, match="is a device, pipe or socket; name a file or folder"):
         make_cell(f"{key}={pipe if place == 'pipe' else place}")
 
 
-def test_so_is_a_folder_that_holds_such(pipe, tmp_path):
+def test_folder_that_contains_a_pipe_is_refused(pipe, tmp_path):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(ConfigError, match=r"pipe\.txt is no file that can be read"):
         make_cell(f"data.path={tmp_path}")
@@ -35,14 +35,14 @@ def test_so_is_a_folder_that_holds_such(pipe, tmp_path):
 
 
 def tokenizer(folder, words):
-    """A tokenizer of these words."""
+    """Write a tokenizer of these words."""
     made = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
     made.pre_tokenizer = Whitespace()
     made.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
-def test_a_tokenizer_is_tried_while_planning(tmp_path):
+def test_unusable_tokenizer_is_refused_while_planning(tmp_path):
     text, good, large, broken = (tmp_path / name for name in ("text.txt", "good", "large", "broken"))
     text.write_text("to be or not to be")
     for folder in (good, large, broken):

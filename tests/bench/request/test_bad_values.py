@@ -1,4 +1,4 @@
-"""Values, combinations, devices and texts that no cell can be made of, and odd ones that are fine."""
+"""Values, combinations, devices and texts that are refused, and unusual ones that are legal."""
 
 import shlex
 from dataclasses import replace
@@ -13,13 +13,13 @@ from bench.request import values
 from bench.request.choices import groups
 from bench.request.legality import refusal
 from bench.request.placement import MAX_CPU_RANKS
-from bench.request.resolve import AGENT_KEYS, OF_A_SWEEP, all_keys
+from bench.request.resolve import AGENT_KEYS, SWEEP_KEYS, all_keys
 from bench.run.cell.run import run
 from tests.support.cells import FOUR_H100, TWO_CORES, make_cell
 
 
-def asked(line, machine=TWO_CORES):
-    """The cell of a line, as the command line would compose it."""
+def cell_of(line, machine=TWO_CORES):
+    """Return the cell that the command line would make of these words."""
     return make_cell(*shlex.split(line), machine=machine)
 
 
@@ -76,7 +76,7 @@ BAD_VALUES = {
     "cluster=gpu": "cluster=gpu: no GPU is visible here; take cluster=cpu",
     "cluster.name=mine": "must be one of auto, cpu, gpu",
     f"cluster.world_size={MAX_CPU_RANKS + 1}": f"write cluster.world_size={MAX_CPU_RANKS}",
-    "strategy=local dp_shard=1000": "CPU ranks are the most; write",
+    "strategy=local dp_shard=1000": "CPU ranks are allowed; write",
     "strategy=local dp_shard=4 cluster.world_size=2": "write cluster.world_size=4",
     "cluster.threads_per_rank=3": "may use 2 cores",
     "cluster.ranks_per_gpu=2": "the ranks run on the CPU, not on a GPU; write cluster.ranks_per_gpu=1",
@@ -113,24 +113,24 @@ BAD_VALUES = {
     "+measure.least_steps=3": "did you mean measure.min_timed_steps?",
     "++env.PATH=/": "set others before the command",
     "env=3": "write env.NAME=value",
-    "offload=true": "offload=true: must be values by name; write offload.activations=",
+    "offload=true": "offload=true: must be values with their keys; write offload.activations=",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("line", BAD_VALUES)
-def test_a_bad_value_is_refused_with_its_rule_and_a_way_out(line):
+def test_bad_value_is_refused_with_rule_and_way_out(line):
     with pytest.raises(ConfigError) as refusal_:
-        asked(line)
+        cell_of(line)
     assert BAD_VALUES[line] in str(refusal_.value)
     assert len(str(refusal_.value).splitlines()) == 1
 
 
-def test_a_word_is_the_number_that_it_means():
+def test_text_is_converted_to_the_number_that_it_means():
     assert [values.tokens("seq_len", word) for word in ("8K", "96k", "1m", 8e3)] == [8192, 98304, 2**20, 8000]
-    assert values.whole("batch", "4") == values.checked("x", "4", Seconds) == 4  # variables are text
+    assert values.whole("batch", "4") == values.convert("x", "4", Seconds) == 4  # variables are text
     for word in ("\ud800", "20s", None):
         with pytest.raises(ConfigError, match=r"x=.*: must be a positive number"):
-            values.checked("x", word, Seconds)
+            values.convert("x", word, Seconds)
 
 
 GOOD_VALUES = (
@@ -142,8 +142,8 @@ GOOD_VALUES = (
 
 
 @pytest.mark.parametrize("line", GOOD_VALUES)
-def test_an_unusual_value_is_a_legal_cell(line):
-    assert refusal(asked(line)) is None
+def test_unusual_value_is_a_legal_cell(line):
+    assert refusal(cell_of(line)) is None
 
 
 KEPT = "strategy=distflash_attn strategy.checkpoints=attention_output"
@@ -178,53 +178,53 @@ ILLEGAL = {
 
 
 @pytest.mark.parametrize("line", ILLEGAL)
-def test_an_illegal_combination_has_a_way_out_and_in_a_sweep_a_record(line):
-    cell = asked(line)
+def test_illegal_combination_has_a_way_out_and_a_record(line):
+    cell = cell_of(line)
     assert ILLEGAL[line] in refusal(cell)
     record = run(planned_cell(cell, TWO_CORES), launcher=None, folder=None)
     assert (record.status, record.reason) == ("unsupported", refusal(cell))
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("cluster.world_size=5", "4 GPUs are visible; write cluster.world_size=4, or less"),
-        ("cluster.world_size=5", "for correctness only, with cluster.ranks_per_gpu=2"),
+        ("cluster.world_size=5", "share GPUs: cluster.ranks_per_gpu=2"),
         ("cluster.world_size=9 cluster.ranks_per_gpu=2", "4 GPUs are visible and cluster.ranks_per_gpu=2;"),
         ("cluster.world_size=65", "write cluster.world_size=4, or less$"),
         ("cluster.ranks_per_gpu=17", "at most 16 ranks share a GPU"),
         ("strategy=local dp_shard=8", "4 GPUs are visible"),
     ],
 )
-def test_no_more_ranks_than_gpus_and_only_nccl_between_them(line, said):
-    with pytest.raises(ConfigError, match=said):
-        asked(line, FOUR_H100)
+def test_more_ranks_than_gpus_are_refused(line, message):
+    with pytest.raises(ConfigError, match=message):
+        cell_of(line, FOUR_H100)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "head_dim", "instead"),
+    ("kernel", "head_dim", "alternative"),
     [
         *((name, 264, "math") for name, facts in KERNEL_FACTS.items() if facts.max_head_dim),
         *((name, 68, "math") for name in KERNEL_FACTS if name != "math"),
         ("cudnn", 192, "torch_flash"),
     ],
 )
-def test_heads_that_a_gpu_kernel_does_not_take_are_sent_to_one_that_does(kernel, head_dim, instead):
-    refused = asked(f"{NANO}head_dim={head_dim} kernel={kernel}", FOUR_H100)
-    assert f"choose kernel={instead}" in refusal(refused)
-    taken = asked(f"{NANO}head_dim={head_dim} kernel={instead}", FOUR_H100)
-    assert refusal(taken) is None
+def test_unsupported_head_dim_is_refused_with_another_kernel(kernel, head_dim, alternative):
+    refused = cell_of(f"{NANO}head_dim={head_dim} kernel={kernel}", FOUR_H100)
+    assert f"choose kernel={alternative}" in refusal(refused)
+    other = cell_of(f"{NANO}head_dim={head_dim} kernel={alternative}", FOUR_H100)
+    assert refusal(other) is None
 
 
 @pytest.mark.parametrize("line", ["", "cluster=gpu", "cluster.device=cuda"])
-def test_a_gpu_that_cannot_be_read_is_no_reason_for_a_silent_sweep_on_the_cpu(line):
+def test_unreadable_gpu_is_refused_and_not_replaced_by_cpu(line):
     broken = replace(
         TWO_CORES, gpu_error="/dev/nvidiactl is there, but NVML cannot read its GPU; see what nvidia-smi says"
     )
-    with pytest.raises(ConfigError, match=r"its GPU; see what nvidia-smi says, or take cluster=cpu") as said:
-        asked(line, broken)
-    assert "\n" not in str(said.value)
-    assert asked("cluster=cpu", broken).cluster.device == "cpu"
+    with pytest.raises(ConfigError, match=r"its GPU; see what nvidia-smi says, or take cluster=cpu") as error:
+        cell_of(line, broken)
+    assert "\n" not in str(error.value)
+    assert cell_of("cluster=cpu", broken).cluster.device == "cpu"
 
 
 UUIDS = ("GPU-aaa1", "GPU-aab2", "GPU-ccc3")
@@ -239,7 +239,7 @@ UUIDS = ("GPU-aaa1", "GPU-aab2", "GPU-ccc3")
         ("GPU-a", []), ("GPU-nonsense", []), ("none", []), ("0,x,1", [0]), ("\uff11", []), ("MIG-1", []),
     ],
 )  # fmt: skip
-def test_the_visible_gpus_are_those_that_cuda_would_show(variable, devices):
+def test_visible_devices_are_those_of_cuda(variable, devices):
     assert visible_devices(variable, UUIDS) == devices
 
 
@@ -257,26 +257,26 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_file_that_is_no_text_is_refused_before_a_cell_starts(tmp_path, name):
+def test_data_file_without_text_is_refused(tmp_path, name):
     (tmp_path / name).write_bytes(TEXTS[name])
     with pytest.raises(ConfigError, match=rf"data\.path=.*{name}: (holds no text|cannot be read)"):
         make_cell(f"data.path={tmp_path / name}")
 
 
-def test_a_folder_without_text_and_a_circle_of_links_are_refused(tmp_path):
+def test_data_folder_without_text_or_link_loop_is_refused(tmp_path):
     (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "figures").mkdir()
-    for name, said in (("circle", "no such file"), ("figures", "holds no text")):
-        with pytest.raises(ConfigError, match=said):
+    for name, message in (("circle", "no such file"), ("figures", "holds no text")):
+        with pytest.raises(ConfigError, match=message):
             make_cell(f"data.path={tmp_path / name}")
 
 
-def test_every_key_refuses_a_table_as_its_value():
+def test_every_key_refuses_a_mapping_as_value():
     for key in all_keys():
         section, _, name = key.rpartition(".")
-        if name in (*OF_A_SWEEP, *AGENT_KEYS, "length_step") or key in groups():
+        if name in (*SWEEP_KEYS, *AGENT_KEYS, "length_step") or key in groups():
             continue
         if key == "env" or section == "model":
             continue
         with pytest.raises(ConfigError):
-            asked(f"{key}={{a:1}}")
+            cell_of(f"{key}={{a:1}}")

@@ -1,4 +1,4 @@
-"""What the command line refuses before Hydra composes, and Hydra's own errors: one line, and nothing runs."""
+"""Command lines that are refused, by us or by Hydra, in one line and before anything runs."""
 
 import shlex
 import sys
@@ -10,8 +10,8 @@ from tests.support.cells import TWO_CORES
 
 
 @pytest.fixture
-def typed(tmp_path, monkeypatch, capsys):
-    """Run a command line in this process up to where cells would start: (exit code, cells, stderr)."""
+def run_command(tmp_path, monkeypatch, capsys):
+    """Return a function that runs a command line up to the first cell: (exit code, cells, stderr)."""
 
     def run_line(line):
         started = []
@@ -26,13 +26,13 @@ def typed(tmp_path, monkeypatch, capsys):
     return run_line
 
 
-def refused(typed, tmp_path, line):
-    """The one line that was said instead of running."""
-    code, started, said = typed(line)
+def refused(run_command, tmp_path, line):
+    """Return the line with which a command line is refused."""
+    code, started, message = run_command(line)
     assert (code, started, list(tmp_path.iterdir())) == (2, [], [])
-    assert len(said.splitlines()) == 1
-    assert "Traceback" not in said
-    return said
+    assert len(message.splitlines()) == 1
+    assert "Traceback" not in message
+    return message
 
 
 HYDRAS_ERRORS = {
@@ -79,7 +79,7 @@ HYDRAS_ERRORS = {
     "a million cells": ("-m 'seed=range(1000)' 'batch=range(1,1001)'", "at most 10000"),
     "a million repeats": ("measure.repeats=1000000", "at most 10000"),
     "two folders": ("-m sweep_dir=a,b", "applies to the whole sweep"),
-    "two experiments": ("-m experiment=none,probe", "takes one experiment"),
+    "two experiments": ("-m experiment=none,probe", "runs one experiment"),
     "a key with dashes": ("--seq-len=8k", "write seq_len=8k"),
     "an unknown option": ("--multi", "did you mean --multirun?"),
     "another configuration": ("--config-name nonsense", "no such option"),
@@ -92,15 +92,15 @@ HYDRAS_ERRORS = {
     "a nested variable": ("env.NCCL_ALGO.x=3", "must be text"),
     "a null variable": ("env.NCCL_ALGO=null", "must be text"),
     "a number that Python does not read": (f"seq_len={'9' * 5000}", "cannot be read, it is too long"),
-    "brackets without end": (f"seed={'[' * 3000}{']' * 3000}", "cannot be read, it is too deep"),
-    "a letter that no terminal prints": ("'--seq\x1b[2J'", "--seq\\x1b[2J: is not of one line"),
+    "brackets without end": (f"seed={'[' * 3000}{']' * 3000}", "cannot be read, it is nested too deeply"),
+    "a letter that no terminal prints": ("'--seq\x1b[2J'", "--seq\\x1b[2J: has characters that cannot"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", HYDRAS_ERRORS)
-def test_words_that_compose_to_nothing_are_refused_in_one_line(typed, tmp_path, case):
-    line, said = HYDRAS_ERRORS[case]
-    assert said in refused(typed, tmp_path, line)
+def test_invalid_command_line_is_refused_in_one_line(run_command, tmp_path, case):
+    line, message = HYDRAS_ERRORS[case]
+    assert message in refused(run_command, tmp_path, line)
 
 
 SWEEPS = {
@@ -116,7 +116,7 @@ SWEEPS = {
 
 
 @pytest.mark.parametrize("case", SWEEPS)
-def test_what_looks_odd_and_is_meant_runs(typed, case):
+def test_odd_but_valid_command_line_runs(run_command, case):
     line, cells = SWEEPS[case]
-    code, started, said = typed(line)
-    assert (code, len(started), said) == (0, cells, "")
+    code, started, message = run_command(line)
+    assert (code, len(started), message) == (0, cells, "")

@@ -1,4 +1,4 @@
-"""A cell is what Hydra composes of its words; a sweep's cells are all combinations of the values."""
+"""Composition of cells by Hydra, and of sweeps as all combinations of values."""
 
 import re
 
@@ -24,11 +24,11 @@ ASKED = {
 
 
 @pytest.mark.parametrize("case", ASKED)
-def test_tests_put_values_where_hydra_does(case):
+def test_make_raw_equals_the_composition_of_hydra(case):
     assert make_raw(*ASKED[case]) == composed(*ASKED[case])
 
 
-def test_a_sweep_s_cells_are_all_combinations_and_of_a_key_given_twice_the_last_counts():
+def test_cells_are_all_combinations_of_the_last_values_of_keys():
     cells = cells_of(["strategy=local,ring", "engine=ddp", "seed=range(2)", "strategy=usp,ring"], None)
     assert cells == [
         [f"strategy={strategy}", "engine=ddp", f"seed={seed}"]
@@ -37,20 +37,20 @@ def test_a_sweep_s_cells_are_all_combinations_and_of_a_key_given_twice_the_last_
     ]
 
 
-def test_a_sweep_that_takes_long_to_compose_says_so_first(capsys):
-    for count, said in ((3, ""), (2000, "composing 2000 cells, about 200 s\n")):
+def test_large_sweep_is_announced_before_composing(capsys):
+    for count, output in ((3, ""), (2000, "composing 2000 cells, about 200 s\n")):
         cells = composed_cells(
             [["word"]] * count, lambda words: OmegaConf.create({"hydra": {"a": "???"}, "seq_len": words[0]})
         )
-        assert capsys.readouterr().out == said
+        assert capsys.readouterr().out == output
         assert next(cells) == {"seq_len": "word"}
 
 
-def test_nothing_inside_hydra_is_named():
+def test_no_source_imports_hydra_internals():
     assert not [path for path in SOURCES if "hydra._internal" in path.read_text()]
 
 
-def test_no_file_but_an_experiments_fills_more_than_its_section():
+def test_only_experiment_files_set_keys_outside_their_section():
     files = [path for path in CONF.glob("*/*.yaml") if path.parent.name != "experiment"]
     assert files
     assert not [

@@ -1,4 +1,4 @@
-"""Whatever is typed, it becomes a cell or one line that says what is wrong; nothing else comes out."""
+"""Random command lines become a cell or a refusal in one line, and nothing else."""
 
 import contextlib
 
@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
 from bench.config import Cell, ConfigError
-from bench.plan.stored import whole_request
+from bench.plan.stored import complete_request
 from bench.request.choices import groups
-from bench.request.command_line import readable_by_hydra
+from bench.request.command_line import hydra_arguments
 from bench.request.composition import composed
-from bench.request.hydra_errors import translated
+from bench.request.hydra_errors import translate_error
 from bench.request.legality import refusal
 from bench.request.resolve import all_keys, resolve
 from tests.support.cells import TWO_CORES, make_raw, raw_with
 from tests.support.fuzzing import VALUES, few_and_many, fuzz
 
 GROUPS = {*groups(), "offload"}
-"""Keys that hold others: a word adds to them, and never takes their place."""
+"""Keys with keys below them, which a word cannot replace."""
 KEYS = sorted(
     {key for key in all_keys() if not key.startswith(("model.", "strategy.")) and key not in GROUPS}
 )
@@ -34,38 +34,38 @@ VALUE = st.text(max_size=12) | st.sampled_from(ODD)
 WORD = st.text(max_size=15) | st.builds("{}{}={}".format, st.sampled_from(["", "+", "++", "~"]), TYPED, VALUE)
 
 
-def one_line(said):
-    assert said.strip()
-    assert len(said.splitlines()) == 1, said
+def one_line(message):
+    assert message.strip()
+    assert len(message.splitlines()) == 1, message
 
 
 @contextlib.contextmanager
 def refused_in_one_line():
-    """As the command does it: errors of ours as they are, Hydra's in our words."""
+    """Check the messages of errors as the command prints them: ours unchanged, Hydra's translated."""
     try:
         yield
     except ConfigError as error:
         one_line(str(error))
     except (HydraException, OmegaConfBaseException) as error:
-        one_line(translated(error))
+        one_line(translate_error(error))
 
 
 @few_and_many()
-def test_words_are_read_or_refused_in_one_line(examples):
+def test_random_words_are_parsed_or_refused_in_one_line(examples):
     @given(st.lists(WORD, min_size=1, max_size=3), st.booleans())
     def check(words, is_sweep):
         with refused_in_one_line():
-            readable_by_hydra(whole_request([*(["-m"] if is_sweep else []), *words]))
+            hydra_arguments(complete_request([*(["-m"] if is_sweep else []), *words]))
 
     fuzz(examples, check)
 
 
 @few_and_many({"few": 8, "many": 150})
-def test_a_word_that_can_be_read_is_a_cell_or_one_line(examples):
+def test_random_word_is_a_cell_or_a_refusal_in_one_line(examples):
     @given(WORD)
     def check(word):
         with refused_in_one_line():
-            words = readable_by_hydra([word])
+            words = hydra_arguments([word])
             if words[:1] and words[0].startswith("-"):
                 return
             assert isinstance(resolve(composed(*words), TWO_CORES), Cell)
@@ -74,7 +74,7 @@ def test_a_word_that_can_be_read_is_a_cell_or_one_line(examples):
 
 
 @few_and_many({"few": 60, "many": 1500})
-def test_any_value_of_any_key_is_a_cell_or_one_line(examples):
+def test_random_value_is_a_cell_or_a_refusal_in_one_line(examples):
     make_raw()
 
     @given(st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=2))
@@ -82,15 +82,15 @@ def test_any_value_of_any_key_is_a_cell_or_one_line(examples):
         with refused_in_one_line():
             cell = resolve(raw_with(changed), TWO_CORES)
             assert cell == Cell.from_flat(cell.flat())
-            said = refusal(cell)
-            if said is not None:
-                one_line(said)
+            message = refusal(cell)
+            if message is not None:
+                one_line(message)
 
     fuzz(examples, check)
 
 
-def test_a_sound_word_is_a_cell():
-    """So that the others cannot pass by refusing everything."""
-    assert resolve(composed(*readable_by_hydra(["seq_len=4k"])), TWO_CORES).seq_len == 4096
+def test_valid_word_is_a_cell():
+    """Without this test the others could pass by refusing everything."""
+    assert resolve(composed(*hydra_arguments(["seq_len=4k"])), TWO_CORES).seq_len == 4096
     with pytest.raises(ConfigError):
-        readable_by_hydra(["--config-dir=/"])
+        hydra_arguments(["--config-dir=/"])

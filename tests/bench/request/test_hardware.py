@@ -1,4 +1,4 @@
-"""A device is what NVML calls it, letter by letter, and nothing is known of any other."""
+"""Hardware files are matched by the exact device name of NVML, and their numbers are plausible."""
 
 import re
 from collections import Counter
@@ -16,34 +16,34 @@ from bench.request.resolve import resolve
 from tests.support.cells import FOUR_H100, TWO_CORES, raw_with
 
 NO_FILES = ("NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM2e", "NVIDIA H20")
-"""As in public outputs of nvidia-smi; of the last two there are longer and shorter names with a file."""
+"""Names from public outputs of nvidia-smi; names with a file begin like the last two."""
 
 
-def named(gpu):
+def machine_with(gpu):
     return replace(FOUR_H100, gpus=(gpu,) * 4, gpu_memory_bytes=(96 * GIB, 95 * GIB))
 
 
-def test_every_card_has_its_own_datasheet_and_a_name_of_no_file_has_none():
+def test_hardware_file_is_found_by_exact_device_name_only():
     files = [(gpu, name) for name, facts in known_hardware().items() for gpu in facts["device_names"]]
     assert max(Counter(gpu for gpu, _ in files).values()) == 1
-    assert [this_hardware(named(gpu), "cuda") for gpu, _ in files] == [name for _, name in files]
-    assert {this_hardware(named(gpu), "cuda") for gpu in NO_FILES} == {UNKNOWN}
+    assert [this_hardware(machine_with(gpu), "cuda") for gpu, _ in files] == [name for _, name in files]
+    assert {this_hardware(machine_with(gpu), "cuda") for gpu in NO_FILES} == {UNKNOWN}
 
 
 every_device = pytest.mark.parametrize("name", known_hardware())
 GIGABYTES = {"b200": 180, "l20": 48, "rtx_4090": 24}
-"""Where a file's name does not say it."""
+"""Memory in GB of files whose name does not state it."""
 NOT_NUMBERS = re.compile(r"\s*(#|name:|\w+:(  # .*)?$)")
 
 
 @every_device
-def test_a_datasheet_holds_together_complete_and_in_order(name):
+def test_hardware_numbers_are_complete_and_plausible(name):
     facts = known_hardware()[name]
     assert 1e14 < facts["peak_flops_per_s"] < 3e15
     assert 5e11 < facts["memory_bytes_per_s"] < 1e13
     assert 0.95 < facts["usable_bytes"] / facts["memory_bytes"] < 1
-    said = GIGABYTES.get(name) or int(name.split("_")[-1][:-2])
-    assert facts["memory_bytes"] == pytest.approx(said * 1e9, rel=0.08)
+    gigabytes = GIGABYTES.get(name) or int(name.split("_")[-1][:-2])
+    assert facts["memory_bytes"] == pytest.approx(gigabytes * 1e9, rel=0.08)
 
     node, network = facts["links"]["node"], facts["links"]["network"]
     assert network["bytes_per_s"] < node["bytes_per_s"] < facts["memory_bytes_per_s"]
@@ -62,7 +62,7 @@ def test_a_datasheet_holds_together_complete_and_in_order(name):
 
 
 @every_device
-def test_every_number_names_its_source(name):
+def test_every_hardware_number_names_its_source(name):
     lines = (CONF / "hardware" / f"{name}.yaml").read_text().splitlines()
     numbers = [line for line in lines if not NOT_NUMBERS.match(line)]
     assert len(numbers) > 15
@@ -71,40 +71,42 @@ def test_every_number_names_its_source(name):
 
 A100, H100, NO_FILE = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"
 USABLE = {
-    "a datasheet's": ({}, named(H100), known_hardware()["h100_80gb"]["usable_bytes"]),
-    "the smallest device's, as NVML counts it": ({}, named(NO_FILE), 95 * GIB),
-    "nothing known": ({}, replace(named(NO_FILE), gpu_memory_bytes=()), None),
-    "a limit below it": ({"cluster.memory_limit_gib": 20}, named(H100), 20 * GIB),
-    "a limit above it": ({"cluster.memory_limit_gib": 500}, named(NO_FILE), 95 * GIB),
-    "a shared one's part": ({"cluster.ranks_per_gpu": 4}, named(NO_FILE), 95 * GIB // 4),
-    "another machine's": ({"hardware.name": "h200_141gb", "mode": "predict"}, named(H100), 150022914048),
+    "a datasheet's": ({}, machine_with(H100), known_hardware()["h100_80gb"]["usable_bytes"]),
+    "the smallest device's, as NVML counts it": ({}, machine_with(NO_FILE), 95 * GIB),
+    "nothing known": ({}, replace(machine_with(NO_FILE), gpu_memory_bytes=()), None),
+    "a limit below it": ({"cluster.memory_limit_gib": 20}, machine_with(H100), 20 * GIB),
+    "a limit above it": ({"cluster.memory_limit_gib": 500}, machine_with(NO_FILE), 95 * GIB),
+    "a shared one's part": ({"cluster.ranks_per_gpu": 4}, machine_with(NO_FILE), 95 * GIB // 4),
+    "another machine's": (
+        {"hardware.name": "h200_141gb", "mode": "predict"},
+        machine_with(H100),
+        150022914048,
+    ),
     "a CPU rank's limit": ({"cluster.memory_limit_gib": 0.5}, TWO_CORES, GIB // 2),
     "no limit on a CPU": ({}, TWO_CORES, None),
 }
 
 
 @pytest.mark.parametrize("case", USABLE)
-def test_a_rank_may_use_its_limit_or_its_part_of_the_device(case):
+def test_usable_bytes_are_the_limit_or_the_share_of_the_device(case):
     values, machine, size = USABLE[case]
     assert usable_bytes(resolve(raw_with(values), machine), machine) == size
 
 
-@pytest.mark.parametrize(("machine", "here"), [(TWO_CORES, "cpu"), (named(A100), "a100_80gb")])
-def test_hardware_that_is_not_here_is_refused_unless_the_cell_is_predicted(machine, here):
+@pytest.mark.parametrize(("machine", "here"), [(TWO_CORES, "cpu"), (machine_with(A100), "a100_80gb")])
+def test_absent_hardware_is_refused_unless_mode_is_predict(machine, here):
     words = {"hardware.name": "h100_80gb", "cluster.world_size": 4}
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(
+        ConfigError, match=rf"^hardware=h100_80gb: .* hardware={here}; add mode=predict, or leave"
+    ):
         resolve(raw_with(words), machine)
-    assert str(refused.value) == (
-        f"hardware=h100_80gb: this machine has no such device, ranks run on hardware={here}; add"
-        " mode=predict, or leave hardware out"
-    )
     assert resolve(raw_with(words | {"mode": "predict"}), machine).cluster.device == "cuda"
 
 
-def test_hardware_may_be_named_for_this_machine_an_unknown_gpu_and_the_nodes_of_a_cluster():
+def test_hardware_may_be_set_for_unknown_gpus_and_for_nodes():
     named_h100 = {"hardware.name": "h100_80gb"}
-    for machine in (named(H100), named(NO_FILE)):
+    for machine in (machine_with(H100), machine_with(NO_FILE)):
         assert resolve(raw_with(named_h100), machine).hardware == "h100_80gb"
     nodes = {"cluster": read_option("cluster", "nodes") | {"device": "cuda", "world_size": 4}}
-    cell = resolve(raw_with(named_h100) | nodes, named(A100))
+    cell = resolve(raw_with(named_h100) | nodes, machine_with(A100))
     assert (cell.hardware, cell.cluster.nodes) == ("h100_80gb", 2)

@@ -1,4 +1,4 @@
-"""`--help` has a line for every common key, `--help-all` for every key and every option of a choice."""
+"""`--help` lists every common key, `--help-all` every key and every option of a choice."""
 
 import re
 
@@ -9,17 +9,17 @@ from bench.attention.layouts import LAYOUTS
 from bench.common.environment import REPOSITORY
 from bench.config import DTYPE_BYTES, LEASES, MASKS, PACKING, SCHEDULES
 from bench.request.choices import default_strategies, groups, options
-from bench.request.command_line import PLAN_OPTION, SHOWING, SWEEP_OPTIONS
-from bench.request.help import COLUMNS, COMMON, OPTIONS, described, help_text
+from bench.request.command_line import PLAN_OPTION, SHOW_OPTIONS, SWEEP_OPTIONS
+from bench.request.help import COLUMNS, COMMON, OPTIONS, help_text, option_description
 from bench.request.modes import MODE_NAMES
 from bench.request.resolve import LOSSES, all_keys
 from tests.support.command import COMMAND, typed_here
 
 SECTIONS = ("offload", "replay")
-"""Names in a cell that are no keys, only the keys below them."""
+"""Fields of a cell that are sections and no keys."""
 KEYS = [key for key in all_keys() if not key.endswith(".name") and key not in SECTIONS]
 KEY = re.compile(r"^  ([a-z_.]+)(?:=\S+)?  +[^\s\[]", re.MULTILINE)
-"""A line of a key with more than the words that it may be."""
+"""Line of a key that has more text than its allowed words."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def page():
     return help_text(whole=True)
 
 
-def test_every_key_has_a_line_and_the_common_ones_are_at_most_40(page):
+def test_help_lists_every_key_and_at_most_40_common_ones(page):
     assert {*KEY.findall(page)} == {*KEYS}
     assert {*KEY.findall(help_text())} == {*COMMON}
     assert len(COMMON) <= 40
@@ -35,23 +35,23 @@ def test_every_key_has_a_line_and_the_common_ones_are_at_most_40(page):
 
 
 @pytest.mark.parametrize("group", groups())
-def test_every_option_of_a_choice_has_a_line_and_one_is_the_default(group, page):
+def test_help_lists_every_option_and_marks_one_default(group, page):
     names = options(group)
     for name in names:
-        assert described(group, name)
+        assert option_description(group, name)
         assert len(names) == 1 or re.search(rf"^  [*m ] {group}={name}  +\S", page, re.MULTILINE)
     assert len(names) == 1 or len(re.findall(rf"^  \* {group}=", page, re.MULTILINE)) == 1
     assert group not in COMMON or f"[{', '.join(names)}]" in " ".join(help_text().split())
 
 
-def test_what_a_sweep_runs_by_default_is_said_beside_the_default_of_a_cell(page):
+def test_help_states_the_default_strategies_of_a_sweep(page):
     sweep = ", ".join(default_strategies())
     for text in (page, help_text()):
-        assert f"the default of one cell: a sweep (-m) runs {sweep}" in " ".join(text.split())
+        assert f"default of a single cell, while a sweep (-m) runs {sweep}" in " ".join(text.split())
     assert sorted(re.findall(r"^  m strategy=(\w+)", page, re.MULTILINE)) == sorted(default_strategies())
 
 
-def test_the_words_that_a_value_may_be_are_named(page):
+def test_help_lists_the_allowed_words_of_values(page):
     flat = " ".join(page.split())
     for words in (
         DTYPE_BYTES,
@@ -68,16 +68,16 @@ def test_the_words_that_a_value_may_be_are_named(page):
     assert all(re.search(rf"\b{mode}\b", flat) for mode in MODE_NAMES)
 
 
-def test_every_option_of_the_command_line_is_named():
+def test_help_lists_every_command_line_option():
     named = " ".join(option for option, _ in OPTIONS)
-    assert not {*SHOWING, *SWEEP_OPTIONS, PLAN_OPTION} - {*re.findall(r"--?[\w-]+", named)}
+    assert not {*SHOW_OPTIONS, *SWEEP_OPTIONS, PLAN_OPTION} - {*re.findall(r"--?[\w-]+", named)}
 
 
 @pytest.mark.parametrize(("option", "whole"), [("--help", False), ("-h", False), ("--help-all", True)])
-def test_the_command_prints_it_and_three_examples(tmp_path, option, whole):
-    said, page = typed_here(tmp_path, option), help_text(whole=whole)
-    head, *rest = said.stdout.strip().partition("\nChoices ")
-    assert (said.returncode, rest, said.stderr) == (0, [*page.partition("\nChoices ")[1:]], "")
+def test_command_prints_help_with_three_examples(tmp_path, option, whole):
+    done, page = typed_here(tmp_path, option), help_text(whole=whole)
+    head, *rest = done.stdout.strip().partition("\nChoices ")
+    assert (done.returncode, rest, done.stderr) == (0, [*page.partition("\nChoices ")[1:]], "")
     assert head.count(f"  python {COMMAND[1]} ") == 3  # as it was typed
     assert len(re.findall(r"^  python run_sweep\.py", page, flags=re.MULTILINE)) == 3
     assert max(map(len, page.splitlines())) <= COLUMNS

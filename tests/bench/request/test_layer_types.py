@@ -1,4 +1,4 @@
-"""A model's configuration is refused only where transformers computes something else than plain attention."""
+"""A configuration is refused exactly if transformers computes something else than plain attention for it."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_gr
 
 
 def plain(_module, q, k, v, _mask, **_):
-    """Causal attention and nothing else, as strategies compute it."""
+    """Compute plain causal attention, as strategies do."""
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
     later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
@@ -53,9 +53,9 @@ def logits(numbers, attention, ids):
 
 
 def differs(numbers):
-    """Whether the model's logits are not those of plain causal attention in every layer.
+    """Return whether the model's logits differ from those with plain causal attention in every layer.
 
-    They are not, either, where tokens meet outside of attention, or where there is no such model.
+    It is also True if tokens are mixed outside of attention, and if transformers has no such model.
     """
     ids = torch.randint(3, 97, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     other = ids.clone()
@@ -134,7 +134,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_computes_something_else(case):
+def test_refused_layers_differ_from_plain_attention(case):
     (family, keys), reason = REFUSED[case]
     numbers = numbers_of(family, **keys)
     assert reason in "; ".join(unplain_layers(numbers, TOKENS))
@@ -156,8 +156,8 @@ PLAIN = [
     ("gemma", {"use_bidirectional_attention": True}),
     ("granite", {"attention_multiplier": 0.25}),
 ]
-"""Windows that are off, of no layer or as long as the sequence, and keys that a family does not read."""
-NO_KEYS_OF_THEIRS = {
+"""Configurations with windows that are off or as long as the sequence, or with keys that are ignored."""
+KEYS_OF_OTHER_FAMILIES = {
     "attn_logit_softcapping": 5.0, "alibi": True, "attention_multiplier": 0.01, "query_pre_attn_scalar": 1,
     "attention_chunk_size": 8, "full_attention_interval": 2, "mamba_d_state": 4, "conv_L_cache": 3,
     "global_head_dim": 8, "hybrid_override_pattern": "M*", "num_local_experts": 8,
@@ -165,21 +165,21 @@ NO_KEYS_OF_THEIRS = {
 
 
 @pytest.mark.parametrize(("family", "keys"), PLAIN)
-def test_what_computes_plain_attention_is_not_refused(family, keys):
+def test_plain_layers_are_not_refused(family, keys):
     numbers = numbers_of(family, **keys)
     assert unplain_layers(numbers, TOKENS) == []
     assert not differs(numbers)
 
 
 @pytest.mark.parametrize("family", PLAIN_FAMILIES)
-def test_other_families_keys_are_no_reason_to_refuse_a_plain_one(family):
-    numbers = numbers_of(family, sliding_window=None, **NO_KEYS_OF_THEIRS)
+def test_keys_of_other_families_do_not_refuse_a_plain_family(family):
+    numbers = numbers_of(family, sliding_window=None, **KEYS_OF_OTHER_FAMILIES)
     assert unplain_layers(numbers, TOKENS) == []
     assert not has_experts(numbers)
     assert not differs(numbers)
 
 
-def test_transformers_window_of_a_mistral_whose_file_names_none_is_known():
+def test_default_window_of_mistral_is_that_of_transformers():
     numbers = numbers_of("mistral")
     assert AutoConfig.for_model(**numbers).sliding_window == 4096
     assert unplain_layers(numbers, 4096) == []

@@ -1,4 +1,4 @@
-"""Requests of `mode=replay`: which rank runs, on which device, and what cannot be replayed."""
+"""Requests of `mode=replay`: the rank that runs, its device, and what cannot be replayed."""
 
 import subprocess
 import sys
@@ -24,16 +24,16 @@ ONE_H100 = replace(FOUR_H100, gpus=FOUR_H100.gpus[:1], gpu_memory_bytes=(80 * 2*
         (("strategy=ring", "layout=contiguous", "sp_degree=2"), 1),  # of the first group
         (("strategy=distflash_attn",), 3),
         (("strategy=ulysses", "replay.rank=2"), 2),
-        (("strategy=local", "replay.rank=2"), 0),  # one rank, whatever is swept
+        (("strategy=local", "replay.rank=2"), 0),  # local has one rank
     ],
 )
-def test_the_rank_with_most_work_runs_unless_another_is_named(words, rank):
+def test_replay_runs_the_busiest_rank_or_the_requested_one(words, rank):
     cell = make_cell(*FOUR, *words)
     assert (refusal(cell), [*cell.running_ranks]) == (None, [rank])
     assert Cell.from_flat(cell.flat()) == cell
 
 
-def test_a_gpu_counts_as_often_as_there_are_ranks():
+def test_replay_assumes_a_copy_of_the_gpu_for_each_rank():
     cell = make_cell(*FOUR, "strategy=ring", machine=ONE_H100)
     assert (cell.cluster.world_size, cell.cluster.device, cell.hardware) == (4, "cuda", "h100_80gb")
     assert cell.model.name == "qwen3_4b"  # as on four of them
@@ -41,13 +41,13 @@ def test_a_gpu_counts_as_often_as_there_are_ranks():
     assert make_cell("mode=replay", "strategy=ring", machine=TWO_CORES).cluster.world_size == 2
 
 
-def test_another_rank_is_another_cell():
+def test_replay_rank_is_part_of_the_cell_id():
     ranks = [make_cell(*FOUR, "strategy=ring", f"replay.rank={rank}") for rank in (0, 1)]
     assert len({cell.cell_id for cell in ranks}) == 2
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("replay.rank=1",), "replay.rank=1: belongs to mode=replay; add mode=replay, or leave it out"),
         ((*FOUR, "replay.rank=4"), "replay.rank=4: ranks are numbered from 0 to 3; write replay.rank=auto"),
@@ -55,8 +55,8 @@ def test_another_rank_is_another_cell():
         ((*FOUR, "hardware=h100_80gb"), "mode=replay runs a rank on this machine, hardware=cpu"),
     ],
 )
-def test_a_value_that_is_no_good_is_refused_at_once(words, said):
-    with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
+def test_invalid_replay_request_is_refused(words, message):
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
         make_cell("strategy=ring", *words)
 
 
@@ -69,20 +69,20 @@ def test_a_value_that_is_no_good_is_refused_at_once(words, said):
         "measure.keep_traces=true",
     ],
 )
-def test_what_needs_several_ranks_is_unsupported_with_a_way_out(word):
+def test_replay_of_several_ranks_is_unsupported_with_way_out(word):
     cell = make_cell(*FOUR, "strategy=deepspeed_ulysses", word)
     assert f"mode=replay runs one rank: {word}" in refusal(cell)
 
 
 @pytest.mark.parametrize("mode", ["replay", "predict"])
 @pytest.mark.parametrize("name", ["loss_equivalence", "probe"])
-def test_an_experiment_about_values_is_refused(name, mode):
+def test_experiments_that_compare_values_refuse_other_modes(name, mode):
     with pytest.raises(ConfigError, match=f"mode={mode}: experiment={name} compares values, which only"):
         experiment_of([make_raw(f"experiment={name}", f"mode={mode}")])
 
 
-def test_without_the_command_a_mode_that_it_adds_is_refused_with_a_way_out():
-    """In a process of its own, as the modes are registered once for all tests."""
+def test_unregistered_mode_is_refused_with_a_way_out():
+    """This needs a new process, because the tests have registered all modes."""
     code = """
 import sys
 from tests.support.cells import make_cell

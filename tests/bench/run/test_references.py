@@ -97,8 +97,8 @@ def test_no_reference_runs_if_local_is_planned_or_none_is_needed(tmp_path):
 def test_reference_that_does_not_fit_is_skipped_with_a_line(tmp_path):
     cell = make_cell("strategy=ulysses", "model=qwen3_4b", "seq_len=96k", machine=FOUR_H100)
     (line,) = lines_before(cell, [cell], tmp_path)
-    assert line.startswith("96k: local does not run as a reference: a rank needs 81")
-    assert "may use 79.1 GiB; others are compared with the first sound cell" in line
+    assert line.startswith("96k: local does not run as a reference, because a rank needs 81")
+    assert "may use 79.1 GiB; losses are compared with those of the first sound cell" in line
 
 
 def test_reference_of_has_one_rank_per_sequence_and_few_steps():

@@ -108,7 +108,7 @@ def test_resume_refuses_a_folder_without_a_sweep(tmp_path, words):
     (tmp_path / "out" / "letter.txt").write_text("dear")
     done = typed_here(tmp_path, *words, *RESUME)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "sweep_dir=out holds no sweep" in done.stderr
+    assert "sweep_dir=out contains no sweep" in done.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["letter.txt"]
 
 
@@ -116,7 +116,9 @@ def test_resume_refuses_a_folder_without_a_sweep(tmp_path, words):
 def test_read_plan_names_a_plan_that_cannot_be_read(tmp_path, content):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.yaml").write_text(content)
-    with pytest.raises(ConfigError, match=r"out/config\.yaml: is no sweep's plan \(.*\); add the words"):
+    with pytest.raises(
+        ConfigError, match=r"out/config\.yaml: is not the plan of a sweep \(.*\); repeat the words"
+    ):
         read_plan(tmp_path / "out")
 
 

@@ -142,7 +142,7 @@ def test_command_line_works_with_a_broken_plugin_installed(tmp_path, typed, inst
     assert (shown.returncode, shown.stderr) == (0, "")
     names = re.findall(r"^  [*m ] strategy=(\w+)", shown.stdout, flags=re.MULTILINE)
     assert names == sorted([*STRATEGIES.ours, "broken", "my_ring"])
-    assert "of strategy=my_ring: " in shown.stdout
+    assert "strategy=my_ring: " in shown.stdout
     job = typed("--cfg", "job", "strategy=my_ring", "strategy.order=backwards")
     assert job.returncode == 0
     assert "strategy:\n  name: my_ring\n  order: backwards\n" in job.stdout

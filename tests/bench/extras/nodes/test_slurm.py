@@ -182,7 +182,7 @@ def test_killed_agent_costs_only_cells_that_need_its_node(cluster, tmp_path):
         ),
         (
             {"SLURM_GPUS_PER_NODE": "8"},
-            "the job has GPUs (SLURM_GPUS_PER_NODE=8), none of which is visible here",
+            "the job has GPUs (SLURM_GPUS_PER_NODE=8), but none is visible here",
         ),
     ],
     ids=["outside of an allocation", "on a login node"],

@@ -1,4 +1,4 @@
-"""`experiment=loss_equivalence`: equal work by different ways, and mistakes that are found beside it."""
+"""`experiment=loss_equivalence`: cells of equal work, and known mistakes that stand out from their noise."""
 
 import json
 
@@ -12,7 +12,7 @@ from bench.config import ConfigError
 from bench.measure.mistakes import MISTAKES
 from bench.measure.mistakes.code import CODE
 from bench.plan.experiments import experiment_of
-from bench.plan.experiments.loss_equivalence import cells_side_by_side, roles_of
+from bench.plan.experiments.loss_equivalence import comparison_cells, roles_of
 from bench.plan.plan import plan
 from bench.plan.work import work_of
 from bench.record.record import Role
@@ -25,13 +25,13 @@ WORDS = ("experiment=loss_equivalence", "dtype=fp32", "optimizer=sgd")
 
 
 def planned(*words):
-    """The cells by their roles."""
-    cells = cells_side_by_side([make_raw(*words)], TWO_CORES)
+    """Return the cells by role."""
+    cells = comparison_cells([make_raw(*words)], TWO_CORES)
     roles = roles_of(cells)
     return {role: [cell for cell in cells if roles[cell.cell_id] == role] for role in Role}
 
 
-def test_all_cells_do_the_same_work_in_equivalent_ways():
+def test_comparison_cells_do_the_same_work():
     """The published set-up: DP=4 SP=1 GAS=1 against DP=1 SP=4 GAS=4."""
     cells = planned(*WORDS)
     (reference,) = cells[Role.REFERENCE]
@@ -55,67 +55,67 @@ def test_all_cells_do_the_same_work_in_equivalent_ways():
     assert all(refusal(cell) is None for cell in cells[Role.INJECTED_FAULT])
 
 
-def test_what_is_left_open_takes_every_dtype_and_optimizer_that_it_lists():
+def test_open_choices_cover_all_listed_dtypes_and_optimizers():
     subjects = planned("experiment=loss_equivalence", "strategy=ulysses")[Role.CELL]
-    found = {(cell.dtype, cell.optimizer.name, cell.seed) for cell in subjects}
+    choices = {(cell.dtype, cell.optimizer.name, cell.seed) for cell in subjects}
     in_bf16 = {("bf16", "adamw", seed) for seed in (0, 1, 2)}
-    assert found == {("fp32", "adamw", 0), ("fp32", "sgd", 0), *in_bf16}
+    assert choices == {("fp32", "adamw", 0), ("fp32", "sgd", 0), *in_bf16}
     of_one = planned("experiment=loss_equivalence", "strategy=ulysses", "dtype=bf16", "seed=3")
     assert {cell.seed for group in of_one.values() for cell in group} == {3}
 
 
-def test_fewer_ranks_in_a_sequence_take_more_sequences_at_once():
+def test_smaller_sp_degree_uses_more_data_parallel_groups():
     (cell,) = planned(*WORDS, "strategy=ring", "layout=striped", "sp_degree=2", "grad_accum=2")[Role.CELL]
     assert (cell.layout, cell.dp_shard, cell.sp_degree, cell.grad_accum) == ("striped", 2, 2, 4)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("cluster.world_size=1", "no ranks share a sequence; take two or more"),
-        ("strategy=local", "strategy=local: is what others are compared with"),
+        ("strategy=local", "strategy=local: .*; name a strategy that shares sequences"),
     ],
 )
-def test_what_compares_nothing_is_refused(words, said):
-    with pytest.raises(ConfigError, match=said):
+def test_request_without_comparison_is_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
         planned(*WORDS, words)
 
 
 @pytest.mark.parametrize("name", ["loss_equivalence", "probe"])
-def test_an_experiment_has_its_own_workload(name):
-    with pytest.raises(ConfigError, match=f"workload=attention: experiment={name} is about workload=train"):
+def test_experiment_refuses_another_workload(name):
+    with pytest.raises(ConfigError, match=f"workload=attention: experiment={name} takes only workload=train"):
         experiment_of([make_raw(f"experiment={name}", "workload=attention")])
 
 
-def test_of_packed_documents_only_mistakes_are_made_that_there_can_be():
+def test_packed_documents_leave_out_impossible_mistakes():
     mistakes = planned(*WORDS, "strategy=ring", "data.packing=documents")[Role.INJECTED_FAULT]
     assert {*MISTAKES} - {cell.inject_fault for cell in mistakes} == {"own_block_in_ring_backward"}
 
 
-def test_every_mistake_that_has_a_name_can_be_made():
+def test_every_known_mistake_has_code():
     assert {*CODE} == {"none", *MISTAKES}
 
 
 @pytest.mark.parametrize("facts", MISTAKES.values(), ids=MISTAKES)
-def test_no_mistake_is_planned_where_it_would_change_nothing(facts):
+def test_mistakes_without_effect_are_not_planned(facts):
     assert not facts.needs(make_cell("strategy=local", "data.prompt_tokens=1"))
 
 
 @pytest.mark.ranks
-def test_the_experiment_vouches_for_a_sound_strategy_and_finds_every_mistake(launcher, tmp_path):
+def test_loss_equivalence_passes_ring_and_finds_every_mistake(launcher, tmp_path):
     raws = [make_raw(
         *WORDS, "strategy=ring", "engine=ddp", "seq_len=256", "cluster.world_size=2", "measure.steps=5",
         "optimizer.learning_rate=0.1", f"sweep_dir={tmp_path}",
     )]  # fmt: skip
     whole = plan(raws, TWO_CORES, single=False)
     code = run_plan(whole, launcher, Progress(Console(quiet=True)), write_report=write_report)
-    (found,) = comparisons(read_archive([tmp_path], {}))
-    outcomes = {row.training.label: (row.is_within, row.training.record.status) for row in found.rows}
+    (comparison,) = comparisons(read_archive([tmp_path], {}))
+    outcomes = {row.training.label: (row.is_within, row.training.record.status) for row in comparison.rows}
     assert outcomes.pop("ring zigzag") == (True, "ok")
     mistakes = {f"mistake: {name}": (False, "wrong_result") for name in MISTAKES}
     assert {label: outcomes.pop(label) for label in mistakes} == mistakes
     assert all(within and status == "ok" for within, status in outcomes.values())
-    assert all(each.loss for each in found.others)
+    assert all(other.loss for other in comparison.others)
     assert code == 0
     assert "ring zigzag trained what data parallelism trains" in (tmp_path / "report.html").read_text()
     config = json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])["config"]

@@ -1,4 +1,4 @@
-"""The search for the longest sequence that trains finds what trying every length finds."""
+"""The search for the longest sequence that trains finds the same length as a scan of all lengths."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from bench.config import ConfigError
 from bench.cost.band import Fit
 from bench.extras.predict.predicted import prediction_of
 from bench.plan.experiments import experiment_of
-from bench.plan.experiments.max_length import CPU_LIMIT_GIB, growing, searches, tried
+from bench.plan.experiments.max_length import CPU_LIMIT_GIB, make_grow, numbers_to_try, searches
 from bench.plan.plan import plan
 from bench.plan.stored import read_plan
 from tests.support.cells import TWO_CORES, make_cell, make_raw
@@ -33,13 +33,13 @@ def with_status(cells, status):
 
 
 def outcomes(folder):
-    """By strategy the statuses of all lengths."""
-    found = {}
+    """Return the statuses of all lengths by strategy."""
+    by_strategy = {}
     for record in read_lines(folder / "records.jsonl"):
-        of_strategy = found.setdefault(record["config"]["strategy"], {})
-        assert record["config"]["seq_len"] not in of_strategy  # each length once
-        of_strategy[record["config"]["seq_len"]] = record["status"]
-    return found
+        statuses = by_strategy.setdefault(record["config"]["strategy"], {})
+        assert record["config"]["seq_len"] not in statuses  # no length runs twice
+        statuses[record["config"]["seq_len"]] = record["status"]
+    return by_strategy
 
 
 def longest(statuses):
@@ -47,23 +47,35 @@ def longest(statuses):
 
 
 @pytest.mark.parametrize("first", [1, 2, 40, 64, 700])
-def test_every_answer_is_found_with_its_neighbour_tried_and_no_number_twice(first):
+def test_numbers_to_try_find_every_answer_without_repetition(first):
     most = 100
     for answer in range(most + 1):
-        numbers = [*tried(first, 1, most, lambda number, answer=answer: number <= answer)]
+        numbers = [*numbers_to_try(first, 1, most, lambda number, answer=answer: number <= answer)]
         assert {answer, answer + 1} & {*range(1, most + 1)} <= {*numbers}
         assert len(numbers) == len({*numbers})
         assert {*numbers} <= {*range(1, most + 1)}
 
 
-def test_the_steps_away_from_the_first_number_double_both_ways():
-    assert [*tried(64, 1, 1000, lambda number: True if number < 80 else None)] == [64, 66, 70, 78, 94]
-    assert [*tried(64, 1, 1000, lambda number: False if number > 48 else None)] == [64, 62, 58, 50, 34]
+def test_numbers_to_try_double_the_distance_in_both_directions():
+    assert [*numbers_to_try(64, 1, 1000, lambda number: True if number < 80 else None)] == [
+        64,
+        66,
+        70,
+        78,
+        94,
+    ]
+    assert [*numbers_to_try(64, 1, 1000, lambda number: False if number > 48 else None)] == [
+        64,
+        62,
+        58,
+        50,
+        34,
+    ]
 
 
 @pytest.fixture(scope="module")
 def predicted(tmp_path_factory):
-    """The search, by arithmetic: it starts no ranks."""
+    """Return the folder of a predicted search, which starts no ranks."""
     folder = tmp_path_factory.mktemp("predicted")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("analysis.report.write_report", lambda _: True)
@@ -74,19 +86,19 @@ def predicted(tmp_path_factory):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_it_equals_a_scan_of_all_lengths(predicted, strategy):
+def test_search_equals_a_scan_of_all_lengths(predicted, strategy):
     cell = make_cell(*PREDICTED, f"strategy={strategy}")
     fits = {
         length: prediction_of(replace(cell, seq_len=length)).fit is not Fit.OUT_OF_MEMORY
         for length in range(1024, 24 * 1024, 1024)
     }
-    found = outcomes(predicted / "out")[strategy]
-    assert longest(found) == max(length for length, does_fit in fits.items() if does_fit)
-    assert found[longest(found) + 1024] == "out_of_memory"
-    assert len(found) < len(fits) / 2
+    statuses = outcomes(predicted / "out")[strategy]
+    assert longest(statuses) == max(length for length, does_fit in fits.items() if does_fit)
+    assert statuses[longest(statuses) + 1024] == "out_of_memory"
+    assert len(statuses) < len(fits) / 2
 
 
-def test_what_is_broken_off_goes_on_by_its_records(predicted, tmp_path, monkeypatch):
+def test_interrupted_search_resumes_from_its_records(predicted, tmp_path, monkeypatch):
     monkeypatch.setattr("analysis.report.write_report", lambda _: True)
     lines = (predicted / "out" / "records.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "out").mkdir()
@@ -100,8 +112,8 @@ def test_what_is_broken_off_goes_on_by_its_records(predicted, tmp_path, monkeypa
     assert orders == [*range(len(lines))]
 
 
-def test_only_running_out_of_memory_says_that_a_length_is_too_long():
-    grow = growing([raw()], TWO_CORES)
+def test_only_out_of_memory_leads_to_shorter_lengths():
+    grow = make_grow([raw()], TWO_CORES)
     first = grow([])
     for status in ("crashed", "timed_out", "wrong_result", "killed", "error", "unsupported"):
         assert lengths(grow(with_status(first, status))) == lengths(first)
@@ -109,47 +121,50 @@ def test_only_running_out_of_memory_says_that_a_length_is_too_long():
     assert lengths(longer)[1] > lengths(first)[0] > lengths(shorter)[1]
 
 
-def test_lengths_are_rounded_to_what_the_layout_divides():
+def test_lengths_are_rounded_to_a_multiple_of_the_layout():
     (search,) = searches([raw("cluster.world_size=3")], TWO_CORES)
-    found = [search.cell(steps).seq_len for steps in (1, 2, 3)]
-    assert found == [1020, 2046, 3072]
+    rounded = [search.cell(steps).seq_len for steps in (1, 2, 3)]
+    assert rounded == [1020, 2046, 3072]
     (padded,) = searches([raw("cluster.world_size=3", "pad=true")], TWO_CORES)
     assert [(cell.seq_len, cell.padding) for cell in (padded.cell(1), padded.cell(2))] == [
         (1024, 2), (2048, 4),
     ]  # fmt: skip
 
 
-def test_it_begins_where_the_formula_has_room_or_where_the_request_says():
+def test_search_starts_at_the_memory_formula_or_the_request():
     rooms = [searches([raw(f"cluster.memory_limit_gib={gib}")], TWO_CORES)[0].first for gib in (0.05, 0.1)]
     assert rooms[0] < rooms[1] < 3 * rooms[0]
-    assert lengths(growing([raw("seq_len=3k")], TWO_CORES)([])) == [3072]
-    assert lengths(growing([raw("seq_len=3k", "data.prompt_tokens=5000")], TWO_CORES)([])) == [5120]
+    assert lengths(make_grow([raw("seq_len=3k")], TWO_CORES)([])) == [3072]
+    assert lengths(make_grow([raw("seq_len=3k", "data.prompt_tokens=5000")], TWO_CORES)([])) == [5120]
 
 
-def test_a_cpu_rank_has_a_limit_that_is_said():
-    said = experiment_of([raw()]).opening([raw()], TWO_CORES)
-    assert f"cluster.memory_limit_gib={CPU_LIMIT_GIB}" in said
-    assert "memory_limit_gib" not in experiment_of([raw()]).opening(
+def test_search_line_states_the_memory_limit_of_cpu_ranks():
+    message = experiment_of([raw()]).opening_line([raw()], TWO_CORES)
+    assert f"cluster.memory_limit_gib={CPU_LIMIT_GIB}" in message
+    assert "memory_limit_gib" not in experiment_of([raw()]).opening_line(
         [raw("cluster.memory_limit_gib=0.1")], TWO_CORES
     )
-    (cell,) = growing([raw("cluster.memory_limit_gib=0.1")], TWO_CORES)([])
+    (cell,) = make_grow([raw("cluster.memory_limit_gib=0.1")], TWO_CORES)([])
     assert cell.cluster.memory_limit_gib == 0.1
 
 
 REFUSED = {
     "repeats": ((("measure.repeats=3",),), "measure.repeats=3: experiment=max_length runs each length once"),
-    "two beginnings": ((("seq_len=8k",), ("seq_len=16k",)), "begins at one; name one, or none"),
+    "two beginnings": (
+        (("seq_len=8k",), ("seq_len=16k",)),
+        "one value, the first length; write one value, or leave it out",
+    ),
     "a step of no length": ((("length_step=8q",),), "length_step=8q: a length is a whole number"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_words_that_it_cannot_take_are_refused(case):
-    words, said = REFUSED[case]
-    with pytest.raises(ConfigError, match=said):
-        plan([raw(*each) for each in words], TWO_CORES, single=False)
+def test_max_length_refuses_unsuitable_keys(case):
+    words, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=message):
+        plan([raw(*raw_words) for raw_words in words], TWO_CORES, single=False)
 
 
-def test_the_step_belongs_to_no_other_experiment():
+def test_length_step_is_refused_without_max_length():
     with pytest.raises(ConfigError, match="length_step=1k: belongs to experiment=max_length; leave it out"):
         plan([make_raw("length_step=1k")], TWO_CORES, single=False)

@@ -1,4 +1,4 @@
-"""`experiment=published_memory` and `published_throughput`: their cells and their first line."""
+"""Cells and first line of `experiment=published_memory` and `experiment=published_throughput`."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from bench.config import ConfigError
 from bench.extras.predict.prediction import modelled
 from bench.measure import planned_stages
 from bench.plan.estimate import Estimate
-from bench.plan.experiments.published import opening, published_cells
+from bench.plan.experiments.published import mode_line, published_cells
 from bench.plan.planned import planned_cell
 from bench.request.composition import composed
 from tests.support.cells import FOUR_H100, TWO_CORES
@@ -26,15 +26,15 @@ def predicted():
     return cells_of("memory", "trainer=native")
 
 
-def test_without_gpus_the_post_is_predicted_for_four_h100_and_the_first_line_says_so(predicted):
+def test_published_cells_are_predicted_for_4_h100_without_gpus(predicted):
     named = {(cell.mode, cell.hardware, cell.model.name, cell.engine.name, cell.loss) for cell in predicted}
     assert named == {("predict", "h100_80gb", "qwen3_4b", "zero3", "untiled")}
     asked = [(c.seq_len // 1024, c.cluster.world_size, c.sp_degree) for c in predicted if c.offload.optimizer]
     assert asked == [(8, 1, 1), (8, 4, 4), (32, 4, 4), (64, 4, 4), (96, 4, 4), (128, 4, 4)]
     assert len(predicted) == 2 * len(asked)
     assert {(cell.grad_accum, cell.checkpointing) for cell in predicted} == {(8, True)}
-    first = opening([composed("experiment=published_memory")], TWO_CORES)
-    assert first.startswith("predicted, not measured: arithmetic for 4 x h100_80gb")
+    first = mode_line([composed("experiment=published_memory")], TWO_CORES)
+    assert first.startswith("predicted for 4 x h100_80gb and not measured")
 
 
 @pytest.mark.parametrize(
@@ -48,20 +48,20 @@ def test_without_gpus_the_post_is_predicted_for_four_h100_and_the_first_line_say
         (("model=qwen3_8b",), TWO_CORES, "predict"),
     ],
 )
-def test_it_is_measured_where_it_can_run(words, machine, mode):
+def test_published_mode_follows_from_the_machine_and_the_model(words, machine, mode):
     cells = cells_of("throughput", *words, machine=machine)
     assert {cell.mode for cell in cells} == {mode}
     assert {cell.offload.optimizer for cell in cells} == {False}
 
 
-def test_gpus_that_cannot_be_used_are_no_reason_to_predict():
+def test_unusable_gpus_are_refused_and_not_predicted():
     broken = replace(TWO_CORES, gpu_error="a GPU is here, but torch is built without CUDA; install a build")
     with pytest.raises(ConfigError, match="is built without CUDA; install a build, or take cluster=cpu"):
         cells_of("throughput", machine=broken)
     assert {cell.mode for cell in cells_of("throughput", "cluster=cpu", machine=broken)} == {"predict"}
 
 
-def test_what_is_named_wins():
+def test_requested_values_replace_those_of_the_post():
     words = ("model=qwen3_nano", "seq_len=1k", "cluster.world_size=2", "strategy=ring", "loss=chunked")
     base, cell = cells_of("throughput", "trainer=native", *words)
     assert (cell.strategy, cell.cluster.world_size, cell.loss, cell.seq_len) == ("ring", 2, "chunked", 1024)
@@ -70,7 +70,7 @@ def test_what_is_named_wins():
 
 @pytest.fixture
 def with_stack(tmp_path, monkeypatch):
-    """The post's trainer and kernel count as installed."""
+    """Make the trainer and the kernel of the post appear installed."""
     for package, version in (("trl", "1.16"), ("flash_attn", "2.8")):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
@@ -84,7 +84,7 @@ def with_stack(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("with_stack")
-def test_the_post_s_own_stack_comes_first_where_it_is_installed():
+def test_installed_trainer_and_kernel_of_the_post_come_first():
     def stacks_of(*words):
         cells = cells_of("throughput", "seq_len=8k", *words, machine=FOUR_H100)
         return [(cell.trainer, cell.kernel) for cell in cells if cell.sp_degree == 4]
@@ -94,7 +94,7 @@ def test_the_post_s_own_stack_comes_first_where_it_is_installed():
     assert stacks_of("trainer=trl") == [("trl", "flash_attn_2")]
 
 
-def test_the_published_memory_takes_a_first_full_length_step_one_whose_peak_counts_and_a_checked_one():
+def test_published_memory_runs_three_full_length_steps():
     on_gpus = cells_of("memory", "trainer=native", machine=FOUR_H100)
     on_cpu = cells_of("memory", "trainer=native", "model=qwen3_nano")
     for cell in (*on_gpus, *on_cpu):
