@@ -1,4 +1,4 @@
-"""Records and gates for a user's own training loop. May import what lies below extras."""
+"""Records and checks for a user's own training loop. May import modules below `bench.extras`."""
 
 from bench.extras.observe.observe import ObserveCallback, observe, probe
 

@@ -1,4 +1,4 @@
-"""The attention of a transformers model, seen and captured from outside."""
+"""Context managers that watch or capture the attention calls of a transformers model."""
 
 from __future__ import annotations
 
@@ -17,132 +17,148 @@ from bench.attention.watch import AttentionWatch
 from bench.common.kept_errors import KeptErrors
 from bench.strategies.strategy import attention_replaced
 
-Result = tuple[Tensor, Any]
-"""Output, and the weights where there are any."""
-Made = Callable[[Tensor, Tensor, Tensor], Result]
-"""A call of attention with these q, k and v, [B, heads, S, D], and all else as it was given."""
+AttentionResult = tuple[Tensor, Any]
+"""Output of an attention function of transformers, and the attention weights or None."""
+RunAttention = Callable[[Tensor, Tensor, Tensor], AttentionResult]
+"""Attention of one call with the given q, k and v, [B, heads, S, D]; other arguments stay as they are."""
 Inputs = tuple[Tensor, Tensor, Tensor]
+"""q, k and v."""
 
 
 @dataclass(slots=True)
-class Captured:
-    """One call of attention: q, k, v [B, heads, S, D], out [B, S, N, D] or flat, gradients by name."""
+class CapturedAttention:
+    """One attention call of a step: its tensors and everything that makes it more than causal attention."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    kinds: dict[str, None] = field(default_factory=dict)
-    """What the layers of all calls are called with that makes them another kind of layer, in order."""
+    """q, k, v [B, heads, S, D], out [B, S, N, D] or flat, and their gradients dq, dk, dv, dout."""
+    layer_kinds: dict[str, None] = field(default_factory=dict)
+    """Ordered set of features, such as a sliding window, found in the calls of all layers of the step."""
     extras: Sequence[str] = ()
-    """What else this call was given that makes it more than causal attention with a scale."""
+    """Features of this call alone: a mask, dropout."""
     scale: float | None = None
+    """Factor of the scores; None if the call did not pass one."""
 
     @property
-    def reason(self) -> str | None:
-        """Why the call cannot be compared with plain causal attention."""
+    def reason_not_comparable(self) -> str | None:
+        """Reason why the call cannot be compared with plain causal attention; None if it can."""
         if not self.tensors:
             return "attention was not called with gradients"
-        met = [*self.extras, *self.kinds]
-        return f"attention was called with {' and '.join(met)}" if met else None
+        features = [*self.extras, *self.layer_kinds]
+        return f"attention was called with {' and '.join(features)}" if features else None
 
 
-def coarsest(*tensors: Tensor) -> torch.dtype:
-    """The dtype that attention computes in: under autocast its inputs may still be wider."""
+def coarsest_dtype(*tensors: Tensor) -> torch.dtype:
+    """Return the dtype that attention computes in; under autocast its inputs may still have a wider one."""
     return max((x.dtype for x in tensors), key=lambda dtype: torch.finfo(dtype).eps)
 
 
-def module_of(attention_name: str) -> str:
-    """The module whose code runs, as Python names it; transformers' own for `eager`."""
-    run = ALL_ATTENTION_FUNCTIONS.get(attention_name)
-    return "transformers.models" if run is None else str(run.__module__)
+def attention_module(attention_name: str) -> str:
+    """Return the name of the Python module that defines this attention; transformers' own for `eager`."""
+    function = ALL_ATTENTION_FUNCTIONS.get(attention_name)
+    return "transformers.models" if function is None else str(function.__module__)
 
 
 @contextmanager
-def watched_attention(attention_name: str, watch: AttentionWatch) -> Iterator[None]:
-    """Let a watch see every call for as long as the context lasts."""
+def watch_attention(attention_name: str, watch: AttentionWatch) -> Iterator[None]:
+    """Run every attention call through `watch` while the context lasts."""
 
-    def around(made: Made, inputs: Inputs, *_: Any) -> Result:
+    def run_watched(run: RunAttention, inputs: Inputs, *_: Any) -> AttentionResult:
         weights: list[Any] = []
 
         def attention(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-            out, rest = made(q_BNSD, k_BKSD, v_BKSD)
-            weights.append(rest)
+            out, call_weights = run(q_BNSD, k_BKSD, v_BKSD)
+            weights.append(call_weights)
             return out
 
         return watch.run(attention, *inputs), weights[-1]
 
-    with _around_attention(attention_name, around):
+    with _wrap_attention(attention_name, run_watched):
         yield
 
 
 @contextmanager
-def noted_dtype(attention_name: str, note: Callable[[torch.dtype], None]) -> Iterator[None]:
-    """Tell in which dtype attention computes, at every call."""
+def report_dtype(attention_name: str, callback: Callable[[torch.dtype], None]) -> Iterator[None]:
+    """Call `callback` with the dtype of every attention call that has gradients enabled."""
     errors = KeptErrors()
 
-    def around(made: Made, inputs: Inputs, *_: Any) -> Result:
-        out, weights = made(*inputs)
+    def run_and_report(run: RunAttention, inputs: Inputs, *_: Any) -> AttentionResult:
+        out, weights = run(*inputs)
         with errors:
             if torch.is_grad_enabled():
-                note(coarsest(*inputs, out))
+                callback(coarsest_dtype(*inputs, out))
         return out, weights
 
-    with _around_attention(attention_name, around):
+    with _wrap_attention(attention_name, run_and_report):
         yield
     errors.raise_first()
 
 
 @contextmanager
-def captured_attention(attention_name: str, ranks: int) -> Iterator[Captured]:
-    """Capture the first call that trains, with its gradients; one layer's tensors stay alive for it.
+def capture_attention(attention_name: str, sequence_ranks: int) -> Iterator[CapturedAttention]:
+    """Capture the first attention call whose inputs all require gradients, and these gradients.
 
-    So many ranks share a sequence.
+    The tensors of that one layer stay alive as long as the result does. `sequence_ranks` is the number of
+    ranks that share a sequence.
     """
-    found, errors = Captured(), KeptErrors()
+    captured, errors = CapturedAttention(), KeptErrors()
 
-    def keep(name: str, gradient: Tensor) -> None:
+    def store_gradient(name: str, gradient: Tensor) -> None:
         with errors:
-            found.tensors[name] = gradient.detach()
+            captured.tensors[name] = gradient.detach()
 
-    def around(made: Made, inputs: Inputs, module: nn.Module, mask: Any, named: Mapping[str, Any]) -> Result:
+    def run_and_capture(
+        run: RunAttention, inputs: Inputs, module: nn.Module, mask: Any, arguments: Mapping[str, Any]
+    ) -> AttentionResult:
         with errors:
-            found.kinds |= dict.fromkeys(_other_kinds(module, named, ranks * inputs[0].shape[2]))
-        if found.tensors or not all(x.requires_grad for x in inputs):
-            return made(*inputs)
-        # Views of our own: a gradient hook on them sees what this call alone passes back.
+            kinds = _layer_kinds(module, arguments, sequence_ranks * inputs[0].shape[2])
+            captured.layer_kinds |= dict.fromkeys(kinds)
+        if captured.tensors or not all(x.requires_grad for x in inputs):
+            return run(*inputs)
+        # New views: a gradient hook on a view gets only the gradient that this call returns.
         q, k, v = (x.view_as(x) for x in inputs)
-        out, weights = made(q, k, v)
+        out, weights = run(q, k, v)
         with errors:
-            extras = {"a mask": mask is not None, "dropout": bool(named.get("dropout"))}
-            found.extras = [name for name, is_there in extras.items() if is_there]
-            found.scale = named.get("scaling")
+            extras = {"a mask": mask is not None, "dropout": bool(arguments.get("dropout"))}
+            captured.extras = [name for name, is_present in extras.items() if is_present]
+            captured.scale = arguments.get("scaling")
             for name, tensor in {"q": q, "k": k, "v": v, "out": out}.items():
-                found.tensors[name] = tensor.detach()
+                captured.tensors[name] = tensor.detach()
                 if tensor.requires_grad:
-                    tensor.register_hook(partial(keep, f"d{name}"))
+                    tensor.register_hook(partial(store_gradient, f"d{name}"))
         return out, weights
 
-    with _around_attention(attention_name, around):
-        yield found
+    with _wrap_attention(attention_name, run_and_capture):
+        yield captured
     errors.raise_first()
 
 
-def _other_kinds(module: nn.Module, named: Mapping[str, Any], tokens: int) -> list[str]:
-    """What of a call belongs to the layer, and makes it no plain causal attention in so many tokens."""
-    window, is_causal = named.get("sliding_window"), named.get("is_causal")
+def _layer_kinds(module: nn.Module, arguments: Mapping[str, Any], tokens: int) -> list[str]:
+    """Return features of the layer that change plain causal attention over `tokens` tokens."""
+    window, is_causal = arguments.get("sliding_window"), arguments.get("is_causal")
     kinds = {
         "a sliding window": window is not None and window < tokens,
-        "capped scores": named.get("softcap") is not None,
-        "attention sinks": named.get("s_aux") is not None,
+        "capped scores": arguments.get("softcap") is not None,
+        "attention sinks": arguments.get("s_aux") is not None,
         "full attention": not (getattr(module, "is_causal", True) if is_causal is None else is_causal),
     }
-    return [name for name, is_there in kinds.items() if is_there]
+    return [name for name, is_present in kinds.items() if is_present]
 
 
-def _around_attention(attention_name: str, around: Callable[..., Result]) -> AbstractContextManager[None]:
-    """Every model that asks transformers for this attention gets `around` it while the context lasts."""
-    plain: Callable[..., Result] | None = ALL_ATTENTION_FUNCTIONS.get(attention_name)
+def _wrap_attention(
+    attention_name: str, wrapper: Callable[..., AttentionResult]
+) -> AbstractContextManager[None]:
+    """Route every call of this attention through `wrapper` while the context lasts.
 
-    def instead(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, **named: Any) -> Result:
-        run = plain or sys.modules[type(module).__module__].eager_attention_forward
-        return around(lambda *inputs: run(module, *inputs, mask, **named), (q, k, v), module, mask, named)
+    `wrapper(run, (q, k, v), module, mask, arguments)` returns the call's result; `run` is the original call.
+    """
+    original: Callable[..., AttentionResult] | None = ALL_ATTENTION_FUNCTIONS.get(attention_name)
 
-    return attention_replaced(attention_name, instead)
+    def attention(
+        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, **arguments: Any
+    ) -> AttentionResult:
+        function = original or sys.modules[type(module).__module__].eager_attention_forward
+        return wrapper(
+            lambda *inputs: function(module, *inputs, mask, **arguments), (q, k, v), module, mask, arguments
+        )
+
+    return attention_replaced(attention_name, attention)

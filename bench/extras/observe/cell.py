@@ -1,4 +1,4 @@
-"""An observed loop as a cell: what its user asked for, and what is known of its model."""
+"""The arguments of `observe`, and the cell that describes an observed loop."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from bench.config import (
     ModelConfig,
     WorkloadConfig,
 )
-from bench.extras.observe.loop import Loop
-from bench.extras.observe.tokens import RankTokens, layout_of, seq_len
+from bench.extras.observe.loop import ObservedLoop
+from bench.extras.observe.tokens import ShardTokens, find_layout, seq_len
 from bench.measure import planned_stages
 from bench.request import values
 from bench.request.hardware import this_hardware
@@ -31,13 +31,17 @@ from bench.strategies import STRATEGIES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveRequest:
-    """What the user asked for: the strategy's name in the report, where to, how many steps."""
+    """Arguments of `observe`. Raises ConfigError if a value is not legal."""
 
     strategy: str
+    """Name in the report."""
     folder: Path
+    """Folder of the records and the report."""
     steps: int
+    """Number of timed steps."""
     warmup_steps: int
     report: bool
+    """Whether tables, figures and the page are written after the record."""
 
     def __post_init__(self) -> None:
         values.whole("steps", self.steps)
@@ -45,13 +49,13 @@ class ObserveRequest:
         facts = STRATEGIES.get(self.strategy)
         if facts is not None and facts.options:
             raise ConfigError(
-                f"strategy={self.strategy}: has choices of its own ({', '.join(facts.options)}), which cannot"
-                " be told from outside; take another name"
+                f"strategy={self.strategy}: this strategy has options ({', '.join(facts.options)}), which"
+                " bench.observe cannot read from your loop; pass another name"
             )
 
     @property
     def measure(self) -> MeasureConfig:
-        """How much of what is measured: only the number of steps limits it."""
+        """Settings of the passes; only the number of steps limits them, not the time."""
         return MeasureConfig(
             steps=self.steps,
             warmup_steps=self.warmup_steps,
@@ -69,15 +73,18 @@ class ObserveRequest:
 
     @property
     def steps_needed(self) -> int:
-        """The first step, the one whose attention is compared, and what the passes will ask for."""
+        """Number of steps until the record is written: the first, the compared one, and the passes' steps."""
         return 2 + sum(stage.steps for stage in planned_stages(self.measure, step_s=0.0))
 
 
 def observed_cell(
-    loop: Loop, model: ModelConfig, request: ObserveRequest, sharers: Sequence[RankTokens]
+    loop: ObservedLoop, model: ModelConfig, request: ObserveRequest, shards: Sequence[ShardTokens]
 ) -> Cell:
-    """The loop as a cell; `sharers` are ranks of one sequence, what nobody can know is `own`."""
-    first, sp_degree, world_size = sharers[0], len(sharers[0].group), dist.get_world_size()
+    """Return the cell that describes the loop; settings that cannot be known are `own`.
+
+    `shards` are the tokens of ranks that share a sequence: of all of them, or of some.
+    """
+    first, sp_degree, world_size = shards[0], len(shards[0].group), dist.get_world_size()
     facts = STRATEGIES.get(request.strategy)
     cluster = ClusterConfig(
         name=OWN,
@@ -94,7 +101,7 @@ def observed_cell(
         grad_accum=first.micro_steps,
         strategy=request.strategy,
         options=(),
-        layout=layout_of(sharers),
+        layout=find_layout(shards),
         kernel=loop.attention_name,
         dtype=loop.dtype,
         model=model,

@@ -1,4 +1,4 @@
-"""Somebody's own loop as the passes see it: its model, what it is fed, and one layer's attention."""
+"""The subject of the passes when a user's own loop runs the steps, and the passes that differ there."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.distributed.tensor import DTensor
 
 from bench.attention.watch import AttentionWatch
 from bench.config import ConfigError
-from bench.extras.observe.attention import captured_attention, module_of, noted_dtype, watched_attention
+from bench.extras.observe.attention import attention_module, capture_attention, report_dtype, watch_attention
 from bench.extras.observe.objective import RankObjective
 from bench.extras.observe.observed_model import ObservedModel
-from bench.extras.observe.parity import DTYPE_WORDS, Sharers, compare
-from bench.extras.observe.tokens import ModelInputWatch, RankTokens, StepSize, positions_of
+from bench.extras.observe.parity import DTYPE_NAMES, SequenceGroup, compare_attention
+from bench.extras.observe.tokens import ModelInputWatch, ShardTokens, StepSize, shard_positions
 from bench.extras.observe.trained_tokens import TrainedTokens
 from bench.measure.full_length.section import FullLengthSection
 from bench.measure.hooks import Spans, step_spans
@@ -28,110 +28,115 @@ from bench.measure.updates.section import RankUpdates
 from bench.ranks.log import StepPhase
 
 
-class Loop(Subject):
-    """One rank's part of a loop, whose own code runs the steps."""
+class ObservedLoop(Subject):
+    """One rank's part of a user's training loop, whose own code runs the steps."""
 
     objective: RankObjective
-    """What the step trained on whose attention was compared, and what its loop says of that."""
-    other_layers: list[str]
-    """What of the model, as that step called it, is not plain causal attention."""
+    """Training objective of the step whose attention was compared; set by `record_objective`."""
+    unplain_layers: list[str]
+    """Descriptions of layers of that step that are not plain causal attention."""
 
     def __init__(
-        self, model: ObservedModel, sharers: Sharers, device: torch.device, phase: StepPhase
+        self, model: ObservedModel, sequence_group: SequenceGroup, device: torch.device, phase: StepPhase
     ) -> None:
         self.model = model
-        self.sharers = sharers
+        self.sequence_group = sequence_group
         self.device = device
-        self.fed = ModelInputWatch(model.called, sharers.ranks, phase)
+        self.input_watch = ModelInputWatch(model.called, sequence_group.ranks, phase)
         self.phase = phase
         self.attention_name = model.attention_name
-        self.attention_code = module_of(model.attention_name)
+        self.attention_code = attention_module(model.attention_name)
         self.network = model.called[0]
-        self.sequence_ranks = len(sharers.ranks)
+        self.sequence_ranks = len(sequence_group.ranks)
         self.dtype = "fp32"
-        self.sizes: list[StepSize] = []
-        self.trained = TrainedTokens(model.networks[0])
+        self.step_sizes: list[StepSize] = []
+        self.trained_tokens = TrainedTokens(model.networks[0])
         self.always_updates = True
-        """Whether an optimizer was at work in each step that was looked at: else one context is not all of
-        what gradients are added up of."""
+        """Whether an optimizer stepped in every untimed step. If not, gradients are accumulated over several
+        steps, so the scale of one step's gradients is not known."""
 
     def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
-        return watched_attention(self.attention_name, watch)
+        return watch_attention(self.attention_name, watch)
 
     def optimizer_spans(self) -> AbstractContextManager[Spans]:
         return step_spans(self.phase)
 
     @contextmanager
     def seen(self) -> Iterator[None]:
-        """Notes what the step is fed, in which dtype attention computes, and where in the step the rank is.
+        """Record an untimed step: the model's inputs, the dtype of attention, the phases, optimizer steps.
 
-        Raises ConfigError after a step that trained on nothing that was seen.
+        Raises ConfigError after a step in which no forward and backward of the model was seen.
         """
-        noted = noted_dtype(self.attention_name, self._note_dtype)
-        with noted, step_spans(self.phase) as spans, self.fed.watched():
+        dtypes = report_dtype(self.attention_name, self._set_dtype)
+        with dtypes, step_spans(self.phase) as spans, self.input_watch.watch_step():
             yield
         self.always_updates &= bool(spans)
-        self.sizes.append(self.tokens.size)
+        self.step_sizes.append(self.tokens.size)
 
     def fed_positions(self) -> Tensor:
-        return torch.tensor([*positions_of(self.tokens)])
+        return torch.tensor([*shard_positions(self.tokens)])
 
     @property
-    def tokens(self) -> RankTokens:
-        """What the last step that was looked at was fed; raises ConfigError where that was nothing."""
-        tokens = self.fed.tokens
+    def tokens(self) -> ShardTokens:
+        """Tokens of the last untimed step on this rank. Raises ConfigError if the model was not called."""
+        tokens = self.input_watch.tokens
         if tokens is None:
             raise ConfigError(
-                "the step did not call the model with input_ids or inputs_embeds, gradients"
-                " on; put forward and backward into the context, and hand over the model that is called"
+                "the step did not call the model with input_ids or inputs_embeds while gradients were"
+                " enabled; put forward and backward into the context, and pass the model that the loop calls"
             )
         return tokens
 
-    def note_objective(self) -> None:
-        """Keep what the step has trained on, and what its loop says of that."""
-        told, calls = self.trained.told, self.trained.micro_steps()
-        counts = [each.valid_tokens for each in told if each.valid_tokens is not None]
-        known = counts or [each.valid_tokens for each in calls if each.valid_tokens is not None]
+    def record_objective(self) -> None:
+        """Set `objective` from the step that has just been watched."""
+        stated, calls = self.trained_tokens.stated_in_step, self.trained_tokens.micro_steps()
+        stated_counts = [loss.valid_tokens for loss in stated if loss.valid_tokens is not None]
+        counts = stated_counts or [call.valid_tokens for call in calls if call.valid_tokens is not None]
         self.objective = RankObjective(
             micro_steps=calls,
-            losses=[float(each.loss) for each in told if each.loss is not None],
-            valid_tokens=sum(map(float, known)) if known else None,
-            is_told=bool(told),
-            averages=self.always_updates and self.model.averages_gradients(),
+            losses=[float(loss.loss) for loss in stated if loss.loss is not None],
+            valid_tokens=sum(map(float, counts)) if counts else None,
+            is_stated=bool(stated),
+            averages_gradients=self.always_updates and self.model.averages_gradients(),
             unknown_divisor=self.model.unknown_divisor(),
         )
 
-    def _note_dtype(self, dtype: torch.dtype) -> None:
-        self.dtype = DTYPE_WORDS.get(dtype, str(dtype))
+    def _set_dtype(self, dtype: torch.dtype) -> None:
+        self.dtype = DTYPE_NAMES.get(dtype, str(dtype))
 
 
 class LoopParity(RankPass):
-    """Attention of a real step against float64: a loop of somebody else's cannot be run on inputs of ours."""
+    """Comparison of a real step's attention with float64.
+
+    It replaces the parity pass, which cannot feed its own inputs to a user's loop.
+    """
 
     heads: ParitySection
     rows: FullLengthSection
 
     def run(self) -> Steps:
         loop = self.measurement.subject
-        assert isinstance(loop, Loop)
+        assert isinstance(loop, ObservedLoop)
         yield StepRequest.BETWEEN
-        ranks = len(loop.sharers.ranks)
-        with captured_attention(loop.attention_name, ranks) as captured, loop.seen(), loop.trained.watched():
+        ranks = loop.sequence_ranks
+        capture = capture_attention(loop.attention_name, ranks)
+        with capture as captured, loop.seen(), loop.trained_tokens.watch_step():
             yield StepRequest.STEP
-        loop.note_objective()
-        loop.other_layers = [
+        loop.record_objective()
+        loop.unplain_layers = [
             *loop.model.other_layers(loop.tokens.length * ranks),
-            *(f"attention is called with {kind}" for kind in captured.kinds),
+            *(f"attention is called with {kind}" for kind in captured.layer_kinds),
         ]
         with self.measurement.log.during("parity"):
-            self.heads, self.rows = compare(captured, [*positions_of(loop.tokens)], loop.sharers)
+            positions = [*shard_positions(loop.tokens)]
+            self.heads, self.rows = compare_attention(captured, positions, loop.sequence_group)
 
     def part(self) -> ParitySection:
         return self.heads
 
 
 class LoopFullLength(RankPass):
-    """Sampled rows of the call of attention that the parity pass has captured and compared."""
+    """Sampled rows of the attention call that `LoopParity` has captured and compared."""
 
     def part(self) -> FullLengthSection:
         parity = self.measurement.passes["parity"]
@@ -140,27 +145,28 @@ class LoopFullLength(RankPass):
 
 
 class LoopReplicas(RankPass):
-    """The parameters that several ranks hold, by their bits, after the last step that was observed.
+    """Digests of the parameters after the last observed step, to compare those that several ranks hold.
 
-    They say whether the ranks still train one model: gradients that nobody averaged make it several.
+    They differ if gradients were not averaged, so that the ranks train different models.
     """
 
     def part(self) -> RankUpdates:
         loop = self.measurement.subject
-        assert isinstance(loop, Loop)
-        held = dict(_trained(loop.model.called[0], loop.model.engine))
+        assert isinstance(loop, ObservedLoop)
+        shards = dict(_trained_shards(loop.model.called[0], loop.model.engine))
         return RankUpdates(
-            shard_index=0,  # the names say which shard it is
-            digests={name: digest(values) for name, values in held.items()},
+            shard_index=0,  # the names contain the shard
+            digests={name: digest(values) for name, values in shards.items()},
             unmoved=[],
-            not_finite=[*not_finite(held.items())],
+            not_finite=[*not_finite(shards.items())],
         )
 
 
-def _trained(model: nn.Module, engine: str) -> Iterator[tuple[str, Tensor]]:
-    """What this rank holds of every parameter that trains; other ranks' parts of that name are equal.
+def _trained_shards(model: nn.Module, engine: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and local values of every trained parameter; equal names on other ranks mean replicas.
 
-    Names end with a shard's place where a rank holds no whole parameter; ZeRO-3 leaves only small ones whole.
+    A name ends with the shard's index if this rank does not hold the whole parameter. Under ZeRO-3 only small
+    parameters are whole; partitioned ones are empty and are left out.
     """
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -168,14 +174,18 @@ def _trained(model: nn.Module, engine: str) -> Iterator[tuple[str, Tensor]]:
         values = parameter.detach()
         local = values.to_local() if isinstance(values, DTensor) else values
         if local.numel() > 0:
-            yield f"{name}{_shard(model, engine, values)}", local
+            yield f"{name}{_shard_suffix(model, engine, values)}", local
 
 
-def _shard(model: nn.Module, engine: str, values: Tensor) -> str:
-    """Which part of a parameter it is, in a way that ranks with the same part agree on."""
+def _shard_suffix(model: nn.Module, engine: str, values: Tensor) -> str:
+    """Return text that names the shard of a parameter, equal on all ranks that hold the same shard."""
     if isinstance(values, DTensor):
-        place = values.device_mesh.get_coordinate() or ()
-        parts = [at for at, dealt in zip(place, values.placements, strict=False) if not dealt.is_replicate()]
-        return f" [shard {', '.join(map(str, parts))}]" if parts else ""
-    own_parts = engine == "fsdp1" or any(getattr(each, "tp_size", None) for each in model.modules())
-    return f" [shard of rank {dist.get_rank()}]" if own_parts else ""
+        coordinate = values.device_mesh.get_coordinate() or ()
+        indices = [
+            index
+            for index, placement in zip(coordinate, values.placements, strict=False)
+            if not placement.is_replicate()
+        ]
+        return f" [shard {', '.join(map(str, indices))}]" if indices else ""
+    is_sharded = engine == "fsdp1" or any(getattr(module, "tp_size", None) for module in model.modules())
+    return f" [shard of rank {dist.get_rank()}]" if is_sharded else ""

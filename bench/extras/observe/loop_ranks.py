@@ -1,4 +1,4 @@
-"""The ranks of somebody's own loop: what they agree on and bring together, and how they leave."""
+"""Device, clock, gathering, signals and an abortable barrier for the ranks of a user's own loop."""
 
 from __future__ import annotations
 
@@ -21,103 +21,106 @@ from bench.extras.observe.tokens import LoopReport
 
 
 def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
-    """The ranks as a group; None where a rank shares its sequences with nobody."""
-    found = group.get_group() if isinstance(group, DeviceMesh) else group
-    return None if found is None or dist.get_world_size(found) == 1 else found
+    """Return the process group of the ranks that share a sequence; None if there is only one such rank."""
+    ranks = group.get_group() if isinstance(group, DeviceMesh) else group
+    return None if ranks is None or dist.get_world_size(ranks) == 1 else ranks
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model computes: where its parameters are, unless those wait in host memory for a GPU.
+    """Return the device of the parameters, or the current GPU if they are offloaded to host memory.
 
-    A loop that never says which GPU is current leaves the first one current on every rank.
+    The current GPU alone would be wrong: in a loop that never calls `set_device` it is GPU 0 on every rank.
     """
-    kept = next(model.parameters()).device
-    if kept.type != "cuda" and "nccl" in str(dist.get_backend()):
+    parameter_device = next(model.parameters()).device
+    if parameter_device.type != "cuda" and "nccl" in str(dist.get_backend()):
         return torch.device("cuda", torch.cuda.current_device())
-    return kept
+    return parameter_device
 
 
-def agreed_time(device: torch.device) -> datetime:
-    """Rank 0's clock: what makes records of the same loop known as such."""
+def broadcast_time(device: torch.device) -> datetime:
+    """Return rank 0's time on every rank; records with the same time belong to the same run of a loop."""
     now = torch.tensor(datetime.now(UTC).timestamp(), dtype=torch.float64, device=device)
     dist.broadcast(now, src=0)
     return datetime.fromtimestamp(now.item(), UTC)
 
 
-def gathered_on_rank_0(report: LoopReport) -> Sequence[LoopReport]:
-    """The reports of all ranks, in their order, on rank 0; none elsewhere. All must call it."""
+def gather_on_rank_0(report: LoopReport) -> Sequence[LoopReport]:
+    """Return the reports of all ranks on rank 0, in rank order; nothing elsewhere. Every rank calls it."""
     gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(report, gathered)
     return gathered or []
 
 
 @contextmanager
-def sigterm_held_back() -> Iterator[None]:
-    """Let SIGTERM wait until the context is left. torchrun sends it at once, and SIGKILL 30 s later.
+def delay_sigterm() -> Iterator[None]:
+    """Delay SIGTERM until the context ends. torchrun sends SIGTERM at once, and SIGKILL 30 s later.
 
-    Only the main thread can hear signals; elsewhere nothing waits.
+    Only the main thread receives signals; in other threads nothing is delayed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    received: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
-        if heard:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+        if received:
             signal.raise_signal(signal.SIGTERM)
 
 
 LONGEST_PAUSE_S = 0.05
-"""Between two looks at the store; the first are much shorter."""
+"""Longest pause between two polls of the store; the first pauses are much shorter."""
 LONGEST_WAIT_S = 300.0
-"""For a rank that is late: another may write a checkpoint, or compute an exact result."""
+"""Longest wait for a late rank, which may be writing a checkpoint or computing an exact result."""
 GO_ON, STOP = "go on", "stop"
 
 
 class PeerStoppedError(RuntimeError):
-    """Another rank does not observe any further, so this one cannot."""
+    """Another rank has stopped observing, so this rank cannot go on observing either."""
 
 
 class PeerMissingError(RuntimeError):
-    """Another rank did not come in time: it is dead, busy with something else, or does not observe."""
+    """Another rank did not arrive in time: it died, is busy, or does not observe its loop."""
 
 
-class Meetings:
-    """One rank's part in the meetings of some ranks before each collective of the observation.
+class AbortableBarrier:
+    """A barrier that any rank can abort; the ranks wait at it before every collective of the observation.
 
-    An observation may end on one rank only, by an error of its own, while the training goes on. Its peers
-    would wait in their next collective for ever, or take a collective of the training for it. The store,
-    unlike a collective, lets a rank say that it will not come, and go on at once. A rank that dies says
-    nothing: it is waited for, but not for long. All ranks hold their meetings in the same order.
+    An observation may end on one rank only, by an error of its own, while the training goes on. The other
+    ranks would then wait in their next collective for ever, or mistake a collective of the training for it.
+    Unlike a collective, the store lets a rank announce that it will not come, and continue at once. A rank
+    that dies announces nothing, so the wait has a time limit. All ranks must use their barriers in the same
+    order.
     """
 
     def __init__(self, name: str, ranks: Sequence[int]) -> None:
-        """`name` tells these meetings from others of the same ranks; no rank waits for another here."""
+        """Create the barrier without waiting; `name` distinguishes barriers of the same ranks."""
         self._size = len(ranks)
         self._store = PrefixStore(f"bench.observe {name} {[*ranks]}", _get_default_store())
         self._longest_s = longest_wait_s()
-        self._held = 0
+        self._rounds = 0
 
-    def hold(self) -> None:
-        """Return when all ranks are here.
+    def wait(self) -> None:
+        """Return when all ranks have arrived.
 
-        Raises PeerStoppedError where one will not come, PeerMissingError where one did not come in time.
+        Raises:
+            PeerStoppedError: Another rank has aborted the barrier.
+            PeerMissingError: Another rank did not arrive in time.
         """
         if self._size == 1:
             return
-        if self._store.add(self._key("here"), 1) == self._size:
+        if self._store.add(self._key("arrivals"), 1) == self._size:
             self._decide(GO_ON)
         self._await_decision()
         decision = self._store.get(self._key("decision"))
-        self._held += 1
+        self._rounds += 1
         if decision != GO_ON.encode():
             raise PeerStoppedError("another rank stopped observing")
 
-    def leave(self) -> None:
-        """Tell the others not to wait for this rank; waits for nobody."""
+    def abort(self) -> None:
+        """Make `wait` raise on the other ranks; returns at once."""
         self._decide(STOP)
 
     def _await_decision(self) -> None:
@@ -125,24 +128,28 @@ class Meetings:
         while not self._store.check([self._key("decision")]):
             if time.monotonic() > deadline:
                 self._decide(STOP)
+                arrivals = self._store.add(self._key("arrivals"), 0)
                 raise PeerMissingError(
-                    f"{self._store.add(self._key('here'), 0)} of {self._size} ranks came to this point within"
-                    f" {self._longest_s:g} s"
+                    f"only {arrivals} of {self._size} ranks reached this point of bench.observe within"
+                    f" {self._longest_s:g} s; every rank must enter the context in every step"
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _key(self, what: str) -> str:
-        """Of the next meeting: how many are `here`, or its `decision`."""
-        return f"{self._held} {what}"
+    def _key(self, value: str) -> str:
+        """Return the store's key of a value of the next round: its `arrivals` or its `decision`."""
+        return f"{self._rounds} {value}"
 
-    def _decide(self, outcome: str) -> None:
-        """The first decision holds."""
-        self._store.compare_set(self._key("decision"), "", outcome)
+    def _decide(self, decision: str) -> None:
+        """Set the decision of the next round unless another rank has set it."""
+        self._store.compare_set(self._key("decision"), "", decision)
 
 
 def longest_wait_s() -> float:
-    """At most half of what a collective of the training waits: it may be one of those that wait for us."""
+    """Return the longest wait of a barrier, at most half the timeout of the training's collectives.
+
+    Ranks that do not wait at the barrier may wait for this one in such a collective.
+    """
     group = _get_default_group()
-    waits = [group._get_backend(device).options._timeout for device in group._device_types]
-    return min(LONGEST_WAIT_S, *(each.total_seconds() / 2 for each in waits))
+    timeouts = [group._get_backend(device).options._timeout for device in group._device_types]
+    return min(LONGEST_WAIT_S, *(timeout.total_seconds() / 2 for timeout in timeouts))

@@ -1,4 +1,4 @@
-"""Whether a loop trains the mean loss of its next tokens: judged from what the ranks saw. No torch."""
+"""Check of the training objective: whether a loop trains the mean loss of its next tokens. No torch."""
 
 from __future__ import annotations
 
@@ -10,91 +10,104 @@ from dataclasses import dataclass
 import numpy as np
 
 UNTRAINED = -1
-"""The label of a token whose loss has no weight."""
+"""Label of a token whose loss has no weight."""
 LIMITS: Mapping[str, float] = {"fp64": 1e-4, "fp32": 1e-3}
-"""How far weights and the loss may be off, relative; 16 bit has SIXTEEN_BIT."""
-SIXTEEN_BIT = 2e-2
+"""Largest relative error of weights and loss that passes, by dtype of attention."""
+SIXTEEN_BIT_LIMIT = 2e-2
+"""Largest relative error that passes in all other dtypes."""
 MEAN = "the mean loss over all ranks' valid tokens"
-Weight = tuple[float, str]
-"""What a token's loss weighs, and where."""
+NamedWeight = tuple[float, str]
+"""Weight of each token's loss in a micro-step, and the name of that micro-step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroStep:
-    """What one call of the model trained on, on one rank, as the gradient of its logits shows it."""
+    """Tokens that one call of the model trained on one rank, derived from the gradient of its logits.
+
+    w_i is the weight of token i's loss, p_i the probability of its label. The three arrays are [sequences,
+    tokens]. The sums are over tokens whose label is the next token of their sequence, as far as this rank
+    knows it.
+    """
 
     ids: np.ndarray
-    """[sequences, tokens], as are `positions` and `labels`."""
     positions: np.ndarray
     labels: np.ndarray
-    """UNTRAINED where no gradient came."""
-    pull: float
-    """The sum of w_i * (1 - p_i) over the tokens that are counted in `summed`; nan where any gradient is not
-    finite."""
+    """Labels of the loss; UNTRAINED for tokens without a gradient."""
+    weighted_doubt: float
+    """Sum of w_i * (1 - p_i); nan if any gradient is not finite."""
     doubt: float
-    """The sum of 1 - p_i over the same."""
+    """Sum of 1 - p_i."""
     loss_sum: float
-    """The sum of their losses, -log p_i."""
-    summed: int
-    """How many tokens' label is the next token of their sequence, as far as this rank sees."""
+    """Sum of the losses, -log p_i."""
+    next_tokens: int
+    """Number of tokens in the sums."""
     valid_tokens: int | None
-    """How many labels the model was given that count; None where it was given none."""
+    """Number of labels that count among those passed to the model; None if none were passed."""
 
     @property
     def weight(self) -> float | None:
-        """What each token's loss is multiplied with, which may be nan; None where no token says so."""
-        if math.isnan(self.pull):
-            return self.pull
-        return None if self.doubt <= 0 else self.pull / self.doubt
+        """Factor of each token's loss, which may be nan; None if no token shows it."""
+        if math.isnan(self.weighted_doubt):
+            return self.weighted_doubt
+        return None if self.doubt <= 0 else self.weighted_doubt / self.doubt
 
     @property
-    def trained(self) -> int:
+    def trained_tokens(self) -> int:
+        """Number of tokens with a label."""
         return int((self.labels != UNTRAINED).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankObjective:
-    """One rank's step, and what its loop says of it."""
+    """Tokens that one rank trained in a step, and the loss that its loop stated for this step."""
 
     micro_steps: Sequence[MicroStep]
     losses: Sequence[float]
+    """Losses that the loop stated."""
     valid_tokens: float | None
-    """Of the whole step on this rank, as the loop says, or by the labels that the model was given."""
-    is_told: bool
-    """Whether the loop gave its loss, or said that it trains this objective."""
-    averages: bool
+    """Valid tokens of the whole step on this rank, as stated or counted in the labels passed to the model."""
+    is_stated: bool
+    """Whether the loop stated a loss, or that it trains this objective."""
+    averages_gradients: bool
     """Whether the engine divides the sum of all ranks' gradients by their number, and nothing else does."""
     unknown_divisor: str | None = None
-    """Why it is not known what the engine divides gradients by; None where `averages` says it."""
+    """Reason why it is not known by what the engine divides gradients; None if `averages_gradients` holds
+    the answer."""
 
 
-def not_compared(ranks: Sequence[RankObjective], sharers: int, dtype: str) -> str | None:
-    """Why the objective of a loop was not compared; None where it was. `sharers` ranks share a sequence."""
-    return _unseen(ranks) or _unknown_divisor(ranks, sharers, _limit(dtype))
+def reason_not_compared(ranks: Sequence[RankObjective], sequence_ranks: int, dtype: str) -> str | None:
+    """Return why the objective was not compared; None if it was.
+
+    Args:
+        ranks: Objectives of all ranks, in rank order.
+        sequence_ranks: Number of ranks that share a sequence.
+        dtype: Dtype of attention.
+    """
+    return _reason_unseen(ranks) or _reason_scale_unknown(ranks, sequence_ranks, _limit(dtype))
 
 
-def _unseen(ranks: Sequence[RankObjective]) -> str | None:
-    """Why nothing is known of what the loop trains on."""
-    if not all(rank.is_told for rank in ranks):
-        return "the loop did not give its loss; call loss(loss, valid_tokens) of the context in every step"
+def _reason_unseen(ranks: Sequence[RankObjective]) -> str | None:
+    """Return why nothing is known of the tokens that the loop trains; None if they are known."""
+    if not all(rank.is_stated for rank in ranks):
+        return "the loop did not state its loss; call step.loss(loss, valid_tokens) in every step"
     calls = [rank.micro_steps for rank in ranks]
     if not all(calls):
-        return "the model handed back no logits of each token to which a gradient came"
-    if not any(each.trained for rank in calls for each in rank):
+        return "the model returned no per-token logits that received a gradient"
+    if not any(call.trained_tokens for rank_calls in calls for call in rank_calls):
         return "the gradient of all logits was zero"
     return None
 
 
-def _unknown_divisor(ranks: Sequence[RankObjective], sharers: int, limit: float) -> str | None:
-    """Why the scale is not judged: who divides decides what is right, and is not known."""
-    reason = next((each.unknown_divisor for each in ranks if each.unknown_divisor is not None), None)
-    if reason is not None or all(each.averages for each in ranks):
+def _reason_scale_unknown(ranks: Sequence[RankObjective], sequence_ranks: int, limit: float) -> str | None:
+    """Return why it is not known by what gradients are divided, which decides the right scale of the loss."""
+    reason = next((rank.unknown_divisor for rank in ranks if rank.unknown_divisor is not None), None)
+    if reason is not None or all(rank.averages_gradients for rank in ranks):
         return reason
-    for count in dict.fromkeys((len(ranks), sharers)):
-        if count > 1 and _is_loss(ranks, limit, parts=count):
+    for count in dict.fromkeys((len(ranks), sequence_ranks)):
+        if count > 1 and _states_mean_loss(ranks, limit, parts=count):
             return (
-                f"the loop's loss is {MEAN}, divided by {count}: right where gradients are added up over"
-                f" {count} ranks, wrong where they are averaged, and it is not known what is done here"
+                f"the stated loss is {MEAN}, divided by {count}; this is right if gradients are summed over"
+                f" {count} ranks and wrong if they are averaged, and bench.observe cannot see which is done"
             )
     return None
 
@@ -102,140 +115,171 @@ def _unknown_divisor(ranks: Sequence[RankObjective], sharers: int, limit: float)
 def wrong_objective(
     ranks: Sequence[RankObjective], groups: Sequence[Sequence[int]], dtype: str
 ) -> str | None:
-    """What is wrong with it, in one line; None where nothing is, or where it cannot be judged.
+    """Return what is wrong with the objective, in one line; None if it is right or cannot be judged.
 
-    `ranks` are in their order, `groups` are the ranks that share sequences, `dtype` is that of attention.
+    Args:
+        ranks: Objectives of all ranks, in rank order.
+        groups: Ranks of every sequence group.
+        dtype: Dtype of attention.
     """
-    if _unseen(ranks) is not None:
+    if _reason_unseen(ranks) is not None:
         return None
     limit, weights = _limit(dtype), [*_weights(ranks)]
-    for weight, where in weights:
+    for weight, place in weights:
         if not math.isfinite(weight):
-            return f"objective: the gradient of the logits of {where} is not finite"
+            return f"objective: the gradient of the logits of {place} is not finite"
     labels = (_wrong_labels([ranks[rank] for rank in group], group) for group in groups)
-    found = next(filter(None, labels), None) or _no_next_tokens(ranks) or _unequal_weights(weights, limit)
-    if found is not None or _unknown_divisor(ranks, len(groups[0]), limit) is not None:
-        return found
+    wrong = next(filter(None, labels), None) or _no_next_tokens(ranks) or _unequal_weights(weights, limit)
+    if wrong is not None or _reason_scale_unknown(ranks, len(groups[0]), limit) is not None:
+        return wrong
     return _wrong_scale(ranks, weights, limit, dtype) or _wrong_loss(ranks, limit)
 
 
 def _limit(dtype: str) -> float:
-    return LIMITS.get(dtype, SIXTEEN_BIT)
+    return LIMITS.get(dtype, SIXTEEN_BIT_LIMIT)
 
 
-def _wrong_labels(sharers: Sequence[RankObjective], group: Sequence[int]) -> str | None:
-    by_call = zip(*(each.micro_steps for each in sharers), strict=False)
-    rows = (
-        _wrong_row(calls, row, group)
+def _wrong_labels(sequence_group: Sequence[RankObjective], group: Sequence[int]) -> str | None:
+    """Return the first wrong label of the sequences that the ranks `group` share; None if all are right."""
+    by_call = zip(*(rank.micro_steps for rank in sequence_group), strict=False)
+    wrong = (
+        _wrong_sequence(calls, row, group)
         for calls in by_call
-        for row in range(min(len(each.ids) for each in calls))
+        for row in range(min(len(call.ids) for call in calls))
     )
-    return next(filter(None, rows), None)
+    return next(filter(None, wrong), None)
 
 
-def _wrong_row(calls: Sequence[MicroStep], row: int, group: Sequence[int]) -> str | None:
-    """One sequence of a micro-step; packed ones, whose positions start anew, are not looked at."""
+def _wrong_sequence(calls: Sequence[MicroStep], row: int, group: Sequence[int]) -> str | None:
+    """Return the first wrong label of one sequence, whose shards are in row `row` of the ranks' calls.
+
+    Sequences of packed documents, whose positions restart, are not checked.
+    """
     positions = np.concatenate([call.positions[row] for call in calls])
-    ids, labels = (np.concatenate([getattr(call, name)[row] for call in calls]) for name in ("ids", "labels"))
+    ids = np.concatenate([call.ids[row] for call in calls])
+    labels = np.concatenate([call.labels[row] for call in calls])
     ranks = np.repeat([*group], [call.positions.shape[1] for call in calls])
     order = positions.argsort(kind="stable")
-    positions, ids, labels, ranks = (each[order] for each in (positions, ids, labels, ranks))
+    positions, ids, labels, ranks = (values[order] for values in (positions, ids, labels, ranks))
     if not np.array_equal(positions, np.arange(len(positions))):
         return None
     wrong = np.flatnonzero((labels[:-1] != UNTRAINED) & (labels[:-1] != ids[1:]))
     if len(wrong):
-        place = int(wrong[0])
+        position = int(wrong[0])
         return (
-            f"objective: rank {ranks[place]} trains position {place} on token {labels[place]}, but token"
-            f" {ids[place + 1]} comes next; shift the labels of whole sequences by one, before sharding"
+            f"objective: rank {ranks[position]} trains position {position} on token {labels[position]}, but"
+            f" the next token is {ids[position + 1]}; shift the labels of whole sequences by one before"
+            " sharding"
         )
     return _untrained_edges(labels != UNTRAINED, ranks)
 
 
 def _untrained_edges(is_trained: np.ndarray, ranks: np.ndarray) -> str | None:
-    """Labels that were shifted within shards: all that end a rank's piece are missing, all around are not."""
+    """Return a message if labels were shifted within shards.
+
+    Then the last token of every shard has no label, while all tokens next to these have one.
+    """
     edges = np.flatnonzero(ranks[:-1] != ranks[1:])
-    beside = np.setdiff1d(np.concatenate([edges - 1, edges + 1]), [*edges, -1, len(ranks) - 1])
-    if not len(edges) or is_trained[edges].any() or not len(beside) or not is_trained[beside].all():
+    neighbours = np.setdiff1d(np.concatenate([edges - 1, edges + 1]), [*edges, -1, len(ranks) - 1])
+    if not len(edges) or is_trained[edges].any() or not len(neighbours) or not is_trained[neighbours].all():
         return None
     return (
         f"objective: the last token of each shard is not trained on, such as position {int(edges[0])} of rank"
-        f" {ranks[edges[0]]}: its label was cut off; shift the labels of whole sequences, before sharding"
+        f" {ranks[edges[0]]}, because its label was cut off; shift the labels of whole sequences before"
+        " sharding"
     )
 
 
 def _no_next_tokens(ranks: Sequence[RankObjective]) -> str | None:
-    """Packed sequences' labels are not compared one by one, but some must be what comes next."""
-    calls = [(rank, each.micro_steps) for rank, each in enumerate(ranks)]
-    trained = (each for each in calls if any(call.trained for call in each[1]))
-    found = next((rank for rank, each in trained if not any(call.summed for call in each)), None)
-    return None if found is None else f"objective: no label of rank {found} is the token that comes next"
+    """Return a message if no label of a rank is the next token.
+
+    This also covers packed sequences, whose labels are not compared one by one.
+    """
+    for rank, objective in enumerate(ranks):
+        calls = objective.micro_steps
+        if any(call.trained_tokens for call in calls) and not any(call.next_tokens for call in calls):
+            return (
+                f"objective: no label of rank {rank} is the next token of its sequence; shift the labels of"
+                " whole sequences by one before sharding"
+            )
+    return None
 
 
-def _unequal_weights(weights: Sequence[Weight], limit: float) -> str | None:
+def _unequal_weights(weights: Sequence[NamedWeight], limit: float) -> str | None:
     if not weights:
         return None
-    (low, of_low), (high, of_high) = (pick(weights) for pick in (min, max))
+    (low, low_place), (high, high_place) = min(weights), max(weights)
     if low > 0 and high <= low * (1 + limit):
         return None
-    times = f"{high / low:.4g} times" if low > 0 else "another sign than"
+    if low > 0:
+        comparison = f"a token of {high_place} weighs {high / low:.4g} times one of {low_place}"
+    else:
+        comparison = f"a token of {high_place} has weight {high:.4g} and one of {low_place} {low:.4g}"
     return (
-        f"objective: a token of {of_high} weighs {times} one of {of_low}, so the loss is not {MEAN}; divide"
-        " each sum by the count of all ranks and micro-steps, not by the own one"
+        f"objective: {comparison}, so the loss is not {MEAN}; divide each rank's sum of losses by the token"
+        " count of all ranks and micro-steps, not by its own count"
     )
 
 
-def _weights(ranks: Sequence[RankObjective]) -> Iterator[Weight]:
-    for rank, each in enumerate(ranks):
-        for number, call in enumerate(each.micro_steps):
-            where = f"rank {rank}" if len(each.micro_steps) == 1 else f"rank {rank}, micro-step {number}"
-            if call.weight is not None and call.trained:
-                yield call.weight, where
+def _weights(ranks: Sequence[RankObjective]) -> Iterator[NamedWeight]:
+    for rank, objective in enumerate(ranks):
+        for number, call in enumerate(objective.micro_steps):
+            suffix = "" if len(objective.micro_steps) == 1 else f", micro-step {number}"
+            if call.weight is not None and call.trained_tokens:
+                yield call.weight, f"rank {rank}{suffix}"
 
 
 def _wrong_scale(
-    ranks: Sequence[RankObjective], weights: Sequence[Weight], limit: float, dtype: str
+    ranks: Sequence[RankObjective], weights: Sequence[NamedWeight], limit: float, dtype: str
 ) -> str | None:
-    """Gradients that are so many times those of the mean."""
+    """Return a message if gradients are a multiple of those of the mean loss."""
     if not weights or not has_known_scale(ranks, dtype):
         return None
-    count = sum(each.valid_tokens or 0.0 for each in ranks)
-    times = statistics.median(weight for weight, _ in weights) * count / len(ranks)
-    if abs(times - 1) <= limit:
+    count = sum(rank.valid_tokens or 0.0 for rank in ranks)
+    factor = statistics.median(weight for weight, _ in weights) * count / len(ranks)
+    if abs(factor - 1) <= limit:
         return None
     return (
-        f"objective: gradients are {times:.4g} times those of {MEAN} ({count:,.0f} as counted): the engine"
-        f" divides their sum by {len(ranks)} ranks, so each rank's loss is its sum times {len(ranks)} over"
-        " that count"
+        f"objective: gradients are {factor:.4g} times those of {MEAN} ({count:,.0f} tokens); the engine"
+        f" divides gradients by {len(ranks)} ranks, so call backward on each rank's sum of losses times"
+        f" {len(ranks)} / {count:.0f}"
     )
 
 
 def has_known_scale(ranks: Sequence[RankObjective], dtype: str) -> bool:
-    """Whether it is known how often gradients are divided; a scaler of fp16 multiplies them as it likes."""
-    return dtype != "fp16" and all(each.averages and each.valid_tokens is not None for each in ranks)
+    """Return whether the right size of gradients is known.
+
+    It is not known in fp16, where a gradient scaler multiplies them.
+    """
+    return dtype != "fp16" and all(
+        rank.averages_gradients and rank.valid_tokens is not None for rank in ranks
+    )
 
 
 def _wrong_loss(ranks: Sequence[RankObjective], limit: float) -> str | None:
-    if _is_loss(ranks, limit) or not all(each.losses for each in ranks):
+    if _states_mean_loss(ranks, limit) or not all(rank.losses for rank in ranks):
         return None
-    told = statistics.fmean(sum(each.losses) for each in ranks)
-    return f"objective: the loop's loss is {told:.6g}, {MEAN} is {_exact(ranks):.6g}; say that one"
+    stated = statistics.fmean(sum(rank.losses) for rank in ranks)
+    return (
+        f"objective: the stated loss is {stated:.6g}, but {MEAN} is {_mean_loss(ranks):.6g}; call backward on"
+        " this mean and state it"
+    )
 
 
-def _is_loss(ranks: Sequence[RankObjective], limit: float, parts: int = 1) -> bool:
-    """Whether `parts` times the mean over ranks of what each says is the loss.
+def _states_mean_loss(ranks: Sequence[RankObjective], limit: float, parts: int = 1) -> bool:
+    """Return whether `parts` times the stated loss, averaged over ranks, is the mean loss.
 
-    They may say that of each micro-step, or its part of the step's.
+    A rank may state the loss of each micro-step, or each micro-step's part of the step's loss.
     """
-    if not all(each.losses for each in ranks):
+    if not all(rank.losses for rank in ranks):
         return False
-    told = (statistics.fmean(each(rank.losses) for rank in ranks) for each in (sum, statistics.fmean))
-    exact = _exact(ranks)
-    return any(abs(parts * loss - exact) <= limit * abs(exact) for loss in told)
+    stated = (statistics.fmean(total(rank.losses) for rank in ranks) for total in (sum, statistics.fmean))
+    mean = _mean_loss(ranks)
+    return any(abs(parts * loss - mean) <= limit * abs(mean) for loss in stated)
 
 
-def _exact(ranks: Sequence[RankObjective]) -> float:
-    """The mean over all tokens that were trained on; nan where none is known."""
-    calls = [call for each in ranks for call in each.micro_steps]
-    summed = sum(call.summed for call in calls)
-    return sum(call.loss_sum for call in calls) / summed if summed else math.nan
+def _mean_loss(ranks: Sequence[RankObjective]) -> float:
+    """Return the mean loss over all trained tokens whose loss is known; nan if there are none."""
+    calls = [call for rank in ranks for call in rank.micro_steps]
+    count = sum(call.next_tokens for call in calls)
+    return sum(call.loss_sum for call in calls) / count if count else math.nan

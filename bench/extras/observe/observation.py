@@ -1,8 +1,9 @@
-"""One model's steps: what begins and ends them, and what is written when they are over.
+"""The context manager that `bench.observe` returns.
 
-The first steps pay for what happens once, the next are timed with nothing else in them, a few more are
-looked at from inside. Then the record is written, and the context does nothing any more. Nor does it after an
-error of its own: that is told in one line, and the training goes on.
+The first steps include costs that occur once, the next steps are timed without instruments, and a few more
+are inspected or traced. Then the record is written, and the context does nothing any more. An error of the
+observation itself is printed in one line; then, too, the context does nothing any more, and the training
+continues.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from torch import Tensor, nn
 from bench.common.labels import checks_label
 from bench.config import ConfigError, ExitCode
 from bench.extras.observe.cell import ObserveRequest, observed_cell
-from bench.extras.observe.loop import Loop, LoopFullLength, LoopParity, LoopReplicas
+from bench.extras.observe.loop import LoopFullLength, LoopParity, LoopReplicas, ObservedLoop
 from bench.extras.observe.loop_ranks import (
-    Meetings,
+    AbortableBarrier,
     PeerStoppedError,
-    agreed_time,
+    broadcast_time,
+    delay_sigterm,
     device_of,
-    gathered_on_rank_0,
-    sigterm_held_back,
+    gather_on_rank_0,
 )
 from bench.extras.observe.observed_model import observed_model, refuse_compiled
 from bench.extras.observe.observed_record import (
-    check_records,
+    check_folder,
     failed_record,
-    kept,
     observed_record,
-    report,
-    sharing,
+    sequence_groups,
+    store_once,
+    write_report,
 )
-from bench.extras.observe.parity import Sharers
+from bench.extras.observe.parity import SequenceGroup
 from bench.extras.observe.tokens import LoopReport
 from bench.measure import decoded
 from bench.measure.rank_pass import Measurement, StepRequest
@@ -54,218 +55,263 @@ from bench.run.node.failure import describe_failure
 from bench.run.node.ranks import RankEnd, lost_a_peer
 
 LOST_PEER_WAIT_S = 1.0
-"""How long the record of a peer that left may still come; the launcher of the ranks ends the others soon."""
+"""Time for a failed peer to write its record; torchrun stops the other ranks soon afterwards."""
 STORE_WAIT_S = 10.0
-"""Ranks that meet the same error write one after another."""
+"""Longest wait for the records file; ranks that raise the same error write one after another."""
 
 
 class Observation:
-    """One model's steps, observed; `record` is there on rank 0 when it is over."""
+    """Context manager for the steps of a training loop; `bench.observe` creates it.
 
-    made: ClassVar[int] = 0
-    """How many were made: it names an observation in the same way on all ranks."""
-    inside: ClassVar[Observation | None] = None
-    of_models: ClassVar[WeakKeyDictionary[nn.Module, Observation]] = WeakKeyDictionary()
+    Use it for every step, around forward, backward and the optimizer's update:
+
+        with bench.observe(model, sequence_group) as step:
+            loss = model(**batch).loss
+            step.loss(loss)  # optional
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    An error of the user's code in the context is stored in a record and raised again. An error of the
+    observation is printed, and the training continues unobserved.
+
+    Attributes:
+        record: The record, on rank 0 after the last observed step, or on a rank that stored an error. None
+            before, and on the other ranks.
+    """
+
+    count: ClassVar[int] = 0
+    """Number of observations in this process; equal on all ranks, so it identifies an observation."""
+    active: ClassVar[Observation | None] = None
+    """The observation whose context is entered."""
+    by_model: ClassVar[WeakKeyDictionary[nn.Module, Observation]] = WeakKeyDictionary()
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | None, request: ObserveRequest) -> None:
         if not dist.is_initialized():
             raise ConfigError(
-                "bench.observe: there is no process group; start the script with torchrun, even on one"
-                " device, and call torch.distributed.init_process_group first"
+                "bench.observe: torch.distributed has no process group; start the script with torchrun, even"
+                " on one device, and call torch.distributed.init_process_group before bench.observe"
             )
         self.request = request
         self.record: Record | None = None
         self._start = time.monotonic()
         self._log = RankLog(lambda _: None)
-        self._speaks = dist.get_rank() == 0
-        self._seen = 0
+        self._steps = 0
         self._is_prepared = self._is_over = False
-        Observation.made += 1
-        with self._own_work(refusals=(ConfigError, StoreError)):
+        Observation.count += 1
+        with self._contain_errors(refusals=(ConfigError, StoreError)):
             self._prepare(model, group)
 
     def _prepare(self, model: nn.Module, group: dist.ProcessGroup | None) -> None:
-        """All that is needed before the first step; raises ConfigError for what cannot be observed."""
+        """Set up everything before the first step; raise ConfigError if the loop cannot be observed."""
         ranks = [dist.get_rank()] if group is None else dist.get_process_group_ranks(group)
-        self._with_all = Meetings(f"{Observation.made} all", range(dist.get_world_size()))
-        self._with_sharers = Meetings(f"{Observation.made} sharers", ranks)
-        sharers = Sharers(ranks, group, self._with_sharers.hold)
-        if self._speaks:
-            check_records(self.request.folder)
+        self._all_ranks = AbortableBarrier(f"{Observation.count} all", range(dist.get_world_size()))
+        self._sequence_ranks = AbortableBarrier(f"{Observation.count} sequence", ranks)
+        sequence_group = SequenceGroup(ranks, group, self._sequence_ranks.wait)
+        if dist.get_rank() == 0:
+            check_folder(self.request.folder)
         observed, device = observed_model(model), device_of(model)
         self._model = observed.model_config()
-        self._loop = Loop(observed, sharers, device, self._log.step)
+        self._loop = ObservedLoop(observed, sequence_group, device, self._log.step)
         self._measurement = Measurement(
             self.request.measure,
             device,
             self._log,
-            meet=self._with_all.hold,
+            meet=self._all_ranks.wait,
             instead={"parity": LoopParity, "full_length": LoopFullLength, "updates": LoopReplicas},
         )
-        self._asks = self._measurement.steps(self._loop)
-        self._with_all.hold()
-        self._started_at = agreed_time(device)
-        atexit.register(self._say_what_is_missing)
+        self._step_requests = self._measurement.steps(self._loop)
+        self._all_ranks.wait()
+        self._started_at = broadcast_time(device)
+        self._is_rank_0 = dist.get_rank() == 0
+        atexit.register(self._report_missing_steps)
         self._is_prepared = True
 
     def __enter__(self) -> Self:
+        """Begin a step. Does nothing once the observation is over."""
         if self._is_over:
             return self
-        with self._own_work():
-            if Observation.inside is not None:
+        with self._contain_errors():
+            if Observation.active is not None:
                 raise ConfigError(
-                    "another step is being observed; observe one model at a time, such as the teacher in a"
-                    " run of its own"
+                    "the step of another model is being observed; observe one model at a time, such as the"
+                    " teacher in a run of its own"
                 )
-            if self._seen == 0:
+            if self._steps == 0:
                 refuse_compiled(self._loop.model.called[0])
-            while next(self._asks) is StepRequest.BETWEEN:
+            while next(self._step_requests) is StepRequest.BETWEEN:
                 pass
-            Observation.inside = self
+            Observation.active = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """End a step; after the last observed one, write the record and the report on rank 0.
+
+        An error of the step is stored in a record, and is raised again.
+        """
         if self._is_over:
             return
-        Observation.inside = None
-        self._seen += 1
+        Observation.active = None
+        self._steps += 1
         if error is not None:
-            self._end_with(error, is_ours=False)
+            self._stop(error, is_internal=False)
             return
-        with self._own_work():
-            if next(self._asks, None) is None:
+        with self._contain_errors():
+            if next(self._step_requests, None) is None:
                 self._finish()
                 self._is_over = True
 
     def loss(self, loss: Tensor | float | None = None, valid_tokens: Tensor | float | None = None) -> None:
-        """Say what a step trains on, so that its objective is checked: the mean loss of next tokens.
+        """State the loss of a step, so that the training objective is checked.
 
-        `loss` is the one that backward is called on, before any scaling, once for each micro-step;
-        `valid_tokens` is how many of this rank's tokens are behind it, by default those of the labels that
-        the model was given. Call it in every step: one of them is compared, and all have to be finite.
+        The call says that the step trains the mean cross-entropy of next tokens, over the valid tokens of all
+        ranks and micro-steps. Make it in every step, once per micro-step. One step is compared, and the
+        numbers of all steps must be finite. Tensors are copied without a synchronization.
+
+            with bench.observe(model, sequence_group) as step:
+                loss = loss_sum * world_size / valid_tokens_of_all_ranks
+                step.loss(loss, valid_tokens)
+                loss.backward()
+
+        Args:
+            loss: The value on which `backward` is called, before a gradient scaler. Without it only labels,
+                weights and gradients are compared.
+            valid_tokens: Number of this rank's tokens in the loss. By default, the labels passed to the model
+                are counted, without those that are ignored.
         """
         if not self._is_over:
-            self._loop.trained.tell(self._seen, loss, valid_tokens)
+            self._loop.trained_tokens.state(self._steps, loss, valid_tokens)
 
     @contextmanager
-    def _own_work(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """Around what is not the user's: errors other than `refusals` end the observation, nothing else.
+    def _contain_errors(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Stop the observation instead of the training if the observation's code raises.
 
-        They may be one rank's alone.
+        Only `refusals`, and exceptions such as KeyboardInterrupt, are raised. An error may occur on one rank
+        only.
         """
         try:
             yield
         except BaseException as error:
-            is_ours = isinstance(error, Exception) and not isinstance(error, refusals)
-            self._end_with(error if is_ours else None, is_ours=True)
-            if not is_ours:
+            is_internal = isinstance(error, Exception) and not isinstance(error, refusals)
+            self._stop(error if is_internal else None, is_internal=True)
+            if not is_internal:
                 raise
         else:
             if self._is_over:
-                self._let_go()
+                self._release_model()
 
-    def _end_with(self, error: BaseException | None, *, is_ours: bool) -> None:
-        """The observation is over: no rank waits for this one, and a record is kept of the error if possible.
+    def _stop(self, error: BaseException | None, *, is_internal: bool) -> None:
+        """Stop the observation: release the waiting ranks, and store the error in a record if possible.
 
-        The error is the user's step's, which goes on whatever else fails here, or one of our own.
+        `error` was raised by the observation's code if `is_internal`, else by the user's step. In the second
+        case it must propagate, whatever else fails here.
         """
         self._is_over = True
         with suppress(Exception):
-            self._with_all.leave()
-            self._with_sharers.leave()
-        said = []
-        if is_ours and isinstance(error, Exception):
-            said.append(f"observes no further, the training goes on: {in_one_line(error)}")
+            self._all_ranks.abort()
+            self._sequence_ranks.abort()
+        messages = []
+        if is_internal and isinstance(error, Exception):
+            messages.append(f"the observation stopped, the training continues; reason: {one_line(error)}")
         try:
             if self._is_prepared:
-                self._asks.close()
+                self._step_requests.close()
                 if isinstance(error, Exception) and not isinstance(error, PeerStoppedError):
-                    self._keep_failure(error, " (in the observation, not in the loop)" if is_ours else "")
-        except Exception as another:  # noqa: BLE001  it would end the training, or stand in for the user's error
-            said.append(f"no record: {in_one_line(another)}")
-        if said and self.record is None:
-            say("; ".join(said))
-        self._let_go()
+                    self._store_failure(error, is_internal=is_internal)
+        except Exception as store_error:  # noqa: BLE001  it would end the training, or replace the user's error
+            messages.append(f"no record was written; reason: {one_line(store_error)}")
+        if messages and self.record is None:
+            print_message("; ".join(messages))
+        self._release_model()
 
-    def _let_go(self) -> None:
-        """Hold the model no longer: the table by models, and the interpreter's end, hold this."""
-        atexit.unregister(self._say_what_is_missing)
-        held = vars(self)
-        if "_measurement" in held:
-            self._measurement.passes.clear()  # each holds the measurement, which holds the model
-        for name in ("_loop", "_measurement", "_asks"):
-            held.pop(name, None)
+    def _release_model(self) -> None:
+        """Drop all references to the model; the user may still hold this observation."""
+        atexit.unregister(self._report_missing_steps)
+        attributes = vars(self)
+        if "_measurement" in attributes:
+            self._measurement.passes.clear()  # passes refer to the measurement, which refers to the model
+        for name in ("_loop", "_measurement", "_step_requests"):
+            attributes.pop(name, None)
 
     def _finish(self) -> None:
-        """Bring the ranks' reports together, judge them and write the record, on rank 0."""
-        own = self._report()
-        self._with_all.hold()
-        reports = gathered_on_rank_0(own)
+        """Gather the reports of all ranks; on rank 0, judge them and write the record and the report."""
+        local = self._loop_report()
+        self._all_ranks.wait()
+        reports = gather_on_rank_0(local)
         if not reports:
             return
-        groups, wall_s = sharing(reports), time.monotonic() - self._start
+        groups, wall_s = sequence_groups(reports), time.monotonic() - self._start
         cell = observed_cell(self._loop, self._model, self.request, groups[0])
         with Store(self.request.folder, STORE_WAIT_S) as store:
             repeat = sum(record.cell_id == cell.cell_id for record in store.read())
-            record = kept(observed_record(cell, reports, groups, repeat, wall_s, self._started_at), store)
-        self.record = record
-        say(outcome(record), sys.stdout)
+            record = observed_record(cell, reports, groups, repeat, wall_s, self._started_at)
+            self.record = record = store_once(record, store)
+        print_message(outcome(record), sys.stdout)
         if record.status is Status.OK:
             reasons = {check.what: check.reason for check in record.checks or ()}
-            say(checks_label(reasons), sys.stdout)
+            print_message(checks_label(reasons), sys.stdout)
         if self.request.report:
             try:
-                report(self.request.folder)
-            except Exception as error:  # noqa: BLE001  the record is kept, and nothing else counts
-                say(f"no report: {in_one_line(error)}")
+                write_report(self.request.folder)
+            except Exception as error:  # noqa: BLE001  the record is stored, and the training must continue
+                print_message(f"the record was written, but no report; reason: {one_line(error)}")
 
-    def _report(self) -> LoopReport:
+    def _loop_report(self) -> LoopReport:
+        """Return this rank's report."""
         loop, software = self._loop, nccl_version(self._measurement.device)
         values = {**self._measurement.report(), "phases_s": self._log.phases_s, "software": software}
-        (report,) = decoded([values])
-        stated = loop.trained.stated_not_finite()
-        return LoopReport(report, loop.tokens, loop.sizes, loop.other_layers, loop.objective, stated)
+        (rank_report,) = decoded([values])
+        return LoopReport(
+            rank_report=rank_report,
+            tokens=loop.tokens,
+            step_sizes=loop.step_sizes,
+            unplain_layers=loop.unplain_layers,
+            objective=loop.objective,
+            stated_not_finite=loop.trained_tokens.stated_not_finite(),
+        )
 
-    @sigterm_held_back()
-    def _keep_failure(self, error: Exception, whose: str) -> None:
-        """Keep what ended the loop or its observation, unless nothing is known of the tokens.
+    @delay_sigterm()
+    def _store_failure(self, error: Exception, *, is_internal: bool) -> None:
+        """Store a record of the error that ended the loop or its observation.
 
-        `whose` is added to what the error says. Of an error that several ranks meet there is one record.
+        Nothing is stored if the step's tokens are not known. If several ranks raise the same error, one
+        record is stored.
         """
-        tokens = self._loop.fed.tokens
+        tokens = self._loop.input_watch.tokens
         if tokens is None:
             return
         cell = observed_cell(self._loop, self._model, self.request, [tokens])
         failure = describe_failure(error, self._log, cell.cluster)
         if lost_a_peer(failure):
-            # A peer is gone; if it can still say why, its record is the one that counts.
+            # A peer has ended. If it can still store its own error, that record is the one that counts.
             time.sleep(LOST_PEER_WAIT_S)
-        else:
+        elif is_internal:
             first, *rest = failure.message.split("\n", 1)
-            failure = replace(failure, message="\n".join([first + whose, *rest]))
+            message = "\n".join([f"{first} (in bench.observe, not in the training loop)", *rest])
+            failure = replace(failure, message=message)
         end = RankEnd(dist.get_rank(), ExitCode.FAILED, None, failure, log_tail="")
         wall_s = time.monotonic() - self._start
         with Store(self.request.folder, STORE_WAIT_S) as store:
-            self.record = kept(failed_record(cell, end, wall_s, self._started_at), store)
-        say(f"{outcome(self.record)}; record in {self.request.folder}")
+            self.record = store_once(failed_record(cell, end, wall_s, self._started_at), store)
+        print_message(f"{outcome(self.record)}; record in {self.request.folder}")
 
-    def _say_what_is_missing(self) -> None:
-        if not self._is_over and self._speaks:
-            say(
-                f"saw {self._seen} of the {self.request.steps_needed} steps that it needs, and wrote nothing;"
-                " run longer, or observe fewer steps with steps="
+    def _report_missing_steps(self) -> None:
+        if not self._is_over and self._is_rank_0:
+            print_message(
+                f"{self.request.steps_needed} steps are needed, but only {self._steps} were observed, so no"
+                " record was written; train longer, or pass a smaller steps="
             )
 
 
-def say(text: str, where: TextIO | None = None) -> None:
-    """A line of ours, by default among the warnings; a closed terminal ends no training."""
+def print_message(text: str, stream: TextIO | None = None) -> None:
+    """Print one line, to stderr by default. A closed stream is ignored, so that the training continues."""
     with suppress(Exception):
-        print(f"bench.observe: {text}", file=where or sys.stderr, flush=True)
+        print(f"bench.observe: {text}", file=stream or sys.stderr, flush=True)
 
 
-def in_one_line(error: Exception) -> str:
-    """`KeyError: 'scatter'`, and no more of an error whose text has many lines; only the text of our own."""
+def one_line(error: Exception) -> str:
+    """Return type and first line of an error, `KeyError: 'scatter'`; only the line of a ConfigError."""
     first = (str(error).strip().splitlines() or [""])[0]
     return first if isinstance(error, ConfigError) else f"{type(error).__name__}: {first}".removesuffix(": ")

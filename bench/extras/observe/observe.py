@@ -1,4 +1,4 @@
-"""Functions for a user's own script: `observe` around every step, a callback of Trainer's, and `probe`."""
+"""The public functions for a user's own training script: `observe`, `ObserveCallback` and `probe`."""
 
 from __future__ import annotations
 
@@ -32,35 +32,69 @@ def observe(
     warmup_steps: int = 2,
     report: bool = True,
 ) -> Observation:
-    """A context for every step of a loop that trains `model`; the same one, however often it is asked for.
+    """Return a context manager that measures and checks the steps of a training loop.
 
-    `group` are the ranks that share a sequence, None where none do. Every rank must enter it. After
-    `warmup_steps` + `steps` + 6 steps rank 0 adds a record to `folder` and reports. `strategy` is the name
-    it has there; with one of ours, the shapes and bytes that this strategy must show are checked, too. A
-    step that raises leaves a record that says so. Without `report` there is only the record. Raises
-    ConfigError for what cannot be observed.
+    Put every step into the context: forward, backward and the optimizer's update. All ranks must do so. After
+    `warmup_steps + steps + 8` steps, rank 0 adds a record to `folder`, prints the speed and the checks, and
+    writes a report; from then on the context does nothing. A step that raises leaves a record of the error.
+    Losses are the same with and without the context.
+
+        for batch in loader:
+            with bench.observe(model, sequence_group) as step:
+                loss = model(**batch).loss
+                step.loss(loss)  # optional: checks the training objective, too
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    Args:
+        model: The module that the loop calls: a transformers model, or one wrapped by DDP, FSDP or DeepSpeed.
+        group: The ranks that share a sequence, as a process group or a one-dimensional device mesh. None if
+            every rank has sequences of its own.
+        strategy: Name in the record and the report. With the name of a built-in strategy, shapes and bytes in
+            attention are compared with the formula of that strategy.
+        folder: Folder of `records.jsonl` and of the report. Loops with the same folder are compared.
+        steps: Number of timed steps.
+        warmup_steps: Number of full steps before the timed ones.
+        report: Whether tables, figures and the page are written after the record.
+
+    Returns:
+        The observation of `model`; calls with the same arguments return the same object. See `Observation`
+        for `loss` and `record`.
+
+    Raises:
+        ConfigError: An argument is not legal, the loop cannot be observed, or the model is already observed
+            with other arguments. Raised before the first step.
+        StoreError: Records in `folder` cannot be read.
     """
     request = ObserveRequest(
         strategy=strategy, folder=Path(folder), steps=steps, warmup_steps=warmup_steps, report=report
     )
-    known = Observation.of_models.get(model)
-    if known is None:
-        known = Observation.of_models[model] = Observation(model, process_group(group), request)
-    elif known.request != request:
+    observation = Observation.by_model.get(model)
+    if observation is None:
+        observation = Observation.by_model[model] = Observation(model, process_group(group), request)
+    elif observation.request != request:
         raise ConfigError(
-            "bench.observe: this model is observed already, with other choices; a model is observed once"
+            "bench.observe: this model is already observed with other arguments; pass the same arguments in"
+            " every step"
         )
-    return known
+    return observation
 
 
 class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
-    """`trainer.add_callback(bench.ObserveCallback())`: every optimizer step is observed, as by `observe`.
+    """Callback that observes every optimizer step of transformers' Trainer, or of TRL's trainers.
 
-    Transformers' Trainer has no place for a `with`, nor has what is made of it, such as TRL's trainers.
+        trainer = Trainer(model, arguments, train_dataset=rows)
+        trainer.add_callback(bench.ObserveCallback())
+        trainer.train()
 
-    It takes what `observe` takes, less the model. The objective is compared with what Trainer promises: the
-    mean loss over the labels of all ranks and micro-steps. Batches are fetched before a step begins, so their
-    time is none of its. A step that raises leaves no record: Trainer tells callbacks nothing of it.
+    The objective is compared with the mean loss over the labels of all ranks and micro-steps, which is what
+    Trainer promises. Batches are fetched before a step begins, so step times do not contain this. A step that
+    raises leaves no record, because Trainer does not tell callbacks about errors.
+
+    Args:
+        group: The ranks that share a sequence, as in `observe`.
+        **choices: All other arguments of `observe` but the model, such as `folder` and `steps`.
     """
 
     def __init__(self, group: dist.ProcessGroup | DeviceMesh | None = None, **choices: Any) -> None:
@@ -69,15 +103,15 @@ class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
         self._observation: Observation | None = None
 
     def on_train_begin(self, *_: Any, model: nn.Module, **__: Any) -> None:
-        """Raises ConfigError for what cannot be observed, before the first step."""
-        self._observation = observe(wrapped(model), self.group, **self.choices)
+        """Start the observation. Raises ConfigError if the loop cannot be observed."""
+        self._observation = observe(find_wrapper(model), self.group, **self.choices)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         if self._observation is not None:
             self._observation.__enter__()
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """After backward and the update: the step's labels say how many tokens count."""
+        """State the objective; the labels of the step's model calls give the number of valid tokens."""
         if self._observation is not None:
             self._observation.loss()
 
@@ -86,15 +120,21 @@ class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
             self._observation.__exit__(None, None, None)
 
 
-def wrapped(model: nn.Module) -> nn.Module:
-    """What wraps the model for training, which Trainer keeps from callbacks; the model where nothing does."""
-    return next(filter(partial(_holds, model), gc.get_objects()), model)
+def find_wrapper(model: nn.Module) -> nn.Module:
+    """Return the module that wraps the model for training, or the model itself if there is none.
+
+    Trainer does not pass the wrapper to callbacks.
+    """
+    return next(filter(partial(_is_wrapper, model), gc.get_objects()), model)
 
 
-def _holds(model: nn.Module, each: object) -> bool:
-    """By its type's own word: an object that stands for another may have none of its attributes yet."""
-    parts = vars(each).get("_modules") if issubclass(type(each), nn.Module) else None
-    return isinstance(parts, dict) and parts.get("module") is model
+def _is_wrapper(model: nn.Module, item: object) -> bool:
+    """Return whether `item` is a module whose child `module` is the model.
+
+    `type` is asked instead of `isinstance`, since a proxy that claims to be a module may lack its attributes.
+    """
+    children = vars(item).get("_modules") if issubclass(type(item), nn.Module) else None
+    return isinstance(children, dict) and children.get("module") is model
 
 
 def probe(
@@ -105,23 +145,37 @@ def probe(
     group: dist.ProcessGroup | None = None,
     **named: Any,
 ) -> dict[str, Moved]:
-    """Return what moves when one token changes, in the whole `model` and in each kind of its layers.
+    """Change one token at a time, and count the positions whose outputs and gradients change.
 
-    `input_ids`, `documents` (a number for each document) and `positions` (in the whole sequence, from 0 where
-    none are given) are [batch, tokens] of this rank's shard; `group` are the ranks that share the sequences.
-    `named` is whatever else the model is called with, such as `position_ids`. Nothing of the model changes.
-    Hand it over before FSDP or DeepSpeed takes its parameters apart; every rank of the group must call it.
+    This shows whether attention stays within documents and is causal, in the whole model and in every kind of
+    layer. Nothing is trained, and no parameter changes. Call it on every rank of the group, in float32 or
+    wider, before FSDP or DeepSpeed shards the parameters.
+
+        moved = bench.probe(model, input_ids, documents, positions, group=group, position_ids=position_ids)
+        assert all(kind.other_outputs == kind.earlier_outputs == 0 for kind in moved.values()), moved
+
+    Args:
+        model: A transformers model.
+        input_ids: Token ids of this rank's shard, [batch, tokens].
+        documents: Number of the document of every token, [batch, tokens].
+        positions: Position of every token in the whole sequence, [batch, tokens]; counts from 0 by default.
+        group: The ranks that share the sequences; None if no ranks do.
+        **named: Further arguments of the model, such as `position_ids`.
+
+    Returns:
+        Counts of changed positions, summed over all changes and ranks, under "model" for the whole model and
+        under the name of every kind of layer.
     """
     if positions is None:
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-    own = Places(documents, positions)
-    changes = changes_of(own if group is None else _gathered(own, group))
-    counts, _ = leaks(parts_of(model, input_ids, named), own, changes)
+    local = Places(documents, positions)
+    changes = changes_of(local if group is None else _gather_places(local, group))
+    counts, _ = leaks(parts_of(model, input_ids, named), local, changes)
     return added_up(counts, group)
 
 
-def _gathered(own: Places, group: dist.ProcessGroup) -> Places:
-    """The places of all ranks' tokens, in any order."""
-    everyone: list[Any] = [None] * group.size()
-    dist.all_gather_object(everyone, (own.documents.cpu(), own.positions.cpu()), group=group)
-    return Places(*(torch.cat(each, dim=1) for each in zip(*everyone, strict=True)))
+def _gather_places(local: Places, group: dist.ProcessGroup) -> Places:
+    """Return documents and positions of all ranks' tokens, in rank order."""
+    gathered: list[Any] = [None] * group.size()
+    dist.all_gather_object(gathered, (local.documents.cpu(), local.positions.cpu()), group=group)
+    return Places(*(torch.cat(shards, dim=1) for shards in zip(*gathered, strict=True)))

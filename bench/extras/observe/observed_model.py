@@ -1,4 +1,4 @@
-"""What is observed: the transformers model inside whatever wraps it for training."""
+"""Detection of the transformers model, the engine and the attention inside a user's wrapped model."""
 
 from __future__ import annotations
 
@@ -23,19 +23,23 @@ ENGINE_OF_WRAPPER: Mapping[str, str] = {
     **{facts.wrapper: name for name, facts in ENGINE_FACTS.items() if facts.wrapper is not None},
     "FullyShardedDataParallel": "fsdp1",
 }
+"""Names of engines by the name of the class that they wrap a model in."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedModel:
-    """`networks` are the transformers models in it, the outermost first; `called` also what wraps them."""
+    """A transformers model, and the modules around it that the loop may call."""
 
     called: Sequence[nn.Module]
+    """The outermost wrapper, if there is one, and `networks`."""
     networks: Sequence[PreTrainedModel]
+    """The transformers models, the outermost first."""
     engine: str
+    """Name of the engine; `none` if nothing wraps the model."""
 
     @property
     def attention_name(self) -> str:
-        """The name in transformers' table of attention functions."""
+        """Name of the attention in transformers' table of attention functions."""
         return str(self.networks[0].config._attn_implementation)
 
     @property
@@ -43,24 +47,27 @@ class ObservedModel:
         return any(getattr(module, "gradient_checkpointing", False) for module in self.networks[0].modules())
 
     def model_config(self) -> ModelConfig:
-        """The model's numbers, under its class's name or that of the checkpoint it came from."""
+        """Return the model's sizes, named after its checkpoint or its class.
+
+        Raises ConfigError if the model has experts or is not a plain decoder.
+        """
         config = self.networks[0].config
         path = config.name_or_path or None
         numbers, model = text_numbers(config.to_dict()), type(self.networks[0]).__name__
         if has_experts(numbers):
             raise experts_refused("bench.observe", model)
         try:
-            own_numbers = transformers_numbers(numbers)
+            sizes = transformers_numbers(numbers)
         except KeyError as error:
             raise ConfigError(
                 f"bench.observe: the configuration of {model} has no {error}; only plain decoders with"
                 " attention in every layer can be observed"
             ) from None
         name = (path or model).rstrip("/").rpartition("/")[2]
-        return ModelConfig(name=name, path=path, **own_numbers)
+        return ModelConfig(name=name, path=path, **sizes)
 
     def averages_gradients(self) -> bool:
-        """Whether the engine itself divides the sum of all ranks' gradients by the number of ranks."""
+        """Return whether the engine divides the sum of all ranks' gradients by the number of ranks."""
         group = getattr(self.called[0], "process_group", None)
         if group is None or not isinstance(self.called[0], DistributedDataParallel):
             return self.engine.startswith("zero") and self.unknown_divisor() is None
@@ -68,65 +75,68 @@ class ObservedModel:
         return dist.get_world_size(group) == dist.get_world_size() and not has_hook
 
     def unknown_divisor(self) -> str | None:
-        """Why it is not known what the engine divides gradients by, where its name suggests something else.
+        """Return why the divisor of gradients is not known although the engine is; None without a reason.
 
-        With sequence groups ZeRO 0, 1 and 2 add up the gradients of a group's ranks; ZeRO 3 divides by all.
+        With sequence groups, ZeRO 0, 1 and 2 sum the gradients of a group's ranks; ZeRO 3 divides by all.
         """
-        sharers = getattr(self.called[0], "sequence_parallel_size", 1)
-        if self.engine not in ("zero0", "zero1", "zero2") or sharers == 1:
+        sequence_ranks = getattr(self.called[0], "sequence_parallel_size", 1)
+        if self.engine not in ("zero0", "zero1", "zero2") or sequence_ranks == 1:
             return None
         return (
             f"DeepSpeed was given sequence groups (mpu) under ZeRO stage {self.engine[-1]}, and it is not"
-            " known what it divides gradients by there"
+            " known by what it then divides gradients"
         )
 
     def other_layers(self, tokens: int) -> list[str]:
-        """What is not plain causal attention over so many tokens, by configuration and what layers hold."""
+        """Return descriptions of layers that are not plain causal attention over `tokens` tokens.
+
+        They are found in the configuration and in the layers' modules.
+        """
         return [*unplain_layers(self.networks[0].config.to_dict(), tokens), *_other_modules(self.networks[0])]
 
 
 def _other_modules(network: nn.Module) -> dict[str, None]:
-    """Modules that mix tokens, or change scores, without a word in the configuration, by their class."""
-    found: dict[str, None] = {}
+    """Return modules that mix tokens or change scores without an entry in the configuration."""
+    descriptions: dict[str, None] = {}
     for module in network.modules():
-        if any(isinstance(part, nn.Conv1d) for part in module.children()):
-            found[f"{type(module).__name__} holds a convolution over tokens"] = None
+        if any(isinstance(child, nn.Conv1d) for child in module.children()):
+            descriptions[f"{type(module).__name__} holds a convolution over tokens"] = None
         if isinstance(getattr(module, "sinks", None), nn.Parameter):
-            found[f"{type(module).__name__} holds attention sinks"] = None
-    return found
+            descriptions[f"{type(module).__name__} holds attention sinks"] = None
+    return descriptions
 
 
 def observed_model(model: nn.Module) -> ObservedModel:
-    """Raises ConfigError where there is no transformers model inside."""
+    """Find the transformers model in `model`. Raises ConfigError if there is none."""
     networks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     if not networks:
         raise ConfigError(
-            f"bench.observe: {type(model).__name__} holds no transformers model, whose attention could be"
-            " seen; hand over the model that transformers built, wrapped or not"
+            f"bench.observe: {type(model).__name__} holds no transformers model, and attention of other"
+            " models cannot be observed; pass the model that transformers built, wrapped or not"
         )
     called = [*networks] if model is networks[0] else [model, *networks]
     return ObservedModel(called, networks, _engine(model))
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Raises ConfigError where torch.compile has a part of the model, or something that it is a part of.
+    """Raise ConfigError if torch.compile has compiled the model, a part of it, or a module around it.
 
-    A compiled function of somebody's own that calls the model cannot be found.
+    A compiled function that calls the model cannot be found.
     """
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:
         return
     parts = {*model.modules()}
-    wrappers = (each for each in gc.get_objects() if issubclass(type(each), dynamo.OptimizedModule))
-    if any(map(_is_compiled, parts)) or any(not parts.isdisjoint(each.modules()) for each in wrappers):
+    compiled = (item for item in gc.get_objects() if issubclass(type(item), dynamo.OptimizedModule))
+    if any(map(_is_compiled, parts)) or any(not parts.isdisjoint(module.modules()) for module in compiled):
         raise ConfigError(
-            "the model is compiled, and with something in it that looks at attention another program would"
-            " be compiled, to other bits; observe it without torch.compile"
+            "the model is compiled, and bench.observe would make torch.compile build another program, whose"
+            " losses differ in the last bits; observe the model without torch.compile"
         )
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether its call or its forward is, in place."""
+    """Return whether the module's `__call__` or `forward` has been compiled in place."""
     forward = vars(module).get("forward")
     is_replaced = hasattr(forward, "_torchdynamo_orig_callable")
     return module._compiled_call_impl is not None or (
@@ -135,7 +145,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _engine(model: nn.Module) -> str:
-    """How the model is wrapped, in our words; `none` where it is not."""
+    """Return the name of the engine that wraps the model; `none` if nothing does."""
     stage: Any = getattr(model, "zero_optimization_stage", None)
     if stage is not None:
         return f"zero{stage()}"

@@ -1,4 +1,4 @@
-"""From what the ranks of somebody's own loop report to a record. No torch."""
+"""Records of observed loops, their checks, and reasons why a loop is wrong or not judged. No torch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from msgspec.structs import replace
 from bench.common.environment import REPOSITORY, git
 from bench.config import Cell, ConfigError
 from bench.cost.memory import MemoryNeed, memory_need
-from bench.extras.observe.objective import RankObjective, has_known_scale, not_compared, wrong_objective
-from bench.extras.observe.tokens import LoopReport, RankTokens, is_packed, misfed
+from bench.extras.observe.objective import (
+    RankObjective,
+    has_known_scale,
+    reason_not_compared,
+    wrong_objective,
+)
+from bench.extras.observe.tokens import LoopReport, ShardTokens, is_packed, wrong_tokens
 from bench.measure import Sections, checks, first_failure, merge
 from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN
@@ -33,71 +38,81 @@ from bench.training.engines import ENGINE_FACTS
 def observed_record(
     cell: Cell,
     reports: Sequence[LoopReport],
-    groups: Sequence[Sequence[RankTokens]],
+    groups: Sequence[Sequence[ShardTokens]],
     repeat: int,
     wall_s: float,
     started_at: datetime,
 ) -> Record:
-    """The record of a loop that ran to the end of its observation; `groups` are what sharers were fed."""
-    planned = PlannedCell(cell, repeat, repeat, Role.OBSERVED, need=need_of_loop(cell))
-    uneven = _uneven(reports)
+    """Return the record of a loop that ran all steps of its observation.
+
+    Args:
+        cell: The loop as a cell.
+        reports: Reports of all ranks, in rank order.
+        groups: Tokens of the ranks of every sequence group.
+        repeat: Number of earlier records of this cell.
+        wall_s: Seconds since the observation started.
+        started_at: Start time, equal on all ranks.
+    """
+    planned = PlannedCell(cell, repeat, repeat, Role.OBSERVED, need=loop_need(cell))
+    uneven = _uneven_sizes(reports)
     if uneven is not None:
         return refused(planned, uneven, wall_s, started_at)
-    ranks = [each.report for each in reports]
+    ranks = [report.rank_report for report in reports]
     sections = merge(ranks, cell)
-    misfeeding = next(filter(None, map(misfed, groups)), None)
-    unchecked = None if misfeeding else _other_layers(reports)
+    wrong_inputs = next(filter(None, map(wrong_tokens, groups)), None)
+    unchecked = None if wrong_inputs else _unchecked_layers(reports)
     if unchecked is not None:
         return refused(planned, unchecked, wall_s, started_at)
-    objectives = [each.objective for each in reports]
-    lost = [each.stated_not_finite for each in reports if each.stated_not_finite is not None]
+    objectives = [report.objective for report in reports]
+    not_finite = [report.stated_not_finite for report in reports if report.stated_not_finite is not None]
     wrong = (
-        forgotten_group(cell, sections)
-        or misfeeding
-        or (min(lost)[1] if lost else None)
+        missing_group(cell, sections)
+        or wrong_inputs
+        or (min(not_finite)[1] if not_finite else None)
         or first_failure(cell, sections)
         or flaw_of_a_rank(ranks, range(len(ranks)))
         or wrong_objective(objectives, [[*group[0].group] for group in groups], cell.dtype)
     )
-    made = checks_of_loop(cell, sections, groups, objectives)
+    made = loop_checks(cell, sections, groups, objectives)
     return judged(planned, ranks, sections, made, wrong, wall_s, started_at)
 
 
-def need_of_loop(cell: Cell) -> MemoryNeed | None:
-    """Return the bytes that a rank needs; None where the loop's strategy or engine has no formula."""
+def loop_need(cell: Cell) -> MemoryNeed | None:
+    """Return the bytes that a rank needs; None if the loop's strategy or engine has no formula."""
     has_formula = cell.strategy in STRATEGIES and cell.engine.name in ENGINE_FACTS
     return memory_need(cell) if has_formula else None
 
 
 def failed_record(cell: Cell, end: RankEnd, wall_s: float, started_at: datetime) -> Record:
-    """The record of a loop that an error ended, as the rank knows it that met the error."""
+    """Return the record of a loop that was ended by an error, seen from the rank that raised it."""
     status, failure = classify([end])
     assert failure is not None
     return failed(PlannedCell(cell, 0, 0, Role.OBSERVED), status, failure, wall_s, started_at)
 
 
-def kept(record: Record, store: Store) -> Record:
-    """Store the record with the observed script in place of our own command line, and return it.
+def store_once(record: Record, store: Store) -> Record:
+    """Store the record and return it, with the user's script instead of this package's command line.
 
-    Once: several ranks may meet the same error.
+    Nothing is stored if another rank has stored a record of the same error.
     """
     record = replace(record, environment=replace(record.environment, **this_script()))
-    same = (record.cell_id, record.started_at)
-    if all((other.cell_id, other.started_at) != same for other in store.read()):
+    key = (record.cell_id, record.started_at)
+    if all((stored.cell_id, stored.started_at) != key for stored in store.read()):
         store.append(record)
     return record
 
 
 def this_script() -> dict[str, Any]:
-    """Return the facts about the script that a record's `environment` holds next to the harness's commit."""
+    """Return `script_facts` of the running script."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return script_facts(Path(file) if file else None, sys.argv)
 
 
 def script_facts(script: Path | None, argv: Sequence[str]) -> dict[str, Any]:
-    """Return `script_commit`, `script_dirty` and `argv`; null where the script lies in no repository.
+    """Return the entries `script_commit`, `script_dirty` and `argv` of a record's `environment`.
 
-    Paths in the repository start at its root. Other paths are reduced to the name, as they may name a user.
+    The first two are None if the script is not in a git repository. In `argv`, paths in the repository start
+    at its root, and other paths are reduced to their last part, because they may contain a user's name.
     """
     folder = None if script is None else script.resolve().parent
     top = None if folder is None else git(folder, "rev-parse", "--show-toplevel")
@@ -107,12 +122,12 @@ def script_facts(script: Path | None, argv: Sequence[str]) -> dict[str, Any]:
     return {
         "script_commit": commit,
         "script_dirty": None if changes is None else bool(changes),
-        "argv": [_shortened(word, root) for word in argv],
+        "argv": [_without_folders(word, root) for word in argv],
     }
 
 
-def _shortened(word: str, root: Path | None) -> str:
-    """An argument, or what stands after its first `=`, without the folders of this machine."""
+def _without_folders(word: str, root: Path | None) -> str:
+    """Return an argument, such as `path` or `--key=path`, without the folders of this machine."""
     name, sign, value = word.rpartition("=") if word.count("=") == 1 else ("", "", word)
     path = Path(value)
     if not path.is_absolute():
@@ -122,41 +137,42 @@ def _shortened(word: str, root: Path | None) -> str:
     return f"{name}{sign}.../{path.name}"
 
 
-def sharing(reports: Sequence[LoopReport]) -> list[list[RankTokens]]:
-    """What the ranks were fed, by the sequence that they share."""
-    ranks = [each.tokens for each in reports]
-    return [
-        [ranks[member] for member in group] for group in dict.fromkeys(tuple(each.group) for each in ranks)
-    ]
+def sequence_groups(reports: Sequence[LoopReport]) -> list[list[ShardTokens]]:
+    """Return the tokens of all ranks, grouped by the sequence that the ranks share."""
+    shards = [report.tokens for report in reports]
+    groups = dict.fromkeys(tuple(shard.group) for shard in shards)
+    return [[shards[rank] for rank in group] for group in groups]
 
 
-def _uneven(reports: Sequence[LoopReport]) -> str | None:
-    """Why no step's time stands for the others': ranks or steps were fed batches of other sizes."""
-    sizes = sorted({size for each in reports for size in each.sizes})
+def _uneven_sizes(reports: Sequence[LoopReport]) -> str | None:
+    """Return a reason for refusal if ranks or steps had batches of different sizes."""
+    sizes = sorted({size for report in reports for size in report.step_sizes})
     if len(sizes) == 1:
         return None
-    met = ", ".join(f"{batch} x {length} tokens in {calls} calls" for batch, length, calls in sizes[:3])
     return (
-        f"ranks or steps were fed different sizes ({met}), so step times cannot be compared; pad all batches"
-        " to one size"
+        f"ranks or steps had batches of different sizes ({', '.join(map(str, sizes[:3]))}), so step times"
+        " cannot be compared; pad all batches to one size"
     )
 
 
-def _other_layers(reports: Sequence[LoopReport]) -> str | None:
-    """Why nothing vouches for a sequence that ranks share: layers of a kind that no check here compares."""
-    found = dict.fromkeys(each for report in reports for each in report.other_layers)
-    if not found or len(reports[0].tokens.group) == 1:
+def _unchecked_layers(reports: Sequence[LoopReport]) -> str | None:
+    """Return a reason for refusal if ranks share a sequence and not all layers are plain causal attention."""
+    layers = dict.fromkeys(layer for report in reports for layer in report.unplain_layers)
+    if not layers or len(reports[0].tokens.group) == 1:
         return None
     return (
-        f"ranks share a sequence, and {'; '.join(found)}: whether such layers see across shards as on one"
-        " device is not checked here; compare the loss of each position with one device, or share no sequence"
+        "ranks share a sequence, and bench.observe does not check that these layers see the other ranks'"
+        f" tokens: {', '.join(layers)}; compare the loss of each position with one device, or train without"
+        " sequence parallelism"
     )
 
 
-def check_records(folder: Path) -> None:
-    """Raises what says that the folder's records cannot be added to: now, not after the training.
+def check_folder(folder: Path) -> None:
+    """Create the folder and test that records can be added, so that errors show before the training.
 
-    ConfigError where nothing can be written there, StoreError where its records cannot be read.
+    Raises:
+        ConfigError: The folder cannot be written to.
+        StoreError: Its records cannot be read.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -164,81 +180,85 @@ def check_records(folder: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"bench.observe: folder={folder}: cannot be written to ({error.strerror or error}); name another"
-            " with folder="
+            f"bench.observe: folder={folder}: cannot be written to ({error.strerror or error}); pass another"
+            " folder="
         ) from None
     if (folder / "records.jsonl").exists():
         read_records(folder / "records.jsonl")
 
 
-def report(folder: Path) -> None:
-    """Tables, figures and page, by a process of their own: a training script need not import all that."""
+def write_report(folder: Path) -> None:
+    """Write tables, figures and the page in another process, so that the training imports none of it."""
     subprocess.run(  # noqa: S603  fixed arguments, no shell
         [sys.executable, "-m", "analysis.report", str(folder.absolute())], cwd=REPOSITORY, check=False
     )
 
 
-UNKNOWN: Mapping[str, str] = {
-    "losses and gradient norms": "the loop's own are not kept",
-    "training signal": "no other computation of this loop is known",
+NEVER_CHECKED: Mapping[str, str] = {
+    "losses and gradient norms": "bench.observe does not keep the losses of a loop",
+    "training signal": "there is no other computation of this loop to compare with",
 }
-"""Why a check is never made of a loop."""
-NOT_IN_A_LOOP = "never compared in an observed loop"
-"""Why any other check is not made whose pass left no section."""
-OF_CELLS = frozenset({
+"""Reasons why a check is never made in observed loops, by the check's name."""
+NO_SECTION = "never compared in an observed loop"
+"""Reason why any other check was not made whose pass left no section."""
+CELL_CHECKS = frozenset({
     "every gradient on the cell's engine", "every shard of the parameters",
 })  # fmt: skip
-"""Checks on data or an optimizer of ours, which have no meaning for a loop: `objective` stands for them."""
+"""Checks on built-in data or a built-in optimizer. Loops have the check `objective` instead."""
 NEXT_TOKENS = "the mean loss of next tokens"
 
 
-def checks_of_loop(
+def loop_checks(
     cell: Cell,
     sections: Sections,
-    groups: Sequence[Sequence[RankTokens]],
+    groups: Sequence[Sequence[ShardTokens]],
     objectives: Sequence[RankObjective],
 ) -> list[Check]:
-    """The passes' checks, with reasons that hold for a loop.
+    """Return the checks of all passes, with reasons that apply to observed loops.
 
-    `groups` say what was fed to the ranks that share a sequence, `objectives` by rank what it trained on.
+    Args:
+        cell: The loop as a cell.
+        sections: Merged sections of all ranks.
+        groups: Tokens of the ranks of every sequence group.
+        objectives: Training objectives of all ranks, in rank order.
     """
-    found = {check.what: check for check in checks(cell, sections) if check.what not in OF_CELLS}
-    for what, check in found.items():
+    by_name = {check.what: check for check in checks(cell, sections) if check.what not in CELL_CHECKS}
+    for name, check in by_name.items():
         if check.reason == NOT_RUN:
-            found[what] = replace(check, reason=UNKNOWN.get(what, NOT_IN_A_LOOP))
-    found["tokens"] = _tokens(cell, groups)
+            by_name[name] = replace(check, reason=NEVER_CHECKED.get(name, NO_SECTION))
+    by_name["tokens"] = _tokens_check(cell, groups)
     alone = "there is one rank" if cell.cluster.world_size == 1 else "no two ranks hold the same parameters"
-    found.setdefault("replicas", Check(what="replicas", against="one another", reason=alone))
-    return [*found.values(), _objective(cell, objectives)]
+    by_name.setdefault("replicas", Check(what="replicas", against="one another", reason=alone))
+    return [*by_name.values(), _objective_check(cell, objectives)]
 
 
-def forgotten_group(cell: Cell, sections: Sections) -> str | None:
-    """Why it is wrong that no ranks share a sequence: attention itself exchanges something."""
+def missing_group(cell: Cell, sections: Sections) -> str | None:
+    """Return a message if attention communicates although `observe` got no sequence group."""
     engagement = sections.get("engagement")
     sent = 0 if engagement is None else sum(engagement.sent_bytes.get("attention", ()))
     if cell.sp_degree > 1 or sent == 0:
         return None
     return (
-        f"attention exchanged {sent:,} bytes between ranks in a step, but no ranks were said to share a"
-        " sequence, so nothing of it was compared; hand over the group of those that do:"
+        f"attention sent {sent:,} bytes between ranks in a step, but bench.observe was given no sequence"
+        " group, so nothing that ranks share was compared; pass the group of the ranks that share a sequence:"
         " bench.observe(model, sequence_group)"
     )
 
 
-def _objective(cell: Cell, seen: Sequence[RankObjective]) -> Check:
-    """Labels, weights and the value of one step's loss."""
-    unknown = not_compared(seen, cell.sp_degree, cell.dtype)
-    if unknown is not None:
-        return Check(what="objective", against=NEXT_TOKENS, reason=unknown)
-    scale = "" if has_known_scale(seen, cell.dtype) else ", gradients but for a factor"
+def _objective_check(cell: Cell, objectives: Sequence[RankObjective]) -> Check:
+    """Return the check of labels, weights and loss of one step."""
+    reason = reason_not_compared(objectives, cell.sp_degree, cell.dtype)
+    if reason is not None:
+        return Check(what="objective", against=NEXT_TOKENS, reason=reason)
+    scale = "" if has_known_scale(objectives, cell.dtype) else ", gradients up to a factor"
     return Check(what="objective", against=f"{NEXT_TOKENS}{scale}", tokens=cell.seq_len, steps=1)
 
 
-def _tokens(cell: Cell, groups: Sequence[Sequence[RankTokens]]) -> Check:
-    """Positions and token ids of the last step that was looked at, where ranks share a sequence."""
-    check = Check(what="tokens", against="one whole sequence, dealt out")
+def _tokens_check(cell: Cell, groups: Sequence[Sequence[ShardTokens]]) -> Check:
+    """Return the check of positions and token ids in the last untimed step."""
+    check = Check(what="tokens", against="one whole sequence, split over the ranks")
     if len(groups[0]) == 1:
-        return replace(check, reason="no ranks share a sequence, and the loop's data is its own")
+        return replace(check, reason="no ranks share a sequence, and data of a user's loop is not checked")
     if any(map(is_packed, groups)):
-        return replace(check, reason="positions start anew within a sequence, as in packed documents")
+        return replace(check, reason="positions restart within a sequence, as in packed documents")
     return replace(check, tokens=cell.seq_len, steps=1)

@@ -1,7 +1,7 @@
-"""Attention of a real step against float64, at its full length, head by head.
+"""Comparison of one layer's attention in a real step with float64, at full length and head by head.
 
-Nothing is called again: what went into one layer's attention and came out of it is gathered from the ranks
-that share a sequence, and the exact result is computed beside it.
+No layer is called again. The inputs, output and gradients of the step's own call are gathered from the ranks
+that share a sequence, and the exact result is computed from the inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bench.common.finite import worst
 from bench.common.labels import size_label
-from bench.extras.observe.attention import Captured, coarsest
+from bench.extras.observe.attention import CapturedAttention, coarsest_dtype
 from bench.measure.full_length.comparison import compare as compare_rows
 from bench.measure.full_length.section import FullLengthSection
 from bench.measure.full_length.shards import AttentionSettings, Shards
@@ -27,110 +27,130 @@ from bench.measure.parity.section import ParitySection, limit_of
 from bench.training.models import TORCH_DTYPES
 
 BUDGET_FLOPS: Mapping[str, float] = {"cpu": 1e11, "cuda": 1e14}
-"""Spent on the exact result and on plain attention in the model's own dtype: seconds on either."""
-BLOCKS = 6
-"""So many blocks of scores in float64 `whole_attention` holds at once."""
+"""FLOPs for the exact result and for plain attention in the model's dtype; seconds on either device."""
+SCORE_BLOCKS = 6
+"""Number of blocks of float64 scores that `whole_attention` holds at a time."""
 GRADIENT_FLOORS: Mapping[str, float] = {"fp16": 4e-3, "bf16": 2e-2}
-"""In 16 bit torch's own kernel on a CPU errs more the longer the sequence."""
-DTYPE_WORDS = {dtype: word for word, dtype in TORCH_DTYPES.items()}
+"""Noise floor of gradients in 16 bit: the error of torch's own CPU kernel grows with the sequence."""
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Sharers:
-    """The ranks that share a sequence, with this one among them."""
+class SequenceGroup:
+    """The ranks that share a sequence, including this one, and their collectives.
+
+    Every rank of the group must call the same method.
+    """
 
     ranks: Sequence[int]
-    group: dist.ProcessGroup | None
-    """Theirs; None where there is one alone."""
-    meet: Callable[[], None]
-    """Comes before each collective."""
+    process_group: dist.ProcessGroup | None
+    """Process group of `ranks`; None if this rank is alone."""
+    wait_for_all: Callable[[], None]
+    """Called before every collective; raises if a rank has stopped observing."""
 
-    def gathered(self, shard_NSD: Tensor) -> Tensor:
-        """[N, T, D] in the ranks' order, from the equal shards of all."""
-        if self.group is None:
+    def all_gather(self, shard_NSD: Tensor) -> Tensor:
+        """Return the equal shards of all ranks, joined in the order of the ranks: [N, T, D]."""
+        if self.process_group is None:
             return shard_NSD
         sent = shard_NSD.contiguous()
         shards = [torch.empty_like(sent) for _ in self.ranks]
-        self.meet()
-        dist.all_gather(shards, sent, group=self.group)
+        self.wait_for_all()
+        dist.all_gather(shards, sent, group=self.process_group)
         return torch.cat(shards, dim=1)
 
-    def summed(self, own: Tensor) -> Tensor:
-        """The sum over all."""
-        total = own.clone()
-        if self.group is not None:
-            self.meet()
-            dist.all_reduce(total, group=self.group)
+    def all_reduce(self, local: Tensor) -> Tensor:
+        """Return the sum over all ranks; `local` stays as it is."""
+        total = local.clone()
+        if self.process_group is not None:
+            self.wait_for_all()
+            dist.all_reduce(total, group=self.process_group)
         return total
 
-    def gathered_objects(self, own: Any) -> list[Any]:
-        """What each has, in their order."""
-        if self.group is None:
-            return [own]
+    def all_gather_objects(self, local: Any) -> list[Any]:
+        """Return the picklable objects of all ranks, in the order of the ranks."""
+        if self.process_group is None:
+            return [local]
         gathered: list[Any] = [None] * len(self.ranks)
-        self.meet()
-        dist.all_gather_object(gathered, own, group=self.group)
+        self.wait_for_all()
+        dist.all_gather_object(gathered, local, group=self.process_group)
         return gathered
 
 
-def compare(
-    captured: Captured, positions: list[int], sharers: Sharers
-) -> tuple[ParitySection, FullLengthSection]:
-    """This rank's errors: of whole heads, as many as are affordable, and of some rows of all.
+@dataclass(frozen=True, slots=True)
+class _ShardState:
+    """Facts about one rank's captured call that decide what can be compared."""
 
-    Of whole heads those of the group's first rank, which compares, hold. All of a group must call it.
-    `positions` are those of this rank's tokens.
+    reason: str | None
+    """Reason why it cannot be compared."""
+    positions: Sequence[int]
+    free_bytes: float
+
+
+def compare_attention(
+    captured: CapturedAttention, positions: list[int], sequence_group: SequenceGroup
+) -> tuple[ParitySection, FullLengthSection]:
+    """Return the errors of some whole heads, within a budget of operations, and of some rows of every head.
+
+    Whole heads are compared by the group's first rank; the other ranks return a section without errors. Every
+    rank of the group must call this function.
+
+    Args:
+        captured: This rank's shard of one attention call.
+        positions: Positions of this rank's tokens.
+        sequence_group: The ranks that hold the other shards.
     """
-    told = sharers.gathered_objects((_reason(captured, positions), positions, _free_bytes(captured)))
-    held = [position for _, each, _ in told for position in each]
-    reason = next((reason for reason, *_ in told if reason is not None), None)
-    if reason is None and sorted(held) != [*range(len(held))]:
-        reason = "the ranks' tokens are not one sequence, such as packed documents"
-    if reason is None and len({len(each) for _, each, _ in told}) > 1:
+    local = _ShardState(_reason_not_comparable(captured, positions), positions, _free_bytes(captured))
+    states: list[_ShardState] = sequence_group.all_gather_objects(local)
+    all_positions = [position for state in states for position in state.positions]
+    reason = next((state.reason for state in states if state.reason is not None), None)
+    if reason is None and sorted(all_positions) != [*range(len(all_positions))]:
+        reason = "the positions of the ranks' tokens are not those of one sequence, as with packed documents"
+    if reason is None and len({len(state.positions) for state in states}) > 1:
         reason = "the ranks hold shards of different lengths"
     if reason is not None:
-        nothing = FullLengthSection(tokens=0, rows=0, errors={}, limits={}, reason=reason)
-        return ParitySection(tokens=0, errors={}, limits={}, reason=reason), nothing
-    # A gradient that never came back is none at all: K and V that were sent as constants.
+        no_rows = FullLengthSection(tokens=0, rows=0, errors={}, limits={}, reason=reason)
+        return ParitySection(tokens=0, errors={}, limits={}, reason=reason), no_rows
+    # A gradient that was never computed counts as zeros: K and V that were sent as constants have none.
     x = {f"d{name}": torch.zeros_like(captured.tensors[name]) for name in ("q", "k", "v")} | captured.tensors
     sequences, heads, tokens, size = x["q"].shape
-    for name in ("out", "dout"):  # whose last two dimensions some attention hands back as one
+    for name in ("out", "dout"):  # some attention functions return the last two dimensions as one
         x[name] = x[name].reshape(sequences, tokens, heads, size).transpose(1, 2)
-    attention = AttentionSettings(
-        DTYPE_WORDS[coarsest(*x.values())], captured.scale or size**-0.5, causal=True
-    )
-    order = torch.tensor(held).argsort()
+    dtype = DTYPE_NAMES[coarsest_dtype(*x.values())]
+    attention = AttentionSettings(dtype, captured.scale or size**-0.5, causal=True)
+    order = torch.tensor(all_positions).argsort()
     shards = Shards(
         positions=torch.tensor(positions),
-        ranks=len(sharers.ranks),
-        whole=lambda shard: sharers.gathered(shard)[:, order.to(shard.device)],
-        summed=sharers.summed,
-        seed=secrets.randbits(62),  # the loop's own generators stay as they are
+        ranks=len(sequence_group.ranks),
+        whole=lambda shard: sequence_group.all_gather(shard)[:, order.to(shard.device)],
+        summed=sequence_group.all_reduce,
+        seed=secrets.randbits(62),  # the loop's random generators must not advance
     )
-    of_heads = _compare_heads(x, attention, shards, sharers, min(free for *_, free in told))
-    return of_heads, compare_rows(x, attention, shards)
+    free_bytes = min(state.free_bytes for state in states)
+    is_first_rank = dist.get_rank() == sequence_group.ranks[0]
+    heads_section = _compare_heads(x, attention, shards, free_bytes, is_first_rank=is_first_rank)
+    return heads_section, compare_rows(x, attention, shards)
 
 
-def _reason(captured: Captured, positions: list[int]) -> str | None:
-    """Why this rank's tensors cannot be compared."""
-    if captured.reason is not None:
-        return captured.reason
-    if "dout" not in captured.tensors:
-        return "no gradient came back to attention"
-    if captured.tensors["dout"].dtype == torch.float16 and not captured.tensors["dout"].isfinite().all():
-        return "the scaled gradient that came back to attention overflowed"
-    if captured.tensors["out"].numel() != captured.tensors["q"].numel():
-        return (
-            f"attention made {tuple(captured.tensors['out'].shape)} of {tuple(captured.tensors['q'].shape)}"
-        )
-    tokens, keys = (captured.tensors[name].shape[2] for name in ("q", "k"))
+def _reason_not_comparable(captured: CapturedAttention, positions: list[int]) -> str | None:
+    """Return why this rank's tensors cannot be compared; None if they can."""
+    if captured.reason_not_comparable is not None:
+        return captured.reason_not_comparable
+    tensors = captured.tensors
+    if "dout" not in tensors:
+        return "the output of attention received no gradient"
+    if tensors["dout"].dtype == torch.float16 and not tensors["dout"].isfinite().all():
+        return "the scaled gradient of attention's output overflowed"
+    if tensors["out"].numel() != tensors["q"].numel():
+        shapes = f"{tuple(tensors['out'].shape)} for queries of shape {tuple(tensors['q'].shape)}"
+        return f"attention returned an output of shape {shapes}"
+    tokens, keys = tensors["q"].shape[2], tensors["k"].shape[2]
     if not tokens == keys == len(positions):
-        return f"attention was given {tokens} tokens and {keys} keys, the model {len(positions)} tokens"
+        return f"attention was given {tokens} queries and {keys} keys, but the model {len(positions)} tokens"
     return None
 
 
-def _free_bytes(captured: Captured) -> float:
-    """What the GPU of these tensors has left beside the loop's own; of a CPU no limit is known."""
+def _free_bytes(captured: CapturedAttention) -> float:
+    """Return the free memory of the tensors' GPU; infinity on a CPU, whose limit is not known."""
     device = next((x.device for x in captured.tensors.values()), None)
     if device is None or device.type != "cuda":
         return math.inf
@@ -139,18 +159,24 @@ def _free_bytes(captured: Captured) -> float:
 
 
 def _compare_heads(
-    x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards, sharers: Sharers, free_bytes: float
+    x: Mapping[str, Tensor],
+    attention: AttentionSettings,
+    shards: Shards,
+    free_bytes: float,
+    *,
+    is_first_rank: bool,
 ) -> ParitySection:
-    """As many KV heads as the budget allows, each with the query heads that share it."""
+    """Compare as many KV heads as the budget allows, each with the query heads that share it."""
     queries, tokens = x["q"].shape[1] // x["k"].shape[1], shards.tokens
     cost = 2 * whole_attention_flops(queries, tokens, x["q"].shape[3])
     device = x["q"].device.type
-    needed_bytes = 8 * queries * tokens * (BLOCKS * CHUNK + 2 * BLOCKS * x["q"].shape[3])
+    needed_bytes = 8 * queries * tokens * (SCORE_BLOCKS * CHUNK + 2 * SCORE_BLOCKS * x["q"].shape[3])
     reason = None
     if needed_bytes > free_bytes:
-        reason = f"needs {size_label(needed_bytes)}, and {size_label(int(free_bytes))} of the GPU are free"
+        reason = f"needs {size_label(needed_bytes)}, but the GPU has {size_label(int(free_bytes))} free"
     elif cost > BUDGET_FLOPS[device]:
-        reason = f"takes {cost:.1e} operations, more than the {BUDGET_FLOPS[device]:.0e} spent on it here"
+        limit = f"{BUDGET_FLOPS[device]:.0e}"
+        reason = f"takes {cost:.1e} operations, more than the {limit} that bench.observe spends on it"
     if reason is not None:
         reason = f"the exact result of one KV head at {tokens:,} tokens {reason}"
         return ParitySection(tokens=tokens, errors={}, limits={}, reason=reason)
@@ -158,36 +184,41 @@ def _compare_heads(
     limits: dict[str, float] = {}
     for head in range(min(x["k"].shape[1], int(BUDGET_FLOPS[device] / cost))):
         whole = {name: shards.whole(shard) for name, shard in _one_head(x, head, queries).items()}
-        if dist.get_rank() == sharers.ranks[0]:
-            found = _errors(whole, attention)
-            errors = {name: worst((error, errors.get(name, 0.0))) for name, (error, _) in found.items()}
-            limits = {name: max(limit, limits.get(name, 0.0)) for name, (_, limit) in found.items()}
+        if is_first_rank:
+            of_head = _head_errors(whole, attention)
+            errors = {name: worst((error, errors.get(name, 0.0))) for name, (error, _) in of_head.items()}
+            limits = {name: max(limit, limits.get(name, 0.0)) for name, (_, limit) in of_head.items()}
     return ParitySection(tokens=tokens, errors=errors, limits=limits)
 
 
 def _one_head(x: Mapping[str, Tensor], head: int, queries: int) -> dict[str, Tensor]:
-    """One KV head's part of a sequence, [heads, S, D] each; different heads are of different sequences."""
+    """Return one KV head with its query heads, [heads, S, D]; every head is taken from another sequence."""
     sequence = head % len(x["q"])
-    several, one = slice(head * queries, (head + 1) * queries), slice(head, head + 1)
-    of_keys = ("k", "v", "dk", "dv")
-    return {name: tensor[sequence, one if name in of_keys else several] for name, tensor in x.items()}
+    query_heads, kv_head = slice(head * queries, (head + 1) * queries), slice(head, head + 1)
+    kv_names = ("k", "v", "dk", "dv")
+    return {
+        name: tensor[sequence, kv_head if name in kv_names else query_heads] for name, tensor in x.items()
+    }
 
 
-def _errors(whole: Mapping[str, Tensor], attention: AttentionSettings) -> dict[str, tuple[float, float]]:
-    """Error and limit by tensor, as the parity pass has them; gradients have a floor of their own."""
+def _head_errors(whole: Mapping[str, Tensor], attention: AttentionSettings) -> dict[str, tuple[float, float]]:
+    """Return error and limit of out, dq, dk and dv.
+
+    Limits are those of the parity pass; gradients also have the noise floor GRADIENT_FLOORS.
+    """
     inputs = whole["q"], whole["k"][0], whole["v"][0], whole["dout"]
     exact = whole_attention(*inputs, attention.scale, torch.float64)
-    plain = whole_attention(*inputs, attention.scale, TORCH_DTYPES[attention.dtype])
-    found = {}
-    for name, each in exact.items():
+    control = whole_attention(*inputs, attention.scale, TORCH_DTYPES[attention.dtype])
+    errors = {}
+    for name, tensor in exact.items():
         floor = 0.0 if name == "out" else GRADIENT_FLOORS.get(attention.dtype, 0.0)
-        limit = limit_of(name, attention.dtype, _error(plain[name], each))
-        found[name] = _error(whole[name].view_as(each), each), max(limit, floor)
-    return found
+        limit = limit_of(name, attention.dtype, _relative_error(control[name], tensor))
+        errors[name] = _relative_error(whole[name].view_as(tensor), tensor), max(limit, floor)
+    return errors
 
 
-def _error(found: Tensor, exact: Tensor) -> float:
-    """Relative to the exact result's maximum; 1 where that is all zeros and the other is not."""
-    if not bool(exact.any()) and bool(found.isfinite().all()):
-        return float(bool(found.any()))
-    return relative_error(found, exact)
+def _relative_error(result: Tensor, exact: Tensor) -> float:
+    """Return the error relative to the exact maximum; 1 if only the exact result is all zeros."""
+    if not bool(exact.any()) and bool(result.isfinite().all()):
+        return float(bool(result.any()))
+    return relative_error(result, exact)

@@ -1,4 +1,4 @@
-"""The tokens that a model was fed in a step, by rank, and whether ranks that share a sequence hold one."""
+"""Tokens that a model is called with, and checks that the shards of several ranks form one sequence."""
 
 from __future__ import annotations
 
@@ -22,148 +22,165 @@ from bench.measure.facts import RankReport
 from bench.measure.hooks import Hook
 from bench.ranks.log import StepPhase
 
-StepSize = tuple[int, int, int]
+
+@dataclass(frozen=True, slots=True, order=True)
+class StepSize:
+    """Amount of data in one step of a rank."""
+
+    sequences: int
+    """Sequences in a micro-step."""
+    tokens: int
+    """Tokens of a shard."""
+    micro_steps: int
+
+    def __str__(self) -> str:
+        return f"{self.sequences} x {self.tokens} tokens in {self.micro_steps} calls"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankTokens:
-    """One rank's part of a step's first micro-step."""
+class ShardTokens:
+    """One rank's shard in the first micro-step of a step."""
 
     group: Sequence[int]
-    """The ranks that share its sequences."""
-    place: int
-    """This rank's in the group."""
+    """Ranks that share the sequences of this shard."""
+    group_rank: int
+    """Index of this rank in `group`."""
     batch: int
     length: int
     micro_steps: int
     digest: str
-    """Tells different token ids apart."""
+    """Hash of the token ids."""
     positions: Sequence[int] | None
-    """Those of its first sequence; None where the model was given none and counts from 0."""
+    """Positions of the first sequence; None if the model was given none and counts from 0."""
     model_shifts_labels: bool
     """Whether the model was given plain labels, which it shifts within the shard."""
 
     @property
     def size(self) -> StepSize:
-        """Sequences, tokens of a shard and calls of the model in a step."""
-        return self.batch, self.length, self.micro_steps
+        return StepSize(self.batch, self.length, self.micro_steps)
 
 
 @dataclass(frozen=True, slots=True)
 class LoopReport:
-    """What one rank of an observed loop has to say."""
+    """Everything that one rank of an observed loop sends to rank 0."""
 
-    report: RankReport
-    tokens: RankTokens
-    """What it was fed in the last step that was looked at."""
-    sizes: Sequence[StepSize]
-    """Of every step that was looked at."""
-    other_layers: Sequence[str]
-    """What of the model is not plain causal attention, each in a few words."""
+    rank_report: RankReport
+    tokens: ShardTokens
+    """Tokens of the last untimed step."""
+    step_sizes: Sequence[StepSize]
+    """Sizes of all untimed steps."""
+    unplain_layers: Sequence[str]
+    """Descriptions of layers that are not plain causal attention."""
     objective: RankObjective
-    """What the step trained on whose attention was compared."""
+    """Training objective of the step whose attention was compared."""
     stated_not_finite: tuple[int, str] | None
-    """The first step in which its loop stated a number that is not finite, and that in one line."""
+    """First step in which the loop stated a number that is not finite, and a line that says so."""
 
 
-def misfed(ranks: Sequence[RankTokens]) -> str | None:
-    """What is wrong with the tokens of the ranks that share a sequence, in one line, or None."""
-    if len(ranks) == 1:
+def wrong_tokens(shards: Sequence[ShardTokens]) -> str | None:
+    """Return what is wrong with the shards of one sequence group, in one line; None if nothing is."""
+    if len(shards) == 1:
         return None
-    first, sharers = ranks[0], f"ranks {', '.join(map(str, ranks[0].group))}"
-    if len({each.digest for each in ranks}) == 1:
+    first, ranks = shards[0], f"ranks {', '.join(map(str, shards[0].group))}"
+    if len({shard.digest for shard in shards}) == 1:
         return (
-            f"{sharers} share a sequence, but all were fed the same {first.length:,} tokens: give"
-            " each its shard"
+            f"{ranks} share a sequence, but all of them were fed the same {first.length:,} tokens; give each"
+            " rank its own shard"
         )
-    if any(each.positions is None for each in ranks):
+    if any(shard.positions is None for shard in shards):
         return (
-            f"{sharers} share a sequence, but without position_ids each counts its positions from"
-            " 0: give each the positions of its shard"
+            f"{ranks} share a sequence, but without position_ids every rank counts its positions from 0; give"
+            " each rank the positions of its shard"
         )
-    if len({tuple(positions_of(each)) for each in ranks}) == 1 and not is_packed([first]):
+    if len({tuple(shard_positions(shard)) for shard in shards}) == 1 and not is_packed([first]):
         return (
-            f"{sharers} share a sequence, but all were given the same positions: give each those"
-            " of its own shard"
+            f"{ranks} share a sequence, but all of them were given the same positions; give each rank the"
+            " positions of its own shard"
         )
-    if any(each.model_shifts_labels for each in ranks):
+    if any(shard.model_shifts_labels for shard in shards):
         return (
             "labels were shifted after sharding: the model shifts them within a shard, so the last token of"
-            " each shard is not trained on; shift whole sequences, and hand over shift_labels"
+            " each shard is not trained on; shift the labels of whole sequences, and pass their shards as"
+            " shift_labels"
         )
-    return None if is_packed(ranks) else _uncovered(ranks, sharers)
+    return None if is_packed(shards) else _wrong_positions(shards, ranks)
 
 
-def positions_of(rank: RankTokens) -> Sequence[int]:
-    """The positions of a rank's first sequence."""
-    return range(rank.length) if rank.positions is None else rank.positions
+def shard_positions(shard: ShardTokens) -> Sequence[int]:
+    """Return the positions of a shard's first sequence."""
+    return range(shard.length) if shard.positions is None else shard.positions
 
 
-def seq_len(rank: RankTokens) -> int:
-    """Tokens of one whole sequence, of which ranks hold equal parts."""
-    return rank.length * len(rank.group)
+def seq_len(shard: ShardTokens) -> int:
+    """Return the number of tokens of a whole sequence, of which all ranks hold equal parts."""
+    return shard.length * len(shard.group)
 
 
-def is_packed(ranks: Sequence[RankTokens]) -> bool:
-    """Whether positions start anew within a sequence, as those of several documents do."""
-    return sum(position == 0 for each in ranks for position in positions_of(each)) > 1
+def is_packed(shards: Sequence[ShardTokens]) -> bool:
+    """Return whether positions restart within a sequence, as they do in packed documents."""
+    return sum(position == 0 for shard in shards for position in shard_positions(shard)) > 1
 
 
-def layout_of(ranks: Sequence[RankTokens]) -> str:
-    """The layout that deals a sequence out like this, as far as these ranks tell; `own` for none of ours."""
-    whole, degree = seq_len(ranks[0]), len(ranks[0].group)
-    fits = (name for name, layout in LAYOUTS.items() if whole % layout.length_multiple(degree) == 0)
-    return next((name for name in fits if all(_is_dealt(each, name) for each in ranks)), OWN)
+def find_layout(shards: Sequence[ShardTokens]) -> str:
+    """Return the name of the layout that these shards have; `own` if no built-in layout fits.
+
+    Some shards of a sequence are enough.
+    """
+    tokens, degree = seq_len(shards[0]), len(shards[0].group)
+    legal = (name for name, layout in LAYOUTS.items() if tokens % layout.length_multiple(degree) == 0)
+    return next((name for name in legal if all(_has_layout(shard, name) for shard in shards)), OWN)
 
 
-def _is_dealt(rank: RankTokens, layout: str) -> bool:
-    whole = range(seq_len(rank))
-    pieces = LAYOUTS[layout].slices(len(whole), len(rank.group), rank.place)
-    return [*positions_of(rank)] == [position for piece in pieces for position in whole[piece]]
+def _has_layout(shard: ShardTokens, layout: str) -> bool:
+    sequence = range(seq_len(shard))
+    pieces = LAYOUTS[layout].slices(len(sequence), len(shard.group), shard.group_rank)
+    return [*shard_positions(shard)] == [position for piece in pieces for position in sequence[piece]]
 
 
-def _uncovered(ranks: Sequence[RankTokens], sharers: str) -> str | None:
-    """Positions that no rank holds, or several do."""
-    held = sorted(position for each in ranks for position in positions_of(each))
-    if held == [*range(len(held))]:
+def _wrong_positions(shards: Sequence[ShardTokens], ranks: str) -> str | None:
+    """Return a message if not every position of the sequence occurs exactly once."""
+    positions = sorted(position for shard in shards for position in shard_positions(shard))
+    if positions == [*range(len(positions))]:
         return None
-    wrong = next(place for place, position in enumerate(held) if place != position)
+    wrong = next(expected for expected, position in enumerate(positions) if expected != position)
     return (
-        f"{sharers} hold {len(held):,} tokens of a sequence, but position {wrong} is missing or"
-        " held twice; give each position to exactly one rank"
+        f"{ranks} hold {len(positions):,} tokens of a sequence, but position {wrong} is missing or occurs"
+        " twice; give each position to exactly one rank"
     )
 
 
 _IDS, _EMBEDDED = "input_ids", "inputs_embeds"
 COPIED = (_IDS, "position_ids")
-"""Small ones; what is embedded no buffer holds."""
+"""Arguments of the model that are copied. They are small; `inputs_embeds` is not, and `context_parallel` does
+not shard it in place."""
 
 
 class ModelInputWatch:
-    """Sees every outermost call of the models in a step; tells the phase where forward begins and ends.
+    """Records the arguments of the models' outermost calls in a step, and the phases of the step.
 
-    `tokens` is what this rank was fed in the last step looked at; None before the model was called.
+    Attributes:
+        tokens: This rank's tokens in the last watched step; None before the model was called.
     """
 
     def __init__(self, networks: Sequence[nn.Module], group: Sequence[int], phase: StepPhase) -> None:
         self.networks = networks
         self.group = group
         self.phase = phase
-        self.tokens: RankTokens | None = None
-        self._first: dict[str, Any] = {}
+        self.tokens: ShardTokens | None = None
+        self._arguments: dict[str, Any] = {}
         self._calls = self._depth = 0
-        self._own_loss = False
-        self._came_back: list[None] = []
+        self._has_own_loss = False
+        self._backwards: list[None] = []
         self._errors = KeptErrors()
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Look at one step, anew; nothing is copied from the device before it ends, well or badly.
+    def watch_step(self) -> Iterator[None]:
+        """Watch one step. Nothing is copied from the device before the step ends or raises.
 
-        Raises ConfigError after a step that called the model, but in which no gradient came back to it.
+        Raises ConfigError after a step that called the model but ran no backward through it.
         """
-        self._first, self._calls, self._depth, self._own_loss = {}, 0, 0, False
-        self._came_back = []
+        self._arguments, self._calls, self._depth, self._has_own_loss = {}, 0, 0, False
+        self._backwards = []
         with ExitStack() as hooks:
             for network in self.networks:
                 enter = network.register_forward_pre_hook(Hook(self._enter), with_kwargs=True)
@@ -174,73 +191,77 @@ class ModelInputWatch:
                 yield
             finally:
                 self.tokens = self._read() or self.tokens
-                self._first = {}
+                self._arguments = {}
         self._errors.raise_first()
-        if self._calls > 0 and not self._came_back:
+        if self._calls > 0 and not self._backwards:
             raise ConfigError(
-                "no gradient came back to the model within the step; put backward into the context, too"
+                "no gradient reached the model's output within the step; put backward into the context, too"
             )
 
-    def _read(self) -> RankTokens | None:
-        ids = self._first.get(_IDS, self._first.get(_EMBEDDED))
+    def _read(self) -> ShardTokens | None:
+        ids = self._arguments.get(_IDS, self._arguments.get(_EMBEDDED))
         if ids is None:
             return None
-        positions, labels = self._first.get("position_ids"), self._first.get("labels")
-        return RankTokens(
+        positions, labels = self._arguments.get("position_ids"), self._arguments.get("labels")
+        return ShardTokens(
             group=self.group,
-            place=list(self.group).index(dist.get_rank()),
+            group_rank=list(self.group).index(dist.get_rank()),
             batch=ids.shape[0],
             length=ids.shape[1],
             micro_steps=self._calls,
             digest=_digest(ids, dist.get_rank()),
             positions=None if positions is None else positions.reshape(-1, ids.shape[1])[0].tolist(),
             model_shifts_labels=labels is not None
-            and self._first.get("shift_labels") is None
-            and not self._own_loss,
+            and self._arguments.get("shift_labels") is None
+            and not self._has_own_loss,
         )
 
     def _enter(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """A call; without gradients it is a reference's or an evaluation's, and none of the step's."""
+        """Count a call; calls without gradients, such as evaluation or a reference model, are ignored."""
         with self._errors:
             if torch.is_grad_enabled():
                 if self._depth == 0:
                     self.phase.enter("forward")
                     self._calls += 1
                 if self._calls == 1:
-                    self._note(network, args, named)
+                    self._record_arguments(network, args, named)
         self._depth += 1
 
-    def _note(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """What the first call was given, a wrapper's words before those of the model in it."""
-        given = tensors_given(network, args, named)
-        # torch's `context_parallel` shards its buffers in place, and makes them whole before the step ends.
-        copies = {name: given[name].clone() for name in COPIED if name in given}
-        self._first = {**given, **copies, **self._first}
-        # Transformers' own loss shifts labels; one that a user set need not. Its public name would warn.
+    def _record_arguments(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Record arguments of the first call; a wrapper's take precedence over those of the model inside."""
+        arguments = tensor_arguments(network, args, named)
+        # torch's `context_parallel` shards its buffers in place, and restores them before the step ends.
+        copies = {name: arguments[name].clone() for name in COPIED if name in arguments}
+        self._arguments = {**arguments, **copies, **self._arguments}
+        # Transformers' loss functions shift labels; one that the user has set may not. `loss_function`, the
+        # public name, would warn.
         loss = getattr(network, "_loss_function", None)
         module = str(getattr(loss, "__module__", ""))
-        self._own_loss |= loss is not None and not module.startswith("transformers.")
+        self._has_own_loss |= loss is not None and not module.startswith("transformers.")
 
     def _leave(self, _network: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         self._depth -= 1
         if self._depth == 0:
             with self._errors:
                 self.phase.enter("backward")
-                came_back = self._came_back  # the graph, which may live on, holds nothing else of ours
-                for each in tree_leaves(output):
-                    if isinstance(each, Tensor) and each.requires_grad:
-                        each.register_hook(lambda _: came_back.append(None))
+                backwards = self._backwards  # the graph may live on, and must not hold this watch
+                for leaf in tree_leaves(output):
+                    if isinstance(leaf, Tensor) and leaf.requires_grad:
+                        leaf.register_hook(lambda _: backwards.append(None))
 
 
-def tensors_given(network: nn.Module, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors that a model is called with, by the names that its forward has for them."""
+def tensor_arguments(network: nn.Module, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors among a call's arguments, by their parameter names in the module's `forward`."""
     names = [*inspect.signature(type(network).forward).parameters][1:]
-    given = {**dict(zip(names, args, strict=False)), **named}
-    return {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    arguments = {**dict(zip(names, args, strict=False)), **named}
+    return {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
 
 
 def _digest(ids: Tensor, rank: int) -> str:
-    """A digest that equal tokens share. Tokens that are all one, as in a trial run, differ by rank."""
+    """Return a hash of the tokens, for which equal tokens are equal.
+
+    If all tokens are the same, as in a trial run, the digest names the rank, so that ranks differ.
+    """
     values = ids.detach().cpu().float()
     if bool((values == values.flatten()[0]).all()):
         return f"constant on rank {rank}"

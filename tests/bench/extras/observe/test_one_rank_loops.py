@@ -1,4 +1,4 @@
-"""Loops as people write them, one rank each: right ones are not called wrong, their numbers are theirs."""
+"""Loops of many kinds on one rank: right loops pass, wrong ones are named, and refusals say why."""
 
 import gc
 import json
@@ -35,7 +35,7 @@ ONE_STEP = ObserveRequest(strategy="own", folder=Path(), steps=1, warmup_steps=0
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_objects():
-    """A traced step looks for another profiler among all objects, of which a session of tests has many."""
+    """Freeze existing objects: a traced step searches all objects for another profiler, which is slow."""
     gc.collect()
     gc.freeze()
     yield
@@ -59,7 +59,7 @@ def tokens(batch=1, length=LENGTH):
 
 
 def train(model, folder, step, *, update_every=1):
-    """The record of a loop whose step is `step(model, number, observation)`; then the model is updated."""
+    """Return the record of a loop with steps `step(model, number, observation)` and then an update."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     for number in range(ONE_STEP.steps_needed):
         with bench.observe(model, folder=folder, steps=1, warmup_steps=0, report=False) as observation:
@@ -76,7 +76,7 @@ def plain(model, *_, **inputs):
 
 
 def frozen_keys():
-    """As adapters have them; the first layer's take no gradient at all."""
+    """Return a model with frozen keys, as with adapters; the first layer's inputs need no gradient."""
     model = small_model()
     for layer in model.model.layers:
         layer.self_attn.k_proj.requires_grad_(requires_grad=False)
@@ -106,24 +106,24 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("loop", RIGHT)
-def test_a_right_loop_is_ok_and_its_numbers_are_its_own(tmp_path, loop):
-    make_model, step, seen = RIGHT[loop]
+def test_record_of_a_right_loop_has_the_settings_of_the_loop(tmp_path, loop):
+    make_model, step, settings = RIGHT[loop]
     record = train(make_model(), tmp_path, step)
     config = record["config"]
     assert record["status"] == "ok"
-    assert seen.items() <= config.items()
+    assert settings.items() <= config.items()
     assert record["timing"]["tokens_per_step"] == config["batch"] * config["grad_accum"] * LENGTH
     assert (record["parity"]["limits"]["out"] > 1e-3) is (config["dtype"] == "bf16")  # 1e-5 in float32
 
 
-def telling(change, shift=1):
-    """A step that trains a mean over next tokens, `shift` ahead, and says what `change` makes of that."""
+def stating(change, shift=1):
+    """Return a step on tokens `shift` ahead; `change(mean, number)` is its loss and what it states."""
 
     def step(model, number, observation):
         ids = tokens()
         logits = model(input_ids=ids).logits[:, : LENGTH - shift]
-        trained, *told = change(cross_entropy(logits.flatten(0, 1), ids[:, shift:].flatten()), number)
-        observation.loss(*told)
+        trained, *stated = change(cross_entropy(logits.flatten(0, 1), ids[:, shift:].flatten()), number)
+        observation.loss(*stated)
         trained.backward()
 
     return step
@@ -138,34 +138,34 @@ def own_counts(model, _, observation):
         loss.backward()
 
 
-TOLD = {
-    "right": (telling(lambda loss, _: (loss, loss, 63)), None),
-    "a sum": (telling(lambda loss, _: (loss * 63, loss * 63, 63)), "63 times those of the mean loss"),
-    "another loss than it trains": (telling(lambda loss, _: (loss, loss + 1, 63)), "say that one"),
+STATED = {
+    "right": (stating(lambda loss, _: (loss, loss, 63)), None),
+    "a sum": (stating(lambda loss, _: (loss * 63, loss * 63, 63)), "63 times those of the mean loss"),
+    "another loss than it trains": (stating(lambda loss, _: (loss, loss + 1, 63)), "the stated loss is"),
     "not the next tokens": (
-        telling(lambda loss, _: (loss, loss, 62), shift=2), "objective: rank 0 trains position 0 on token",
+        stating(lambda loss, _: (loss, loss, 62), shift=2), "objective: rank 0 trains position 0 on token",
     ),
     "micro-steps that divide by their own counts": (
         own_counts, "a token of rank 0, micro-step 1 weighs 2.032 times one of rank 0, micro-step 0",
     ),
     "nan in a step under the clock": (
-        telling(lambda loss, number: (loss, math.nan if number == 1 else loss, 63)),
-        "the loop says that the loss of step 1 on rank 0 is nan",
+        stating(lambda loss, number: (loss, math.nan if number == 1 else loss, 63)),
+        "the stated loss of step 1 on rank 0 is nan",
     ),
     "-inf in the last step, in 16 bit": (
-        telling(lambda loss, at: (loss, torch.tensor(-torch.inf).bfloat16() if at == 7 else loss, 63)),
-        "the loop says that the loss of step 7 on rank 0 is -inf",
+        stating(lambda loss, at: (loss, torch.tensor(-torch.inf).bfloat16() if at == 7 else loss, 63)),
+        "the stated loss of step 7 on rank 0 is -inf",
     ),
     "a count of inf": (
-        telling(lambda loss, number: (loss, loss, torch.tensor(torch.inf if number == 3 else 63.0))),
-        "the loop says that the number of valid tokens of step 3 on rank 0 is inf",
+        stating(lambda loss, number: (loss, loss, torch.tensor(torch.inf if number == 3 else 63.0))),
+        "the stated number of valid tokens of step 3 on rank 0 is inf",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", TOLD)
-def test_what_a_loop_tells_is_compared_with_its_tokens(tmp_path, case):
-    step, reason = TOLD[case]
+@pytest.mark.parametrize("case", STATED)
+def test_stated_loss_is_compared_with_the_trained_tokens(tmp_path, case):
+    step, reason = STATED[case]
     record = train(DistributedDataParallel(small_model()), tmp_path, step)
     if reason is None:
         assert (record["status"], record["reason"]) == ("ok", None)
@@ -174,15 +174,15 @@ def test_what_a_loop_tells_is_compared_with_its_tokens(tmp_path, case):
         assert reason in record["reason"]
 
 
-def test_gradients_that_several_contexts_add_up_are_compared_but_for_a_factor(tmp_path):
-    halved = telling(lambda loss, _: (loss / 2, loss, 63))
+def test_gradients_summed_over_contexts_match_up_to_a_factor(tmp_path):
+    halved = stating(lambda loss, _: (loss / 2, loss, 63))
     record = train(DistributedDataParallel(small_model()), tmp_path, halved, update_every=2)
     (objective,) = (check for check in record["checks"] if check["what"] == "objective")
     assert record["status"] == "ok", record["reason"]
-    assert objective["against"].endswith("but for a factor")
+    assert objective["against"].endswith("up to a factor")
 
 
-def test_steps_of_different_sizes_have_no_speed(tmp_path):
+def test_steps_of_different_sizes_are_unsupported(tmp_path):
     def step(model, number, _):
         plain(model, input_ids=tokens(length=LENGTH + 8 * number))
 
@@ -192,7 +192,7 @@ def test_steps_of_different_sizes_have_no_speed(tmp_path):
 
 
 @pytest.mark.parametrize("mask", ["a sliding window", "a mask"])
-def test_attention_that_is_not_plain_is_said_not_to_be_compared(tmp_path, mask):
+def test_parity_reason_names_what_is_not_plain_attention(tmp_path, mask):
     window = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
     model = small_model(**(window if mask == "a sliding window" else {}))  # only its last layer has it
     padded = torch.ones(1, LENGTH, dtype=torch.long)
@@ -203,50 +203,50 @@ def test_attention_that_is_not_plain_is_said_not_to_be_compared(tmp_path, mask):
     assert mask in record["parity"]["reason"]
 
 
-def test_layers_of_other_kinds_are_told_by_the_configuration_and_by_what_they_hold():
+def test_unplain_layers_are_found_in_configuration_and_modules():
     assert observed_model(small_model()).other_layers(LENGTH) == []
     conv = AutoConfig.for_model("lfm2", **NUMBERS, layer_types=["conv", "full_attention"], block_ff_dim=32)
-    found = observed_model(AutoModelForCausalLM.from_config(conv)).other_layers(LENGTH)
-    assert found == ["1 of 2 layers are conv", "Lfm2ShortConv holds a convolution over tokens"]
+    layers = observed_model(AutoModelForCausalLM.from_config(conv)).other_layers(LENGTH)
+    assert layers == ["1 of 2 layers are conv", "Lfm2ShortConv holds a convolution over tokens"]
     sinks = AutoConfig.for_model(
         "gpt_oss", **NUMBERS, layer_types=["full_attention"] * 2, num_local_experts=2
     )
-    found = observed_model(AutoModelForCausalLM.from_config(sinks)).other_layers(LENGTH)
-    assert found == ["GptOssAttention holds attention sinks"]
+    layers = observed_model(AutoModelForCausalLM.from_config(sinks)).other_layers(LENGTH)
+    assert layers == ["GptOssAttention holds attention sinks"]
 
 
 class DeepSpeed(torch.nn.Module):
-    """A stand-in for an engine of DeepSpeed: its stage, and how many ranks share a sequence."""
+    """Stand-in for DeepSpeed's engine, with its stage and the number of ranks that share a sequence."""
 
-    def __init__(self, stage, sharers):
+    def __init__(self, stage, sequence_ranks):
         super().__init__()
-        self.module, self.stage, self.sequence_parallel_size = small_model(), stage, sharers
+        self.module, self.stage, self.sequence_parallel_size = small_model(), stage, sequence_ranks
 
     def zero_optimization_stage(self):
         return self.stage
 
 
 @pytest.mark.parametrize("stage", range(4))
-@pytest.mark.parametrize("sharers", [1, 2])
-def test_deepspeeds_divisor_is_not_known_with_its_sequence_groups_below_stage_3(stage, sharers):
-    model = observed_model(DeepSpeed(stage, sharers))
-    is_known = sharers == 1 or stage == 3
+@pytest.mark.parametrize("sequence_ranks", [1, 2])
+def test_deepspeed_divisor_is_unknown_below_stage_3_with_mpu(stage, sequence_ranks):
+    model = observed_model(DeepSpeed(stage, sequence_ranks))
+    is_known = sequence_ranks == 1 or stage == 3
     assert model.averages_gradients() is is_known
     assert (model.unknown_divisor() is None) is is_known
 
 
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("step", "reason"),
     [
-        (lambda _: None, "the training goes on: the step did not call the model with input_ids"),
+        (lambda _: None, "the training continues; reason: the step did not call the model with input_ids"),
         (lambda model: model(input_ids=tokens()), "put backward into the context, too"),
     ],
 )
-def test_a_step_that_trains_nothing_that_is_seen_says_so_at_once(tmp_path, capsys, step, said):
+def test_step_without_forward_or_backward_ends_the_observation(tmp_path, capsys, step, reason):
     model = small_model()
     with bench.observe(model, folder=tmp_path):
         step(model)
-    assert said in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
     with bench.observe(model, folder=tmp_path):
         plain(model)
 
@@ -263,16 +263,16 @@ COMPILED = {
 
 
 @pytest.mark.parametrize("part", COMPILED)
-def test_a_compiled_model_is_said_not_to_be_observed_before_it_is_looked_at(tmp_path, capsys, part):
+def test_compiled_model_is_not_observed_and_gets_no_hooks(tmp_path, capsys, part):
     model = small_model()
-    kept = COMPILED[part](model)
+    compiled = COMPILED[part](model)
     with bench.observe(model, folder=tmp_path):
         assert not model._forward_pre_hooks
-    assert "the training goes on: the model is compiled" in capsys.readouterr().err
-    del kept
+    assert "the training continues; reason: the model is compiled" in capsys.readouterr().err
+    del compiled
 
 
-def test_one_model_is_observed_at_a_time(tmp_path, capsys):
+def test_second_model_is_not_observed_at_the_same_time(tmp_path, capsys):
     student, teacher = small_model(), small_model()
 
     def step(*_):
@@ -283,10 +283,10 @@ def test_one_model_is_observed_at_a_time(tmp_path, capsys):
     assert capsys.readouterr().err.count("observe one model at a time") == 1
 
 
-def test_a_model_that_is_observed_already_is_not_with_other_choices(tmp_path):
+def test_observe_refuses_other_arguments_for_the_same_model(tmp_path):
     model = small_model()
     bench.observe(model, folder=tmp_path)
-    with pytest.raises(ConfigError, match="observed already, with other choices"):
+    with pytest.raises(ConfigError, match="already observed with other arguments"):
         bench.observe(model, folder=tmp_path, steps=3)
 
 
@@ -295,7 +295,7 @@ def mixture():
 
 
 @pytest.mark.parametrize(
-    ("make_model", "folder", "choices", "said"),
+    ("make_model", "folder", "choices", "refusal"),
     [
         (mixture, ".", {}, r"bench.observe: MixtralForCausalLM has experts, .*; choose a dense model"),
         (partial(torch.nn.Linear, 1, 1), ".", {}, "Linear holds no transformers model"),
@@ -303,25 +303,30 @@ def mixture():
         (small_model, "file/in", {}, r"bench.observe: folder=.*file/in: cannot be written to \(Not a dir"),
         (small_model, ".", {"steps": 0}, "steps=0"),
         (small_model, ".", {"warmup_steps": -1}, "warmup_steps=-1"),
-        (small_model, ".", {"strategy": "torch_cp"}, r"torch_cp: has choices of its own \(rotation\)"),
+        (
+            small_model,
+            ".",
+            {"strategy": "torch_cp"},
+            r"strategy=torch_cp: .*options \(rotation\).*; pass another name",
+        ),
     ],
 )
-def test_what_cannot_be_observed_is_refused_before_the_training(tmp_path, make_model, folder, choices, said):
+def test_observe_refuses_before_the_training(tmp_path, make_model, folder, choices, refusal):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "records.jsonl").write_text("no record\n")
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=refusal):
         bench.observe(make_model(), folder=tmp_path / folder, **choices)
 
 
-def test_numbers_that_are_none_are_called_so(tmp_path):
+def test_attention_with_nan_is_called_not_finite(tmp_path):
     model = small_model()
     torch.nn.init.constant_(model.model.layers[0].self_attn.q_norm.weight, torch.nan)
     reason = train(model, tmp_path, plain)["reason"]
     assert reason == f"attention parity: out of a real step at {LENGTH} tokens is not finite"
 
 
-def test_the_record_says_whose_script_it_was_and_no_folder_of_this_machine(tmp_path):
+def test_script_facts_name_the_commit_but_no_local_folders(tmp_path):
     scripts = tmp_path / "theirs" / "scripts"
     scripts.mkdir(parents=True)
     script = scripts / "train.py"
@@ -330,20 +335,20 @@ def test_the_record_says_whose_script_it_was_and_no_folder_of_this_machine(tmp_p
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *words], check=True)
     argv = [str(script), f"--data={tmp_path}/secret/text.bin", "--lr=1e-3", str(tmp_path / "elsewhere.py")]
-    found = script_facts(script, argv)
-    assert (len(found["script_commit"]), found["script_dirty"]) == (40, False)
-    assert found["argv"] == ["scripts/train.py", "--data=.../text.bin", "--lr=1e-3", ".../elsewhere.py"]
+    facts = script_facts(script, argv)
+    assert (len(facts["script_commit"]), facts["script_dirty"]) == (40, False)
+    assert facts["argv"] == ["scripts/train.py", "--data=.../text.bin", "--lr=1e-3", ".../elsewhere.py"]
     script.write_text("changed")
     assert script_facts(script, argv)["script_dirty"]
     outside = script_facts(tmp_path / "outside.py", argv)
     assert (outside["script_commit"], outside["script_dirty"]) == (None, None)
 
 
-def test_after_it_is_over_nothing_holds_the_model(tmp_path):
+def test_observation_releases_the_model_when_it_is_over(tmp_path):
     model = small_model()
     train(model, tmp_path, plain)
-    gone = weakref.ref(model)
-    gc.disable()  # a script that builds its next model does not wait for the collector
+    reference = weakref.ref(model)
+    gc.disable()  # reference counts must suffice: a script may build its next model before the collector runs
     del model
     gc.enable()
-    assert gone() is None
+    assert reference() is None

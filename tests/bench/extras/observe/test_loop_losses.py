@@ -1,4 +1,4 @@
-"""Loops as different as people write them: observed, they have the losses that they have unobserved."""
+"""Loops with many frameworks have the same losses, bit for bit, with and without `bench.observe`."""
 
 import io
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
@@ -15,41 +15,41 @@ from tests.support.records import read_lines
 from tests.support.scripts.other_loops import LOOPS
 
 COVER = ("profiler_in_a_step", "fsdp2", "transformers_trainer", "all_collectives")
-"""The most different ones; the others are slow together."""
+"""The most different loops. The others are marked slow."""
 DIVIDES_TWICE = 'grad_acc_kwargs["num_steps"] = 1' not in Path(trainer.__file__).read_text()
-"""Trainer of older transformers, 5.4 for one, has Accelerate divide a loss over counted tokens by the
-micro-steps once more: gradients are too small by that factor, whoever looks on."""
+"""Whether Trainer has Accelerate divide a loss over counted tokens by the micro-steps once more, as
+transformers 5.4 does. Gradients are too small by that factor, observed or not."""
 OUTCOMES = {
     "profiler_in_a_step": ("error", "a profiler was started in a step that was traced"),
     **({"transformers_trainer": ("wrong_result", "gradients are 0.5 times")} if DIVIDES_TWICE else {}),
     ("one_model", 2): ("wrong_result", "replicas of model.embed_tokens.weight differ on ranks 0, 1"),
 }
-"""The record's status and what is said; the others are `ok`."""
-TELLING = ("alst", "transformers_trainer", "fsdp2_context_parallel")
-"""Only these loops give a loss, for the check of their objective."""
+"""Status of the record and text of the first message; all other loops are `ok`."""
+STATING = ("alst", "transformers_trainer", "fsdp2_context_parallel")
+"""Loops that state a loss, so that their objective is checked."""
 ONCE_A_PROCESS = ("alst",)
-"""What DeepSpeed sets up for its Ulysses it sets up once."""
+"""Loops that need a process of their own: DeepSpeed sets up its Ulysses only once in a process."""
 SHORT = {"steps": 1, "warmup_steps": 0, "report": False}
 
 
 def train(job, log):
-    """A rank's whole life: the loop and the ways to train it that the folder is named for."""
+    """Train the loop in the ways that the folder's name lists, `NAME-plain-observed`."""
     join(job)
     name, *ways = job.folder.name.split("-")
-    found, said = {}, io.StringIO()
+    losses, output = {}, io.StringIO()
     context = {
         "plain": lambda *_, **__: nullcontext(),
         "observed": partial(bench.observe, folder=job.folder, **SHORT),
     }
     for way in ways:
-        with redirect_stderr(said), redirect_stdout(said):
-            found[way] = [*LOOPS[name](context[way])]
-    own = [line for line in said.getvalue().splitlines() if line.startswith("bench.observe: ")]
-    return found | {"said": own}
+        with redirect_stderr(output), redirect_stdout(output):
+            losses[way] = [*LOOPS[name](context[way])]
+    messages = [line for line in output.getvalue().splitlines() if line.startswith("bench.observe: ")]
+    return losses | {"messages": messages}
 
 
 def train_on_ranks(launcher, folder, ranks):
-    """What each rank found."""
+    """Return the losses and messages of every rank."""
     folder.mkdir()
     cell = make_cell("strategy=ring", f"cluster.world_size={ranks}", "measure.timeout_s=300")
     ends = launcher.run(cell, folder, entry=train)
@@ -62,16 +62,16 @@ ALONE = pytest.param("one_model", 1, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("name", "ranks"), [*CASES, ALONE])
-def test_observed_a_loop_has_the_losses_that_it_has_unobserved(launcher, tmp_path, name, ranks):
+def test_observed_loop_has_the_losses_of_the_unobserved_one(launcher, tmp_path, name, ranks):
     processes = ("plain", "observed") if name in ONCE_A_PROCESS else ("plain-observed",)
-    found = [train_on_ranks(launcher, tmp_path / f"{name}-{ways}", ranks) for ways in processes]
-    for plain, observed in zip(found[0], found[-1], strict=True):
+    reports = [train_on_ranks(launcher, tmp_path / f"{name}-{ways}", ranks) for ways in processes]
+    for plain, observed in zip(reports[0], reports[-1], strict=True):
         assert len(plain["plain"]) >= 12
         assert observed["observed"] == plain["plain"]
-    status, words = OUTCOMES.get((name, ranks)) or OUTCOMES.get(name, ("ok", "tokens/s"))
-    said, *_ = found[-1][0]["said"]
-    assert words in said
+    status, text = OUTCOMES.get((name, ranks)) or OUTCOMES.get(name, ("ok", "tokens/s"))
+    message, *_ = reports[-1][0]["messages"]
+    assert text in message
     (record,) = read_lines(tmp_path / f"{name}-{processes[-1]}" / "records.jsonl")
     assert record["status"] == status
-    told = [check["reason"] for check in record["checks"] or () if check["what"] == "objective"]
-    assert status != "ok" or (told == [None]) is (name in TELLING)
+    reasons = [check["reason"] for check in record["checks"] or () if check["what"] == "objective"]
+    assert status != "ok" or (reasons == [None]) is (name in STATING)

@@ -1,4 +1,4 @@
-"""Whatever fails in an observation, on one rank only, the training is the one that nobody observed."""
+"""An error in the observation of one rank does not change the training."""
 
 import errno
 import io
@@ -28,15 +28,15 @@ from tests.support.cells import make_cell
 from tests.support.records import read_lines
 from tests.support.scripts import own_loop
 
-SAID, STEPS = "an error of our own", 9
+ERROR_TEXT, STEPS = "an error of the observation", 9
 
 
 def fail(*_, **__):
-    raise ArithmeticError(SAID)
+    raise ArithmeticError(ERROR_TEXT)
 
 
 def find_no_room(*_, **__):
-    raise OSError(errno.ENOSPC, SAID)
+    raise OSError(errno.ENOSPC, ERROR_TEXT)
 
 
 PARTS = {
@@ -44,34 +44,34 @@ PARTS = {
     "the context of the first step": (1, MemoryPass, "around_first_step", fail),
     "the context of a timed window": (1, TelemetryPass, "around_window", fail),
     "the context of an inspected step": (1, EngagementPass, "around_inspected_step", fail),
-    "what the model is fed": (1, ModelInputWatch, "_note", fail),
-    "the dtype of attention": (1, loop.Loop, "_note_dtype", fail),
-    "what attention is given": (1, attention, "_other_kinds", fail),
+    "what the model is fed": (1, ModelInputWatch, "_record_arguments", fail),
+    "the dtype of attention": (1, loop.ObservedLoop, "_set_dtype", fail),
+    "what attention is given": (1, attention, "_layer_kinds", fail),
     "when attention begins and ends": (1, watch, "time", SimpleNamespace(monotonic_ns=fail)),
     "gradients on their way back to attention": (1, watch._Report, "forward", fail),
     "when the optimizer is at work": (1, hooks, "time", SimpleNamespace(monotonic_ns=fail)),
     "collectives": (1, CommunicationTap, "_call", fail),
     "live tensors": (1, trackers, "_tensors_in", fail),
     "one head of parity": (1, parity, "_one_head", fail),
-    "parity on the rank that compares": (0, parity, "_errors", fail),
+    "parity on the rank that compares": (0, parity, "_head_errors", fail),
     "reading the trace": (1, trace.StepTracer, "read", fail),
     "logits before backward": (1, trained_tokens, "_before_backward", fail),
     "gradients of logits": (1, trained_tokens, "_after_backward", fail),
-    "what the loop says of its loss": (1, loop.Loop, "note_objective", fail),
+    "what the loop says of its loss": (1, loop.ObservedLoop, "record_objective", fail),
     "replicas": (1, loop, "digest", fail),
     "what a rank reports": (1, Measurement, "parts", fail),
     "judging": (0, observation, "observed_record", fail),
     "whose script it is": (0, observed_record, "this_script", fail),
     "writing the record": (0, Store, "append", find_no_room),
-    "the report": (0, observation, "report", find_no_room),
+    "the report": (0, observation, "write_report", find_no_room),
 }
-"""What fails: on which rank, where it is defined, and how."""
+"""Parts that fail: the rank, the object and attribute that is replaced, and the replacement."""
 COVER = (
     "what is needed before the first step", "the context of an inspected step", "what the model is fed",
     "collectives", "reading the trace", "logits before backward", "judging", "writing the record",
     "the report",
 )  # fmt: skip
-"""One of each stage; the others are slow together."""
+"""One part of every stage. The others are marked slow."""
 OTHERS = tuple(part for part in PARTS if part not in COVER)
 CASES = [*COVER, *(pytest.param(part, marks=pytest.mark.slow) for part in OTHERS)]
 WITHOUT_RECORD = (
@@ -81,19 +81,19 @@ WITHOUT_RECORD = (
     "whose script it is",
     "writing the record",
 )
-AFTER_THE_LAST_MEETING = ("judging", "whose script it is", "writing the record", "the report")
+AFTER_THE_LAST_BARRIER = ("judging", "whose script it is", "writing the record", "the report")
 
 
 def train_with_errors(parts, job, log):
-    """A rank's whole life: one loop that nobody observes, then one for each part that fails."""
+    """Train one unobserved loop, then one loop for each part that fails."""
     join(job)
-    found = {}
+    results = {}
     for part in (None, *parts):
-        said = io.StringIO()
-        with redirect_stderr(said), redirect_stdout(said), fault(part):
+        output = io.StringIO()
+        with redirect_stderr(output), redirect_stdout(output), fault(part):
             losses = own_loop.train(job.folder / str(part), "told", steps=STEPS, report=True, timed_steps=1)
-        found[str(part)] = {"losses": losses, "said": said.getvalue()}
-    return {"found": found}
+        results[str(part)] = {"losses": losses, "output": output.getvalue()}
+    return {"results": results}
 
 
 @contextmanager
@@ -102,49 +102,50 @@ def fault(part):
         with patch.object(bench, "observe", lambda *_, **__: nullcontext(), create=True):
             yield
         return
-    rank, owner, name, instead = PARTS[part]
+    rank, owner, name, replacement = PARTS[part]
     with (
-        patch.object(observation, "report", lambda _: None),
-        patch.object(owner, name, instead) if dist.get_rank() == rank else nullcontext(),
+        patch.object(observation, "write_report", lambda _: None),
+        patch.object(owner, name, replacement) if dist.get_rank() == rank else nullcontext(),
     ):
         yield
 
 
 @pytest.fixture(scope="module")
-def all_ranks(launcher, tmp_path_factory):
-    """Of COVER or OTHERS each rank's losses and what it said, by the part that failed, and the folder."""
+def results_of(launcher, tmp_path_factory):
+    """Return a function of COVER or OTHERS: results of every rank by the part that failed, and the folder."""
 
     @cache
-    def of(parts):
+    def train_all(parts):
         folder = tmp_path_factory.mktemp("own errors")
         cell = make_cell("strategy=ring", "cluster.world_size=2")
         ends = launcher.run(cell, folder, entry=partial(train_with_errors, parts))
         assert all(end.report for end in ends), [end.failure or end.log_tail for end in ends]
-        return [end.report["found"] for end in ends], folder
+        return [end.report["results"] for end in ends], folder
 
-    return of
+    return train_all
 
 
 @pytest.mark.parametrize("part", CASES)
-def test_an_error_of_the_observation_changes_no_bit_and_is_told_once_by_each_rank(all_ranks, part):
-    ranks, folder = all_ranks(COVER if part in COVER else OTHERS)
-    for found in ranks:
-        assert len(found["None"]["losses"]) == STEPS
-        assert found[part]["losses"] == found["None"]["losses"]
+def test_observation_error_changes_no_loss_and_is_printed_once(results_of, part):
+    ranks, folder = results_of(COVER if part in COVER else OTHERS)
+    for results in ranks:
+        assert len(results["None"]["losses"]) == STEPS
+        assert results[part]["losses"] == results["None"]["losses"]
     rank = PARTS[part][0]
-    own = [line for line in ranks[rank][part]["said"].splitlines() if SAID in line]
-    assert len(own) == 1, ranks[rank][part]["said"]
-    assert own[0].startswith("bench.observe: ")
-    if part not in AFTER_THE_LAST_MEETING:
-        peer = "the training goes on: PeerStoppedError: another rank stopped observing"
-        assert peer in ranks[1 - rank][part]["said"]
+    output = ranks[rank][part]["output"]
+    messages = [line for line in output.splitlines() if ERROR_TEXT in line]
+    assert len(messages) == 1, output
+    assert messages[0].startswith("bench.observe: ")
+    if part not in AFTER_THE_LAST_BARRIER:
+        peer = "the training continues; reason: PeerStoppedError: another rank stopped observing"
+        assert peer in ranks[1 - rank][part]["output"]
     path = folder / part / "records.jsonl"
     records = read_lines(path) if path.exists() else []
     assert len(records) == (part not in WITHOUT_RECORD)
     for record in records:
         if part == "the report":
             assert record["reason"] is None
-            assert own[0].startswith("bench.observe: no report: ")
+            assert "the record was written, but no report; reason: " in messages[0]
         else:
-            assert record["reason"].endswith(f"{SAID} (in the observation, not in the loop)")
+            assert record["reason"].endswith(f"{ERROR_TEXT} (in bench.observe, not in the training loop)")
             assert record["failure"]["rank"] == rank

@@ -1,0 +1,112 @@
+"""Judgement of a loop's training objective, with and without knowledge of the divisor of gradients."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bench.extras.observe.objective import (
+    UNTRAINED,
+    MicroStep,
+    RankObjective,
+    reason_not_compared,
+    wrong_objective,
+)
+
+TOKENS, LOSS = 4, 2.0
+"""Tokens of a call, and loss of a token."""
+MPU = "it is not known by what gradients are divided"
+
+
+def call(place, *, weight, trained=TOKENS, **more):
+    """Return one call of the model on the rank with index `place` in its sequence group."""
+    positions = np.arange(place * TOKENS, (place + 1) * TOKENS)[None]
+    labels = positions + 1
+    labels[:, : TOKENS - trained] = UNTRAINED
+    fields = {
+        "ids": positions, "positions": positions, "labels": labels,
+        "weighted_doubt": weight * trained * 0.5, "doubt": trained * 0.5, "loss_sum": trained * LOSS,
+        "next_tokens": trained, "valid_tokens": trained,
+    }  # fmt: skip
+    return MicroStep(**fields | more)
+
+
+def rank(calls, losses, **more):
+    valid = sum(call.trained_tokens for call in calls)
+    return RankObjective(
+        micro_steps=calls,
+        losses=losses,
+        valid_tokens=valid,
+        is_stated=True,
+        **{"averages_gradients": False} | more,
+    )
+
+
+def ranks_of(factor, *, ranks=2, sequence_ranks=2, micro_steps=1, **more):
+    """Return ranks with right labels and equal weights: `factor` / count of all tokens."""
+    weight = factor / (ranks * micro_steps * TOKENS)
+    objectives = []
+    for number in range(ranks):
+        calls = [call(number % sequence_ranks, weight=weight) for _ in range(micro_steps)]
+        objectives.append(rank(calls, [call.loss_sum * weight for call in calls], **more))
+    return objectives
+
+
+def one_trains_nothing(factor):
+    trained = call(1, weight=factor / TOKENS)
+    idle = rank([call(0, weight=0, trained=0)], [0.0], averages_gradients=True)
+    return [idle, rank([trained], [trained.loss_sum * factor / TOKENS], averages_gradients=True)]
+
+
+def two(*calls, **more):
+    """Return ranks with one call each."""
+    return [rank([micro_step], [1.0], **more) for micro_step in calls]
+
+
+RIGHT, ZERO = call(0, weight=1), {"weight": 0, "doubt": 0.0, "loss_sum": 0.0}
+OTHER_LABELS = call(0, weight=1, labels=np.zeros((1, TOKENS), dtype=int))
+NOT_FINITE = "gradient of the logits of rank 1 is not finite"
+CASES = {
+    "added up over all of four ranks": (ranks_of(1, ranks=4, micro_steps=2), 2, None, "divided by 4"),
+    "added up over two that share a sequence": (ranks_of(2, ranks=4), 2, None, "divided by 2"),
+    "no divisor known, right": (ranks_of(2, ranks=4, unknown_divisor=MPU), 2, None, MPU),
+    "no divisor known, twice too large": (ranks_of(4, ranks=4, unknown_divisor=MPU), 2, None, MPU),
+    "averaged and halved": (ranks_of(1, averages_gradients=True), 2, "gradients are 0.5 times", None),
+    "averaged and doubled": (ranks_of(4, averages_gradients=True), 2, "gradients are 2 times", None),
+    "doubled": (ranks_of(4), 2, "the stated loss is 4,", None),
+    "a mean of four ranks of their own": (ranks_of(1, ranks=4, sequence_ranks=1), 1, None, "divided by 4"),
+    "no mean of theirs": (ranks_of(2, ranks=4, sequence_ranks=1), 1, "the stated loss is 1,", None),
+    "uneven": (two(RIGHT, call(1, weight=2), unknown_divisor=MPU), 2, "weighs 2 times", MPU),
+    "other labels": (
+        two(OTHER_LABELS, call(1, weight=1), unknown_divisor=MPU), 2, "trains position 0 on token 0", MPU,
+    ),
+    "a gradient is lost": (
+        two(RIGHT, call(1, weight=1, weighted_doubt=math.nan), averages_gradients=True), 2, NOT_FINITE, None,
+    ),
+    "a logit is lost": (
+        two(RIGHT, call(1, weight=1, doubt=math.nan), averages_gradients=True), 2, NOT_FINITE, None,
+    ),
+    "a loss of zero shows no weights": (
+        [rank([call(place, **ZERO)], [0.0], averages_gradients=True) for place in range(2)], 2, None, None,
+    ),
+    "a rank trains on nothing": (one_trains_nothing(2), 2, None, None),
+    "a rank trains on nothing, the other twice too much": (
+        one_trains_nothing(4), 2, "gradients are 2 times", None,
+    ),
+    "no logits": ([rank([], [1.0])], 1, None, "no per-token logits"),
+    "no gradient": (
+        [rank([call(0, weight=0, trained=0)], [1.0])], 1, None, "gradient of all logits was zero",
+    ),
+}  # fmt: skip
+"""Objectives of the ranks, ranks per sequence, what is wrong, and why something was not compared."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_objective_names_mistakes_and_does_not_judge_the_unknown(case):
+    ranks, sequence_ranks, mistake, unknown = CASES[case]
+    firsts = range(0, len(ranks), sequence_ranks)
+    groups = [[*range(first, first + sequence_ranks)] for first in firsts]
+    wrong = wrong_objective(ranks, groups, "fp32")
+    reason = reason_not_compared(ranks, sequence_ranks, "fp32")
+    assert mistake in wrong if mistake else wrong is None
+    assert unknown in reason if unknown else reason is None
