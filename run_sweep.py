@@ -80,8 +80,8 @@ def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategi
         from analysis.report import write_report
 
         progress = Progress(Console(), estimate=estimate)
-        interrupts = Interrupts.installed()
-        with launcher_of(planned, raws[0], progress.say) as launcher, room_for(planned.folder):
+        interrupts = Interrupts.current()
+        with launcher_of(planned, raws[0], progress.print_line) as launcher, room_for(planned.folder):
             code = run_plan(planned, launcher, progress, write_report=write_report, interrupts=interrupts)
         sys.exit(code)
 
@@ -107,12 +107,12 @@ def refusals() -> Iterator[None]:
         yield
     except (ConfigError, StoreError) as error:
         print(error, file=sys.stderr)
-        sys.exit(ExitCode.REQUEST_WRONG)
+        sys.exit(ExitCode.INVALID_REQUEST)
     except (HydraException, OmegaConfBaseException) as error:
         print(translate_error(error), file=sys.stderr)
-        sys.exit(ExitCode.REQUEST_WRONG)
+        sys.exit(ExitCode.INVALID_REQUEST)
     except KeyboardInterrupt:
-        Interrupts.installed().begin_to_close()
+        Interrupts.current().begin_to_close()
         print("interrupted before any cell ran; run the same command again", file=sys.stderr)
         sys.exit(ExitCode.INTERRUPTED)
     except OSError as error:

@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         before, after = (read_archive([folder], peaks) for folder in (chosen.before, chosen.after))
     except (StoreError, OSError) as error:
         print(error, file=sys.stderr)
-        return ExitCode.REQUEST_WRONG
+        return ExitCode.INVALID_REQUEST
     console = Console(highlight=False)
     for side, folder, archive in (("before", chosen.before, before), ("after", chosen.after, after)):
         console.print(Text(f"{side}: {folder}, {count_label(len(archive.frame), 'record')}"))

@@ -102,10 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _write(archive, chosen.output or chosen.folders[0], mix)
     except StoreError as error:
         print(error, file=sys.stderr)
-        return ExitCode.REQUEST_WRONG
+        return ExitCode.INVALID_REQUEST
     except OSError as error:
         print(f"{error.filename}: {error.strerror or error}; name another --output", file=sys.stderr)
-        return ExitCode.REQUEST_WRONG
+        return ExitCode.INVALID_REQUEST
     return ExitCode.OK
 
 

@@ -92,7 +92,7 @@ class ExitCode(IntEnum):
     """Every cell has a result. Cells that ran out of memory or are `unsupported` count as results."""
     FAILED = 1
     """A cell failed, or the command did not reach its goal."""
-    REQUEST_WRONG = 2
+    INVALID_REQUEST = 2
     """The request is invalid; the command printed one line that says why."""
     INTERRUPTED = 130
     """The user pressed Ctrl-C, or a scheduler sent SIGTERM."""
@@ -222,7 +222,7 @@ class ClusterConfig:
     def ranks_per_node(self) -> int:
         return self.world_size // self.nodes
 
-    def nodes_of(self, ranks: int) -> int:
+    def min_nodes_for(self, ranks: int) -> int:
         """Return the smallest number of nodes that can hold `ranks` ranks.
 
         The ranks are divided evenly among the nodes, at most `ranks_per_node` on each.
@@ -233,7 +233,7 @@ class ClusterConfig:
             if ranks % nodes == 0 and ranks // nodes <= self.ranks_per_node
         )
 
-    def ranks_of(self, node: int) -> range:
+    def ranks_on_node(self, node: int) -> range:
         """Return the ranks on node number `node`."""
         return range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
 
@@ -244,7 +244,7 @@ class ClusterConfig:
         """
         return local_rank // self.ranks_per_gpu
 
-    def ranks_beside(self, local_rank: int) -> int:
+    def ranks_sharing_gpu(self, local_rank: int) -> int:
         """Return the number of other ranks on the GPU of a rank."""
         first = self.device_index(local_rank) * self.ranks_per_gpu
         return min(self.ranks_per_gpu, self.ranks_per_node - first) - 1

@@ -110,7 +110,7 @@ def names(group):
 @pytest.mark.parametrize(
     ("group", "table"),
     [
-        ("strategy", STRATEGIES.ours),
+        ("strategy", STRATEGIES.built_in),
         ("engine", ENGINE_FACTS),
         ("optimizer", OPTIMIZER_FACTS),
         ("trainer", TRAINER_FACTS),
@@ -142,6 +142,6 @@ def test_names_without_torch_equal_those_of_tables_with_torch():
     assert set(FAMILY_WORDS) == set(FAMILIES)
 
 
-@pytest.mark.parametrize("name", STRATEGIES.ours)
+@pytest.mark.parametrize("name", STRATEGIES.built_in)
 def test_strategy_file_equals_the_defaults_of_its_facts(name):
     assert read_option("strategy", name) == strategy_content(STRATEGIES[name])

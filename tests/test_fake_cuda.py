@@ -147,20 +147,20 @@ def test_strategies_send_the_bytes_of_their_formulas(fake_gpus, launcher, tmp_pa
         assert problems(notes_of(folder)) == []
 
 
-@pytest.mark.parametrize("name", STRATEGIES.ours)
+@pytest.mark.parametrize("name", STRATEGIES.built_in)
 def test_bytes_and_memory_of_gpu_cells_need_no_run(name):
     for layout, options in variants(STRATEGIES[name]):
         choices = (f"layout={layout}", *(f"strategy.{key}={text}" for key, text in options))
         cell = fake_cell(f"strategy={name}", "engine=fsdp2", *words_for(name), *choices)
         assert (STRATEGIES[name].communication_bytes(cell) or 0) >= 0
-        assert memory_need(cell).total > 0
+        assert memory_need(cell).total_bytes > 0
 
 
 def test_rank_is_idle_if_its_gpu_is_idle(monkeypatch):
     monkeypatch.setattr(local, "idle_gpus", lambda: {1})
     for words, idle in (((), {5}), (("cluster.ranks_per_gpu=2", "cluster.world_size=2"), set())):
         ranks = SimpleNamespace(_cluster=fake_cell(*words).cluster, ranks=[4, 5])
-        assert local.LocalRanks._idle(ranks) == idle
+        assert local.LocalRanks._idle_ranks(ranks) == idle
 
 
 def test_tensor_above_the_memory_limit_is_out_of_memory(fake_gpus, launcher, tmp_path):
@@ -301,7 +301,7 @@ def place_models(job, log):
         prepare_accelerate(cell)
         model = empty_model(cell.model, attention_name="sdpa", max_positions=cell.seq_len)
         layers = filled_layers(model, numbers_of(cell.model, 0), device)
-        placed_model = STACK_ENGINES[engine](cell, make_groups(cell)).placed(model, layers, device)
+        placed_model = STACK_ENGINES[engine](cell, make_groups(cell)).place(model, layers, device)
         parameters = [*placed_model.parameters()]
         sides = {vars(parameter).get("_side") for parameter in parameters}
         placed[engine] = [sum(parameter.numel() for parameter in parameters), *sides]

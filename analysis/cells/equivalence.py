@@ -189,7 +189,7 @@ class Comparison:
         ways: dict[str, list[tuple[Seed, Training]]] = {}
         for seed in self.seeds:
             for each in seed.others:
-                if each.loss and seed.draw(each).others:
+                if each.loss and seed.draw(each).controls:
                     ways.setdefault(each.way, []).append((seed, each))
         rows = [self._compared(each) for each in ways.values()]
         return sorted(rows, key=lambda each: order.index(each.training.role))
@@ -227,7 +227,7 @@ class Comparison:
         ]
         draws = [seed.draw(each) for seed, each in found]
         floor = self.floor(len(found))
-        noise = distance_of(draws).over(floor)
+        noise = distance_of(draws).divided_by(floor)
         return Compared(
             trainings=[each for _, each in found],
             mean_loss=sum(losses) / len(losses),

@@ -132,7 +132,7 @@ def styles_of(strategies: Iterable[str]) -> dict[str, PlotStyle]:
     A plug-in that states the colour and marker of another strategy counts as one that states none. Where two
     would look alike, the later in the alphabet takes the next style that is free.
     """
-    ours = {name: facts.style for name, facts in STRATEGIES.ours.items() if facts.style is not None}
+    ours = {name: facts.style for name, facts in STRATEGIES.built_in.items() if facts.style is not None}
     taken = {style.color_and_marker for style in ours.values()}
     styles = {}
     for name in sorted({*strategies}):

@@ -123,7 +123,7 @@ class Results:
         bands = None if self.analytic is None or self.timing is None else self.analytic.link_ms
         if bands is None:
             return None
-        return Band.of(lambda end: sum(band.at(end) for band in bands.values()))
+        return Band.from_function(lambda end: sum(band.value_at(end) for band in bands.values()))
 
     @property
     def tokens_per_s_with_link(self) -> float | None:

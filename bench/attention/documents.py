@@ -33,7 +33,7 @@ class Documents:
         """Number of documents in all sequences."""
         return sum(map(len, self.ends))
 
-    def of(self, sequence: int) -> Iterator[range]:
+    def positions_of(self, sequence: int) -> Iterator[range]:
         """Return the positions of each document of a sequence."""
         return (range(start, end) for start, end in pairwise((0, *self.ends[sequence])))
 
@@ -48,7 +48,7 @@ class Documents:
         return sum(
             visible_keys(positions, document.start)
             for sequence in range(len(self.ends))
-            for document in self.of(sequence)
+            for document in self.positions_of(sequence)
             for _, positions in _document_pieces(pieces, document)
         )
 
@@ -78,7 +78,7 @@ def document_tiles(
     return tuple(
         Tile(_shift(tile.queries, first_query), _shift(tile.keys, first_key), tile.causal, sequence)
         for sequence in range(len(documents.ends))
-        for document in documents.of(sequence)
+        for document in documents.positions_of(sequence)
         for first_query, queries in _document_pieces(query_pieces, document)
         for first_key, keys in _document_pieces(key_pieces, document)
         for tile in _visible_tiles(queries, keys)

@@ -35,7 +35,7 @@ class Partial:
         return cls(out.to(wide), lse.to(wide).contiguous())
 
     @classmethod
-    def nothing(cls, q: Tensor) -> Partial:
+    def empty(cls, q: Tensor) -> Partial:
         """Return the partial result over no keys: zeros, and an LSE of minus infinity.
 
         Args:
@@ -45,7 +45,7 @@ class Partial:
         out = torch.zeros(q.shape, dtype=wide, device=q.device)
         return cls(out, torch.full(q.shape[:-1], -torch.inf, dtype=wide, device=q.device))
 
-    def of(self, sequences: slice) -> Partial:
+    def select_sequences(self, sequences: slice) -> Partial:
         """Return a view of some sequences of the batch. Merging into the view changes this result."""
         return self if sequences == slice(None) else Partial(self.out[sequences], self.lse[sequences])
 

@@ -79,7 +79,7 @@ def packing_of(documents: Documents, scale: float, device: torch.device) -> Pack
     ends = [
         sequence * documents.tokens + document.stop
         for sequence in range(len(documents.ends))
-        for document in documents.of(sequence)
+        for document in documents.positions_of(sequence)
     ]
     offsets = sent(torch.tensor([0, *ends], dtype=torch.int32), device)
     longest = max(stop - start for start, stop in pairwise([0, *ends]))
@@ -101,7 +101,7 @@ def restarted(documents: Documents) -> Tensor:
     """Return the positions of all tokens in their documents, [B, T], in host memory."""
     rows = range(len(documents.ends))
     return torch.stack(
-        [torch.cat([torch.arange(len(document)) for document in documents.of(row)]) for row in rows]
+        [torch.cat([torch.arange(len(document)) for document in documents.positions_of(row)]) for row in rows]
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 class HandOver:
     """Pending sends to one rank and receives from another."""
 
-    sent: tuple[Tensor, ...]
+    sent_tensors: tuple[Tensor, ...]
     """Tensors of this rank, referenced until they have been sent."""
     received: tuple[Tensor, ...]
     """Buffers that are valid after `wait`."""

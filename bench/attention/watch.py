@@ -43,7 +43,7 @@ class HostCopy:
 class CapturedCall:
     """Copy of the next attention call that trains: q, k, v, out and their gradients, [B, heads, S, D]."""
 
-    around: Callable[[], AbstractContextManager[None]] = nullcontext
+    copy_context: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context entered while tensors are copied, so that the copies do not count as a part of the step."""
     copies: dict[str, HostCopy] = field(default_factory=dict)
     """Copied tensors by name: q, k, v, out, dq, dk, dv, dout."""
@@ -56,7 +56,7 @@ class CapturedCall:
 
     def keep(self, **tensors: Tensor | None) -> None:
         """Copy tensors of the call by name; None for a tensor without a gradient."""
-        with self.around():
+        with self.copy_context():
             self.copies |= {name: HostCopy.from_tensor(x) for name, x in tensors.items() if x is not None}
 
     @property
@@ -64,7 +64,7 @@ class CapturedCall:
         """Whether forward and backward of the call have been copied."""
         return {"q", "k", "v", "out", "dq", "dk", "dv", "dout"} <= self.copies.keys()
 
-    def on(self, device: torch.device) -> dict[str, Tensor]:
+    def tensors_on(self, device: torch.device) -> dict[str, Tensor]:
         """Return the tensors by name, [B, heads, S, D]. An output [B, S, heads, D] is transposed."""
         tensors = {name: copy.to_tensor(device) for name, copy in self.copies.items()}
         for name in ("out", "dout"):

@@ -24,7 +24,7 @@ class Band:
     high: float
 
     @classmethod
-    def of(cls, value: Callable[[End], float]) -> Band:
+    def from_function(cls, value: Callable[[End], float]) -> Band:
         """Return the band of a function's values.
 
         The smallest and the largest of the three values are the bounds, because the function may fall from
@@ -33,7 +33,7 @@ class Band:
         values = {end: value(end) for end in End}
         return cls(min(values.values()), values[End.EXPECTED], max(values.values()))
 
-    def at(self, end: End) -> float:
+    def value_at(self, end: End) -> float:
         """Return a bound, or the expected value."""
         return {End.LOW: self.low, End.EXPECTED: self.expected, End.HIGH: self.high}[end]
 

@@ -32,7 +32,7 @@ class CausalPairs:
     """Pairs including padding."""
 
     @classmethod
-    def of(cls, cell: Cell) -> CausalPairs:
+    def for_single_documents(cls, cell: Cell) -> CausalPairs:
         """Return the pairs if every sequence is a single document."""
         own, padded = (length * (length + 1) // 2 for length in (cell.seq_len, cell.padded_len))
         return cls(own * cell.sequences_per_step, padded * cell.sequences_per_step)
@@ -46,7 +46,7 @@ def attention_forward_flops(cell: Cell, *, causal: bool, pairs: CausalPairs | No
         causal: Whether to count only the scores that the mask leaves.
         pairs: Pairs of packed documents; None if every sequence is a single document.
     """
-    own = (pairs or CausalPairs.of(cell)).own
+    own = (pairs or CausalPairs.for_single_documents(cell)).own
     return _attention_flops(cell, own, cell.seq_len, causal=causal)
 
 
@@ -84,7 +84,7 @@ def hardware_flops(cell: Cell, *, causal: bool, pairs: CausalPairs | None = None
         causal: Whether to count only the scores that the mask leaves.
         pairs: Pairs of packed documents; None if every sequence is a single document.
     """
-    computed = (pairs or CausalPairs.of(cell)).computed
+    computed = (pairs or CausalPairs.for_single_documents(cell)).computed
     attention = _attention_flops(cell, computed, cell.padded_len, causal=causal)
     tokens = cell.padded_len * cell.sequences_per_step
     layers = 2 * layer_parameters(cell.model) * tokens

@@ -76,17 +76,17 @@ class MemoryNeed:
     """Memory of the process that is not in tensors."""
 
     @property
-    def total(self) -> int:
+    def total_bytes(self) -> int:
         """Peak bytes of the rank."""
-        return self.allocated + self.context
+        return self.allocated_bytes + self.context
 
     @property
-    def allocated(self) -> int:
+    def allocated_bytes(self) -> int:
         """Peak bytes of tensors."""
-        return max(self.loading, self.states + self.step)
+        return max(self.loading, self.states + self.step_bytes)
 
     @property
-    def step(self) -> int:
+    def step_bytes(self) -> int:
         """Peak bytes of the tensors that a step allocates and frees."""
         moment = max(self.loss, self.layer, self.attention + self.communication)
         return max(self.gathered + self.activations + moment, self.update)
@@ -137,7 +137,7 @@ def allocated_band(cell: Cell, need: MemoryNeed) -> Band:
 
     The bounds assume that all unknowns are favourable, or unfavourable, at once.
     """
-    expected = need.allocated
+    expected = need.allocated_bytes
     engine = ENGINE_FACTS[cell.engine.name].memory(cell)
     spread = round(FORMULA_SHARE * expected)
     return Band(expected - spread - engine.spare, expected, expected + spread + engine.beyond)
@@ -150,7 +150,7 @@ def needed_band(cell: Cell, need: MemoryNeed) -> Band:
         return allocated
     least, most = (round(gib * GIB) for gib in CONTEXT_GIB)
     high = round(allocated.high * (1 + FRAGMENTATION_SHARE)) + most
-    return Band(allocated.low + least, need.total, high)
+    return Band(allocated.low + least, need.total_bytes, high)
 
 
 def layer_bytes_per_token(cell: Cell) -> int:
@@ -171,7 +171,7 @@ def layer_bytes_per_token(cell: Cell) -> int:
     inputs = (5 if is_autocast(cell) else 2) * e * model.hidden_size
     lse = max(FLOAT32_BYTES, e) * model.num_heads
     attention = 2 * e * (q + kv_heads_held(cell) * model.head_dim) + lse
-    attention += STRATEGIES[cell.strategy].kept_bytes_per_token(cell)
+    attention += STRATEGIES[cell.strategy].saved_bytes_per_token(cell)
     mlp = 0 if cell.tiled_mlp else _mlp_bytes_per_token(cell)
     return norms + head_norms + inputs + attention + mlp
 
@@ -302,8 +302,8 @@ def _stage_bytes(stage: Stage) -> int:
 
     A message that is a packed copy needs no further send buffer.
     """
-    if stage.held_bytes is not None:
-        return stage.merged_bytes + stage.held_bytes
+    if stage.buffer_bytes is not None:
+        return stage.merged_bytes + stage.buffer_bytes
     messages = stage.communications
     received = sum(message.sent_bytes for message in messages if message.kind in ("send", "all_to_all"))
     sent = sum(message.sent_bytes for message in messages if message.kind != "all_gather")

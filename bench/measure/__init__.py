@@ -80,7 +80,7 @@ def decoded(reports: Sequence[Mapping[str, Any]]) -> list[RankReport]:
 def _decode_part(report: Mapping[str, Any], name: str) -> Any:
     """Return the part of a pass in a rank's report, or a string that says which rule the part breaks."""
     try:
-        return msgspec.convert(report[name], PASSES[name].part)
+        return msgspec.convert(report[name], PASSES[name].part_type)
     except msgspec.ValidationError as error:
         return f"{name}: {error}"
 
@@ -101,7 +101,7 @@ def merge(
     merged = {
         name: facts.merge(reports, cell) if facts.parts(reports) else None
         for name, facts in PASSES.items()
-        if facts.part is not None
+        if facts.part_type is not None
     }
     return merged | {name: section for name, section in (known or {}).items() if name in merged}
 
@@ -109,7 +109,7 @@ def merge(
 def first_failure(cell: Cell, sections: Sections) -> str | None:
     """Return one line that says why the result of the cell is wrong; None if every gate passes."""
     filled = {name: section for name, section in sections.items() if section is not None}
-    in_gate_order = sorted(filled, key=lambda name: PASSES[name].judges)
+    in_gate_order = sorted(filled, key=lambda name: PASSES[name].fault_origin)
     reasons = (PASSES[name].gate(cell, filled[name]) for name in in_gate_order)
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -137,7 +137,7 @@ def evidence(sections: Sections) -> dict[str, Any]:
 
 def planned_stages(measure: MeasureConfig, step_s: float) -> list[RankStage]:
     """Return the stages with full-length steps, in order, if one step takes `step_s` seconds."""
-    requested = (facts for facts in PASSES.values() if facts.is_asked(measure))
+    requested = (facts for facts in PASSES.values() if facts.is_requested(measure))
     return [stage for facts in requested for stage in facts.stages(measure, step_s)]
 
 

@@ -73,7 +73,7 @@ class CollectiveCall:
     """Bytes of a receive; 0 for other kinds."""
 
     @property
-    def meeting(self) -> Meeting:
+    def rendezvous_key(self) -> Meeting:
         """Key of this call that is equal on all its members; a send and its receive have the same key."""
         kind = "send_recv" if self.kind in {"send", "recv"} else self.kind
         return kind, self.group, self.members, self.ordinal

@@ -65,15 +65,15 @@ class PassFacts(ABC, Generic[PartT, SectionT]):
 
     name: ClassVar[str]
     """Name of the pass: its folder, its section of the record, and its phase in a rank's log."""
-    part: ClassVar[type[Any] | None]
+    part_type: ClassVar[type[Any] | None]
     """Type of a rank's part; None for a pass that adds nothing to the record."""
     is_own_work: ClassVar[bool] = True
     """True if the seconds of this pass are work of the cell, False if they are a fixed cost."""
     is_evidence: ClassVar[bool] = False
     """True if the record of a wrong result keeps the section of this pass."""
-    judges: ClassVar[Moment] = Moment.ANY_STEP
+    fault_origin: ClassVar[Moment] = Moment.ANY_STEP
     """Origin of the faults that the gate finds; it decides the order of the gates."""
-    without_effect: ClassVar[frozenset[str] | None] = None
+    ignored_fields: ClassVar[frozenset[str] | None] = None
     """Fields of a cell on which the section does not depend. Cells that differ only in these fields share one
     section. None if the pass runs in every cell."""
     needs_all_ranks: ClassVar[bool] = False
@@ -83,7 +83,7 @@ class PassFacts(ABC, Generic[PartT, SectionT]):
     workload: ClassVar[str | None] = None
     """Only workload for which the pass has checks; None if it has them for all workloads."""
 
-    def is_asked(self, measure: MeasureConfig) -> bool:  # noqa: ARG002
+    def is_requested(self, measure: MeasureConfig) -> bool:  # noqa: ARG002
         """Return whether these settings ask for the pass; ranks run no other passes."""
         return True
 
@@ -138,7 +138,7 @@ class ErrorFacts(PassFacts[SectionT, SectionT]):
 
     needs_all_ranks = True
     is_evidence = True
-    compares: ClassVar[tuple[str, ...]]
+    check_names: ClassVar[tuple[str, ...]]
     """Names of the checks of this pass."""
     too_large: ClassVar[str]
     """Message about an error beyond its limit: a format string for `name`, `label`, `error`, `limit`,
@@ -168,12 +168,12 @@ class ErrorFacts(PassFacts[SectionT, SectionT]):
     def checks(self, cell: Cell, section: Any) -> Sequence[Check]:
         """Return the comparisons with float64; if none was made, each has the reason."""
         if section is not None and section.reason is None and section.errors:
-            return self.made(cell, section)
+            return self.error_checks(cell, section)
         reason = NOT_RUN if section is None else section.reason or NOT_RUN
-        return [Check(what=name, against="float64", reason=reason) for name in self.compares]
+        return [Check(what=name, against="float64", reason=reason) for name in self.check_names]
 
     @abstractmethod
-    def made(self, cell: Cell, section: SectionT) -> Sequence[Check]:
+    def error_checks(self, cell: Cell, section: SectionT) -> Sequence[Check]:
         """Return the checks of a section whose errors were compared.
 
         Args:

@@ -86,10 +86,10 @@ class RankPass:
         """
         yield from ()
 
-    def agreed(self, count: int) -> int:
+    def broadcast_count(self, count: int) -> int:
         """Return the `count` of rank 0 on every rank; every rank must call this."""
         decision = torch.tensor(count, device=self.measurement.subject.device)
-        self.measurement.meet()
+        self.measurement.raise_if_rank_failed()
         dist.broadcast(decision, src=0)
         return int(decision.item())
 
@@ -136,20 +136,20 @@ class Measurement:
         self.device = device
         self.log = log
         self.folder = folder
-        self.later: list[Any] = []
+        self.later_outcomes: list[Any] = []
         """Results of the full-length steps after the timed steps."""
-        self.meet = meet
+        self.raise_if_rank_failed = meet
         self.watch = AttentionWatch()
         self.tap = CommunicationTap(self.watch)
         codes = instead or {}
         self.passes = {
             name: (codes.get(name) or rank_code(name))(self)
             for name, facts in PASSES.items()
-            if name not in known and facts.is_asked(measure)
+            if name not in known and facts.is_requested(measure)
         }
 
     @property
-    def shares_traced_step(self) -> bool:
+    def inspects_traced_step(self) -> bool:
         """True if the traced step is also the inspected step.
 
         In long steps the cost of inspecting does not show; if steps are short, there is time for one more.
@@ -161,11 +161,11 @@ class Measurement:
         """Median seconds of the timed steps."""
         return statistics.median(self.timed.step_times_ms) / 1e3
 
-    def building(self) -> AbstractContextManager[None]:
+    def around_building(self) -> AbstractContextManager[None]:
         """Return the contexts of all passes for building the subject."""
         return self._enter_all(lambda rank_pass: rank_pass.around_building())
 
-    def window(self) -> AbstractContextManager[None]:
+    def around_window(self) -> AbstractContextManager[None]:
         """Return the contexts of all passes for a window of timed steps."""
         return self._enter_all(lambda rank_pass: rank_pass.around_window())
 
@@ -180,7 +180,10 @@ class Measurement:
     def first_step(self) -> Steps:
         """Request the first step, in the contexts of all passes."""
         yield StepRequest.BETWEEN
-        with self.subject.seen(), self._enter_all(lambda rank_pass: rank_pass.around_first_step()):
+        with (
+            self.subject.around_untimed_step(),
+            self._enter_all(lambda rank_pass: rank_pass.around_first_step()),
+        ):
             yield StepRequest.FIRST
 
     def step(self, around: Around) -> Steps:
@@ -188,19 +191,19 @@ class Measurement:
         yield StepRequest.BETWEEN
         with around():
             outcome = yield StepRequest.STEP
-        self.later.append(outcome)
+        self.later_outcomes.append(outcome)
 
     @contextmanager
-    def inspected(self) -> Iterator[None]:
+    def inspect_step(self) -> Iterator[None]:
         """Inspect a step with all passes; this costs milliseconds, so the step is never a timed one."""
         contexts = self._enter_all(lambda rank_pass: rank_pass.around_inspected_step())
-        with self.subject.seen(), self.watched(), contexts:
+        with self.subject.around_untimed_step(), self.watch_attention(), contexts:
             yield
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watch_attention(self) -> Iterator[None]:
         """Record only the start and the end of attention calls, which costs microseconds."""
-        with self.subject.watched(self.watch):
+        with self.subject.watch_attention(self.watch):
             yield
         self.watch.errors.raise_first()
 

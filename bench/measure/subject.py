@@ -33,9 +33,9 @@ class Subject(ABC):
     device: torch.device
     attention_name: str
     """Name of the attention function in transformers' registry."""
-    attention_code: str
+    attention_modules: str
     """Prefix of the names of the Python modules that hold the code of the attention."""
-    ranks_beside: int = 0
+    other_ranks_on_gpu: int = 0
     """Number of other ranks on this rank's GPU."""
     nodes: int = 1
     """Number of nodes of all ranks; 1 if it is not known."""
@@ -54,7 +54,7 @@ class Subject(ABC):
     """Mover of the layers' inputs to host memory; None if they stay on the device."""
 
     @abstractmethod
-    def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
+    def watch_attention(self, watch: AttentionWatch) -> AbstractContextManager[None]:
         """Report every attention call in this context to `watch`."""
 
     @abstractmethod
@@ -65,10 +65,10 @@ class Subject(ABC):
         """Return the last call if attention alone is measured, else None."""
         return None
 
-    def fed_positions(self) -> Tensor | None:
+    def input_positions(self) -> Tensor | None:
         """Return the positions of the first sequence in the last step's first micro-step; None if unknown."""
         return None
 
-    def seen(self) -> AbstractContextManager[Any]:
+    def around_untimed_step(self) -> AbstractContextManager[Any]:
         """Return the context of a step that is not timed, in which the subject may inspect its own step."""
         return nullcontext()

@@ -89,7 +89,11 @@ def _replay_line(cells: Sequence[Cell]) -> str:
 
 def _balance_lines(rings: Sequence[Cell]) -> list[str]:
     """Return a note if some rings split causal work evenly and others, with contiguous shards, do not."""
-    even = [cell for cell in rings if cell.layout != "contiguous" or STRATEGIES[cell.strategy].balances(cell)]
+    even = [
+        cell
+        for cell in rings
+        if cell.layout != "contiguous" or STRATEGIES[cell.strategy].balances_causal_area(cell)
+    ]
     uneven = [cell for cell in rings if cell not in even]
     if not uneven or not even:
         return []

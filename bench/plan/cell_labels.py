@@ -31,7 +31,7 @@ class CellLabels:
             self._alike.setdefault(short, {})[id(cell)] = cell
             self._keys.pop(short, None)
 
-    def of(self, cell: Cell) -> str:
+    def label(self, cell: Cell) -> str:
         """Return the label of a cell."""
         short = short_label(cell)
         if short not in self._keys:

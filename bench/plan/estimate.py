@@ -139,7 +139,7 @@ class CellProgress:
         """Seconds since the cell was started."""
         return self._now_s() - self._begun_s
 
-    def where(self) -> str:
+    def stage_label(self) -> str:
         """Return `parity, objective`, `timing, first step` or, by the clock, `timing, step about 3/20`."""
         stage = self._stage
         if stage.steps < 2 or self._step_s is None:  # noqa: PLR2004  a single step is not counted

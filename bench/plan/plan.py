@@ -186,7 +186,7 @@ def _plan_repeats(
 def _refuse_failing_facts(cell: Cell) -> None:
     """Raise ConfigError if a plugin's facts fail, because failing later would end the sweep."""
     facts = STRATEGIES[cell.strategy]
-    with STRATEGIES.plugin_errors_named(cell.strategy):
+    with STRATEGIES.name_plugin_in_errors(cell.strategy):
         answers: Mapping[str, Any] = {
             "refusals": "; ".join([*facts.refusals(cell), *facts.autocast_refusals(cell)]),
             "communication_bytes": facts.communication_bytes(cell),

@@ -108,7 +108,7 @@ def _rows(forecast: Forecast, raws: Sequence[Raw], numbers: Mapping[str, str]) -
     ]
     references = CellLabels(forecast.references)
     rows += [
-        PlanRow(f"reference {references.of(cell)}", time=duration_label(forecast.reference_s(cell)))
+        PlanRow(f"reference {references.label(cell)}", time=duration_label(forecast.reference_s(cell)))
         for cell in forecast.references
     ]
     return [*rows, *(_pending_row(entry, labels, keys, numbers) for entry in forecast.cells)]
@@ -149,7 +149,7 @@ def _table(rows: Sequence[PlanRow], width: int) -> list[str]:
 
 
 def _cell_name(labels: CellLabels, cell: Cell, repeat: int) -> str:
-    return f"{labels.of(cell)} repeat {repeat + 1}" if repeat else labels.of(cell)
+    return f"{labels.label(cell)} repeat {repeat + 1}" if repeat else labels.label(cell)
 
 
 def _shared_and_differing(raws: Sequence[Raw], cells: Sequence[Cell]) -> tuple[list[str], list[str]]:
@@ -233,7 +233,7 @@ def _memory_warnings(forecast: Forecast) -> Iterator[str]:
         cells = {e.cell.cell_id: e.cell for e in forecast.cells if e.runs and e.room and e.room.fit is fit}
         if cells:
             labels = CellLabels(entry.cell for entry in forecast.cells)
-            names = ", ".join(map(labels.of, [*cells.values()][:MAX_NAMED]))
+            names = ", ".join(map(labels.label, [*cells.values()][:MAX_NAMED]))
             names += ", ..." if len(cells) > MAX_NAMED else ""
             yield f"{_cell_count(len(cells))} {warning} ({names}): {RUNS_ANYWAY}"
     rooms = [entry.room for entry in forecast.cells if entry.runs and entry.room is not None]

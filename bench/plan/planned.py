@@ -76,7 +76,7 @@ class PlannedCell:
 def planned_cell(cell: Cell, machine: Machine, role: Role = Role.CELL) -> PlannedCell:
     """Return the first process of a cell with its refusal and memory, which no other function determines."""
     reason = refusal(cell)
-    with STRATEGIES.plugin_errors_named(cell.strategy):
+    with STRATEGIES.name_plugin_in_errors(cell.strategy):
         need = memory_need(cell) if reason is None else None
     room = None if need is None else room_of(cell, need, machine)
     return PlannedCell(cell, repeat=0, order=0, role=role, reason=reason, need=need, room=room)

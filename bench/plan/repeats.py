@@ -167,7 +167,7 @@ def _needed_processes(pair: Sequence[Sequence[CellProcess]]) -> int:
 
 def chosen_line(chosen: RepeatPlan) -> str:
     """Return the line that announces further processes before they run."""
-    one, other = map(CellLabels(chosen.cells).of, chosen.cells)
+    one, other = map(CellLabels(chosen.cells).label, chosen.cells)
     return (
         f"measure.repeats={AUTO}: {chosen.added} more processes of {one} and of {other}, interleaved, about"
         f" {duration_label(chosen.added_s)}"

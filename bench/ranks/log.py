@@ -53,7 +53,7 @@ class StepPhase:
         """Current phase; None outside of a step."""
         self.on_change: Callable[[str | None], None] | None = None
         """Function that is called with the phase that ends, before the next begins. It must not raise."""
-        self.notes: list[Callable[[str | None], None]] = []
+        self.listeners: list[Callable[[str | None], None]] = []
         """Functions that are called with the phase that begins. They must not raise."""
 
     def enter(self, name: str | None) -> None:
@@ -61,7 +61,7 @@ class StepPhase:
         if self.on_change is not None:
             self.on_change(self.name)
         self.name = name
-        for note in self.notes:
+        for note in self.listeners:
             note(name)
 
 
@@ -69,7 +69,7 @@ class StepPhase:
 class RankLog:
     """Current phase of a rank, seconds of its finished phases, and listeners."""
 
-    tell: Callable[[RankStage], None]
+    report: Callable[[RankStage], None]
     """Function that reports the beginning of a phase, or of a part of one, to the launcher."""
     phase: str = "start"
     """Pass that runs now, or start, join, strategy, limit, build or finish."""
@@ -83,18 +83,18 @@ class RankLog:
     limit_base_bytes: int | None = None
     """Bytes from which a memory limit counts; None without a limit."""
 
-    def keep(self, note: Callable[[str, str | None], None]) -> None:
+    def add_listener(self, note: Callable[[str, str | None], None]) -> None:
         """Call `note` with the current phases of the rank and of its step, now and at every change."""
-        self.step.notes.append(lambda step_phase: note(self.phase, step_phase))
+        self.step.listeners.append(lambda step_phase: note(self.phase, step_phase))
         note(self.phase, self.step.name)
 
-    def begin(self, part: str) -> None:
+    def begin_part(self, part: str) -> None:
         """Report a part of the phase that may take long and runs no steps."""
         self.step.enter(self.step.name)
-        self.tell(RankStage(self.phase, part))
+        self.report(RankStage(self.phase, part))
 
     @contextmanager
-    def during(self, phase: str, steps: int = 0, step_s: float | None = None) -> Iterator[None]:
+    def run_phase(self, phase: str, steps: int = 0, step_s: float | None = None) -> Iterator[None]:
         """Run a phase: report it, and store its seconds at the end.
 
         A phase that raises an error stays the current one, so that messages name it.
@@ -106,7 +106,7 @@ class RankLog:
         """
         self.phase = phase
         self.step.enter(None)
-        self.tell(RankStage(phase, steps=steps, step_s=step_s))
+        self.report(RankStage(phase, steps=steps, step_s=step_s))
         start = time.monotonic()
         try:
             yield
@@ -146,7 +146,7 @@ class RankStateFile:
             self._map = mmap.mmap(file.fileno(), PLACE_BYTES)
         self._count = 0
 
-    def note(self, phase: str, step_phase: str | None) -> None:
+    def write(self, phase: str, step_phase: str | None) -> None:
         """Write the state."""
         self._count += 1
         state = f"{self._count} {phase} {step_phase or ''}"

@@ -32,7 +32,7 @@ from bench.measure.updates.section import UpdatesSection
 from bench.record.analytic import Analytic
 
 SCHEMA_VERSION = 5
-SECTION_NAMES = tuple(name for name, facts in PASSES.items() if facts.part is not None)
+SECTION_NAMES = tuple(name for name, facts in PASSES.items() if facts.part_type is not None)
 
 
 class Status(StrEnum):

@@ -64,7 +64,7 @@ class Deviation:
         """Return the deviation multiplied by a factor."""
         return Deviation(self.loss * factor, self.grad_norm * factor)
 
-    def over(self, other: Deviation) -> Deviation:
+    def divided_by(self, other: Deviation) -> Deviation:
         """Return both signals' deviations as multiples of another deviation."""
         return Deviation(self.loss / other.loss, self.grad_norm / other.grad_norm)
 
@@ -246,18 +246,18 @@ class Draw:
     """A training of one seed, and the controls that it is compared with."""
 
     training: Trajectory
-    others: Sequence[Trajectory]
+    controls: Sequence[Trajectory]
     """Controls of the seed, without the training itself."""
 
     @property
     def centre(self) -> Trajectory:
         """Mean of the controls."""
-        return mean_of(self.others)
+        return mean_of(self.controls)
 
     @property
     def widening(self) -> float:
         """Factor on the deviation from `centre` because the mean of few controls is itself uncertain."""
-        return math.sqrt(1 + 1 / len(self.others))
+        return math.sqrt(1 + 1 / len(self.controls))
 
 
 def distance_of(draws: Sequence[Draw]) -> Deviation:

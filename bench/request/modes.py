@@ -128,8 +128,8 @@ def busiest_rank(cell: Cell) -> int:
     It is the last rank if work is uneven, because its queries see the most keys, and rank 0 otherwise.
     """
     facts = STRATEGIES[cell.strategy]
-    with STRATEGIES.plugin_errors_named(cell.strategy):
-        is_even = cell.layout != "contiguous" or cell.ring_degree == 1 or facts.balances(cell)
+    with STRATEGIES.name_plugin_in_errors(cell.strategy):
+        is_even = cell.layout != "contiguous" or cell.ring_degree == 1 or facts.balances_causal_area(cell)
         return 0 if is_even and not facts.sends_unevenly else cell.sp_degree - 1
 
 

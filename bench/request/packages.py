@@ -46,7 +46,7 @@ def package_refusals(cell: Cell) -> list[str]:
         *KERNEL_FACTS[cell.kernel].package_refusals(cell),
         *(
             f"{choice} needs the package {package}; install it with: "
-            + (facts.install if package == facts.package else f"pip install {package}")
+            + (facts.install_command if package == facts.package else f"pip install {package}")
             for choice, package in missing.items()
         ),
     ]

@@ -191,7 +191,7 @@ def used_ranks(placement: Placement, spread: Degrees) -> int:
 
 def shrink_cluster(cluster: ClusterConfig, ranks: int) -> ClusterConfig:
     """Return the cluster reduced to this number of ranks and the nodes that they need."""
-    nodes = cluster.nodes_of(ranks)
+    nodes = cluster.min_nodes_for(ranks)
     return replace(
         cluster,
         world_size=ranks,

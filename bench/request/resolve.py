@@ -110,7 +110,7 @@ def resolve(raw: Raw, machine: Machine) -> Cell:
 
 def _add_padding(cell: Cell) -> Cell:
     """Return the cell with the padding that its layout needs; unchanged if its degrees are not legal."""
-    with STRATEGIES.plugin_errors_named(cell.strategy):
+    with STRATEGIES.name_plugin_in_errors(cell.strategy):
         facts = STRATEGIES[cell.strategy]
         if facts.degree_refusals(cell):
             return cell
@@ -244,7 +244,7 @@ def all_keys() -> list[str]:
 def _ulysses_degree(raw: Raw, sp_degree: int, model: ModelConfig) -> int:
     if raw["ulysses_degree"] == "auto":
         strategy = raw["strategy"]["name"]
-        with STRATEGIES.plugin_errors_named(strategy):
+        with STRATEGIES.name_plugin_in_errors(strategy):
             return STRATEGIES[strategy].ulysses_degree(sp_degree, model)
     return values.whole("ulysses_degree", raw["ulysses_degree"])
 
@@ -256,7 +256,7 @@ def _strategy_options(raw: Raw, cell: Cell) -> tuple[tuple[str, str], ...]:
             near = values.nearest(key, known)
             way_out = f"did you mean strategy.{near}?" if near else "leave it out"
             raise ConfigError(f"strategy.{key}: strategy={raw['name']} has no such option; {way_out}")
-    with STRATEGIES.plugin_errors_named(raw["name"]):
+    with STRATEGIES.name_plugin_in_errors(raw["name"]):
         return tuple((key, _strategy_option(key, raw[key], option, cell)) for key, option in known.items())
 
 
@@ -308,7 +308,7 @@ def default_engine(strategy: str, trainer: str, *, offloads_optimizer: bool) -> 
     """
     if offloads_optimizer:
         return next(name for name, facts in ENGINE_FACTS.items() if facts.offloads_optimizer)
-    drives = TRAINER_FACTS[trainer].drives
+    drives = TRAINER_FACTS[trainer].engines_by_strategy
     takes_stacks = drives is not None and STACK_ENGINE in drives.get(strategy, [STACK_ENGINE])
     return STACK_ENGINE if takes_stacks else DEFAULT_ENGINE
 

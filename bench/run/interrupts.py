@@ -37,7 +37,7 @@ class Interrupts:
                 self._handled.append(number)
 
     @classmethod
-    def installed(cls) -> Interrupts:
+    def current(cls) -> Interrupts:
         """Return the object that handles signals in this process, or a new one without handlers."""
         handlers = (getattr(signal.getsignal(number), "__self__", None) for number in SIGNALS)
         return next((handler for handler in handlers if isinstance(handler, cls)), None) or cls()

@@ -87,15 +87,15 @@ class Progress(Listener):
         self._remaining, self._total, self._folder = list(cells), len(cells), folder
         self._labels = CellLabels(planned.cell for planned in cells)
         if not cells:
-            self.say(f"nothing is missing in {folder}; to run all cells again, name another sweep_dir")
+            self.print_line(f"nothing is missing in {folder}; to run all cells again, name another sweep_dir")
             for note in notes:
-                self.say(note)
+                self.print_line(note)
             return
-        self.say(f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}, records go to {folder}")
+        self.print_line(f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}, records go to {folder}")
         for line in sorted({_placement_line(planned.cell) for planned in cells}):
-            self.say(line)
+            self.print_line(line)
         for note in notes:
-            self.say(note)
+            self.print_line(note)
         self._bar.start_task(self._sweep)
         self._refresh()
         self._bar.start()
@@ -106,7 +106,7 @@ class Progress(Listener):
         self._total += len(cells)
         self._labels.add(planned.cell for planned in cells)
         if note is not None:
-            self.say(note)
+            self.print_line(note)
 
     def begin(self, planned: PlannedCell, *, is_reference: bool = False) -> None:
         """Show a cell that is about to run; `is_reference` if it is a reference and no cell of the sweep."""
@@ -127,7 +127,7 @@ class Progress(Listener):
         finally:
             self._running = self._cell_progress = None
 
-    def tell(self, stage: RankStage) -> None:
+    def on_stage(self, stage: RankStage) -> None:
         """Record the stage of the running cell; the next tick shows it."""
         assert self._running is not None
         assert self._cell_progress is not None
@@ -138,12 +138,14 @@ class Progress(Listener):
             self._estimate.learn(self._running.cell, stage.step_s)
             self._estimate_waiting()
 
-    def tick(self) -> None:
+    def on_tick(self) -> None:
         """Update the bar, or print a line to a log that has had none for HEARTBEAT_S."""
         self._refresh()
         if self._bar.disable and self._now_s() - self._printed_at_s >= HEARTBEAT_S and self._cell_progress:
             elapsed = duration_label(self._cell_progress.elapsed_s)
-            self.say(f"{self._place()}: running for {elapsed}, {self._cell_progress.where()}; {self._eta()}")
+            self.print_line(
+                f"{self._place()}: running for {elapsed}, {self._cell_progress.stage_label()}; {self._eta()}"
+            )
 
     def remove(self, planned: PlannedCell) -> None:
         """Remove a planned cell that will not run."""
@@ -163,7 +165,7 @@ class Progress(Listener):
         if record.status not in FINDINGS and record.failure is not None:
             folder = self._folder / "cells" / planned.folder_name
             line = f"{line}; log: {folder / f'rank_{record.failure.rank}.log'}"
-        self.say(f"{line}; {self._eta()}" if self._remaining and self._waiting_s is not None else line)
+        self.print_line(f"{line}; {self._eta()}" if self._remaining and self._waiting_s is not None else line)
         self._refresh()
 
     @contextmanager
@@ -179,7 +181,7 @@ class Progress(Listener):
         """Remove the bar from the terminal."""
         self._bar.stop()
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print one line; never wrapped, so that a path or a command can be copied."""
         self._printed_at_s = self._now_s()
         self.console.print(line, highlight=False, soft_wrap=True, markup=False)
@@ -188,7 +190,9 @@ class Progress(Listener):
         if self._bar.disable:
             return
         done = self._total - len(self._remaining)
-        running = "" if self._cell_progress is None else f"{self._label()}: {self._cell_progress.where()}"
+        running = (
+            "" if self._cell_progress is None else f"{self._label()}: {self._cell_progress.stage_label()}"
+        )
         self._bar.update(
             self._sweep, total=self._total, completed=done, description=running, left=self._eta()
         )
@@ -199,7 +203,7 @@ class Progress(Listener):
             return ""
         if self._is_reference:
             return f"{short_label(self._running.cell)} as a reference"
-        return self._labels.of(self._running.cell)
+        return self._labels.label(self._running.cell)
 
     def _place(self) -> str:
         """Return text such as `[2/6] ring 64k sp 2`: the running cell and its number in this run."""

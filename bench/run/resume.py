@@ -127,7 +127,7 @@ def _label_cells(cells: Sequence[Cell], plan: Plan) -> str:
     labels = CellLabels([*plan.stored.cells, *(planned.cell for planned in plan.cells)])
     count = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
     more = ", ..." if len(cells) > MOST_NAMED else ""
-    return f"{count} ({', '.join(map(labels.of, cells[:MOST_NAMED]))}{more})"
+    return f"{count} ({', '.join(map(labels.label, cells[:MOST_NAMED]))}{more})"
 
 
 @dataclass(frozen=True, slots=True)

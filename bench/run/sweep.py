@@ -98,7 +98,7 @@ def run_plan(
     interrupts, is_interrupted = interrupts or Interrupts(), False
     with Store(plan.folder) as store, ExitStack() as stack:
         start = sweep_start(plan)
-        references = References(launcher, plan.folder, progress.say, progress.show_reference)
+        references = References(launcher, plan.folder, progress.print_line, progress.show_reference)
         sweep = Sweep(start.plan, launcher, progress, store, references)
         if start.records:
             cells = [planned.cell for planned in start.plan.cells]
@@ -211,12 +211,12 @@ def _end_of_first_length(plan: Plan, pending: Sequence[PlannedCell]) -> PlannedC
 def _report_so_far(sweep: Sweep, write_report: ReportWriter) -> None:
     """Print and write the report of the finished cells. An error in the report does not stop the sweep."""
     progress, folder = sweep.progress, sweep.plan.folder
-    progress.say(f"the first length is done; the report so far is in {folder}")
+    progress.print_line(f"the first length is done; the report so far is in {folder}")
     try:
         with progress.without_bar():
             write_report(folder)
     except Exception as error:  # noqa: BLE001  the report at the end raises it again
-        progress.say(f"no report yet: {error}; the sweep goes on, and the report follows at its end")
+        progress.print_line(f"no report yet: {error}; the sweep goes on, and the report follows at its end")
 
 
 def _lease(sweep: Sweep, pending: Sequence[PlannedCell]) -> AbstractContextManager[object]:
@@ -224,7 +224,7 @@ def _lease(sweep: Sweep, pending: Sequence[PlannedCell]) -> AbstractContextManag
     if not sweep.launcher.is_local:
         return nullcontext()
     gpus = gpus_of([planned.cell for planned in pending if starts_ranks(planned.cell)])
-    return lease(gpus, sweep.plan.lease, sweep.progress.say, folder=sweep.plan.folder)
+    return lease(gpus, sweep.plan.lease, sweep.progress.print_line, folder=sweep.plan.folder)
 
 
 def _conclude(
@@ -235,15 +235,15 @@ def _conclude(
     if sweep.join_hangs:
         has_stopped = sweep.join_hangs == MAX_JOIN_HANGS
         stops = "of two cells in a row could not connect, so the sweep stops"
-        progress.say(
+        progress.print_line(
             f"the ranks {stops if has_stopped else 'of a cell could not connect'}. {JOIN_HANG_CAUSES}"
         )
     has_records, is_answered = (folder / RECORDS).exists(), True
     if is_interrupted:
         finished = "the report of the finished cells follows" if has_records else "no cell had ended"
-        progress.say(f"interrupted; {finished}")
+        progress.print_line(f"interrupted; {finished}")
     else:
-        progress.say(WRITING)
+        progress.print_line(WRITING)
     try:
         # Without any record there is nothing to report.
         if has_records or not is_interrupted:
@@ -251,17 +251,17 @@ def _conclude(
                 is_answered = write_report(folder)
     except KeyboardInterrupt:
         is_interrupted = True
-        progress.say(
+        progress.print_line(
             f"interrupted while writing the report; to write it: {tool_words('analysis.report')} {folder}"
         )
     interrupts.begin_to_close()
     again = again_command(sys.argv, folder)
     failed = sweep.findings.count(False)
     if is_interrupted:
-        progress.say(f"to run what is missing: {again}")
+        progress.print_line(f"to run what is missing: {again}")
         return ExitCode.INTERRUPTED
     if failed:
-        progress.say(f"{failed} of {len(sweep.findings)} cells failed; to run them again: {again}")
+        progress.print_line(f"{failed} of {len(sweep.findings)} cells failed; to run them again: {again}")
     return ExitCode.FAILED if failed or not is_answered else ExitCode.OK
 
 

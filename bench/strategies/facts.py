@@ -75,7 +75,7 @@ class StrategyFacts(ABC):
 
     `unfused_block` (`bench/extras/predict/operations.py`) is then the model of its time.
     """
-    packs: ClassVar[bool] = False
+    supports_documents: ClassVar[bool] = False
     """Whether attention stays within the documents of packed sequences, wherever the documents end."""
     no_documents_reason: ClassVar[str] = "its attention does not receive the boundaries of documents"
     """Reason in the refusal of packed documents if `packs` is False."""
@@ -108,7 +108,7 @@ class StrategyFacts(ABC):
         return self.tested_version is not None
 
     @property
-    def install(self) -> str:
+    def install_command(self) -> str:
         """The command that installs the package."""
         return f"pip install {self.package}" + (
             "" if self.tested_version is None else f"=={self.tested_version}"
@@ -129,7 +129,7 @@ class StrategyFacts(ABC):
         """Return the supported masks in this layout: True for causal, False for full attention."""
         return (True, False)
 
-    def kept_bytes_per_token(self, cell: Cell) -> int:
+    def saved_bytes_per_token(self, cell: Cell) -> int:
         """Return the bytes per token of a rank's shard that attention saves for backward.
 
         Q, K, V, the output and its LSE are not counted. The default is the size of `saved_copies`.
@@ -196,7 +196,7 @@ class StrategyFacts(ABC):
         if not cell.workload.trains:
             way_out = "take workload=train, or data.packing=none"
             return [f"data.packing=documents is not for workload={cell.workload.name}; {way_out}"]
-        if self.packs:
+        if self.supports_documents:
             return []
         way_out = "take strategy=ulysses or ring, or data.packing=none"
         return [f"data.packing=documents is not for {self.name} ({self.no_documents_reason}); {way_out}"]
@@ -212,7 +212,7 @@ class StrategyFacts(ABC):
         """Return the reasons for which the model's number of heads is not legal."""
         return []
 
-    def balances(self, cell: Cell) -> bool:  # noqa: ARG002
+    def balances_causal_area(self, cell: Cell) -> bool:  # noqa: ARG002
         """Return whether ranks compute equal causal areas although the layout is unbalanced."""
         return False
 

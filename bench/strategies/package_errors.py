@@ -29,7 +29,7 @@ def refuse_package_errors(facts: StrategyFacts) -> Iterator[None]:
     except RefusedError:
         raise
     except Exception as error:
-        way_out = f"install the tested version: {facts.install}"
+        way_out = f"install the tested version: {facts.install_command}"
         raise _package_refusal(f"strategy={facts.name}", facts.package, error, way_out) from error
 
 

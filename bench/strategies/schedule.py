@@ -88,7 +88,7 @@ class Stage:
     """Bytes that copies write before and after communication."""
     merged_bytes: int = 0
     """Bytes of wide partial results or gradients into which the results of the blocks are added."""
-    held_bytes: int | None = None
+    buffer_bytes: int | None = None
     """Bytes of the communication buffers; None derives them from `communications`."""
 
     @property

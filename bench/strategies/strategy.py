@@ -64,7 +64,7 @@ class Batch:
     documents: Documents | None = None
     """Ends of the documents in the whole sequences, also for a shard; None without packed documents."""
 
-    def to(self, device: torch.device) -> Batch:
+    def to_device(self, device: torch.device) -> Batch:
         """Return the batch on a device without waiting for the copy; `samples` stay in host memory."""
         rows = (self.input_ids, self.labels, self.position_ids)
         ids, labels, positions = (sent(row, device) for row in rows)
@@ -230,7 +230,7 @@ class Strategy(ABC):
             )
 
     @contextmanager
-    def watched(self, watch: AttentionWatch) -> Iterator[None]:
+    def watch_attention(self, watch: AttentionWatch) -> Iterator[None]:
         """Pass every call of attention through `watch` inside the context."""
         self.watch = watch
         try:
@@ -240,10 +240,10 @@ class Strategy(ABC):
 
     def step(self, batch: Batch) -> AbstractContextManager[None]:
         """Return the context of one micro-step's forward and backward, which sets the batch's documents."""
-        return nullcontext() if batch.documents is None else self.packed(batch.documents)
+        return nullcontext() if batch.documents is None else self.use_documents(batch.documents)
 
     @contextmanager
-    def packed(self, documents: Documents | None) -> Iterator[None]:
+    def use_documents(self, documents: Documents | None) -> Iterator[None]:
         """Restrict attention to these documents inside the context; None lifts the restriction."""
         before = self.documents, self.packing
         self.documents, self.packing = documents, None

@@ -37,7 +37,7 @@ class StrategyTable(Mapping[str, StrategyFacts]):
     """
 
     def __init__(self, ours: Iterable[StrategyFacts]) -> None:
-        self.ours: Mapping[str, StrategyFacts] = {facts.name: facts for facts in ours}
+        self.built_in: Mapping[str, StrategyFacts] = {facts.name: facts for facts in ours}
         self._loaded: dict[str, StrategyFacts] = {}
 
     def __getitem__(self, name: str) -> StrategyFacts:
@@ -51,7 +51,7 @@ class StrategyTable(Mapping[str, StrategyFacts]):
         if name in self._loaded:
             return self._loaded[name]
         plugins = self._plugins.get(name, [])
-        packages = [OUR_PACKAGE] * (name in self.ours) + [plugin.package for plugin in plugins]
+        packages = [OUR_PACKAGE] * (name in self.built_in) + [plugin.package for plugin in plugins]
         if not packages:
             raise KeyError(name)
         if len(packages) > 1:
@@ -59,22 +59,22 @@ class StrategyTable(Mapping[str, StrategyFacts]):
                 f"strategy={name}: the packages {' and '.join(packages)} both have a strategy of this name;"
                 f" rename one's entry point, or: pip uninstall {packages[-1]}"
             )
-        self._loaded[name] = plugins[0].load() if plugins else self.ours[name]
+        self._loaded[name] = plugins[0].load() if plugins else self.built_in[name]
         return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self.ours or name in self._plugins
+        return name in self.built_in or name in self._plugins
 
     def __iter__(self) -> Iterator[str]:
-        yield from self.ours
+        yield from self.built_in
         yield from self.plugin_names()
 
     def __len__(self) -> int:
-        return len(self.ours) + len(self.plugin_names())
+        return len(self.built_in) + len(self.plugin_names())
 
     def plugin_names(self) -> list[str]:
         """Return the names of plug-ins, including those that cannot be loaded."""
-        return [name for name in self._plugins if name not in self.ours]
+        return [name for name in self._plugins if name not in self.built_in]
 
     def usable(self) -> list[StrategyFacts]:
         """Return the facts of all strategies that can be loaded."""
@@ -89,7 +89,7 @@ class StrategyTable(Mapping[str, StrategyFacts]):
         return {plugin.package: plugin.version for plugin in self._plugins.get(name, ())}
 
     @contextmanager
-    def plugin_errors_named(self, name: str) -> Iterator[None]:
+    def name_plugin_in_errors(self, name: str) -> Iterator[None]:
         """Turn an error inside the context into a ConfigError that names the plug-in's package.
 
         Errors of built-in strategies are left as they are.
@@ -99,7 +99,7 @@ class StrategyTable(Mapping[str, StrategyFacts]):
         except ConfigError:
             raise
         except Exception as error:
-            if name in self.ours:
+            if name in self.built_in:
                 raise
             fault = f"fails when its facts are read: {in_one_line(error)}"
             raise self._plugins[name][0].refusal(fault) from error

@@ -71,7 +71,7 @@ class StepData:
 
     def micro_batch(self, step: int, micro_step: int, data_rank: int, seq_len: int) -> Batch:
         """Return the sequences [batch, seq_len] of a data-parallel rank and micro-step, on the device."""
-        return self.rows(step, micro_step, data_rank, seq_len).to(self.device)
+        return self.rows(step, micro_step, data_rank, seq_len).to_device(self.device)
 
     def rows(self, step: int, micro_step: int, data_rank: int, seq_len: int) -> Batch:
         """Return the sequences [batch, seq_len] of a data-parallel rank and micro-step, in host memory."""
@@ -88,7 +88,7 @@ class StepData:
         """Return all sequences of a step, one per batch, not sharded."""
         per_step = self.cell.sequences_per_step
         samples = range(step * per_step, (step + 1) * per_step)
-        return [self._batch([sample], seq_len).to(self.device) for sample in samples]
+        return [self._batch([sample], seq_len).to_device(self.device) for sample in samples]
 
     def documents(self, samples: Sequence[int], seq_len: int) -> Documents | None:
         """Return the documents of whole sequences; None if every sequence is one document.

@@ -39,14 +39,14 @@ class ModelWithLoss(nn.Module):
 
     def __init__(self, model: Any, loss: str, phase: StepPhase) -> None:
         super().__init__()
-        self.fed = InputDigest()
+        self.input_digest = InputDigest()
         self.model = model
         self.loss_sum = LOSSES[loss]
         self.phase = phase
 
     def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
         """Return the sum of this shard's token losses, a float32 scalar (float64 for a float64 model)."""
-        self.fed.add(input_ids, labels, position_ids)
+        self.input_digest.add(input_ids, labels, position_ids)
         hidden_BSH = self.model.model(
             input_ids=input_ids, position_ids=position_ids, use_cache=False
         ).last_hidden_state

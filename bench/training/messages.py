@@ -25,12 +25,12 @@ class Messages:
     """Equal calls to the communication library in one step."""
 
     purpose: str
-    exchange: Communication
+    communication: Communication
     count: int = 1
 
     @property
     def sent_bytes(self) -> int:
-        return self.count * self.exchange.sent_bytes
+        return self.count * self.communication.sent_bytes
 
 
 def all_gather(shard_bytes: int, ranks: int) -> Sent:

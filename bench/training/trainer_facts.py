@@ -31,7 +31,7 @@ EnginesByStrategy = Mapping[str, tuple[str, ...]]
 class TrainerFacts:
     """Facts of one trainer."""
 
-    drives: EnginesByStrategy | None = None
+    engines_by_strategy: EnginesByStrategy | None = None
     """Engines that the trainer can use, by strategy; None if it can use all engines with all strategies."""
     package: str | None = None
     """Distribution that the trainer needs in addition to those of the strategy and the engine."""
@@ -39,13 +39,13 @@ class TrainerFacts:
     @property
     def is_stack(self) -> bool:
         """True if the trainer is a training stack, that is, the training loop of another project."""
-        return self.drives is not None
+        return self.engines_by_strategy is not None
 
     def refusals(self, cell: Cell) -> list[str]:
         """Return the reasons why the trainer cannot train this cell, each with a way out."""
-        if self.drives is None:
+        if self.engines_by_strategy is None:
             return []
-        return [*_pair_refusals(cell, self.drives), *_setting_refusals(cell)]
+        return [*_pair_refusals(cell, self.engines_by_strategy), *_setting_refusals(cell)]
 
 
 _ENGINES: EnginesByStrategy = {

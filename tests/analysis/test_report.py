@@ -207,9 +207,9 @@ def test_of_too_many_cells_the_page_shows_those_started_last_and_the_csv_all(tmp
     monkeypatch.setattr("analysis.cells.selection.MAX_SHOWN_CELLS", 2)
     late = {"started_at": "2026-12-01T00:00:00+00:00"}
     predicted = [make_predicted(config={"seq_len": length}) | late for length in (8192, 16384)]
-    write_report(write_sweep(tmp_path, [*grid([*STRATEGIES.ours], [8192]), *predicted]))
+    write_report(write_sweep(tmp_path, [*grid([*STRATEGIES.built_in], [8192]), *predicted]))
     page, summary = ((tmp_path / name).read_text() for name in ("report.html", "summary.md"))
-    count = len(STRATEGIES.ours) + 2
+    count = len(STRATEGIES.built_in) + 2
     shown = re.findall(r'<details class="cell" id="cell-\d+-(\w+)"', page)
     assert shown == [record["cell_id"] for record in predicted]
     note = f"Of {count} cells the 2 that were started last are listed; all cells are in summary.csv."

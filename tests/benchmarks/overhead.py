@@ -79,7 +79,7 @@ class Steps:
         """Take the step that a user writes by hand, with the model, strategy and data of the harness."""
         rank, cell, engine = self.workload.rank, self.workload.cell, self.workload.optimizer
         groups = rank.strategy.groups
-        recorded, engine.model.fed = engine.model.fed, UnseenTokens()
+        recorded, engine.model.input_digest = engine.model.input_digest, UnseenTokens()
         whole = self.workload.trainer.data.micro_batch(number, 0, groups.data_rank, cell.padded_len)
         batch = rank.strategy.shard(whole)
         valid = (batch.labels != IGNORED_LABEL).sum()
@@ -91,7 +91,7 @@ class Steps:
         engine.updater.optimizer.step()
         engine.updater.schedule.step()
         engine.updater.optimizer.zero_grad()
-        engine.model.fed = recorded
+        engine.model.input_digest = recorded
 
     def calls(self, step):
         """Return the number of collective calls of a step."""
@@ -118,7 +118,7 @@ class Steps:
 
 def compare(job, log, rounds):
     """Compare the steps on a rank; all ranks return the times of the slowest rank."""
-    with log.during("compare"):
+    with log.run_phase("compare"):
         device, cell = join(job), job.cell
         strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
         with strategy.install() as wiring:

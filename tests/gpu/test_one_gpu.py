@@ -55,7 +55,9 @@ def test_real_model_trains_at_8k_from_the_command_line(tmp_path, engine, checkpo
     assert memory["peak_phase"][0] in {"load", "forward", "loss", "backward", "optimizer"}
     assert record["config"]["checkpointing"] == (checkpointing == "auto")
     need = memory_need(make_cell(*words, machine=MACHINE))
-    assert memory["peak_allocated_bytes"][0] == pytest.approx(need.total - need.context, rel=ESTIMATE_OFF)
+    assert memory["peak_allocated_bytes"][0] == pytest.approx(
+        need.total_bytes - need.context, rel=ESTIMATE_OFF
+    )
     assert memory["allocator_settings"]["backend"] == "native"
     assert record["telemetry"]["other_processes"] in (None, [strangers])
     environment = record["environment"]

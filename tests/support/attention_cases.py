@@ -80,7 +80,7 @@ def check_cases(job, log):
     outcomes, waits, checked = [], {}, set()
     for fields, causal in json.loads((job.folder / "cases.json").read_text()):
         cell = Cell.from_flat(fields)
-        with log.during(f"{cell.strategy} {cell.layout} {cell.dtype}"):
+        with log.run_phase(f"{cell.strategy} {cell.layout} {cell.dtype}"):
             forget_kernel_of_ringmaster()
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             outcomes.append(check_attention(strategy, device, causal=causal)[0])
@@ -112,7 +112,7 @@ def waits_in_a_layer(strategy, device, causal):
     leaves = [x.requires_grad_() for x in (q, k, v)]
     documents = drawn_documents(strategy.cell.batch, q.shape[2] * strategy.cell.sp_degree)
     packed = documents if strategy.cell.data.packs else None
-    with strategy.packed(packed), synchronisations() as found:
+    with strategy.use_documents(packed), synchronisations() as found:
         strategy.attention(*leaves, causal=causal).backward(dout)
     return found
 

@@ -37,7 +37,7 @@ def watch_offloading(job, log):
         workload.step(0)
         moved = offload.packed_bytes - before if offload else None
         results[name] = {"activations": moved, "optimizer": workload.trainer.engine.offloaded_bytes()}
-    return {"seen": results}
+    return {"results": results}
 
 
 def look_inside(job, log, before=0):
@@ -50,12 +50,12 @@ def look_inside(job, log, before=0):
         for number in range(before):
             workload.step(number)
         watch = AttentionWatch()
-        with workload.rank.strategy.watched(watch), CommunicationTap(watch) as tap:
+        with workload.rank.strategy.watch_attention(watch), CommunicationTap(watch) as tap:
             workload.step(before)
         results[name] = {
             "shapes": sorted(watch.shapes), "sent_bytes": tap.sent_bytes(), "calls": tap.calls_by_kind(),
         }  # fmt: skip
-    return {"seen": results}
+    return {"results": results}
 
 
 def built(job, log):
@@ -63,7 +63,7 @@ def built(job, log):
     device = join(job)
     for name, fields in json.loads((job.folder / CELLS).read_text()).items():
         cell = Cell.from_flat(fields)
-        with log.during(f"{cell.strategy} {cell.layout} {cell.engine.name} {cell.dtype}"):
+        with log.run_phase(f"{cell.strategy} {cell.layout} {cell.engine.name} {cell.dtype}"):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             with strategy.install() as wiring:
                 yield name, workload_code(cell.workload.name)(Rank(strategy, wiring, device, log.step))
@@ -79,7 +79,7 @@ def run_together(launcher, folder, cells, entry):
     assert [reason for reason in map(refusal, cells.values()) if reason] == []
     sets = {}
     for name, cell in cells.items():
-        owner = "ours" if cell.strategy in STRATEGIES.ours else cell.strategy
+        owner = "ours" if cell.strategy in STRATEGIES.built_in else cell.strategy
         sets.setdefault((owner, cell.engine.name, cell.cluster), []).append(name)
     results = {}
     for number, names in enumerate(sets.values()):
@@ -104,7 +104,7 @@ def seen_inside(launcher, folder, cells, entry=look_inside):
     """Return the results of `entry` by rank for every cell, or the failures of ranks before it."""
     ran = run_together(launcher, folder, cells, entry)
     return {
-        name: [end.report["seen"][name] for end in ends]
+        name: [end.report["results"][name] for end in ends]
         if all(end.report for end in ends)
         else _failures(ends)
         for name, (ends, _) in ran.items()

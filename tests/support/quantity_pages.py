@@ -68,7 +68,7 @@ def distinct_record():
         trace=distinct_trace(),
         memory=MEMORY,
         analytic=to_builtins(analytic(cell, need=memory_need(cell)))
-        | {"link_ms": LINK_MS, "prediction": to_builtins(prediction_of(cell).stored())},
+        | {"link_ms": LINK_MS, "prediction": to_builtins(prediction_of(cell).as_record())},
         losses={"loss": [5.5, 5.0, 4.5]},
         telemetry={"power_w": [[400.0, 600.0] * 3, [410.0, 430.0] * 3, [300.0] * 7]},
     )

@@ -96,7 +96,7 @@ def trace_case(job, log):
     with CommunicationTap(case.watch) as tap:
         run_step()
     traced_tap = CommunicationTap(case.watch)
-    with log.during("trace"):
+    with log.run_phase("trace"):
         optimizing = partial(method_spans, case.optimizer, "update")
         tracer = StepTracer(case.watch, optimizing, lambda: traced_tap, device, job.folder)
         tracer.warm_up()

@@ -33,7 +33,7 @@ def _tiles(queries: int, keys: int, causal: bool) -> Iterator[Tile]:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    partial = Partial.nothing(q)
+    partial = Partial.empty(q)
     for tile in _tiles(q.shape[2], k.shape[2], causal):
         tensors = (q[:, :, tile.queries], k[:, :, tile.keys], v[:, :, tile.keys])
         partial.merge(tile.queries, *torch_flash.KERNEL.forward(*tensors, tile.causal, scale))

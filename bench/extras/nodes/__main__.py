@@ -50,7 +50,7 @@ def main() -> int:
             return serve(*address, key)
     except ConfigError as error:
         print(error, file=sys.stderr)
-        return ExitCode.REQUEST_WRONG
+        return ExitCode.INVALID_REQUEST
     except LinkLostError as error:
         print(f"launcher: {error}; this agent ends, and no rank runs here any more", file=sys.stderr)
         return ExitCode.FAILED

@@ -45,7 +45,7 @@ class ObservedLoop(Subject):
         self.input_watch = ModelInputWatch(model.called, sequence_group.ranks, phase)
         self.phase = phase
         self.attention_name = model.attention_name
-        self.attention_code = attention_module(model.attention_name)
+        self.attention_modules = attention_module(model.attention_name)
         self.network = model.called[0]
         self.sequence_ranks = len(sequence_group.ranks)
         self.dtype = "fp32"
@@ -55,14 +55,14 @@ class ObservedLoop(Subject):
         """Whether an optimizer stepped in every untimed step. If not, gradients are accumulated over several
         steps, so the scale of one step's gradients is not known."""
 
-    def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
+    def watch_attention(self, watch: AttentionWatch) -> AbstractContextManager[None]:
         return watch_attention(self.attention_name, watch)
 
     def optimizer_spans(self) -> AbstractContextManager[Spans]:
         return step_spans(self.phase)
 
     @contextmanager
-    def seen(self) -> Iterator[None]:
+    def around_untimed_step(self) -> Iterator[None]:
         """Record an untimed step: the model's inputs, the dtype of attention, the phases, optimizer steps.
 
         Raises ConfigError after a step in which no forward and backward of the model was seen.
@@ -73,7 +73,7 @@ class ObservedLoop(Subject):
         self.always_updates &= bool(spans)
         self.step_sizes.append(self.tokens.size)
 
-    def fed_positions(self) -> Tensor:
+    def input_positions(self) -> Tensor:
         return torch.tensor([*shard_positions(self.tokens)])
 
     @property
@@ -120,14 +120,14 @@ class LoopParity(RankPass):
         yield StepRequest.BETWEEN
         ranks = loop.sequence_ranks
         capture = capture_attention(loop.attention_name, ranks)
-        with capture as captured, loop.seen(), loop.trained_tokens.watch_step():
+        with capture as captured, loop.around_untimed_step(), loop.trained_tokens.watch_step():
             yield StepRequest.STEP
         loop.record_objective()
         loop.unplain_layers = [
-            *loop.model.other_layers(loop.tokens.length * ranks),
+            *loop.model.unplain_layers(loop.tokens.length * ranks),
             *(f"attention is called with {kind}" for kind in captured.layer_kinds),
         ]
-        with self.measurement.log.during("parity"):
+        with self.measurement.log.run_phase("parity"):
             positions = [*shard_positions(loop.tokens)]
             self.heads, self.rows = compare_attention(captured, positions, loop.sequence_group)
 

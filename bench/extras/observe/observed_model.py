@@ -87,7 +87,7 @@ class ObservedModel:
             " known by what it then divides gradients"
         )
 
-    def other_layers(self, tokens: int) -> list[str]:
+    def unplain_layers(self, tokens: int) -> list[str]:
         """Return descriptions of layers that are not plain causal attention over `tokens` tokens.
 
         They are found in the configuration and in the layers' modules.

@@ -121,8 +121,8 @@ def compare_attention(
     shards = Shards(
         positions=torch.tensor(positions),
         ranks=len(sequence_group.ranks),
-        whole=lambda shard: sequence_group.all_gather(shard)[:, order.to(shard.device)],
-        summed=sequence_group.all_reduce,
+        gather=lambda shard: sequence_group.all_gather(shard)[:, order.to(shard.device)],
+        all_reduce=sequence_group.all_reduce,
         seed=secrets.randbits(62),  # the loop's random generators must not advance
     )
     free_bytes = min(state.free_bytes for state in states)
@@ -183,7 +183,7 @@ def _compare_heads(
     errors: dict[str, float] = {}
     limits: dict[str, float] = {}
     for head in range(min(x["k"].shape[1], int(BUDGET_FLOPS[device] / cost))):
-        whole = {name: shards.whole(shard) for name, shard in _one_head(x, head, queries).items()}
+        whole = {name: shards.gather(shard) for name, shard in _one_head(x, head, queries).items()}
         if is_first_rank:
             of_head = _head_errors(whole, attention)
             errors = {name: worst((error, errors.get(name, 0.0))) for name, (error, _) in of_head.items()}

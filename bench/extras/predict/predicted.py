@@ -26,7 +26,7 @@ def complete_predicted(cell: Cell, record: Record) -> Record:
     """
     prediction = prediction_of(cell)
     assert prediction is not None  # a cell without a prediction was refused
-    record = replace(record, analytic=replace(record.analytic, prediction=prediction.stored()))
+    record = replace(record, analytic=replace(record.analytic, prediction=prediction.as_record()))
     if prediction.fit is Fit.OUT_OF_MEMORY:
         assert prediction.usable_bytes is not None
         need, usable = round(prediction.needed_bytes.expected), prediction.usable_bytes

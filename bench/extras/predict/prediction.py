@@ -44,7 +44,7 @@ class Prediction:
             return None
         return fit_of(self.needed_bytes, self.usable_bytes)
 
-    def stored(self) -> PredictedStep:
+    def as_record(self) -> PredictedStep:
         """Return the prediction as the record's `analytic` section stores it."""
         return PredictedStep(
             step_time_ms=self.step_time_ms,
@@ -76,7 +76,7 @@ def predict(cell: Cell, hardware: Hardware, usable_bytes: int | None) -> Predict
         return None
     ends = {end: step_parts(cell, work, Speeds(hardware, end)) for end in End}
     return Prediction(
-        step_time_ms=Band.of(lambda end: ends[end].step_ms),
+        step_time_ms=Band.from_function(lambda end: ends[end].step_ms),
         parts=ends[End.EXPECTED],
         peak_allocated_bytes=allocated_band(cell, memory),
         needed_bytes=needed_band(cell, memory),

@@ -49,8 +49,8 @@ class Speeds:
         That is the longer of the time to compute and the time to read and write memory.
         """
         hardware, rate_end = self.hardware, RATE_END[self.end]
-        compute_s = operation.flops / (hardware.peak_flops_per_s * hardware.matmul.at(rate_end))
-        moved_s = operation.moved_bytes / (hardware.memory_bytes_per_s * hardware.memory.at(rate_end))
+        compute_s = operation.flops / (hardware.peak_flops_per_s * hardware.matmul.value_at(rate_end))
+        moved_s = operation.moved_bytes / (hardware.memory_bytes_per_s * hardware.memory.value_at(rate_end))
         return max(compute_s, moved_s)
 
     def block_s(
@@ -62,7 +62,7 @@ class Speeds:
             return sum(operation.count * self.operation_s(operation) for operation in operations)
         shares = self.hardware.attention_backward if backward else self.hardware.attention_forward
         products = BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS
-        rate = self.hardware.peak_flops_per_s * shares[kernel].at(RATE_END[self.end])
+        rate = self.hardware.peak_flops_per_s * shares[kernel].value_at(RATE_END[self.end])
         slowdown = 1 + HALF_RATE_KEYS / block.keys if block.keys else 1
         return block_flops(block, head_dim, products) / rate * slowdown
 
@@ -107,10 +107,10 @@ class Speeds:
         layer_ms = host.checkpointed_layer_ms if cell.checkpointing else host.layer_ms
         engine_s = 1e-3 * (cell.grad_accum * cell.model.num_layers * layer_ms + host.step_ms)
         band = self.hardware.host_s_per_operation
-        return (launches + engine_s / band.expected) * band.at(self.end)
+        return (launches + engine_s / band.expected) * band.value_at(self.end)
 
     def _bytes_over_s(self, link: DeviceLink, sent_bytes: float) -> float:
-        return sent_bytes / (link.bytes_per_s * self.hardware.link.at(RATE_END[self.end]))
+        return sent_bytes / (link.bytes_per_s * self.hardware.link.value_at(RATE_END[self.end]))
 
 
 def _network_card_bytes(communication: Communication, ranks_per_node: int) -> float:

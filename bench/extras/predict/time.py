@@ -134,7 +134,7 @@ def step_parts(cell: Cell, work: StepWork, speeds: Speeds) -> PredictedParts:
     attention = forward.times(forwards) + backward.times(calls)
     other_s = cell.grad_accum * operations_s(work.micro_step, speeds)
     update_s = operations_s(work.update, speeds)
-    state_s = sum(message.count * speeds.communication_s(message.exchange) for message in work.messages)
+    state_s = sum(message.count * speeds.communication_s(message.communication) for message in work.messages)
     compute_s = other_s + attention.kernels_s
     free_link_s = compute_s - attention.hidden_s  # compute time in which the link carries no attention
     exposed_state_s = state_s - min(state_s, free_link_s)

@@ -70,8 +70,10 @@ def _ms_by_purpose(messages: Sequence[Messages], speeds: Speeds) -> dict[str, fl
     """
     by_direction = defaultdict[tuple[str, str], float](float)
     for message in messages:
-        kind = message.exchange.kind
-        communication = replace(message.exchange, kind="send") if kind == "recv" else message.exchange
+        kind = message.communication.kind
+        communication = (
+            replace(message.communication, kind="send") if kind == "recv" else message.communication
+        )
         ms = 1e3 * message.count * speeds.communication_s(communication)
         by_direction[message.purpose, kind if kind in DIRECTIONS else ""] += ms
     return {

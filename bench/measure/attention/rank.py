@@ -123,7 +123,7 @@ class AttentionPass(RankPass):
     def run(self) -> Steps:
         call, strategy = self.measurement.subject.attention_call(), self.measurement.subject.strategy
         if call is not None and strategy is not None:
-            with self.measurement.log.during("attention"):
+            with self.measurement.log.run_phase("attention"):
                 self.section = self._measure(call, strategy)
         yield from ()
 

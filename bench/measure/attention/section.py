@@ -55,7 +55,7 @@ class AttentionSection(Struct, frozen=True, kw_only=True):
 
 class AttentionFacts(PassFacts[AttentionSection, AttentionSection]):
     name = "attention"
-    part = AttentionSection
+    part_type = AttentionSection
     workload = "attention"
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> AttentionSection:  # noqa: ARG002

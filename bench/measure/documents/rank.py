@@ -16,8 +16,8 @@ class DocumentsPass(RankPass):
         trainer = measurement.subject.trainer
         if trainer is None or not trainer.cell.data.packs:
             return None
-        with measurement.log.during("documents"):
-            return count_documents(trainer, len(measurement.timed.outcomes) + len(measurement.later))
+        with measurement.log.run_phase("documents"):
+            return count_documents(trainer, len(measurement.timed.outcomes) + len(measurement.later_outcomes))
 
 
 def count_documents(trainer: Trainer, steps: int) -> DocumentsSection:

@@ -30,7 +30,7 @@ class DocumentsSection(Struct, frozen=True, kw_only=True):
 
 class DocumentsFacts(PassFacts[DocumentsSection, DocumentsSection]):
     name = "documents"
-    part = DocumentsSection
+    part_type = DocumentsSection
     is_own_work = False
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> DocumentsSection:

@@ -36,7 +36,7 @@ class EngagementPass(RankPass):
 
     @contextmanager
     def around_first_step(self) -> Iterator[None]:
-        with watch_modules(self.measurement.subject.attention_code) as modules:
+        with watch_modules(self.measurement.subject.attention_modules) as modules:
             yield
         self.modules = frozenset(modules)
 
@@ -44,10 +44,10 @@ class EngagementPass(RankPass):
         return self.measurement.tap
 
     def run(self) -> Steps:
-        if self.measurement.shares_traced_step:
+        if self.measurement.inspects_traced_step:
             return
-        with self.measurement.log.during("engagement", 1, self.measurement.step_s):
-            yield from self.measurement.step(self.measurement.inspected)
+        with self.measurement.log.run_phase("engagement", 1, self.measurement.step_s):
+            yield from self.measurement.step(self.measurement.inspect_step)
 
     def part(self) -> EngagementSection:
         measurement, strategy = self.measurement, self.measurement.subject.strategy

@@ -39,9 +39,9 @@ class EngagementSection(Struct, frozen=True, kw_only=True):
 
 class EngagementFacts(PassFacts[EngagementSection, EngagementSection]):
     name = "engagement"
-    part = EngagementSection
+    part_type = EngagementSection
     is_evidence = True
-    judges = Moment.INSPECTED_STEP
+    fault_origin = Moment.INSPECTED_STEP
 
     def stages(self, measure: MeasureConfig, step_s: float) -> list[RankStage]:
         return [] if will_share_traced_step(measure, step_s) else [RankStage("engagement", steps=1)]

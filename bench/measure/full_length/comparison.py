@@ -89,7 +89,7 @@ def _row_errors(
     # Squared lengths by tensor (out, dq) of the result's deviation, the control's deviation, the exact rows.
     squares = torch.zeros(2, 3, dtype=torch.float64, device=local.device)
     for head in range(x["k"].shape[1]):
-        k_BTD, v_BTD = (shards.whole(x[name][:, head]) for name in ("k", "v"))
+        k_BTD, v_BTD = (shards.gather(x[name][:, head]) for name in ("k", "v"))
         for query in range(head * shared, (head + 1) * shared):
             rows = {name: x[name][:, query].index_select(1, local) for name in ("q", "out", "dq", "dout")}
             inputs = rows["q"], k_BTD, v_BTD, rows["dout"], hidden, attention.scale
@@ -98,7 +98,7 @@ def _row_errors(
             for index, (result, rounded, exact) in enumerate(tensors):
                 parts = (result.double() - exact, rounded.double() - exact, exact)
                 squares[index] += torch.stack([part.square().sum() for part in parts])
-    lengths = shards.summed(squares).sqrt().tolist()
+    lengths = shards.all_reduce(squares).sqrt().tolist()
     floors = {"out": OUT_FLOORS, "dq": GRADIENT_FLOORS}
     errors = {}
     for (name, floor), (deviation, control_deviation, length) in zip(floors.items(), lengths, strict=True):
@@ -121,8 +121,8 @@ def _identity_errors(x: Mapping[str, Tensor], shards: Shards) -> dict[str, float
             kv_head, query_heads = slice(head, head + 1), slice(head * shared, (head + 1) * shared)
             key_sum, key_terms = _products(x, keys, kv_head)
             query_sum, query_terms = _products(x, queries, query_heads)
-            key_sum, query_sum = shards.summed(key_sum), shards.summed(query_sum)
-            terms = shards.summed(key_terms + query_terms)
+            key_sum, query_sum = shards.all_reduce(key_sum), shards.all_reduce(query_sum)
+            terms = shards.all_reduce(key_terms + query_terms)
             size = (terms + (key_sum.square().sum() + query_sum.square().sum())).sqrt()
             difference = (key_sum - query_sum).norm()
             differences.append(float(difference / size) if size else float(difference))

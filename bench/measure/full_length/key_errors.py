@@ -36,7 +36,7 @@ def sampled_keys(shards: Shards, device: torch.device) -> SampledKeys:
     local = sample_keys(len(shards.positions), -(-SAMPLED_KEYS // shards.ranks), shards.seed)
     local_positions = shards.positions[local]
     is_sampled = torch.zeros(shards.tokens).index_fill(0, local_positions, 1.0)
-    positions = shards.summed(is_sampled.to(device)).nonzero()[:, 0]
+    positions = shards.all_reduce(is_sampled.to(device)).nonzero()[:, 0]
     own = torch.searchsorted(positions, local_positions.to(device))
     return SampledKeys(positions, local.to(device), own)
 
@@ -59,7 +59,7 @@ def key_errors(
     """
     keys = sampled_keys(shards, x["q"].device)
     sums_by_head = zip(*_local_sums(x, attention, shards, keys.positions), strict=True)
-    exact, control, terms = (shards.summed(torch.stack(sums, dim=1)) for sums in sums_by_head)
+    exact, control, terms = (shards.all_reduce(torch.stack(sums, dim=1)) for sums in sums_by_head)
     sizes = torch.maximum(exact.square().sum(dim=-1), terms)
     result = torch.stack([x[name].transpose(0, 1).index_select(2, keys.local) for name in GRADIENTS])
     rounded = control.to(TORCH_DTYPES[attention.dtype])[..., keys.own, :]
@@ -67,7 +67,7 @@ def key_errors(
         _relative_squares(gradient.double() - exact[..., keys.own, :], sizes[..., keys.own])
         for gradient in (result, rounded)
     ]
-    means = shards.summed(torch.stack(errors, dim=-1)) / sizes[0, 0].numel()
+    means = shards.all_reduce(torch.stack(errors, dim=-1)) / sizes[0, 0].numel()
     worst = (_worst_head(by_head, KEY_FLOORS[attention.dtype]) for by_head in means.sqrt().tolist())
     return len(keys.positions), dict(zip(GRADIENTS, worst, strict=True))
 
@@ -87,7 +87,7 @@ def _local_sums(
     hidden_SR = hidden_keys(positions, shards.positions.to(device), first_keys, causal=attention.causal)
     shared = x["q"].shape[1] // x["k"].shape[1]
     for head in range(x["k"].shape[1]):
-        k_BTD, v_BTD = (shards.whole(x[name][:, head]) for name in ("k", "v"))
+        k_BTD, v_BTD = (shards.gather(x[name][:, head]) for name in ("k", "v"))
         k, v = (whole.index_select(1, positions) for whole in (k_BTD, v_BTD))
         k_BTD = k_BTD.to(wide)
         sums = []

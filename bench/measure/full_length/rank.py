@@ -26,7 +26,7 @@ class FullLengthPass(RankPass):
 
     def __init__(self, measurement: Measurement) -> None:
         super().__init__(measurement)
-        self.captured = CapturedCall(around=without_memory_limit)
+        self.captured = CapturedCall(copy_context=without_memory_limit)
 
     @contextmanager
     def around_inspected_step(self) -> Iterator[None]:
@@ -40,7 +40,7 @@ class FullLengthPass(RankPass):
     def run(self) -> Steps:
         subject = self.measurement.subject
         if subject.strategy is not None:
-            with self.measurement.log.during("full_length"), without_memory_limit():
+            with self.measurement.log.run_phase("full_length"), without_memory_limit():
                 self.section = _compare_call(
                     self.captured, subject.strategy, subject.device, causal=subject.causal
                 )
@@ -59,7 +59,7 @@ def _compare_call(
         reason = "attention was not called with gradients in the inspected step"
         return FullLengthSection(tokens=cell.seq_len, rows=0, errors={}, limits={}, reason=reason)
     attention = AttentionSettings(cell.dtype, cell.model.head_dim**-0.5, causal)
-    return compare(captured.on(device), attention, _shards(strategy, captured.documents))
+    return compare(captured.tensors_on(device), attention, _shards(strategy, captured.documents))
 
 
 def _shards(strategy: Strategy, documents: Documents | None) -> Shards:
@@ -77,8 +77,8 @@ def _shards(strategy: Strategy, documents: Documents | None) -> Shards:
     return Shards(
         positions=shard_of(torch.arange(cell.padded_len)),
         ranks=cell.sp_degree,
-        whole=partial(gather_sequence, strategy),
-        summed=all_reduced,
+        gather=partial(gather_sequence, strategy),
+        all_reduce=all_reduced,
         seed=(int(cell.cell_id, 16) + strategy.groups.rank) % 2**63,
         first_keys=None if documents is None else shard_of(first_keys(documents)),
     )

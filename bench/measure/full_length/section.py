@@ -84,14 +84,14 @@ class FullLengthSection(Struct, frozen=True, kw_only=True):
 
 class FullLengthFacts(ErrorFacts[FullLengthSection]):
     name = "full_length"
-    part = FullLengthSection
-    judges = Moment.INSPECTED_STEP
-    compares = ROWS_CHECK, KEYS_CHECK
+    part_type = FullLengthSection
+    fault_origin = Moment.INSPECTED_STEP
+    check_names = ROWS_CHECK, KEYS_CHECK
     too_large = "attention at {tokens:,} tokens: {label} {error:.1e} (limit {limit:.1e})"
     not_finite = "attention at {tokens:,} tokens: {name} is not finite"
     labels = LABELS
 
-    def made(self, cell: Cell, section: FullLengthSection) -> list[Check]:  # noqa: ARG002
+    def error_checks(self, cell: Cell, section: FullLengthSection) -> list[Check]:  # noqa: ARG002
         """Return the checks of one call's sampled rows and keys."""
         rows = Check(what=ROWS_CHECK, against="float64", tokens=section.tokens, rows=section.rows, steps=1)
         if section.keys_reason is not None:

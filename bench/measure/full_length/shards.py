@@ -22,9 +22,9 @@ class Shards:
     """Positions of this rank's tokens, [S] on the CPU."""
     ranks: int
     """Number of ranks that share the sequence."""
-    whole: Callable[[Tensor], Tensor]
+    gather: Callable[[Tensor], Tensor]
     """Function that gathers the shards [B, S, D] of all ranks to [B, T, D] in token order."""
-    summed: Callable[[Tensor], Tensor]
+    all_reduce: Callable[[Tensor], Tensor]
     """Function that adds up a tensor over all ranks."""
     seed: int
     """Seed for sampling rows and keys; different on every rank."""
@@ -51,7 +51,7 @@ def first_keys(documents: Documents) -> Tensor:
     """Return the first key that each token of whole sequences sees, [B, T]."""
     sequences = range(len(documents.ends))
     return torch.tensor(
-        [[document.start for document in documents.of(row) for _ in document] for row in sequences]
+        [[document.start for document in documents.positions_of(row) for _ in document] for row in sequences]
     )
 
 

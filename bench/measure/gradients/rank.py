@@ -18,7 +18,7 @@ class GradientsPass(RankPass):
     def before_steps(self) -> None:
         trainer, folder = self.measurement.subject.trainer, self.measurement.folder
         if trainer is not None and folder is not None:
-            with self.measurement.log.during("gradients"):
+            with self.measurement.log.run_phase("gradients"):
                 write_gradients(trainer, folder)
 
 

@@ -10,10 +10,10 @@ from bench.measure.facts import PassFacts, RankReport
 
 class GradientsFacts(PassFacts[None, None]):
     name = "gradients"
-    part = None
+    part_type = None
     needs_all_ranks = True
 
-    def is_asked(self, measure: MeasureConfig) -> bool:
+    def is_requested(self, measure: MeasureConfig) -> bool:
         return measure.gradients
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> None:

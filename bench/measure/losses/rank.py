@@ -20,8 +20,8 @@ class LossesPass(RankPass):
         trainer = measurement.subject.trainer
         if trainer is None:
             return None
-        with measurement.log.during("losses"):
-            return collect_losses([*measurement.timed.outcomes, *measurement.later], trainer)
+        with measurement.log.run_phase("losses"):
+            return collect_losses([*measurement.timed.outcomes, *measurement.later_outcomes], trainer)
 
 
 def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> LossesSection:
@@ -38,7 +38,7 @@ def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> LossesS
         loss=(loss_sums / valid.clamp(min=1)).tolist(),
         grad_norm=[float(outcome.grad_norm) for outcome in outcomes],
         valid_tokens=valid.tolist(),
-        tokens_digest=[global_digest(outcome.fed_digest.to(data.device)) for outcome in outcomes],
+        tokens_digest=[global_digest(outcome.input_digest.to(data.device)) for outcome in outcomes],
         expected_digest=[expected_digest(data, step, seq_len) for step in range(len(outcomes))],
         logged_loss=_logged_losses(outcomes, mean_of_ranks=trainer.logs_mean_of_ranks),
     )

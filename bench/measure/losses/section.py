@@ -57,7 +57,7 @@ class LossesSection(Struct, frozen=True, kw_only=True):
 
 class LossesFacts(PassFacts[LossesSection, LossesSection]):
     name = "losses"
-    part = LossesSection
+    part_type = LossesSection
     workload = "train"
     needs_all_ranks = True
     is_own_work = False

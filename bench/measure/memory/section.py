@@ -96,7 +96,7 @@ ranks."""
 
 class MemoryFacts(PassFacts[MemorySection, MemorySection]):
     name = "memory"
-    part = MemorySection
+    part_type = MemorySection
     is_own_work = False
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> MemorySection:  # noqa: ARG002

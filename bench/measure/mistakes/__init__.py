@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class MistakeFacts:
     """Facts of one known mistake."""
 
-    made_in: str
+    strategy: str
     """Strategy into which `experiment=loss_equivalence` injects the mistake."""
-    needs: Callable[[Cell], bool]
+    applies_to: Callable[[Cell], bool]
     """Predicate of the cells in which the mistake changes anything."""
 
 

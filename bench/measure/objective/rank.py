@@ -43,11 +43,11 @@ class ObjectivePass(RankPass):
         trainer, device = self.measurement.subject.trainer, self.measurement.subject.device
         if trainer is None:
             return
-        with self.measurement.log.during("objective"):
+        with self.measurement.log.run_phase("objective"):
             cell = trainer.cell
             tokens = objective_tokens(cell.padded_len, trainer.strategy.facts.length_multiple(cell))
             choices = [*coverages(cell)]
-            chosen = self.agreed(_first_that_fits(cell, tokens, choices, device))
+            chosen = self.broadcast_count(_first_that_fits(cell, tokens, choices, device))
             needed = size_label(needed_bytes(cell, tokens, choices[0]))
             kept = size_label(gradient_bytes(cell, choices[0]))
             reason = f"all gradients would take about {needed} on one rank and {kept} in its host memory"
@@ -121,7 +121,7 @@ def _take_step(trainer: Trainer, tokens: int, coverage: Coverage) -> ObjectiveSt
                 gradients[name] = gradient.detach().cpu().clone()  # clipping scales gradients in place
     total = loss_sum.double()
     dist.all_reduce(total)
-    digest = global_digest(trainer.fed.take().to(total.device))
+    digest = global_digest(trainer.input_digest.take().to(total.device))
     reported_norm = float(trainer.engine.update())
     return ObjectiveStep(
         loss=float(total / valid_tokens.clamp(min=1)),

@@ -59,10 +59,10 @@ class ObjectiveSection(Struct, frozen=True, kw_only=True):
 
 class ObjectiveFacts(ErrorFacts[ObjectiveSection]):
     name = "objective"
-    part = ObjectiveSection
+    part_type = ObjectiveSection
     workload = "train"
-    judges = Moment.BEFORE_STEPS
-    compares = (ENGINE_CHECK,)
+    fault_origin = Moment.BEFORE_STEPS
+    check_names = (ENGINE_CHECK,)
     too_large = (
         "objective on engine={engine}: the {name} is off by {error:.1e} at {tokens:,} tokens"
         " (limit {limit:.1e})"
@@ -83,7 +83,7 @@ class ObjectiveFacts(ErrorFacts[ObjectiveSection]):
         wrong = super().gate(cell, section)
         return wrong if wrong is None or section.cause is None else f"{wrong}; {section.cause}"
 
-    def made(self, cell: Cell, section: ObjectiveSection) -> list[Check]:  # noqa: ARG002
+    def error_checks(self, cell: Cell, section: ObjectiveSection) -> list[Check]:  # noqa: ARG002
         """Return the checks of the loss and the gradients of one step."""
         check = Check(
             what=ENGINE_CHECK,

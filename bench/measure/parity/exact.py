@@ -44,7 +44,7 @@ def visible_keys(
     """Return the mask of keys (columns) that a query (row) may see, [T, T] or [B, 1, T, T] of documents."""
     mask = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
     if documents is not None:
-        rows = [documents.of(row) for row in range(len(documents.ends))]
+        rows = [documents.positions_of(row) for row in range(len(documents.ends))]
         numbers = [[number for number, document in enumerate(row) for _ in document] for row in rows]
         document_BT = torch.tensor(numbers, device=device)
         mask = (document_BT[:, :, None] == document_BT[:, None])[:, None]

@@ -39,7 +39,7 @@ def check_attention(
     documents = drawn_documents(cell.batch, seq_len) if cell.data.packs else None
     exact = plain_attention(tuple(x.double() for x in inputs), causal=causal, documents=documents)
     plain = plain_attention(inputs, causal=causal, documents=documents)
-    with strategy.packed(documents):
+    with strategy.use_documents(documents):
         results = _run_attention(strategy, inputs, causal=causal)
     limits = {name: limit_of(name, cell.dtype, relative_error(plain[name], exact[name])) for name in results}
     errors = {name: relative_error(results[name], exact[name]) for name in results}
@@ -120,8 +120,8 @@ class ParityPass(RankPass):
         subject, log = self.measurement.subject, self.measurement.log
         if subject.strategy is None:
             return
-        with log.during("parity"), without_memory_limit():
-            log.tell(RankStage("parity", "attention"))
+        with log.run_phase("parity"), without_memory_limit():
+            log.report(RankStage("parity", "attention"))
             self.section, divergence = check_attention(
                 subject.strategy, subject.device, causal=subject.causal
             )

@@ -86,13 +86,13 @@ class ParitySection(Struct, frozen=True, kw_only=True):
 
 class ParityFacts(ErrorFacts[ParitySection]):
     name = "parity"
-    part = ParitySection
-    judges = Moment.BEFORE_STEPS
-    without_effect = frozenset(
+    part_type = ParitySection
+    fault_origin = Moment.BEFORE_STEPS
+    ignored_fields = frozenset(
         {"engine", "optimizer", "data", "measure", "checkpointing", "tiled_mlp", "offload", "hardware"}
     )
     max_tokens = MAX_TOKENS
-    compares = ("attention",)
+    check_names = ("attention",)
     too_large = (
         "attention parity: {name} of a real step at {tokens:,} tokens is off by {error:.1e} of its maximum"
         " (limit {limit:.1e})"
@@ -105,7 +105,7 @@ class ParityFacts(ErrorFacts[ParitySection]):
         merged = replace(super().merge(reports, cell), checked_cell=cell.cell_id, reason=reason)
         return merged if reason is None else replace(merged, errors={}, limits={})
 
-    def made(self, cell: Cell, section: ParitySection) -> list[Check]:
+    def error_checks(self, cell: Cell, section: ParitySection) -> list[Check]:
         """Return the check of attention; `bench.observe` compares one step of the user's loop."""
         checked_cell = "" if section.checked_cell == cell.cell_id else f", in cell {section.checked_cell}"
         own_step = 1 if cell.trainer == OWN else None

@@ -90,9 +90,9 @@ class PositionsPass(RankPass):
         subject = self.measurement.subject
         if self.section is not None or not self.was_inspected or subject.sequence_ranks == 1:
             return
-        positions = subject.fed_positions()
+        positions = subject.input_positions()
         if positions is not None:
-            with self.measurement.log.during("positions"):
+            with self.measurement.log.run_phase("positions"):
                 self.section = compare(self.calls, positions, subject.sequence_ranks)
             self.calls = {}
 

@@ -32,11 +32,11 @@ class PositionsSection(Struct, frozen=True, kw_only=True):
 
 class PositionsFacts(PassFacts[PositionsSection, PositionsSection]):
     name = "positions"
-    part = PositionsSection
+    part_type = PositionsSection
     workload = "train"
     is_own_work = False
     is_evidence = True
-    judges = Moment.MODEL
+    fault_origin = Moment.MODEL
     """Stage of the gate. The angles are wrong from the first step on and may cause errors that other gates
     find."""
 

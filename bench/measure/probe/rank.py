@@ -55,7 +55,7 @@ class ProbePass(RankPass):
         trainer = self.measurement.subject.trainer
         if trainer is None or trainer.cell.experiment != EXPERIMENT:
             return
-        with self.measurement.log.during("probe"), without_memory_limit():
+        with self.measurement.log.run_phase("probe"), without_memory_limit():
             self.section = probe(trainer.strategy, trainer.wiring, self.measurement.subject.device)
             wrong = why_wrong(self.section)
             if wrong is not None:  # every rank raises, because all ranks have the same sums
@@ -106,7 +106,7 @@ def places_of(batch: Batch) -> Places:
     """Return documents and positions of whole sequences; without packing a sequence is one document."""
     sequences, tokens = batch.input_ids.shape
     documents = batch.documents or Documents(((tokens,),) * sequences)
-    lengths = [len(document) for row in range(sequences) for document in documents.of(row)]
+    lengths = [len(document) for row in range(sequences) for document in documents.positions_of(row)]
     numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     device = batch.input_ids.device
     return Places(

@@ -60,7 +60,7 @@ class ProbeSection(Struct, frozen=True, kw_only=True):
 
 class ProbeFacts(PassFacts[ProbeSection, ProbeSection]):
     name = "probe"
-    part = ProbeSection
+    part_type = ProbeSection
     needs_all_ranks = True
     is_evidence = True
 

@@ -219,7 +219,7 @@ class TelemetryPass(RankPass):
     def around_window(self) -> AbstractContextManager[Any]:
         if self.sampler is None:
             subject = self.measurement.subject
-            device = open_nvml(subject.device, other_ranks=subject.ranks_beside)
+            device = open_nvml(subject.device, other_ranks=subject.other_ranks_on_gpu)
             # All ranks of a node together query the driver as often as one rank alone would.
             ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             self.sampler = TelemetrySampler(device, PERIOD_S * ranks)

@@ -55,7 +55,7 @@ NOT_PER_RANK = ("reason", "throttled", "load_average")
 
 class TelemetryFacts(PassFacts[RankTelemetry, TelemetrySection]):
     name = "telemetry"
-    part = RankTelemetry
+    part_type = RankTelemetry
     is_own_work = False
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> TelemetrySection:  # noqa: ARG002

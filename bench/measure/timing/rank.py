@@ -22,7 +22,7 @@ The fastest of all these steps decides how many timed steps fit the budget."""
 
 class TimingPass(RankPass):
     def run(self) -> Steps:
-        with self.measurement.log.during("timing"):
+        with self.measurement.log.run_phase("timing"):
             yield from self.measurement.first_step()
             if self.measurement.measure.budget_s > 0 or self.measurement.measure.warmup_steps > 0:
                 # Building, checks and the short step left memory unused, which would count as memory of the
@@ -43,7 +43,7 @@ class TimingPass(RankPass):
         warm-up steps and `measure.min_timed_steps` is 0, the first full-length step is the timed step and
         `warmup` is "short". The launcher is informed before each stage, and of nothing within a window.
         """
-        measure, tell = self.measurement.measure, self.measurement.log.tell
+        measure, tell = self.measurement.measure, self.measurement.log.report
         outcomes: list[Any] = []
         n_timed, n_warmup, step_s = measure.steps, measure.warmup_steps, None
         if measure.budget_s > 0:
@@ -53,10 +53,10 @@ class TimingPass(RankPass):
                 yield from self._settling_steps(outcomes, single_steps)
             done_s = [step.window_ms / 1e3 for step in single_steps]
             step_s = min(done_s)
-            n_timed = self.agreed(affordable_steps(measure, step_s))
+            n_timed = self.broadcast_count(affordable_steps(measure, step_s))
             if n_timed == 0:
                 return single_steps[-1]
-            n_warmup = self.agreed(warm_up_steps(measure, step_s, done_s))
+            n_warmup = self.broadcast_count(warm_up_steps(measure, step_s, done_s))
         if n_warmup > 0:
             tell(RankStage("timing", WARM_UP, n_warmup, step_s))
         for _ in range(n_warmup):
@@ -74,9 +74,9 @@ class TimingPass(RankPass):
         """
         for _ in range(SETTLING_STEPS):
             done_s = [step.window_ms / 1e3 for step in single_steps]
-            if self.agreed(warm_up_steps(self.measurement.measure, min(done_s), done_s)) == 0:
+            if self.broadcast_count(warm_up_steps(self.measurement.measure, min(done_s), done_s)) == 0:
                 return
-            self.measurement.log.tell(RankStage("timing", WARM_UP, 1, min(done_s)))
+            self.measurement.log.report(RankStage("timing", WARM_UP, 1, min(done_s)))
             single_steps.append((yield from self._timed_window(1, outcomes, "full")))
 
     def _timed_window(
@@ -85,8 +85,8 @@ class TimingPass(RankPass):
         """Time `steps` steps; between two steps the harness does nothing but mark the clock."""
         device, clocks = self.measurement.subject.device, []
         yield StepRequest.BETWEEN
-        with self.measurement.window():
-            self.measurement.meet()
+        with self.measurement.around_window():
+            self.measurement.raise_if_rank_failed()
             dist.barrier()
             synchronise(device)
             start = time.perf_counter()

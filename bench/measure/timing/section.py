@@ -50,7 +50,7 @@ class TimingSection(RankTiming, frozen=True, kw_only=True):
 
 class TimingFacts(PassFacts[RankTiming, TimingSection]):
     name = "timing"
-    part = RankTiming
+    part_type = RankTiming
 
     def stages(self, measure: MeasureConfig, step_s: float) -> list[RankStage]:
         if measure.budget_s == 0:

@@ -224,7 +224,7 @@ def _assign_kernels(calls: Sequence[MatchedCall], launches: Iterable[KernelLaunc
         n_assigned = n_issued
         if not batch:
             raise MatchError("an NCCL kernel was launched by none of the step's calls")
-        groups = {call.call.meeting[:2] for call in batch}
+        groups = {call.call.rendezvous_key[:2] for call in batch}
         if len(groups) > 1:
             raise MatchError(
                 f"an NCCL kernel was launched after a batch of {len(groups)} kinds or groups of calls"

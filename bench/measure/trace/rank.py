@@ -86,16 +86,23 @@ class TracePass(RankPass):
 
     def run(self) -> Steps:
         measurement = self.measurement
-        is_inspected = measurement.shares_traced_step
-        steps = 1 if is_inspected else self.agreed(traced_steps(measurement.measure, measurement.step_s))
+        is_inspected = measurement.inspects_traced_step
+        steps = (
+            1 if is_inspected else self.broadcast_count(traced_steps(measurement.measure, measurement.step_s))
+        )
         with (
-            measurement.log.during("trace", steps, measurement.step_s),
+            measurement.log.run_phase("trace", steps, measurement.step_s),
             _trace_folder(measurement.folder) as folder,
         ):
             subject, keep = measurement.subject, measurement.measure.keep_traces
-            watching = measurement.inspected if is_inspected else measurement.watched
+            watching = measurement.inspect_step if is_inspected else measurement.watch_attention
             tracer = StepTracer(
-                measurement.watch, subject.optimizer_spans, watching, subject.device, folder, measurement.meet
+                measurement.watch,
+                subject.optimizer_spans,
+                watching,
+                subject.device,
+                folder,
+                measurement.raise_if_rank_failed,
             )
             clocks = NodeClocks(subject.nodes) if subject.nodes > 1 else None
             tracer.warm_up()

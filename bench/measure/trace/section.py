@@ -153,11 +153,11 @@ class TraceSection(Struct, frozen=True, kw_only=True):
 
 class TraceFacts(PassFacts[RankTracedSteps, TraceSection]):
     name = "trace"
-    part = RankTracedSteps
+    part_type = RankTracedSteps
     needs_all_ranks = True
-    judges = Moment.INSPECTED_STEP
+    fault_origin = Moment.INSPECTED_STEP
 
-    def is_asked(self, measure: MeasureConfig) -> bool:
+    def is_requested(self, measure: MeasureConfig) -> bool:
         return measure.trace
 
     def stages(self, measure: MeasureConfig, step_s: float) -> list[RankStage]:

@@ -51,7 +51,7 @@ def split(timeline: Timeline) -> StepSplit:
     kinds, purposes = defaultdict(list), defaultdict(list)
     for communication in timeline.communications:
         # A ring hop is one kind (send_recv), whether this rank sends or receives.
-        kinds[communication.call.meeting[0]].append((communication.start, communication.end))
+        kinds[communication.call.rendezvous_key[0]].append((communication.start, communication.end))
         purposes[communication.call.purpose].append((communication.start, communication.end))
     by_kind, by_purpose = (
         {name: intersect(spans, whole) for name, spans in named.items()} for named in (kinds, purposes)

@@ -90,7 +90,9 @@ def compute_waiting(traces: Sequence[RankTrace]) -> Waiting | str:
     arrivals: dict[Meeting, list[Arrival]] = {}
     for trace in traces:
         for communication in trace.communications:
-            arrivals.setdefault(communication.call.meeting, []).append(Arrival.of_call(communication, trace))
+            arrivals.setdefault(communication.call.rendezvous_key, []).append(
+                Arrival.of_call(communication, trace)
+            )
     if (reason := _unknown_reason(traces, arrivals)) is not None:
         return reason
     by_rank = [_waiting_spans(trace, arrivals) for trace in traces]
@@ -144,7 +146,9 @@ def _waiting_spans(trace: RankTrace, arrivals: Mapping[Meeting, list[Arrival]]) 
     """
     spans: dict[str, list[Span]] = {}
     for communication in trace.communications:
-        late_us = Arrival.of_call(communication, trace).us_until(max(arrivals[communication.call.meeting]))
+        late_us = Arrival.of_call(communication, trace).us_until(
+            max(arrivals[communication.call.rendezvous_key])
+        )
         until = min(communication.arrival + late_us, communication.end)
         since_ms, until_ms = ((time - trace.start_us) / 1e3 for time in (communication.arrival, until))
         spans.setdefault(communication.call.purpose, []).append((since_ms, until_ms))

@@ -34,7 +34,7 @@ class UpdatesPass(RankPass):
         trainer = self.measurement.subject.trainer
         if trainer is None:
             return
-        with self.measurement.log.during("updates"):
+        with self.measurement.log.run_phase("updates"):
             for name in not_finite(trainer.engine.shards()):
                 raise WrongResultError(f"numbers of {name} are not finite before the first step")
             self.before = digests(trainer.engine)
@@ -61,7 +61,7 @@ class UpdatesPass(RankPass):
         trainer = self.measurement.subject.trainer
         if self.updates is None or trainer is None:
             return None
-        with self.measurement.log.during("updates"):
+        with self.measurement.log.run_phase("updates"):
             state_keys = OPTIMIZER_FACTS[trainer.cell.optimizer.name].state_keys
             tensors = parameters_and_state(trainer.engine, state_keys)
             return replace(self.updates, not_finite=[*not_finite(tensors)])

@@ -52,11 +52,11 @@ class UpdatesSection(Struct, frozen=True, kw_only=True):
 
 class UpdatesFacts(PassFacts[RankUpdates, UpdatesSection]):
     name = "updates"
-    part = RankUpdates
+    part_type = RankUpdates
     workload = "train"
     is_own_work = False
     is_evidence = True
-    judges = Moment.PARAMETERS
+    fault_origin = Moment.PARAMETERS
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> UpdatesSection:
         parts, ranks = self.parts(reports), cell.running_ranks

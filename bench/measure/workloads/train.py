@@ -44,21 +44,21 @@ class TrainWorkload(Workload):
         )
         self.optimizer = self.trainer.engine
         self.attention_name = self.trainer.attention_name
-        self.attention_code = self.trainer.attention_code
+        self.attention_modules = self.trainer.attention_modules
         self.step_period = self.trainer.step_period
         self.network = model
         self.sequence_ranks = cell.sp_degree
 
-    def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
-        return self.trainer.watched(watch)
+    def watch_attention(self, watch: AttentionWatch) -> AbstractContextManager[None]:
+        return self.trainer.watch_attention(watch)
 
     def optimizer_spans(self) -> AbstractContextManager[Spans]:
         """Record the engine's updates, or those of all torch optimizers if a training stack updates."""
         is_stack = TRAINER_FACTS[self.cell.trainer].is_stack
         return step_spans(self.rank.phase) if is_stack else super().optimizer_spans()
 
-    def fed_positions(self) -> Tensor | None:
-        positions = self.trainer.fed.positions
+    def input_positions(self) -> Tensor | None:
+        positions = self.trainer.input_digest.positions
         return None if positions is None else positions[0]
 
     def take_steps(self, next_step: NextStep) -> None:

@@ -53,10 +53,12 @@ class Workload(Subject):
         self.cell = rank.strategy.cell
         self.device = rank.device
         self.attention_name = rank.wiring.attention_name
-        self.attention_code = f"{rank.strategy.package_name}."
+        self.attention_modules = f"{rank.strategy.package_name}."
         cluster = self.cell.cluster
         self.nodes = cluster.nodes
-        self.ranks_beside = cluster.ranks_beside(rank.strategy.groups.rank % cluster.ranks_per_node)
+        self.other_ranks_on_gpu = cluster.ranks_sharing_gpu(
+            rank.strategy.groups.rank % cluster.ranks_per_node
+        )
 
     @abstractmethod
     def step(self, number: int) -> Any:
@@ -73,8 +75,8 @@ class Workload(Subject):
     def short_step(self) -> None:
         """Run the cheapest step that triggers all one-time work, such as lazy imports."""
 
-    def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
-        return self.strategy.watched(watch)
+    def watch_attention(self, watch: AttentionWatch) -> AbstractContextManager[None]:
+        return self.strategy.watch_attention(watch)
 
     def optimizer_spans(self) -> AbstractContextManager[Spans]:
         return method_spans(self.optimizer, "update")

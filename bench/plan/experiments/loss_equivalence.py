@@ -115,8 +115,8 @@ def _mistakes(raw: Raw, machine: Machine) -> Iterator[Cell]:
     """Yield the cells of known mistakes that are possible here, in our own strategies and trainer."""
     ours = {**raw, "layout": "auto", "trainer": {"name": "native"}}
     for name, facts in MISTAKES.items():
-        cell = _subject(ours, facts.made_in, machine)
-        if facts.needs(cell) and refusal(cell) is None:
+        cell = _subject(ours, facts.strategy, machine)
+        if facts.applies_to(cell) and refusal(cell) is None:
             yield replace(cell, inject_fault=name)
 
 

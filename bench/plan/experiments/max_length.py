@@ -165,7 +165,7 @@ def _length_multiple(cell: Cell) -> int:
 
     It is 1 for a padded cell, and for a cell that is illegal at any length.
     """
-    with STRATEGIES.plugin_errors_named(cell.strategy):
+    with STRATEGIES.name_plugin_in_errors(cell.strategy):
         facts = STRATEGIES[cell.strategy]
         return 1 if cell.padding or facts.degree_refusals(cell) else facts.length_multiple(cell)
 
@@ -179,7 +179,7 @@ def _estimated_steps(cell: Cell, step: int, machine: Machine) -> int:
 
     def fits(steps: int) -> bool:
         need = memory_need(replace(cell, seq_len=steps * step, padding=0))
-        return need is not None and need.total <= usable
+        return need is not None and need.total_bytes <= usable
 
     return max(filter(fits, numbers_to_try(first, 1, values.MAX_WHOLE // step, fits)), default=1)
 

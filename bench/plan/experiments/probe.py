@@ -26,7 +26,9 @@ def probed_cells(raws: Sequence[Raw], machine: Machine) -> list[Cell]:
 
 def _with_choices_made(raw: Raw) -> Iterator[dict[str, Any]]:
     """Yield the request with every choice made."""
-    names = [facts.name for facts in STRATEGIES.usable() if facts.packs and not facts.is_optional]
+    names = [
+        facts.name for facts in STRATEGIES.usable() if facts.supports_documents and not facts.is_optional
+    ]
     strategies = [raw["strategy"]] if "strategy" in raw else [read_option("strategy", name) for name in names]
     for strategy in strategies:
         facts = STRATEGIES.get(strategy["name"])

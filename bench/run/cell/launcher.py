@@ -67,7 +67,7 @@ class Launcher:
         with ExitStack() as stops:
             ranks = []
             for number, node in enumerate(nodes):
-                running = [rank for rank in cell.cluster.ranks_of(number) if rank in cell.running_ranks]
+                running = [rank for rank in cell.cluster.ranks_on_node(number) if rank in cell.running_ranks]
                 job = NodeJob(cell, tuple(running), store, known)
                 ranks.append(node.start(job, folder, entry))
                 stops.callback(ranks[-1].stop)

@@ -219,7 +219,7 @@ def analytic(cell: Cell, sections: Sections | None = None, need: MemoryNeed | No
         tokens_per_step=cell.tokens_per_step,
         attention_bytes=None if facts is None else facts.communication_bytes(cell),
         payload_bytes=None if payload_bytes is None else {**payload_bytes},
-        needed_bytes=None if need is None else need.total,
+        needed_bytes=None if need is None else need.total_bytes,
         **flops,
     )
 

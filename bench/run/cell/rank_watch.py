@@ -23,10 +23,10 @@ TICK_S = 1.0
 class Listener:
     """Receives the progress of a running cell, in the launcher's thread. This base class ignores it."""
 
-    def tell(self, stage: RankStage) -> None:
+    def on_stage(self, stage: RankStage) -> None:
         """Handle a stage that the first rank has begun."""
 
-    def tick(self) -> None:
+    def on_tick(self) -> None:
         """Handle the passing of time; called about every TICK_S seconds while ranks run."""
 
 
@@ -66,7 +66,7 @@ class RankWatch:
                 deadline = min(deadline, time.monotonic() + grace_s)
             if self._record_progress() and self._hang_watch.is_hanging and not has_failed:
                 self._hang_report = self._hang_watch.report(self._nodes, sorted(self._live))
-            listener.tick()
+            listener.on_tick()
             if self._hang_report is not None:
                 return
 
@@ -86,7 +86,7 @@ class RankWatch:
                 match event:
                     case RankStage():
                         self._hang_watch.record_stage(event)
-                        listener.tell(event)
+                        listener.on_stage(event)
                     case RankEnded(rank):
                         self._live.discard(rank)
                     case RankFailed():

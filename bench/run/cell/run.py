@@ -111,7 +111,7 @@ class SharedSections:
     def _keys(self, cell: Cell) -> dict[str, str]:
         """Return, for every pass whose section can be shared, all settings that decide the section."""
         return {
-            name: f"{name} {cell.identity_without(section.without_effect, section.max_tokens)}"
+            name: f"{name} {cell.identity_without(section.ignored_fields, section.max_tokens)}"
             for name, section in PASSES.items()
-            if section.without_effect is not None
+            if section.ignored_fields is not None
         }

@@ -153,7 +153,7 @@ class LocalRanks:
             if self._state(rank) is not None
         }
         activities = ask_for_stacks(with_handler, self._cluster.device, wait_s)
-        idle = self._idle()
+        idle = self._idle_ranks()
         return {
             rank: replace(
                 activities.get(rank, RankActivity()), is_stopped=_is_stopped(pid), is_idle=rank in idle
@@ -187,7 +187,7 @@ class LocalRanks:
         """Process number of each rank that has not ended."""
         return {rank: process.pid for rank, process in self._running() if process.pid is not None}
 
-    def _idle(self) -> set[int]:
+    def _idle_ranks(self) -> set[int]:
         """Return the ranks whose GPU is idle; none if ranks share GPUs or the driver does not know."""
         if self._cluster.device != "cuda" or self._cluster.ranks_per_gpu > 1:
             return set()

@@ -70,7 +70,7 @@ def live(job: RankJob, send: Callable[[RankStage | RankFailed], None], entry: Ra
             # From now on the launcher can read this rank's state and ask for its stack. A full disk is no
             # error, as the rank also works without a state file.
             with suppress(OSError):
-                log.keep(RankStateFile(place_path(job.scratch, job.rank)).note)
+                log.add_listener(RankStateFile(place_path(job.scratch, job.rank)).write)
         report = entry(job, log)
         _write(report_path(job.folder, job.rank), {**report, "phases_s": log.phases_s})
         del products  # torch's own matrix products return when this object is deleted
@@ -95,29 +95,31 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
         known=job.known,
     )
     if cell.measure.nvtx:
-        log.keep(NvtxRanges().enter)
-    with log.during(JOIN):
+        log.add_listener(NvtxRanges().enter)
+    with log.run_phase(JOIN):
         device = join(job)
         if cell.replay.rank is None:
-            log.begin("first all_reduce")
+            log.begin_part("first all_reduce")
             make_first_collective(device)
         groups = make_groups(cell)
-    with log.during("strategy"):  # may import the strategy's package
+    with log.run_phase("strategy"):  # may import the strategy's package
         strategy_class = mistaken(cell.inject_fault).strategy(runnable(cell.strategy))
         strategy = strategy_class(cell, groups, STRATEGIES[cell.strategy])
     if cell.cluster.memory_limit_gib is not None:
-        with log.during("limit"):
+        with log.run_phase("limit"):
             if device.type == "cpu":
                 use_libraries_once(cell, groups, device)
             log.limit_base_bytes = set_memory_limit(cell.cluster.memory_limit_gib, device)
     with strategy.install() as wiring:
-        with log.during("build"), measurement.building():
+        with log.run_phase("build"), measurement.around_building():
             log.step.enter("load")
-            workload = workload_code(cell.workload.name)(Rank(strategy, wiring, device, log.step, log.begin))
+            workload = workload_code(cell.workload.name)(
+                Rank(strategy, wiring, device, log.step, log.begin_part)
+            )
             outwait_the_launcher(cell)
         workload.run(measurement.steps(workload))
         report = {**measurement.report(), "software": _software(cell, device)}
-    with log.during("finish"):
+    with log.run_phase("finish"):
         finish_together(device, cell.running_ranks)
     return report
 

@@ -60,9 +60,9 @@ class DeepSpeedFPDTFacts(PackagedUlyssesFacts):
         )
         return [*super().refusals(cell), *[reason] * is_refused]
 
-    def kept_bytes_per_token(self, cell: Cell) -> int:
+    def saved_bytes_per_token(self, cell: Cell) -> int:
         """Return 0 if chunks wait for backward in host memory, else the size of `saved_copies`."""
-        return 0 if offloads(cell) else super().kept_bytes_per_token(cell)
+        return 0 if offloads(cell) else super().saved_bytes_per_token(cell)
 
     def causal_masks(self, layout: str) -> tuple[bool, ...]:  # noqa: ARG002
         """Return causal only, as the package computes no other mask."""

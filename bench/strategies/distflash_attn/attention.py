@@ -58,7 +58,7 @@ class _DistFlashAttention(torch.autograd.Function):
             partial = balanced_forward(q, kv, ring)
             return partial.out.to(q.dtype), partial.lse
 
-        out, lse = outputs.once(compute)
+        out, lse = outputs.get_or_compute(compute)
         ctx.ring = ring
         ctx.save_for_backward(q, kv, out, lse)
         return out
@@ -214,7 +214,7 @@ class KeptOutputs:
         outputs: list[Output] = []
         return self._record_outputs(outputs), self._reuse_outputs(outputs)
 
-    def once(self, compute: Callable[[], Output]) -> Output:
+    def get_or_compute(self, compute: Callable[[], Output]) -> Output:
         """Return the output recorded for the same call of this layer, or else of `compute()`."""
         if self._reused is not None:
             return next(self._reused)

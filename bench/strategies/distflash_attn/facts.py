@@ -91,7 +91,7 @@ class DistFlashAttnFacts(ScheduledFacts):
     def refusals(self, cell: Cell) -> list[str]:
         return [*super().refusals(cell), *_checkpoint_refusals(cell)]
 
-    def balances(self, cell: Cell) -> bool:  # noqa: ARG002
+    def balances_causal_area(self, cell: Cell) -> bool:  # noqa: ARG002
         return True
 
     def recomputes_attention(self, cell: Cell) -> bool:
@@ -187,7 +187,7 @@ def _stages(cell: Cell, rank: int, sizes: DirectionBytes) -> Stages:
     stages = zip(blocks, operands, results, _buffer_bytes(all_rounds, sizes), strict=True)
     return tuple(
         Stage(
-            block, (*operand, *result), is_hidden=bool(block), merged_bytes=sizes.merged, held_bytes=buffers
+            block, (*operand, *result), is_hidden=bool(block), merged_bytes=sizes.merged, buffer_bytes=buffers
         )
         for block, operand, result, buffers in stages
         if block or operand or result

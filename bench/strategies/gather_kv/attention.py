@@ -59,7 +59,7 @@ def gathered_forward(q: Tensor, k: Tensor, v: Tensor, ring: RingContext) -> tupl
     # they may be read while it runs.
     local_kv = torch.stack([k, v], out=kv[rank])
     arriving = dist.all_gather_into_tensor(kv.flatten(0, 1), local_kv, group=ring.group, async_op=True)
-    partial_result = None if ring.documents is None else Partial.nothing(q)
+    partial_result = None if ring.documents is None else Partial.empty(q)
     for call in calls_on_own(tiles_of, rank):
         partial_result = _attend(partial_result, q, kv, call, ring.kernel)
     assert arriving is not None
@@ -94,7 +94,7 @@ def _attend(
     block = kernel_forward(kernel, q[_rows(call)], *_keys_and_values(kv, call), causal=causal, scale=scale)
     if partial_result is None:
         return Partial.first(*block)
-    partial_result.of(call.tile.sequences).merge(call.tile.queries, *block)
+    partial_result.select_sequences(call.tile.sequences).merge(call.tile.queries, *block)
     return partial_result
 
 

@@ -66,7 +66,7 @@ def _calls(tiles_of: TilesOf, sources: range) -> Iterator[KernelCall]:
 class GatherKVFacts(ScheduledFacts):
     name = "gather_kv"
     style = PlotStyle("#882255", "*", ":")
-    packs = True
+    supports_documents = True
     layouts = ("zigzag", "contiguous", "striped")
 
     def schedule(self, cell: Cell) -> Schedule:
@@ -98,7 +98,7 @@ class GatherKVFacts(ScheduledFacts):
             ),
         )
 
-    def kept_bytes_per_token(self, cell: Cell) -> int:
+    def saved_bytes_per_token(self, cell: Cell) -> int:
         """Return the bytes of the other ranks' K and V, which do not shrink as ranks are added."""
         model = cell.model
         return (cell.sp_degree - 1) * 2 * model.num_kv_heads * model.head_dim * DTYPE_BYTES[cell.dtype]

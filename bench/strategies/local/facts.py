@@ -11,7 +11,7 @@ from bench.strategies.schedule import Schedule, Stage, whole_block
 class LocalFacts(ScheduledFacts):
     name = "local"
     style = PlotStyle("#000000", "o")
-    packs = True
+    supports_documents = True
     shares_sequences = False
 
     def schedule(self, cell: Cell) -> Schedule:

@@ -84,7 +84,7 @@ class _RingAttention(torch.autograd.Function):
 def ring_forward(q: Tensor, kv: Tensor, ring: RingContext) -> Partial:
     """Return output and LSE over the keys of all ranks, computing a block while the next one arrives."""
     scale = q.shape[-1] ** -0.5
-    partial = None if ring.documents is None else Partial.nothing(q)
+    partial = None if ring.documents is None else Partial.empty(q)
     for source in ring.sources():
         is_last = source == ring.sources()[-1]
         arriving = None if is_last else rotate(kv, ring.group)
@@ -99,7 +99,7 @@ def ring_forward(q: Tensor, kv: Tensor, ring: RingContext) -> Partial:
             if partial is None:
                 partial = Partial.first(*block)
             else:
-                partial.of(tile.sequences).merge(tile.queries, *block)
+                partial.select_sequences(tile.sequences).merge(tile.queries, *block)
         kv = kv if arriving is None else arriving.wait()[0]
     assert partial is not None
     return partial

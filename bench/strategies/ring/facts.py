@@ -22,7 +22,7 @@ from bench.strategies.schedule import (
 class RingFacts(ScheduledFacts):
     name = "ring"
     style = PlotStyle("#D55E00", "^", "--")
-    packs = True
+    supports_documents = True
     layouts: ClassVar[tuple[str, ...]] = ("zigzag", "contiguous", "striped")
     keeps_local_gradients: ClassVar[bool] = True
     """Whether a rank's gradients of its own keys stay there, so that gradients make P-1 hops instead of P."""

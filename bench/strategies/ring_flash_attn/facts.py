@@ -11,7 +11,7 @@ from bench.strategies.ring.facts import RingFacts
 class RingFlashAttnFacts(RingFacts):
     name = "ring_flash_attn"
     style = PlotStyle("#E69F00", "P", "--")
-    packs = False
+    supports_documents = False
     keeps_local_gradients = False
     no_documents_reason = (
         "its varlen rings need document lengths that are multiples of sp_degree, or of twice that in zigzag,"

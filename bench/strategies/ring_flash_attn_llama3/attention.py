@@ -66,9 +66,9 @@ class Llama3Attention(Strategy):
         return self.prepared[ends, causal]
 
     @contextmanager
-    def packed(self, documents: Documents | None) -> Iterator[None]:
+    def use_documents(self, documents: Documents | None) -> Iterator[None]:
         """Prepare the boundaries of the documents inside the context, and discard them afterwards."""
-        with super().packed(documents):
+        with super().use_documents(documents):
             for ends in () if documents is None else documents.ends:
                 self._boundaries(ends, causal=True, device=torch.device(self.cell.cluster.device))
             yield

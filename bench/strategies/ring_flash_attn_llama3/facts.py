@@ -13,7 +13,7 @@ from bench.strategies.schedule import Block, Communication, Schedule, Stage, ten
 class RingFlashAttnLlama3Facts(ScheduledFacts):
     name = "ring_flash_attn_llama3"
     style = PlotStyle("#CC79A7", "p", ":")
-    packs = True
+    supports_documents = True
     package = "ring-flash-attn"
     dtypes = HALF
     # The default is that of the package's README, with least memory and most overlap; more heads at a time

@@ -18,7 +18,7 @@ class RingSelfAttentionFacts(RingFacts):
     kernels = ("math",)
     is_unfused = True
 
-    def kept_bytes_per_token(self, cell: Cell) -> int:
+    def saved_bytes_per_token(self, cell: Cell) -> int:
         """Return the bytes of the probabilities of all keys, less those of the LSE, which is not saved."""
         number_bytes = DTYPE_BYTES[cell.dtype]
         return cell.model.num_heads * (cell.padded_len * number_bytes - max(WIDE_BYTES, number_bytes))

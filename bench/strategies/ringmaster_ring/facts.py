@@ -26,7 +26,7 @@ BALANCED = (HEAD_TAIL, DISTFLASH)
 class RingmasterRingFacts(ScheduledFacts):
     name = "ringmaster_ring"
     style = PlotStyle("#44AA99", "8", "--")
-    packs = True
+    supports_documents = True
     layouts = ("contiguous", "zigzag")
     package = "axolotl-ringmaster"
     tested_version = "0.2.7"
@@ -36,7 +36,7 @@ class RingmasterRingFacts(ScheduledFacts):
     def layouts_with(self, options: Mapping[str, str]) -> tuple[str, ...]:
         return ("zigzag",) if options[ROTATION] == HEAD_TAIL else ("contiguous",)
 
-    def balances(self, cell: Cell) -> bool:
+    def balances_causal_area(self, cell: Cell) -> bool:
         return cell.option(ROTATION) == DISTFLASH
 
     def refusals(self, cell: Cell) -> list[str]:
@@ -65,7 +65,7 @@ class RingmasterRingFacts(ScheduledFacts):
         way_out = f"take model.num_kv_heads={model.num_heads}, or strategy.{ROTATION}={P2P}"
         return [f"model.num_kv_heads={model.num_kv_heads} is not for {who}; {way_out}"]
 
-    def kept_bytes_per_token(self, cell: Cell) -> int:
+    def saved_bytes_per_token(self, cell: Cell) -> int:
         return ring_saved_bytes_per_token(cell)
 
     def scores_bytes(self, cell: Cell) -> int:

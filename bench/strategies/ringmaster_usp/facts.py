@@ -38,8 +38,8 @@ class RingmasterUSPFacts(USPFacts):
     def document_refusals(self, cell: Cell) -> list[str]:
         return [*super().document_refusals(cell), *boundary_refusals(cell)]
 
-    def kept_bytes_per_token(self, cell: Cell) -> int:
-        return super().kept_bytes_per_token(cell) + ring_saved_bytes_per_token(cell)
+    def saved_bytes_per_token(self, cell: Cell) -> int:
+        return super().saved_bytes_per_token(cell) + ring_saved_bytes_per_token(cell)
 
     def schedule(self, cell: Cell) -> Schedule:
         """Return all-to-alls of Q, of K with V and of the output around the ring, whatever the heads."""

@@ -18,7 +18,7 @@ class TorchCPFacts(RingFacts):
 
     name = "torch_cp"
     style = PlotStyle("#7F7F7F", "h", ":")
-    packs = False
+    supports_documents = False
     keeps_local_gradients = False
     no_documents_reason = (
         "torch supports documents only in its ring of flex_attention, which is not a kernel here"

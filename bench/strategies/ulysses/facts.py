@@ -16,7 +16,7 @@ from bench.strategies.schedule import Communication, Schedule, Stage, whole_bloc
 class UlyssesFacts(ScheduledFacts):
     name = "ulysses"
     style = PlotStyle("#0072B2", "s")
-    packs = True
+    supports_documents = True
     saved_copies = (1, 0)
 
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:  # noqa: ARG002
@@ -40,7 +40,7 @@ class PackagedUlyssesFacts(UlyssesFacts):
     """Base of packages with an all-to-all for each of Q, K, V and the output that repeat no KV heads."""
 
     repeats_kv_heads = False
-    packs = False
+    supports_documents = False
 
     def schedule(self, cell: Cell) -> Schedule:
         """Return four all-to-alls that together send the bytes of `ulysses`."""

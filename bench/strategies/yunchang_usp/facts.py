@@ -15,7 +15,7 @@ class YunchangUSPFacts(USPFacts):
     name = "yunchang_usp"
     style = PlotStyle("#661100", (7, 1, 0), "-.")
     repeats_kv_heads = False
-    packs = False
+    supports_documents = False
     saved_copies = (1, 0)
     keeps_local_gradients = YunchangRingFacts.keeps_local_gradients
     no_documents_reason = "yunchang's LongContextAttention does not take document boundaries"

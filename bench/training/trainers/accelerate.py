@@ -58,7 +58,7 @@ class AccelerateTrainer(StackTrainer):
         return self._step(self._batches(number, seq_len))
 
     def accumulate(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
-        self.fed.take()
+        self.input_digest.take()
         batches = self._batches(number, seq_len)
         with self.engine.without_update():
             for _ in range(self.cell.grad_accum):
@@ -71,7 +71,7 @@ class AccelerateTrainer(StackTrainer):
         return self.rank_batches(self.accelerator, self.wrapped, first, seq_len)
 
     def _step(self, batches: Iterator[Any]) -> StepOutcome:
-        self.fed.take()
+        self.input_digest.take()
         losses, norm = [], None
         for _ in range(self.cell.grad_accum):
             self.phase.enter("load")
@@ -79,7 +79,7 @@ class AccelerateTrainer(StackTrainer):
             losses.append(loss)
         self.phase.enter(None)
         loss_sum, valid_tokens = self.signal.take()
-        logged, digest = torch.stack(losses).mean(), self.fed.take()
+        logged, digest = torch.stack(losses).mean(), self.input_digest.take()
         return StepOutcome(loss_sum, valid_tokens, self.engine.reported_norm(norm), digest, logged)
 
     def _micro_step(self, batch: dict[str, Tensor], *, updates: bool) -> tuple[Tensor, Any]:

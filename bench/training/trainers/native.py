@@ -24,7 +24,7 @@ class NativeTrainer(Trainer):
     def step(self, number: int, seq_len: int) -> StepOutcome:
         loss_sum, valid_tokens = self.accumulate(number, seq_len)
         self.phase.enter("optimizer")
-        outcome = StepOutcome(loss_sum, valid_tokens, self.engine.update(), self.fed.take())
+        outcome = StepOutcome(loss_sum, valid_tokens, self.engine.update(), self.input_digest.take())
         if self.data.device.type == "cuda":
             # The GPU is still busy with this step. On a CPU prefetching would save no time.
             self.phase.enter("load")
@@ -33,7 +33,7 @@ class NativeTrainer(Trainer):
         return outcome
 
     def accumulate(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
-        self.fed.take()
+        self.input_digest.take()
         self.phase.enter("load")
         batches = self.ready.pop((number, seq_len), None) or self.fetch(number, seq_len)
         valid_tokens = torch.stack([count_valid(batch.labels) for batch in batches]).sum()

@@ -114,8 +114,8 @@ class StackSignal:
     hooks multiply it by that number. This costs a few operations on [B, S] integers and scalars per call.
     """
 
-    def __init__(self, model: nn.Module, fed: InputDigest, phase: StepPhase) -> None:
-        self.fed = fed
+    def __init__(self, model: nn.Module, input_digest: InputDigest, phase: StepPhase) -> None:
+        self.input_digest = input_digest
         self.phase = phase
         self._sums: list[Tensor] = []
         self._counts: list[Tensor] = []
@@ -132,7 +132,7 @@ class StackSignal:
     def _enter(self, _model: nn.Module, _args: Any, named: Mapping[str, Any]) -> None:
         if torch.is_grad_enabled():
             self.phase.enter("forward")
-            self.fed.add(named["input_ids"], named[SHIFT_LABELS], named["position_ids"])
+            self.input_digest.add(named["input_ids"], named[SHIFT_LABELS], named["position_ids"])
 
     def _leave(self, _model: nn.Module, _args: Any, named: Mapping[str, Any], output: Any) -> None:
         if torch.is_grad_enabled():
@@ -170,10 +170,10 @@ class StackTrainer(Trainer):
         cell = strategy.cell
         prepare_accelerate(cell)
         engine = STACK_ENGINES[cell.engine.name](cell, strategy.groups)
-        plain: PreTrainedModel = engine.placed(model.model, layers, device)
+        plain: PreTrainedModel = engine.place(model.model, layers, device)
         plain.set_attn_implementation(STACK_KERNELS[cell.kernel])
-        signal = StackSignal(plain, model.fed, phase)
-        trainer = cls(cell, engine, strategy, wiring, data, phase, model.fed, plain, signal)
+        signal = StackSignal(plain, model.input_digest, phase)
+        trainer = cls(cell, engine, strategy, wiring, data, phase, model.input_digest, plain, signal)
         trainer.prepare()
         return trainer
 
@@ -186,11 +186,11 @@ class StackTrainer(Trainer):
         return STACK_KERNELS[self.cell.kernel]
 
     @property
-    def attention_code(self) -> str:
+    def attention_modules(self) -> str:
         return ATTENTION_CODE.get(self.cell.strategy, "transformers.integrations")
 
     @contextmanager
-    def watched(self, watch: AttentionWatch) -> Iterator[None]:
+    def watch_attention(self, watch: AttentionWatch) -> Iterator[None]:
         """Wrap the attention function in transformers' registry, which the stack may have replaced."""
         run = ALL_ATTENTION_FUNCTIONS[self.attention_name]
 

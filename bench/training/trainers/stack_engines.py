@@ -133,7 +133,7 @@ class StackEngine(Engine):
     def arguments(cell: Cell) -> dict[str, Any]:
         """Return the arguments of transformers' TrainingArguments that choose the engine."""
 
-    def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002
+    def place(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002
         """Return the filled model for the stack, moved to where the stack expects it.
 
         This base class moves it to host memory layer by layer. FSDP2 shards a layer on the GPU later.
@@ -170,7 +170,7 @@ class StackDDP(StackEngine, DDP):
     def arguments(cell: Cell) -> dict[str, Any]:  # noqa: ARG004
         return {"ddp_find_unused_parameters": False}
 
-    def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:
+    def place(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:
         deque(layers, maxlen=0)
         return model.to(device)
 
@@ -217,7 +217,7 @@ class StackZero3(StackEngine, Zero3):
     def arguments(cell: Cell) -> dict[str, Any]:
         return {"deepspeed": zero3_config(cell)}
 
-    def placed(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002
+    def place(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002
         """Shard the model layer by layer, as `from_pretrained` does; no rank holds the whole model."""
         for part in itertools.chain(layers, [model]):
             shard_parameters(part, self.cell)

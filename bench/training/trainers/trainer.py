@@ -31,7 +31,7 @@ class StepOutcome:
     """Number of tokens that count in the loss of all ranks, or of this rank if `counts_own_tokens`."""
     grad_norm: Tensor
     """Norm of the whole gradient of all ranks, before clipping."""
-    fed_digest: Tensor
+    input_digest: Tensor
     """Digest of the tokens that entered this rank's model."""
     logged_loss: Tensor | None = None
     """Loss that a training stack logs for this step on this rank; None with the native loop."""
@@ -53,7 +53,7 @@ class Trainer(ABC):
     data: StepData
     phase: StepPhase
     """Recorder of the phase of a step in which the loop is."""
-    fed: InputDigest
+    input_digest: InputDigest
     """Digest of the model's inputs."""
 
     counts_own_tokens: ClassVar[bool] = False
@@ -86,7 +86,7 @@ class Trainer(ABC):
             phase: Recorder of the phase of a step.
         """
         engine = engine_code(strategy.cell.engine.name)(model, layers, strategy.cell, strategy.groups, device)
-        return cls(strategy.cell, engine, strategy, wiring, data, phase, model.fed)
+        return cls(strategy.cell, engine, strategy, wiring, data, phase, model.input_digest)
 
     @abstractmethod
     def step(self, number: int, seq_len: int) -> StepOutcome:
@@ -113,7 +113,7 @@ class Trainer(ABC):
         return self.wiring.attention_name
 
     @property
-    def attention_code(self) -> str:
+    def attention_modules(self) -> str:
         """Prefix of the names of the Python modules that hold the code of the attention."""
         return f"{self.strategy.package_name}."
 
@@ -122,9 +122,9 @@ class Trainer(ABC):
         """Number of steps after which the communication calls of the loop repeat."""
         return 1
 
-    def watched(self, watch: AttentionWatch) -> AbstractContextManager[None]:
+    def watch_attention(self, watch: AttentionWatch) -> AbstractContextManager[None]:
         """Report every attention call in this context to `watch`."""
-        return self.strategy.watched(watch)
+        return self.strategy.watch_attention(watch)
 
     def fetch(self, number: int, seq_len: int) -> list[Batch]:
         """Return this rank's batches of a step, one per micro-step; only their shards go to the device."""
@@ -135,4 +135,4 @@ class Trainer(ABC):
         ]
         if self.wiring.shards_batch:
             rows = [self.strategy.shard(batch) for batch in rows]
-        return [batch.to(self.data.device) for batch in rows]
+        return [batch.to_device(self.data.device) for batch in rows]

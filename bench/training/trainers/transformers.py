@@ -141,11 +141,11 @@ class HuggingFaceTrainer(StackTrainer):
             # Trainer also adds in float32; some stacks' losses are in bf16.
             logged = torch.stack(loop.losses).sum(dtype=torch.float32)
             norm = self.engine.reported_norm(loop.grad_norm)
-            outcome = StepOutcome(loss_sum, valid_tokens, norm, self.fed.take(), logged)
+            outcome = StepOutcome(loss_sum, valid_tokens, norm, self.input_digest.take(), logged)
         else:
             self.engine.attach(loop.model_wrapped, bare_optimizer(loop.optimizer), loop.lr_scheduler)
         continues = next_step(outcome)
-        self.fed.take()
+        self.input_digest.take()
         loop.losses = []
         self.phase.enter("load")
         return continues
@@ -154,7 +154,7 @@ class HuggingFaceTrainer(StackTrainer):
         """Run a step outside of the loop, with the Trainer's micro-steps and the engine's update."""
         loss_sum, valid_tokens = self._micro_steps(number, seq_len)
         norm = self.engine.update()
-        return StepOutcome(loss_sum, valid_tokens, norm, self.fed.take())
+        return StepOutcome(loss_sum, valid_tokens, norm, self.input_digest.take())
 
     def accumulate(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
         loss_sum, valid_tokens = self._micro_steps(number, seq_len)
@@ -162,7 +162,7 @@ class HuggingFaceTrainer(StackTrainer):
         return loss_sum, valid_tokens
 
     def _micro_steps(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
-        self.fed.take()
+        self.input_digest.take()
         loop, steps = self.loop, self.cell.grad_accum
         loaded = self.rank_batches(loop.accelerator, loop.model_wrapped, number, seq_len)
         batches, items = self.classes()[0].get_batch_samples(loop, loaded, steps, loop.args.device)

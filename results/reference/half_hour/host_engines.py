@@ -115,7 +115,7 @@ def plain_step(workload: TrainWorkload, number: int) -> None:
     """Take the step that a user writes by hand, with the model, strategy and data of the harness."""
     rank, cell, engine = workload.rank, workload.cell, workload.optimizer
     assert isinstance(engine, DDP)
-    engine.model.fed = UnseenTokens()
+    engine.model.input_digest = UnseenTokens()
     groups = rank.strategy.groups
     batch = rank.strategy.shard(
         workload.trainer.data.micro_batch(number, 0, groups.data_rank, cell.padded_len)

@@ -30,7 +30,7 @@ def visible(documents, sequence, queries):
     """(query, key) pairs by the definition."""
     return {
         (q, k)
-        for document in documents.of(sequence)
+        for document in documents.positions_of(sequence)
         for q in document
         if q in queries
         for k in range(document.start, q + 1)

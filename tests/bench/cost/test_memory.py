@@ -166,7 +166,7 @@ def formula_errors(monkeypatch):
             cell = cell_with({key: read_option(key, named[key]) for key in choices} | values)
             # These cells reduced gradients in a bucket of this size, not of DeepSpeed's default.
             monkeypatch.setattr("bench.training.engines.zero3.facts.REDUCE_BUCKET", cell.model.hidden_size**2)
-            yield abs(memory_need(cell).allocated / peak - 1)
+            yield abs(memory_need(cell).allocated_bytes / peak - 1)
 
 
 @pytest.mark.usefixtures("bf16_instructions")

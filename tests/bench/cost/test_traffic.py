@@ -107,7 +107,7 @@ def differences(cell, ranks):
     calls = Counter()
     for message in messages(cell):
         if message.purpose not in not_compared:
-            calls[f"{message.purpose} {message.exchange.kind}"] += message.count
+            calls[f"{message.purpose} {message.communication.kind}"] += message.count
     for rank, counted in enumerate(ranks):
         sent = dict.fromkeys(payload(cell), 0) | counted["sent_bytes"]
         own = STRATEGIES[cell.strategy].rank_communication_bytes(cell, rank % cell.sp_degree)

@@ -70,7 +70,7 @@ def trace_section(*differences, **fields):
 def test_error_gate_names_the_first_error_beyond_its_limit(section, error, message):
     limits = {"out": 0.1, "dq": 0.25, "dk": 0.1}
     wrong = section(tokens=512, errors={"out": 0.1, "dq": error, "dk": 1.0}, limits=limits)
-    sections = {facts.name: wrong for facts in PASSES.values() if facts.part is type(wrong)}
+    sections = {facts.name: wrong for facts in PASSES.values() if facts.part_type is type(wrong)}
     assert first_failure(CELL, sections) == message + (" (limit 2.5e-01)" if error == 0.5 else "")
     assert first_failure(CELL, {name: replace(wrong, errors=limits) for name in sections}) is None
 

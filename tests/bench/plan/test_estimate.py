@@ -29,10 +29,10 @@ class StageRecorder:
     def __init__(self):
         self.stages = []
 
-    def tell(self, stage):
+    def on_stage(self, stage):
         self.stages.append(stage)
 
-    def tick(self):
+    def on_tick(self):
         pass
 
 
@@ -88,7 +88,7 @@ def timing_events(job, log):
     no_least = replace(ON_A_GPU, min_timed_steps=0)
     for name, measure in (("cpu", job.cell.measure), ("gpu", ON_A_GPU), ("no least", no_least)):
         events = events_of.setdefault(name, [])
-        log.tell = lambda stage, events=events: events.append(stage.part or (stage.steps and "timed"))
+        log.report = lambda stage, events=events: events.append(stage.part or (stage.steps and "timed"))
         timing_rank.release_unused = lambda _, events=events: events.append("released")
         measurement = Measurement(measure, device, log)
         measurement.passes.clear()
@@ -141,12 +141,12 @@ def test_cell_progress_shows_the_stage_and_remaining_seconds():
         (RankStage("timing", FIRST_STEP, 1), "timing, first step"),
     ):
         one.enter(stage)
-        assert one.where() == where
+        assert one.stage_label() == where
     one.enter(RankStage("timing", None, 4, step_s=2.0))
     steps = sum(stage.steps for stage in planned_stages(CELL.measure, 2.0))
     whole_s = FIXED_S["cpu"] + START_S + 2 * steps
     for now[0], step in ((0.0, 1), (2.1, 2), (6.5, 4), (600.0, 4)):  # never past the last
-        assert one.where() == f"timing, step about {step}/4"
+        assert one.stage_label() == f"timing, step about {step}/4"
         assert one.left_s == pytest.approx(whole_s - now[0])
 
 

@@ -63,7 +63,7 @@ def test_consecutive_ranks_share_a_gpu(world_size, ranks_per_gpu, devices, share
     words = (f"cluster.world_size={world_size}", f"cluster.ranks_per_gpu={ranks_per_gpu}")
     cluster = make_cell(*words, machine=FOUR_H100).cluster
     assert [cluster.device_index(rank) for rank in range(world_size)] == devices
-    assert [cluster.ranks_beside(rank) for rank in range(world_size)] == sharers
+    assert [cluster.ranks_sharing_gpu(rank) for rank in range(world_size)] == sharers
 
 
 def report_environment(job, log):

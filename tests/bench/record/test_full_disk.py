@@ -47,10 +47,10 @@ def test_sweep_on_a_full_disk_resumes_by_its_printed_command(tmp_path, monkeypat
     with largest_file(8_000):
         done = typed_here(tmp_path, *words, "sweep_dir=out")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "out/records.jsonl: File too large; the records of cells that have ended are kept" in done.stderr
+    assert "out/records.jsonl: File too large; records of finished cells are kept" in done.stderr
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of a torn line
         assert len(read_lines(tmp_path / "out" / "records.jsonl")) == 1
-    again = shlex.split(done.stderr.rpartition("then: ")[2])
+    again = shlex.split(done.stderr.rpartition("then run: ")[2])
     assert typed_here(tmp_path, *again[2:]).returncode == 0
     assert len(read_lines(tmp_path / "out" / "records.jsonl")) == 2

@@ -18,7 +18,7 @@ REFERENCE = sorted((REPOSITORY / "results" / "reference").rglob("records.jsonl")
 @pytest.mark.parametrize("name", SECTION_NAMES)
 def test_record_section_has_the_type_of_its_pass(name):
     merged = typing.get_type_hints(type(PASSES[name]).merge)["return"]
-    expected = PASSES[name].part if isinstance(merged, typing.TypeVar) else merged
+    expected = PASSES[name].part_type if isinstance(merged, typing.TypeVar) else merged
     assert HINTS[name] == expected | None
 
 

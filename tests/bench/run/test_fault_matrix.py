@@ -130,7 +130,7 @@ def sweep(launcher, folder, fault, *, resumes=False):
             progress,
             write_report=lambda _: True,
             entry=lambda planned: entry if planned.cell.seq_len == 256 and not resumes else None,
-            interrupts=Interrupts.installed(),
+            interrupts=Interrupts.current(),
         )
     return code, progress.stored_s or [time.monotonic()]
 

@@ -34,7 +34,7 @@ def send(caught):
 def test_a_signal_raises_keyboard_interrupt_with_its_name(interrupts, capfd, caught, name):
     with pytest.raises(KeyboardInterrupt, match=f"^{name}$"):
         send(caught)
-    assert Interrupts.installed() is interrupts
+    assert Interrupts.current() is interrupts
     print("a file or a pipe is still written to")
     assert capfd.readouterr().out
 

@@ -61,14 +61,14 @@ def test_refused_cell_takes_no_time_and_its_reason_is_no_markup(tmp_path):
 def test_log_gets_a_line_a_minute_while_a_long_cell_runs(log):
     output, progress, clock = log
     progress.begin(LONG)
-    progress.tell(RankStage("timing", None, 20, step_s=12.0))
+    progress.on_stage(RankStage("timing", None, 20, step_s=12.0))
     for _ in range(int(HEARTBEAT_S) - 1):
         clock.now_s += 1
-        progress.tick()
+        progress.on_tick()
     assert output.getvalue() == ""
     for _ in range(120):
         clock.now_s += 1
-        progress.tick()
+        progress.on_tick()
     first, second = output.getvalue().splitlines()
     assert first.startswith("[1/1] local 64k: running for 60 s, timing, step about 6/20; about ")
     assert second.startswith("[1/1] local 64k: running for 2 min, timing, step about 11/20; about ")
@@ -78,7 +78,7 @@ def test_time_left_shrinks_with_the_clock_until_the_cell_is_late(log):
     _, progress, clock = log
     progress.begin(LONG)
     assert progress._eta() == "time left unknown"
-    progress.tell(RankStage("timing", None, 20, step_s=30.0))
+    progress.on_stage(RankStage("timing", None, 20, step_s=30.0))
     assert progress._eta() == "about 11 min left"  # includes the first and the inspected step
     clock.now_s += 5 * 60
     assert progress._eta() == "about 6 min left"
@@ -90,14 +90,14 @@ def test_progress_says_that_the_first_ranks_wait_for_imports(log):
     _, progress, _ = log
     for where in (f"starting, {IMPORTING}", "starting"):
         progress.begin(LONG)
-        assert progress._cell_progress.where() == where
-        progress.tell(RankStage("join"))
+        assert progress._cell_progress.stage_label() == where
+        progress.on_stage(RankStage("join"))
 
 
 def test_a_reference_is_shown_but_its_steps_teach_nothing(log):
     _, progress, _ = log
     with progress.show_reference(SHORT) as listener:
-        listener.tell(RankStage("timing", None, 20, step_s=30.0))
+        listener.on_stage(RankStage("timing", None, 20, step_s=30.0))
         assert progress._place() == "ring 1k sp 2 as a reference"
     assert (progress._eta(), progress._label()) == ("time left unknown", "")
 
@@ -140,10 +140,10 @@ def test_duration_label_rounds_like_a_guess(seconds, label):
 def test_cell_labels_name_only_what_sets_a_cell_apart(commands, labels):
     cells = [make_cell("strategy=ulysses", "cluster.world_size=2", *words) for words in commands]
     cell_labels = CellLabels(cells)
-    assert [cell_labels.of(cell) for cell in cells] == labels
+    assert [cell_labels.label(cell) for cell in cells] == labels
 
 
 def test_cell_labels_omit_derived_settings_and_repeats():
     cells = [make_cell("strategy=ulysses", "sp_degree=2", f"cluster.world_size={n}") for n in (2, 4)]
-    assert CellLabels(cells).of(cells[1]) == "ulysses 8k sp 2 cluster.world_size=4"
-    assert CellLabels([cells[0], cells[0]]).of(cells[0]) == "ulysses 8k sp 2"
+    assert CellLabels(cells).label(cells[1]) == "ulysses 8k sp 2 cluster.world_size=4"
+    assert CellLabels([cells[0], cells[0]]).label(cells[0]) == "ulysses 8k sp 2"

@@ -49,7 +49,7 @@ def sleep_through_blocks(job, log):
     """Run a rank and return the seconds of forward and backward of all tries, by strategy."""
     device, seconds = join(job), {}
     for name, layout in json.loads((job.folder / "layouts.json").read_text()).items():
-        with log.during(name):
+        with log.run_phase(name):
             cell = replace(job.cell, strategy=name, layout=layout)
             strategy = runnable(name)(cell, make_groups(cell), STRATEGIES[name])
             seconds_of_a_call(strategy, unit_s=0.0)  # makes ranks connect

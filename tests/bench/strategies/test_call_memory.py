@@ -70,8 +70,8 @@ def watch_calls(job, log):
             out.backward(dout)
             phase.enter(None)
         del out, leaves
-        measured[name] = tracker.phases.taken | {"saved": tracker.phases.kept["forward"]}
-    return {"seen": measured}
+        measured[name] = tracker.phases.peak_bytes | {"saved": tracker.phases.saved_bytes["forward"]}
+    return {"results": measured}
 
 
 CASES = {

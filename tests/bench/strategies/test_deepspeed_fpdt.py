@@ -65,7 +65,9 @@ def test_offload_needs_a_gpu_and_saves_nothing_on_it():
     usual = make_cell("strategy=deepspeed_fpdt", "seq_len=1k", machine=TWO_CORES)
     assert (usual.number("chunks"), usual.option("offload"), refusal(usual)) == (4, "false", None)
     saved = [
-        STRATEGIES["deepspeed_fpdt"].kept_bytes_per_token(fpdt("seq_len=128k", f"strategy.offload={offload}"))
+        STRATEGIES["deepspeed_fpdt"].saved_bytes_per_token(
+            fpdt("seq_len=128k", f"strategy.offload={offload}")
+        )
         for offload in ("true", "false")
     ]
     assert saved[0] == 0 < saved[1]

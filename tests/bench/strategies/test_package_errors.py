@@ -61,4 +61,4 @@ def test_strategy_whose_package_cannot_be_imported_is_refused(name, monkeypatch)
     refusal_text = f"strategy={name}: the package {facts.package} .* cannot be used: .*Error: .*; install"
     with pytest.raises(RefusedError, match=refusal_text) as raised:
         runnable(name)(cell, Mock(), facts)
-    assert str(raised.value).endswith(f": {facts.install}")
+    assert str(raised.value).endswith(f": {facts.install_command}")

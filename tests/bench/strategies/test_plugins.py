@@ -141,7 +141,7 @@ def test_command_line_works_with_a_broken_plugin_installed(tmp_path, typed, inst
     shown = typed("--help-all")
     assert (shown.returncode, shown.stderr) == (0, "")
     names = re.findall(r"^  [*m ] strategy=(\w+)", shown.stdout, flags=re.MULTILINE)
-    assert names == sorted([*STRATEGIES.ours, "broken", "my_ring"])
+    assert names == sorted([*STRATEGIES.built_in, "broken", "my_ring"])
     assert "strategy=my_ring: " in shown.stdout
     job = typed("--cfg", "job", "strategy=my_ring", "strategy.order=backwards")
     assert job.returncode == 0
@@ -174,7 +174,7 @@ REFUSED = {
     "failing refusals of autocast": ("autocast_refusals = 3", ("-m", *TINY), FAILS),
     "failing bytes": ("communication_bytes = 3", ("-m", *TINY), FAILS),
     "a failing degree": ("ulysses_degree = 3", ("-m", *TINY), FAILS),
-    "a failing memory formula": ("kept_bytes_per_token = 3", ("-m", *TINY), FAILS),
+    "a failing memory formula": ("saved_bytes_per_token = 3", ("-m", *TINY), FAILS),
     "half a byte": (
         "communication_bytes = lambda self, cell: cell.seq_len / 2",
         TINY,

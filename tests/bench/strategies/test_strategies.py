@@ -13,7 +13,7 @@ from tests.support.attention_cases import (
     waits_of,
 )
 
-SETS = {"ours": tuple(STRATEGIES.ours)} | {name: (name,) for name in STRATEGIES.plugin_names()}
+SETS = {"ours": tuple(STRATEGIES.built_in)} | {name: (name,) for name in STRATEGIES.plugin_names()}
 """One set of ranks tests all built-in strategies; `-k NAME` tests a plug-in and nothing else."""
 READS = {"tolist", "aten._local_scalar_dense.default", "aten.lift_fresh.default"}
 WAITS = {

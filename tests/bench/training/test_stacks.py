@@ -19,7 +19,7 @@ TRAINED = ("data=synthetic", "data.prompt_tokens=50", "dtype=fp32", "measure.ste
 TRIPLES = [
     (trainer, strategy, engine)
     for trainer, facts in TRAINER_FACTS.items()
-    for strategy, engines in (facts.drives or {}).items()
+    for strategy, engines in (facts.engines_by_strategy or {}).items()
     for engine in engines
 ]
 

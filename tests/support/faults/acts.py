@@ -44,7 +44,7 @@ withhold_the_documents = partial(tampered, attention.forget_documents)
 
 def raise_in_rank_1(job, log):
     if job.rank == 1:
-        with log.during("build"):
+        with log.run_phase("build"):
             raise ValueError("a rank that raises")
     return run_cell(job, log)
 
@@ -96,7 +96,7 @@ def run_out_of_memory_and_never_leave(job, log):
     """Raise an error out of the rank's phase, and block in an outer `finally` forever."""
     if job.rank == 1:
         try:
-            with log.during("build"):
+            with log.run_phase("build"):
                 run_out_of_memory_in_rank_1(job, log)
         finally:
             time.sleep(3600)

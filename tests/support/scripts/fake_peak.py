@@ -38,7 +38,7 @@ def both(cell):
     strategy = runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
     need = memory_need(cell)
     moments = MOMENTS * WIDE_BYTES * parameters(cell.model) // cell.cluster.world_size
-    return peak_bytes(cell, groups, strategy), need.allocated - moments
+    return peak_bytes(cell, groups, strategy), need.allocated_bytes - moments
 
 
 def fill(model):

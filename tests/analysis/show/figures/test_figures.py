@@ -60,7 +60,7 @@ def crowded():
         complete(record)
         for limit in (4.0, 4.1, 40.0)
         for record in on_ranks(
-            [*STRATEGIES.ours][1:6], LENGTHS, [1, 2, 4, 8], **{"cluster.memory_limit_gib": limit}
+            [*STRATEGIES.built_in][1:6], LENGTHS, [1, 2, 4, 8], **{"cluster.memory_limit_gib": limit}
         )
     ]
     failures = ("out_of_memory", "timed_out", "unsupported")
@@ -126,7 +126,7 @@ def test_failures_of_one_series_and_status_are_one_row_and_of_too_many_series_ar
     records = [make_failure("out_of_memory", "no", config={"seq_len": each}) for each in failing]
     (mark,) = failure_marks(cells_of([*grid(["local"], LENGTHS), *records]).series)
     assert mark.places == (16384, 32768, 98304)
-    many = [make_failure("error", "no", config={"strategy": each}) for each in STRATEGIES.ours]
+    many = [make_failure("error", "no", config={"strategy": each}) for each in STRATEGIES.built_in]
     assert len(many) > MAX_ROWS
     (mark,) = failure_marks(cells_of(many).series)
     assert mark.label == "error"
@@ -170,7 +170,7 @@ def test_the_second_engine_of_a_strategy_has_hollow_markers(cells_of):
 
 
 def test_every_strategy_of_ours_has_a_style_and_a_marker_that_no_other_has():
-    styles = [facts.style for facts in STRATEGIES.ours.values()]
+    styles = [facts.style for facts in STRATEGIES.built_in.values()]
     markers = [style.marker for style in styles]
     assert not [*itertools.chain.from_iterable(style.faults() for style in styles)]
     assert len({*markers, *OTHER_MARKERS}) == len(markers) + len(OTHER_MARKERS)
@@ -178,7 +178,7 @@ def test_every_strategy_of_ours_has_a_style_and_a_marker_that_no_other_has():
 
 def test_a_strategy_without_a_style_looks_the_same_whatever_is_drawn_with_it():
     alone = styles_of(["something_new"])["something_new"]
-    assert styles_of([*STRATEGIES.ours, "something_new"])["something_new"] == alone
+    assert styles_of([*STRATEGIES.built_in, "something_new"])["something_new"] == alone
 
 
 def test_two_strategies_without_a_style_never_look_alike():

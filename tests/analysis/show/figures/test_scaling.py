@@ -94,7 +94,7 @@ def test_a_cell_that_failed_is_no_base_and_stands_at_its_number_of_ranks(cells_o
 
 
 def test_of_too_many_lines_the_longest_lengths_are_drawn_and_the_rest_counted(cells_of):
-    cells = cells_of(on_ranks([*STRATEGIES.ours][1:5], LENGTHS, [2, 4]))
+    cells = cells_of(on_ranks([*STRATEGIES.built_in][1:5], LENGTHS, [2, 4]))
     shown, remarks = scaling_cells(cells)
     assert sorted(shown.frame["seq_len"].unique()) == LENGTHS[3:]
     assert remarks == [BASES, "3 other lengths in summary.csv"]

@@ -122,7 +122,7 @@ def page(tmp_path_factory):
     """The source of the page of 60 cells, one of which failed with a long reason."""
     lengths = [1024 * thousands for thousands in (1, 2, 4, 8, 16, 32, 64, 96, 128, 256)]
     cells, long_reason = (
-        grid([*STRATEGIES.ours][:6], lengths),
+        grid([*STRATEGIES.built_in][:6], lengths),
         "a/very/long/path/without/any/place/to/break" * 20,
     )
     cells[-1] |= FAILED | {"status": "out_of_memory", "reason": long_reason}

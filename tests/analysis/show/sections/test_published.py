@@ -64,7 +64,7 @@ def test_the_page_has_the_numbers_that_the_command_prints(text_of):
     cells = cells_of("memory", "trainer=native")
     records = [record_of(cell, **FAILED, provenance="predicted") for cell in cells]
     for cell, record in zip(cells, records, strict=True):
-        record["analytic"]["prediction"] = to_builtins(prediction_of(cell).stored())
+        record["analytic"]["prediction"] = to_builtins(prediction_of(cell).as_record())
     page = PAGE.read_text().splitlines()
     text = text_of(*records)
     assert len(rows_of(text)) == 12

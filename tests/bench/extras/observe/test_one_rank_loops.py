@@ -204,14 +204,14 @@ def test_parity_reason_names_what_is_not_plain_attention(tmp_path, mask):
 
 
 def test_unplain_layers_are_found_in_configuration_and_modules():
-    assert observed_model(small_model()).other_layers(LENGTH) == []
+    assert observed_model(small_model()).unplain_layers(LENGTH) == []
     conv = AutoConfig.for_model("lfm2", **NUMBERS, layer_types=["conv", "full_attention"], block_ff_dim=32)
-    layers = observed_model(AutoModelForCausalLM.from_config(conv)).other_layers(LENGTH)
+    layers = observed_model(AutoModelForCausalLM.from_config(conv)).unplain_layers(LENGTH)
     assert layers == ["1 of 2 layers are conv", "Lfm2ShortConv holds a convolution over tokens"]
     sinks = AutoConfig.for_model(
         "gpt_oss", **NUMBERS, layer_types=["full_attention"] * 2, num_local_experts=2
     )
-    layers = observed_model(AutoModelForCausalLM.from_config(sinks)).other_layers(LENGTH)
+    layers = observed_model(AutoModelForCausalLM.from_config(sinks)).unplain_layers(LENGTH)
     assert layers == ["GptOssAttention holds attention sinks"]
 
 

@@ -24,7 +24,7 @@ def test_hidden_communication_takes_no_longer_than_compute(hardware, length, str
     )  # fmt: skip
     work, speeds = step_work(cell), Speeds(hardware_of(hardware), End.EXPECTED)
     parts = step_parts(cell, work, speeds)
-    state_s = sum(message.count * speeds.communication_s(message.exchange) for message in work.messages)
+    state_s = sum(message.count * speeds.communication_s(message.communication) for message in work.messages)
     hidden_ms = parts.hidden_transfer_ms + 1e3 * state_s - parts.model_state_ms
     assert 0 < hidden_ms <= (parts.attention_ms + parts.other_compute_ms) * (1 + 1e-9)
 

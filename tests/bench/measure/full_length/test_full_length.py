@@ -113,7 +113,7 @@ def packed_call(ends):
     return {name: tensor.detach() for name, tensor in {**x, "out": out, **gradients}.items()}
 
 
-ALONE = Shards(torch.arange(2048), 1, whole=lambda shard: shard, summed=torch.clone, seed=7)
+ALONE = Shards(torch.arange(2048), 1, gather=lambda shard: shard, all_reduce=torch.clone, seed=7)
 
 
 def compare_alone(x):
@@ -193,4 +193,4 @@ def test_sampled_tokens_differ_by_seed_except_one_fixed_token():
 
 
 def test_captured_copies_do_not_count_in_a_memory_limit():
-    assert FullLengthPass(measurement=None).captured.around is without_memory_limit
+    assert FullLengthPass(measurement=None).captured.copy_context is without_memory_limit

@@ -37,7 +37,7 @@ FACTS = PASSES["objective"]
 
 
 def section(errors, limits, **fields):
-    return FACTS.part(tokens=512, sequences=1, parameters=3, errors=errors, limits=limits, **fields)
+    return FACTS.part_type(tokens=512, sequences=1, parameters=3, errors=errors, limits=limits, **fields)
 
 
 @pytest.mark.parametrize(

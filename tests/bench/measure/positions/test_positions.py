@@ -43,7 +43,7 @@ def model_of(family, rope=None):
 
 def part_of(model, positions, position_ids=None, *, ranks=RANKS):
     """Return the part of a rank that holds `positions` and calls its model with `position_ids`."""
-    subject = SimpleNamespace(network=model, sequence_ranks=ranks, fed_positions=lambda: positions)
+    subject = SimpleNamespace(network=model, sequence_ranks=ranks, input_positions=lambda: positions)
     positions_pass = PositionsPass(SimpleNamespace(subject=subject, log=RankLog(lambda _: None)))
     with positions_pass.around_inspected_step():
         position_ids = positions[None] if position_ids is None else position_ids

@@ -35,7 +35,9 @@ from tests.support.records import as_line
 from tests.support.sections import findings_of
 
 PACKING = [
-    STRATEGIES[name] for name in INSTALLED if STRATEGIES[name].packs and not STRATEGIES[name].is_optional
+    STRATEGIES[name]
+    for name in INSTALLED
+    if STRATEGIES[name].supports_documents and not STRATEGIES[name].is_optional
 ]
 MISTAKEN = ("ulysses contiguous", "ring zigzag")
 """Strategies and layouts that are also probed with mistakes."""
@@ -63,7 +65,7 @@ def probe_each(job, log):
     sections = {}
     for name, fields in loads((job.folder / CELLS).read_text()).items():
         cell = Cell.from_flat(fields)
-        with log.during(name):
+        with log.run_phase(name):
             strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             with strategy.install() as wiring:
                 right = probe(strategy, wiring, device)
@@ -72,9 +74,9 @@ def probe_each(job, log):
                     moved = public_probe(strategy, wiring)
                     variants["public"] = structs.replace(right, moved=moved)
                 if name in MISTAKEN:
-                    strategy.packed = lambda _: nullcontext()
+                    strategy.use_documents = lambda _: nullcontext()
                     variants["withheld"] = probe(strategy, wiring, device)
-                    del strategy.packed
+                    del strategy.use_documents
                     strategy.attention = look_ahead(strategy.attention)
                     variants["ahead"] = probe(strategy, wiring, device)
     finish_together(device)

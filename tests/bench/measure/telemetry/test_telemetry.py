@@ -128,6 +128,6 @@ def test_sampling_period_grows_with_the_ranks_of_a_node(monkeypatch, ranks):
     periods = []
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     monkeypatch.setattr(rank, "TelemetrySampler", lambda _, period_s: periods.append(period_s) or Mock())
-    measurement = SimpleNamespace(subject=SimpleNamespace(device=torch.device("cpu"), ranks_beside=0))
+    measurement = SimpleNamespace(subject=SimpleNamespace(device=torch.device("cpu"), other_ranks_on_gpu=0))
     rank.TelemetryPass(measurement).around_window()
     assert periods == [PERIOD_S * ranks]

@@ -131,7 +131,7 @@ def test_early_rank_of_a_ring_waits_for_the_late_one():
 
 def test_calls_of_two_groups_with_equal_ranks_do_not_meet():
     first, second = (call("all_reduce", "gradients", group=group) for group in ("0", "1"))
-    assert first.meeting != second.meeting
+    assert first.rendezvous_key != second.rendezvous_key
 
 
 @pytest.mark.parametrize(

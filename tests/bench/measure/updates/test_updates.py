@@ -14,7 +14,9 @@ FACTS = PASSES["updates"]
 
 
 def rank(shard_index, digests, unmoved=(), not_finite=()):
-    return FACTS.part(shard_index=shard_index, digests=digests, unmoved=[*unmoved], not_finite=[*not_finite])
+    return FACTS.part_type(
+        shard_index=shard_index, digests=digests, unmoved=[*unmoved], not_finite=[*not_finite]
+    )
 
 
 def merged(*ranks):

@@ -98,7 +98,7 @@ def test_every_known_mistake_has_code():
 
 @pytest.mark.parametrize("facts", MISTAKES.values(), ids=MISTAKES)
 def test_mistakes_without_effect_are_not_planned(facts):
-    assert not facts.needs(make_cell("strategy=local", "data.prompt_tokens=1"))
+    assert not facts.applies_to(make_cell("strategy=local", "data.prompt_tokens=1"))
 
 
 @pytest.mark.ranks

@@ -102,11 +102,11 @@ def test_count_progress_counts_states_and_is_rate_limited(tmp_path, monkeypatch)
     ranks = LocalRanks(NodeJob(make_cell(), (0, 1)), tmp_path, scratch, Pipe()[0])
     states = [RankStateFile(place_path(Path(scratch.name), rank)) for rank in ranks.ranks]
     for state in states:
-        state.note("timing", None)
+        state.write("timing", None)
     assert (ranks.count_progress(), ranks.count_progress()) == (2, None)
     monkeypatch.setattr(local, "LOOK_S", 0.0)
     for step_phase in ("forward", "backward", "forward"):
-        states[0].note("timing", step_phase)
+        states[0].write("timing", step_phase)
     assert ranks.count_progress() == 5
     ranks.stop()
 

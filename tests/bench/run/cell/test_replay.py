@@ -67,7 +67,7 @@ def test_replay_record_names_its_rank_and_claims_no_value(launcher, tmp_path):
     assert {"attention", "losses and gradient norms", "attention at full length"} <= not_made
     moved = Counter()
     for message in record.engagement.messages:
-        moved[message.exchange.kind] += message.sent_bytes * (message.purpose == "attention")
+        moved[message.communication.kind] += message.sent_bytes * (message.purpose == "attention")
     assert moved["send"] == moved["recv"] == record.engagement.sent_bytes["attention"][0] > 0
     assert record.analytic.link_ms is None  # no file says what joins these cores
 
@@ -93,7 +93,7 @@ def test_replay_of_attention_has_times_and_no_errors(launcher, tmp_path):
 def test_replay_reports_the_stages_of_the_rank_that_runs(launcher, tmp_path):
     """The hang watch and the progress line need them."""
     stages = []
-    listener = SimpleNamespace(tell=stages.append, tick=lambda: None)
+    listener = SimpleNamespace(on_stage=stages.append, on_tick=lambda: None)
     cell = make_cell(*SHORT, "strategy=ring", "replay.rank=3")
     launcher.run(cell, tmp_path, listener=listener, known=frozenset(NEED_ALL_RANKS))
     assert {"timing", "engagement"} <= {stage.pass_name for stage in stages}

@@ -76,4 +76,4 @@ def fill_a_permuted_buffer(job):
 
 def forget_documents(job):
     """Withhold the documents from attention, although positions restart in every document."""
-    Strategy.packed = lambda *_: nullcontext()
+    Strategy.use_documents = lambda *_: nullcontext()

@@ -30,7 +30,7 @@ def keep_the_gradients_of_lent_keys(job):
 
 def compute_kept_outputs_again(job):
     """Keep attention's output for checkpointing, and compute it again all the same."""
-    wrap(distflash.KeptOutputs, "once", lambda plain, self, compute: compute())
+    wrap(distflash.KeptOutputs, "get_or_compute", lambda plain, self, compute: compute())
 
 
 def leave_gradients_a_rank_from_home(job):
