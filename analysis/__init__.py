@@ -1,5 +1,5 @@
-"""Records in; tables, figures, answers and a page out. Never imports torch.
+"""Reads records and writes tables, figures, sentences and a page. Never imports torch.
 
-The commands and the labels stand at the top. Each folder imports only what stands further right:
+The commands and the labels are modules of this package. A folder imports only the folders to its right in
 show > answers > cells > read > labels.
 """

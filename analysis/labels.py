@@ -1,4 +1,4 @@
-"""Values in a reader's words: lengths, sizes, fractions, statuses. The only place where units change."""
+"""Texts for values: lengths, sizes, fractions, statuses. Units are converted here and nowhere else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 from bench.common.labels import size_label
 
 MISSING = ""
-"""A missing number is an empty cell; the status and the note beside it say why."""
+"""Text of a missing number; the status and the note in the same row say why it is missing."""
 SHARED_CORES = "CPU ranks share cores, so this says nothing about scaling on GPUs"
 STATUS_LABELS: Mapping[str, str] = {
     "out_of_memory": "OOM",
@@ -24,35 +24,35 @@ STATUS_LABELS: Mapping[str, str] = {
 
 
 def status_label(status: str) -> str:
-    """`OOM` for out_of_memory; the other statuses as plain words."""
+    """Return `OOM` for out_of_memory, and other statuses as plain words."""
     return STATUS_LABELS.get(status, status)
 
 
 def bytes_label(size: float | None) -> str:
-    """Bytes in the largest binary unit that leaves at least one: `14.5 MiB`."""
+    """Return bytes in the largest binary unit that leaves at least one: `14.5 MiB`."""
     return MISSING if size is None or pd.isna(size) else size_label(size)
 
 
 def percent_label(fraction: float | None) -> str:
-    """A fraction of 0..1 as `12.3 %`."""
+    """Return a fraction of 0..1 as `12.3 %`."""
     return MISSING if fraction is None or pd.isna(fraction) else f"{fraction:.1%}".replace("%", " %")
 
 
 def signed_percent_label(fraction: float | None) -> str:
-    """How far apart two figures are: `+12.3 %`."""
+    """Return a relative difference as `+12.3 %`."""
     return MISSING if fraction is None or pd.isna(fraction) else f"{fraction:+.1%}".replace("%", " %")
 
 
 def band_label(
     expected: float | None, low: float | None, high: float | None, label: Callable[[float | None], str]
 ) -> str:
-    """`43,252 (34,587 to 50,729)`; without brackets where both ends read as the expected value does."""
+    """Return `43,252 (34,587 to 50,729)`; only the first number where all three have the same text."""
     texts = [label(value) for value in (expected, low, high)]
     return texts[0] if len({*texts}) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
 
 
 def number_label(value: float | None) -> str:
-    """Three digits or more: `1,234` from a hundred on, `12.3` below, `1.23` below ten."""
+    """Return at least three digits: `1,234` from 100 on, `12.3` from 10 on, `1.23` below 10."""
     if value is None or pd.isna(value):
         return MISSING
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2  # noqa: PLR2004  powers of ten
@@ -60,39 +60,39 @@ def number_label(value: float | None) -> str:
 
 
 def ratio_label(value: float | None) -> str:
-    """`1.25`."""
+    """Return a ratio with two decimals: `1.25`."""
     return MISSING if value is None or pd.isna(value) else f"{value:.2f}"
 
 
 def teraflops_label(flops_per_s: float | None) -> str:
-    """FLOP/s in units of 10^12."""
+    """Return FLOP/s in units of 10^12."""
     return MISSING if flops_per_s is None else number_label(flops_per_s / 1e12)
 
 
 def text_label(value: Any) -> str:
-    """A text as it is."""
+    """Return a text unchanged, and any other value as missing."""
     return value if isinstance(value, str) else MISSING
 
 
 def count_label(count: int, noun: str, nouns: str | None = None) -> str:
-    """`1 cell`, `2 cells`, `100,000 cells`; `nouns` where it takes more than an s."""
+    """Return `1 cell`, `2 cells`, `100,000 cells`; `nouns` is the plural where it is not `noun` with an s."""
     return f"{count} {noun}" if count == 1 else f"{count:,} {nouns or f'{noun}s'}"
 
 
 def more_label(count: int, noun: str) -> str:
-    """What is left out of a list: `and 1 more cell`, `and 2 more cells`."""
+    """Return the end of a list that is cut: `and 1 more cell`, `and 2 more cells`."""
     return f"and {count_label(count, f'more {noun}')}"
 
 
 def n_label(row: Mapping[Any, Any]) -> str:
-    """How many samples a cell's median is of: `8` steps, or `3 repeats`; empty where there is none."""
+    """Return the number of samples behind a cell's median: `8` steps or `3 repeats`; empty without any."""
     if pd.isna(row["n"]):
         return ""
     return f"{int(row['n'])} repeats" if row["n_of"] == "repeats" else str(int(row["n"]))
 
 
 def interval_label(row: Mapping[Any, Any]) -> str:
-    """The 95 % interval of a cell's tokens/s: `2,390 to 2,470`, or that there is none."""
+    """Return the 95 % interval of a cell's tokens/s: `2,390 to 2,470` or `no interval`."""
     if pd.isna(row["n"]):
         return ""
     if pd.isna(row["tokens_per_s_low"]):
@@ -101,13 +101,13 @@ def interval_label(row: Mapping[Any, Any]) -> str:
 
 
 def spread_label(row: Mapping[Any, Any]) -> str:
-    """How sure a cell's tokens/s is: `n=8, 2,390 to 2,470` or `n=1, no interval`."""
+    """Return samples and interval of a cell's tokens/s: `n=8, 2,390 to 2,470` or `n=1, no interval`."""
     if pd.isna(row["n"]):
         return ""
     interval = interval_label(row)
     parts = [f"n={n_label(row)}", interval]
     lowest, highest = row["tokens_per_s_lowest_repeat"], row["tokens_per_s_highest_repeat"]
     repeats = f"{number_label(lowest)} to {number_label(highest)}"
-    if pd.notna(lowest) and repeats != interval:  # of six repeats the interval goes from lowest to highest
+    if pd.notna(lowest) and repeats != interval:  # the interval of six repeats is their whole range
         parts.append(f"repeats {repeats}")
     return ", ".join(parts)

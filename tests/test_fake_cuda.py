@@ -411,7 +411,7 @@ def test_synthetic_records_support_no_claim(fake_gpus, launcher, tmp_path):
     archive, records = read_archive([folder], {}), read_records(folder / "records.jsonl")
     assert [(record.status, record.provenance) for record in records] == [("ok", "synthetic")]
     assert SYNTHETIC_CAVEAT in (folder / "summary.md").read_text() + (folder / "report.html").read_text()
-    assert "Faster:" not in (folder / "report.html").read_text()
+    assert " is faster than " not in (folder / "report.html").read_text()
     assert changes(archive, archive) == []
     for resume in (Resume.MATCHING, Resume.ANY):
         assert kept_records(replace(whole, resume=resume), records).records == []

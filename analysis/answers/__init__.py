@@ -1,1 +1,1 @@
-"""Results of cells, in sentences. May import cells, read and labels."""
+"""States the results of cells in sentences. May import cells, read and labels."""

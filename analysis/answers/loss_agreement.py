@@ -1,4 +1,4 @@
-"""Whether sequence parallelism trained what data parallelism trains, in sentences."""
+"""States in sentences whether trainings with sequence parallelism match data parallelism."""
 
 from __future__ import annotations
 
@@ -6,129 +6,143 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from analysis.answers.verdict import Verdict
+from analysis.answers.wording import join_words
 from analysis.cells.equivalence import Compared, Comparison
 from analysis.labels import count_label
 from bench.record.record import Role, Status
 from bench.record.trajectory_noise import FALSE_ALARMS, LEAST_FACTOR
 
-LEAST_CONTROLS = 3
-"""Fewer controls show too little of the noise."""
-LEAST_FALL = 0.5
-"""Least fall of the loss, in nats: a loss that hardly falls hardly shows what was learnt."""
-CROSSED = f"equivalent ones cross it in {FALSE_ALARMS * 100:g} % of comparisons"
+MIN_CONTROLS = 3
+"""Smallest number of controls whose spread is an estimate of the noise."""
+MIN_LOSS_FALL = 0.5
+"""Smallest fall of the loss, in nats; a loss that hardly falls hardly shows what was learnt."""
+CROSSED = f"which equivalent trainings cross in {FALSE_ALARMS * 100:g} % of comparisons"
 FLOOR_READING = (
-    "Floor: how far plain data parallelism and its controls, which do the same work in another way, are from"
-    " their mean (root mean square), times a factor by the F distribution: if all trainings are equivalent,"
-    " any of those compared crosses it, in either signal, in at most"
-    f" {FALSE_ALARMS * 100:g} % of comparisons. The factor is no less than {LEAST_FACTOR:g}, the distance no"
-    " less than one rounding of float32 in every step."
+    "Noise floor: distance of plain data parallelism and its controls, which do the same work in another way,"
+    " from their mean (root mean square), times a factor from the F distribution. If all trainings are"
+    " equivalent, any of the compared ones crosses the floor, in loss or gradient norm, in at most"
+    f" {FALSE_ALARMS * 100:g} % of comparisons. The factor is at least {LEAST_FACTOR:g}. The distance is at"
+    " least one rounding of float32 in every step."
 )
 
 
-def with_equivalence(found: Verdict, comparisons: Sequence[Comparison], *, alone: bool) -> Verdict:
-    """The verdict with what trained the same; of such trainings `alone` nobody asked for the speed."""
+def with_equivalence(verdict: Verdict, comparisons: Sequence[Comparison], *, alone: bool) -> Verdict:
+    """Return the verdict with the outcome of the comparisons of trainings before its answer.
+
+    Args:
+        verdict: verdict on the cells' speeds.
+        comparisons: compared trainings; without any, the verdict is returned unchanged.
+        alone: whether the records contain nothing but such trainings. The question is then not their speed,
+            so sentences on speed are removed.
+    """
     if not comparisons:
-        return found
+        return verdict
     answer = _answer(comparisons)
     if not alone:
-        return replace(found, answer=f"{answer} {found.answer}")
-    return replace(found, answer=answer, details=[], certainty="", to_decide=None, shares=[])
+        return replace(verdict, answer=f"{answer} {verdict.answer}")
+    return replace(verdict, answer=answer, details=[], certainty="", to_decide=None, shares=[])
 
 
 def equivalence_line(comparison: Comparison) -> str:
-    """What one comparison found."""
+    """Return the outcome of one comparison in sentences."""
     return " ".join(_sentences(comparison))
 
 
 def _answer(comparisons: Sequence[Comparison]) -> str:
-    """Of all comparisons in one sentence; those that found something else each in theirs."""
-    other = [each for each in comparisons if not is_as_expected(each)]
-    if other:
-        return " ".join(f"{each.name}: {equivalence_line(each)}" for each in other)
-    sound = [row for each in comparisons for row in each.rows if row.training.role == Role.CELL]
-    largest = max((max(row.noise.loss, row.noise.grad_norm) for row in sound), default=0.0)
+    """Return one sentence for all comparisons, or the sentences of those that are not as expected."""
+    unexpected = [comparison for comparison in comparisons if not is_as_expected(comparison)]
+    if unexpected:
+        return " ".join(f"{comparison.name}: {equivalence_line(comparison)}" for comparison in unexpected)
+    rows = [row for comparison in comparisons for row in comparison.rows if row.training.role == Role.CELL]
+    largest = max((max(row.noise.loss, row.noise.grad_norm) for row in rows), default=0.0)
     return (
-        f"{count_label(len(sound), 'training')} in {count_label(len(comparisons), 'comparison')} trained what"
-        f" data parallelism trains, at most {largest:.2g} times the noise floor away ({CROSSED}); all known"
-        " mistakes that were made lie beyond."
+        f"{count_label(len(rows), 'training')} in {count_label(len(comparisons), 'comparison')} matched data"
+        f" parallelism. The largest deviation is {largest:.2g} times the noise floor, {CROSSED}. Every known"
+        " mistake that was injected lies beyond the floor."
     )
 
 
 def is_as_expected(comparison: Comparison) -> bool:
-    """Whether what is compared is within the noise and every mistake beyond it, on a loss that fell."""
+    """Return whether trainings are within the noise, mistakes beyond it, and the loss fell enough to tell."""
     rows_are = all(row.is_as_expected for row in comparison.rows)
-    return rows_are and not [*_missing(comparison), *_shortcomings(comparison)]
+    return rows_are and not [*_names_without_steps(comparison), *_shortcomings(comparison)]
 
 
 def _sentences(comparison: Comparison) -> list[str]:
     rows = comparison.rows
-    sound = [row for row in rows if row.training.role == Role.CELL]
-    same = [row for row in sound if row.is_as_expected]
-    told = [_within(same, comparison)] if same else []
-    told += [
-        _other(row) for row in rows if not row.is_as_expected and row.training.role != Role.INJECTED_FAULT
+    matching = [row for row in rows if row.training.role == Role.CELL and row.is_as_expected]
+    sentences = [_match_text(matching, comparison)] if matching else []
+    sentences += [
+        _mismatch_sentence(row)
+        for row in rows
+        if not row.is_as_expected and row.training.role != Role.INJECTED_FAULT
     ]
-    told += _mistakes([row for row in rows if row.training.role == Role.INJECTED_FAULT])
-    missing = _missing(comparison)
-    told += [f"Without steps: {', '.join(missing)}."] if missing else []
-    return [*told, *_shortcomings(comparison)]
+    sentences += _mistake_sentences([row for row in rows if row.training.role == Role.INJECTED_FAULT])
+    without_steps = _names_without_steps(comparison)
+    if without_steps:
+        sentences.append(f"These trainings have no steps to compare: {', '.join(without_steps)}.")
+    return [*sentences, *_shortcomings(comparison)]
 
 
-def _other(row: Compared) -> str:
-    """What a training did that should have been the same."""
+def _mismatch_sentence(row: Compared) -> str:
+    """Return how a training differs from data parallelism, or why it does not count."""
     if row.departure is not None:
-        return f"{row.training.label} trains something else: {row.departure}."
+        return f"{row.training.label} does not match data parallelism: {row.departure}."
     reason = str(row.training.record.reason).rstrip(".")
-    return f"{row.training.label} is no sound training ({row.training.record.status}): {reason}."
+    return f"{row.training.label} ended as {row.training.record.status} and does not count: {reason}."
 
 
 def _shortcomings(comparison: Comparison) -> list[str]:
-    """Why a comparison says little, whatever it found."""
-    said = []
+    """Return the reasons why a comparison says little, whatever its outcome."""
+    sentences = []
     roles = [row.training.role for row in comparison.rows]
     if Role.CELL not in roles:
-        said.append("Nothing is compared: no sequence parallelism ran.")
+        sentences.append("Nothing was compared, because no training with sequence parallelism ran.")
     if Role.INJECTED_FAULT not in roles:
-        said.append("No known mistake was made, so nothing shows that one would be found.")
+        sentences.append("No known mistake was injected, so nothing shows that one would be found.")
     controls = min(comparison.control_counts)
-    if controls < LEAST_CONTROLS:
-        few = count_label(controls, "control")
-        said.append(f"Only {few} ended well, under {LEAST_CONTROLS}: that shows little of the noise.")
-    if comparison.fall < LEAST_FALL:
-        said.append(
-            f"The loss fell by {comparison.fall:.2f} nats only, under {LEAST_FALL:g}: that shows little of"
-            " what was learnt; train more steps, or with a larger optimizer.learning_rate."
+    if controls < MIN_CONTROLS:
+        sentences.append(
+            f"Only {count_label(controls, 'control')} succeeded; an estimate of the noise needs at least"
+            f" {MIN_CONTROLS}."
         )
-    return said
+    if comparison.fall < MIN_LOSS_FALL:
+        sentences.append(
+            f"The loss fell by only {comparison.fall:.2f} nats; a fall of less than {MIN_LOSS_FALL:g} shows"
+            " little of what was learnt. Train more steps, or set a larger optimizer.learning_rate."
+        )
+    return sentences
 
 
-def _within(rows: Sequence[Compared], comparison: Comparison) -> str:
-    """Who trained the same, and how nearly."""
-    names = ", ".join(dict.fromkeys(row.training.label for row in rows))
+def _match_text(rows: Sequence[Compared], comparison: Comparison) -> str:
+    """Return which trainings match data parallelism, and how closely."""
+    names = join_words(dict.fromkeys(row.training.label for row in rows))
     mean, norm = max(row.mean_loss for row in rows), max(row.max_grad_norm for row in rows)
     largest = max(max(row.noise.loss, row.noise.grad_norm) for row in rows)
     controls = count_label(sum(comparison.control_counts), "control")
     return (
-        f"{names} trained what data parallelism trains: over {comparison.steps} steps, in which the loss fell"
-        f" by {comparison.fall:.2f} nats, losses are {mean:.1e} nats apart on average and gradient norms"
-        f" {norm:.1e} at most; at most {largest:.2g} times the noise floor of {controls} ({CROSSED})."
+        f"{names} matched data parallelism over {comparison.steps} steps, in which the loss fell by"
+        f" {comparison.fall:.2f} nats. Losses differ by {mean:.1e} nats on average, gradient norms by"
+        f" {norm:.1e} at most. The largest deviation is {largest:.2g} times the noise floor of {controls},"
+        f" {CROSSED}."
     )
 
 
-def _mistakes(rows: Sequence[Compared]) -> list[str]:
+def _mistake_sentences(rows: Sequence[Compared]) -> list[str]:
     if not rows:
         return []
+    mistakes = count_label(len(rows), "injected mistake")
     missed = ", ".join(str(row.training.setting("inject_fault")) for row in rows if row.is_within)
     if missed:
-        return [f"Of {count_label(len(rows), 'known mistake')} these would pass for noise here: {missed}."]
+        return [f"Of {mistakes} these are within the noise and would not be found here: {missed}."]
     nearest = min(max(row.noise.loss, row.noise.grad_norm) for row in rows)
-    made = f"{count_label(len(rows), 'known mistake')}, made on purpose"
-    return [f"Found: {made}, the nearest at {nearest:.2g} times the floor."]
+    were = "was" if len(rows) == 1 else "were"
+    return [f"{mistakes} {were} found, the nearest at {nearest:.2g} times the noise floor."]
 
 
-def _missing(comparison: Comparison) -> list[str]:
+def _names_without_steps(comparison: Comparison) -> list[str]:
     return [
-        f"{each.setting('strategy')} ({each.record.status})"
-        for each in comparison.others
-        if not each.loss and each.record.status is not Status.UNSUPPORTED
+        f"{training.setting('strategy')} ({training.record.status})"
+        for training in comparison.others
+        if not training.loss and training.record.status is not Status.UNSUPPORTED
     ]

@@ -1,4 +1,4 @@
-"""Advice: what to do about cells without a result, a line per status, and which kernels are likely faster."""
+"""Advises what to do about cells without a result, and which kernels are likely faster."""
 
 from __future__ import annotations
 
@@ -15,40 +15,45 @@ from bench.cost.newer_kernels import newer_kernel_lines
 from bench.record.record import Status
 
 Config = Mapping[str, Any]
-"""A record's `config`: the command line's names."""
+"""Settings of a record, by their names on the command line."""
 
 MAX_LENGTH = "max_length"
-"""The experiment in which each length runs once."""
+"""Experiment in which each length runs once."""
 LOGS = "cells/<cell>-<repeat>/rank_<rank>.log"
-"""Where ranks write, in a sweep's folder."""
+"""Log of a rank, relative to the sweep's folder."""
 NEXT_STEPS: Mapping[Status, str] = {
-    Status.UNSUPPORTED: "the reason says what to change; the other cells are not affected",
+    Status.UNSUPPORTED: "change the request as the reason says; the other cells are not affected",
     Status.WRONG_RESULT: (
-        "its result is wrong, so it has no speed; choose a layout, kernel or dtype that passes, and report it"
-        " to the authors of the code"
+        "the result is wrong, so no speed is reported; choose a layout, kernel or dtype that passes, and"
+        " report the failure to the authors of the code"
     ),
-    Status.OUT_OF_MEMORY: "where it no longer fits is a result; to fit more, try",
-    Status.TIMED_OUT: f"raise measure.timeout_s if it was only slow; a rank's stack is at the end of {LOGS}",
-    Status.KILLED: "dmesg says whether the kernel did it because memory ran out; run less beside it",
-    Status.CRASHED: f"the stack is at the end of {LOGS}; run it again to see whether it happens always",
-    Status.ERROR: f"the traceback is in {LOGS}",
-    Status.INTERRUPTED: "run it again",
+    Status.OUT_OF_MEMORY: "the length at which memory runs out is itself a result; to fit more, try",
+    Status.TIMED_OUT: (
+        f"raise measure.timeout_s if the cell was only slow; each rank's stack is at the end of {LOGS}"
+    ),
+    Status.KILLED: (
+        "read in dmesg whether the kernel killed the process because memory ran out; run fewer processes at"
+        " the same time"
+    ),
+    Status.CRASHED: f"read the stack at the end of {LOGS}; run the cell again to see if it always crashes",
+    Status.ERROR: f"read the traceback in {LOGS}",
+    Status.INTERRUPTED: "run the cell again",
 }
-"""For every status but `ok`; after out of memory, the ways that the cells have not tried follow."""
-OF_OBSERVED: Mapping[Status, str] = {
-    Status.UNSUPPORTED: "the reason says what to change in the script or in how it is observed",
-    Status.WRONG_RESULT: "its result is wrong, so it has no speed; the reason says what to fix in the loop",
+"""Advice for every status but `ok`. After out of memory follow the ways that the cells have not tried."""
+NEXT_STEPS_OF_LOOPS: Mapping[Status, str] = {
+    Status.UNSUPPORTED: "change the script, or how it is observed, as the reason says",
+    Status.WRONG_RESULT: "the result is wrong, so no speed is reported; fix the loop as the reason says",
     Status.OUT_OF_MEMORY: (
-        "where it no longer fits is a result; to fit more, share a sequence among more ranks, checkpoint"
-        " activations, or take smaller batches or shorter sequences"
+        "the length at which memory runs out is itself a result; to fit more, share a sequence among more"
+        " ranks, checkpoint activations, or take smaller batches or shorter sequences"
     ),
-    Status.ERROR: "the reason names the rank and the error; the script's own output has the traceback",
+    Status.ERROR: "read the rank and the error in the reason, and the traceback in the script's own output",
 }
-"""Advice for observed loops: no key of ours changes them, and no folder of ours has their logs."""
-WAYS_TO_FIT_READ = (
+"""Advice for observed loops, which no key of ours changes and whose logs are not in the sweep's folder."""
+WAYS_TO_FIT_SETTINGS = (
     "strategy", "batch", "workload", "checkpointing", "loss", "model.num_layers", "cluster.memory_limit_gib",
 )  # fmt: skip
-"""The settings that decide which ways are open."""
+"""Settings that decide which ways to save memory are still open to a cell."""
 WAYS_TO_FIT: Sequence[tuple[str, Callable[[Config], bool]]] = (
     ("strategy=ulysses or ring", lambda config: config.get("strategy") == "local"),
     ("a higher sp_degree", lambda config: config.get("strategy") != "local"),
@@ -65,27 +70,28 @@ WAYS_TO_FIT: Sequence[tuple[str, Callable[[Config], bool]]] = (
     ("a higher cluster.memory_limit_gib", lambda config: _number(config, "cluster.memory_limit_gib") > 0),
     ("a shorter seq_len", lambda _: True),
 )
-"""What takes less memory, and which cells do not do it yet."""
+"""Ways to save memory, each with a function that says whether a cell has not tried it yet."""
 
 
 def next_steps(cells: Cells) -> list[str]:
-    """`What to do, OOM: ...` for every status that cells ended with, in the table's order."""
-    own, lines = cells.frame[~cells.are_observed], []
-    observed = {*cells.frame.loc[cells.are_observed, "status"]}
+    """Return `Next step after OOM: ...` for every status that cells ended with, in the table's order."""
+    failed = cells.frame[~cells.are_observed]
+    observed_statuses = {*cells.frame.loc[cells.are_observed, "status"]}
+    lines = []
     for status in NEXT_STEPS:
-        failed = own.loc[own["status"] == status, [*WAYS_TO_FIT_READ]].drop_duplicates()
-        if len(failed):
-            configs = failed.astype("object").where(failed.notna(), None).to_dict("records")
-            found = next_step(status, [{str(key): each[key] for key in each} for each in configs])
-            lines.append(f"What to do, {status_label(status)}: {found}")
-        if status in observed:
-            found = OF_OBSERVED.get(status, NEXT_STEPS[status])
-            lines.append(f"What to do, {status_label(status)} in an observed loop: {found}")
+        settings = failed.loc[failed["status"] == status, [*WAYS_TO_FIT_SETTINGS]].drop_duplicates()
+        if len(settings):
+            configs = settings.astype("object").where(settings.notna(), None).to_dict("records")
+            advice = next_step(status, [{str(key): config[key] for key in config} for config in configs])
+            lines.append(f"Next step after {status_label(status)}: {advice}")
+        if status in observed_statuses:
+            advice = NEXT_STEPS_OF_LOOPS.get(status, NEXT_STEPS[status])
+            lines.append(f"Next step after {status_label(status)} in an observed loop: {advice}")
     return lines
 
 
 def next_step(status: Status, configs: Iterable[Config]) -> str:
-    """One line for all cells that ended so; `configs` are theirs."""
+    """Return the advice for all cells that ended with a status; `configs` are the cells' settings."""
     if status is not Status.OUT_OF_MEMORY:
         return NEXT_STEPS[status]
     cells = [*configs]
@@ -94,24 +100,25 @@ def next_step(status: Status, configs: Iterable[Config]) -> str:
 
 
 def _number(config: Config, key: str) -> float:
-    """A figure of a configuration; 0 where it has none."""
+    """Return a number of a configuration; 0 where it has none."""
     return float(config.get(key) or 0)
 
 
 def deciding_command(archive: Archive) -> Callable[[str], str] | None:
-    """Return what makes the command that goes on with a sweep with a word; None for several commands.
+    """Return a function from one more option to the command that continues the sweep with it.
 
-    None also for `experiment=max_length`, where each length runs once and no speed is compared.
+    None where the records come from several folders or several commands, or from no sweep, and for
+    `experiment=max_length`, where each length runs once and no speeds are compared.
     """
     folders = {path.parent for path, _ in archive.places}
-    given = {tuple(environment.argv or [""]) for environment in archive.environments}
+    command_lines = {tuple(environment.argv or [""]) for environment in archive.environments}
     if len(folders) != 1 or archive.frame["experiment"].eq(MAX_LENGTH).any():
         return None
     (folder,) = folders
-    if not all(is_sweep(words[0]) for words in given):
+    if not all(is_sweep(words[0]) for words in command_lines):
         return None
     repeats = (f"measure.repeats={MIN_PROCESSES}", "measure.repeats_budget_s=0")
-    commands = {again_command(words, folder, *repeats): words for words in given}
+    commands = {again_command(words, folder, *repeats): words for words in command_lines}
     if len(commands) != 1:
         return None
     (words,) = commands.values()
@@ -119,14 +126,18 @@ def deciding_command(archive: Archive) -> Callable[[str], str] | None:
 
 
 def kernel_lines(archive: Archive) -> list[str]:
-    """Name likely faster kernels, a line each.
+    """Return a line for each kernel for which a likely faster one exists on the GPUs of the records.
 
-    A GPU that no hardware file describes is as new as the records' environment says.
+    The compute capability of a GPU without a hardware file is the highest in the records' environments.
     """
     known = hardware_facts("compute_capability")
-    told = [float(each) for found in archive.environments for each in found.gpu_capabilities]
+    recorded = [
+        float(capability)
+        for environment in archive.environments
+        for capability in environment.gpu_capabilities
+    ]
     on_gpus = archive.frame[archive.frame["cluster.device"].eq("cuda")]
     pairs = on_gpus[["kernel", "hardware"]].drop_duplicates().itertuples(index=False)
     return newer_kernel_lines(
-        {(str(kernel), known.get(str(name), max(told, default=None))) for kernel, name in pairs}
+        {(str(kernel), known.get(str(name), max(recorded, default=None))) for kernel, name in pairs}
     )

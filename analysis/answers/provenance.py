@@ -1,4 +1,4 @@
-"""Sentences about how records came to be: by which code, in a replay, from a loop, or by prediction."""
+"""States how records were made: by which code, in a replay, in an observed loop, or by prediction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import chain
 
 import pandas as pd
 
-from analysis.answers.wording import names_at_lengths
+from analysis.answers.wording import bracket_settings, join_words, names_at_lengths
 from analysis.cells.cells import Cells
 from analysis.cells.prediction_errors import (
     FIT_OUTCOME,
@@ -29,69 +29,86 @@ from bench.common.labels import length_label, size_label
 from bench.config import NOT_USED
 from bench.record.record import Status
 
-APART = "code", "torch"
-"""Origins of MADE_WITH that a reader sees nowhere else; every figure names its device."""
+STATED_ORIGINS = "code", "torch"
+"""Keys of MADE_WITH that only these sentences state; every figure names its device."""
 REPLAY_NOTE = (
-    "Replayed: one rank of each cell ran. Its kernels, memory and host work are measured. The data that it"
-    " received are copies of its own, and communication took no time. The link is modelled: a rate goes from"
-    " all of the link's time exposed to none of it."
+    "Replayed: only one rank of each cell ran. Its kernels, memory and host work are measured. It received"
+    " copies of its own data, and communication took no time. The time on the link is modelled, so a speed is"
+    " a range: from all of the link's time exposed to none of it."
 )
 REPEATED_SETTINGS = ("model", "layout", "kernel", "dtype", "engine")
-"""Settings that the command repeats where all cells have the same."""
-NO_LINK_RATES = "The rates of the link are not known here, so these rates are upper bounds."
+"""Settings that the command repeats where all cells have the same value."""
+NO_LINK_RATES = "The speed of the link is not known here, so these tokens/s are upper bounds."
 
 
 def origin_lines(archive: Archive, frame: pd.DataFrame, mixed: Collection[str]) -> list[str]:
-    """Return what is kept apart, put together on request, and left out; empty for a plain sweep.
+    """Return which records are kept apart, which count as equal by --mix, and which are left out.
 
-    `frame` is the archive's before it was mixed.
+    Args:
+        archive: records of the report.
+        frame: frame of the records before --mix made any origins equal.
+        mixed: keys of MADE_WITH that --mix names.
+
+    Returns:
+        Sentences; none for a sweep with one code and one torch in which no cell ran again.
     """
     several = {kind: origins(frame, kind) for kind in MADE_WITH}
-    apart = [
-        f"{len(values)} values of {kind} ({', '.join(values)})"
+    different = {
+        kind: values
         for kind, values in several.items()
-        if kind in APART and kind not in mixed and len(values) > 1
-    ]
-    together = [f"{kind} {' and '.join(several[kind])}" for kind in mixed if len(several[kind]) > 1]
+        if kind in STATED_ORIGINS and kind not in mixed and len(values) > 1
+    }
+    equal = [f"{kind} {' and '.join(several[kind])}" for kind in mixed if len(several[kind]) > 1]
     lines = []
-    if apart:
+    if different:
+        versions = [
+            f"{len(values)} versions of {kind} ({', '.join(values)})" for kind, values in different.items()
+        ]
+        options = " ".join(f"--mix {kind}" for kind in different)
         lines.append(
-            f"The records were made with {' and '.join(apart)}: no series and no speed-up holds two of them;"
-            " analysis.report --mix puts them together."
+            f"The records were made with {' and '.join(versions)}. Series and speed-ups keep the versions"
+            f" apart; analysis.report {options} compares them."
         )
-    if together:
-        lines.append(f"Put together by --mix: {'; '.join(together)}.")
+    if equal:
+        lines.append(f"These count as equal because of --mix: {'; '.join(equal)}.")
     if archive.left_out:
-        why = ", ".join(f"{count:,} {reason}" for reason, count in archive.left_out.items())
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in archive.left_out.items())
         total = sum(archive.left_out.values())
-        lines.append(f"Left out: {count_label(total, 'earlier record')} of cells that ran again ({why}).")
+        lines.append(f"Left out: {count_label(total, 'earlier record')} of cells that ran again ({reasons}).")
     return lines
 
 
 def observed_lines(cells: Cells) -> list[str]:
-    """Return `Of ring at 8k checked: tokens; not checked: objective (why).` for observed loops."""
+    """Return `Observed loop ring at 8k, checked: tokens; not checked: objective (no loss).` for each loop."""
     rows = cells.frame[cells.are_observed & cells.frame["status"].eq(Status.OK)]
-    found: dict[str, list[str]] = {}
+    names_of_checks: dict[str, list[str]] = {}
     for row, seq_len, checks in rows[["seq_len", "checks_of_loop"]].dropna().itertuples():
-        found.setdefault(checks, []).append(f"{cells.names[row]} at {length_label(int(seq_len))}")
-    return [f"Of {', '.join(names)} {checks}." for checks, names in found.items()]
+        name = f"{bracket_settings(cells.names[row])} at {length_label(int(seq_len))}"
+        names_of_checks.setdefault(checks, []).append(name)
+    return [f"Observed loop {join_words(names)}, {checks}." for checks, names in names_of_checks.items()]
 
 
 def unchecked_lines(summary: pd.DataFrame) -> list[str]:
-    """Return one sentence each: for steps, for checks that were not made, for records that do not say."""
+    """Return a sentence each on uncompared steps, on checks that were not made, and on unknown checks."""
     done = summary.loc[summary["status"] == "ok", ["checks", "checks_missing", "steps", "steps_compared"]]
     known = done[done["checks"].notna()]
     steps, compared = int(known["steps"].sum()), int(known["steps_compared"].sum())
     names = chain.from_iterable(text.split(BETWEEN_NAMES) for text in known["checks_missing"].dropna())
     cells = count_label(len(known), "cell")
-    missing = [f"{what} in {count:,} of {cells}" for what, count in Counter(names).items()]
+    missing = [f"{name} in {count:,} of {cells}" for name, count in Counter(names).items()]
     lines = []
-    if steps > compared:
+    if steps > compared > 0:
         lines.append(
-            f"Losses of {steps - compared:,} of {steps:,} steps are not compared with another cell's."
+            f"Losses of {compared:,} of {steps:,} steps agree with another cell. The other"
+            f" {count_label(steps - compared, 'step')} are not compared: a comparison needs two cells with"
+            " the same work and covers only the first steps that both ran, because rounding errors add up."
+        )
+    elif steps > compared:
+        lines.append(
+            f"Losses of {count_label(steps, 'step')} are not compared: no other cell did the same work."
         )
     if missing:
-        lines.append(f"Not checked: {'; '.join(missing)}.")
+        lines.append(f"Not checked: {'; '.join(missing)}. report.html gives the reasons for each cell.")
     if len(known) < len(done):
         of_cells = f"{len(done) - len(known):,} of {count_label(len(done), 'cell')}"
         lines.append(f"The records of {of_cells} do not say what was checked.")
@@ -99,7 +116,7 @@ def unchecked_lines(summary: pd.DataFrame) -> list[str]:
 
 
 def replay_lines(cells: Cells) -> list[str]:
-    """Return sentences on what was measured, what is modelled and which real cells vouch for results."""
+    """Return what a replay measures and models, which memory is undecided, and how to check results."""
     if not (cells.are_replayed & cells.frame["status"].ne(Status.UNSUPPORTED)).any():
         return []
     lines = [REPLAY_NOTE]
@@ -109,17 +126,21 @@ def replay_lines(cells: Cells) -> list[str]:
     tight = shown_statuses(cells.frame).eq(NO_SPARE)
     if tight.any():
         spare = size_label(SPARE_BYTES)
-        left = f"left less than {spare} free, and NCCL may need as much"
-        lines.append(f"Undecided: {names_at_lengths(cells, tight)} {left}.")
+        lines.append(
+            f"It is undecided whether memory suffices for {names_at_lengths(cells, tight)}: less than {spare}"
+            " was left free, and NCCL may need it."
+        )
     sharing = ok[ok["sp_degree"].gt(1)]
     if len(sharing):
-        unchecked = "Not checked in a replay: losses, gradients, attention's values"
-        lines.append(f"{unchecked}. To check: {_check_command(sharing)}")
+        lines.append(
+            "A replay does not check losses, gradients and attention's values. To check them on real ranks,"
+            f" run: {_check_command(sharing)}"
+        )
     return lines
 
 
 def _check_command(sharing: pd.DataFrame) -> str:
-    """Return the command that runs real ranks at a short length, in the smallest group of the cells."""
+    """Return the command that runs real ranks at a short length, in the cells' smallest sequence group."""
     ranks = int(sharing["sp_degree"].min())
     cells = sharing[sharing["sp_degree"].eq(ranks)]
     on_gpu = cells["cluster.device"].eq("cuda").all()
@@ -134,21 +155,21 @@ def _check_command(sharing: pd.DataFrame) -> str:
 
 
 def prediction_lines(cells: Cells) -> list[str]:
-    """Return a sentence about all cells that have both; none where no cell has."""
-    found = []
+    """Return a sentence on the errors of all predictions; none where no cell was predicted and measured."""
+    parts = []
     for name, column in {"step time": STEP_TIME, "peak allocated": PEAK}.items():
         errors = cells.frame[column].dropna().abs()
         if len(errors):
-            median, most = percent_label(errors.median()), percent_label(errors.max())
-            cells_of = count_label(len(errors), "cell")
-            found.append(f"{name} off by {median} in the median of {cells_of}, {most} at the most")
+            median, largest = percent_label(errors.median()), percent_label(errors.max())
+            count = count_label(len(errors), "cell")
+            parts.append(f"{name} off by {median} in the median of {count} and by {largest} at most")
     in_band = cells.frame[STEP_TIME_IN_BAND].dropna()
     if len(in_band):
-        found.append(f"{int(in_band.eq(YES).sum()):,} of {len(in_band):,} step times within the band")
+        parts.append(f"{int(in_band.eq(YES).sum()):,} of {len(in_band):,} step times within the band")
     counts = cells.frame[FIT_OUTCOME].value_counts()
     if len(counts):
         outcomes = ", ".join(
             f"{int(counts.get(outcome, 0)):,} {outcome}" for outcome in (RIGHT, WRONG, UNDECIDED)
         )
-        found.append(f"verdicts on memory: {outcomes}")
-    return [f"Predicted next to measured: {'; '.join(found)}."] if found else []
+        parts.append(f"memory verdicts {outcomes}")
+    return [f"Predictions compared with measurements: {'; '.join(parts)}."] if parts else []

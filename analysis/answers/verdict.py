@@ -1,4 +1,4 @@
-"""The answer in sentences: which strategy was fastest at which length, what failed, and how sure that is."""
+"""States the answer: which strategy was fastest at which length, what failed, and how sure the answer is."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from itertools import chain
 
 import pandas as pd
 
-from analysis.answers.leaders import Ranking, Timed, bracketed, comparison_lines, rankings
+from analysis.answers.leaders import CellSpeed, Ranking, comparison_lines, rankings
 from analysis.answers.no_result import failure_counts, longest_that_fit
 from analysis.answers.provenance import observed_lines, replay_lines, unchecked_lines
 from analysis.answers.wording import (
     MAX_NAMES,
+    bracket_settings,
+    join_lengths,
+    join_words,
     lengths_by_name,
-    listed,
-    listed_lengths,
-    listed_places,
     names_at_lengths,
 )
 from analysis.cells.cells import Cells
@@ -28,19 +28,46 @@ from bench.common.labels import duration_label
 from bench.common.statistics import MIN_PROCESSES, SPARE
 from bench.config import AUTO
 
-FASTER, NO_CLEAR_DIFFERENCE = "Faster", "No clear difference"
-NO_DIFFERENCE = f"No difference above {LEVEL_SHARE * 100:.0f} %"
-REPLAYED_CLEAR = "Most tokens/s in a replay, however much of the link's time is exposed"
-REPLAYED_LEVEL = "Not separated by a replay, as ranges overlap"
-PREDICTED_CLEAR, PREDICTED_LEVEL = "Predicted fastest", "Predicted fastest, without a clear lead"
-UNSTABLE_NOTE = "unstable:"
-"""Words that every note on unsteady steps has, also after `very`."""
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Outcome of the comparison of the cells of one length, as a sentence."""
+
+    title: str
+    """Title of a number of comparisons that have too many names for a sentence."""
+    claim: str
+    """Beginning of the sentence, with places for `first`, `others` and `unbeaten`."""
+    remark: str = ""
+    """End of the sentence, after the lengths."""
+
+
+FASTER = Outcome("Faster", "{first} is faster than {others}")
+NO_DIFFERENCE = Outcome(
+    f"No difference above {LEVEL_SHARE * 100:.0f} %",
+    f"{{unbeaten}} differ by less than {LEVEL_SHARE * 100:.0f} %",
+)
+NO_CLEAR_DIFFERENCE = Outcome("No clear difference", "{unbeaten} show no clear difference")
+REPLAYED_CLEAR = Outcome(
+    "Most tokens/s in a replay",
+    "{first} has the most tokens/s in a replay",
+    ", however much of the link's time is exposed",
+)
+REPLAYED_LEVEL = Outcome(
+    "Not separated by a replay", "A replay does not separate {unbeaten}", ", because their ranges overlap"
+)
+PREDICTED_CLEAR = Outcome("Predicted fastest", "{first} is predicted to be the fastest")
+PREDICTED_LEVEL = Outcome(
+    "Predicted fastest, without a clear lead",
+    "{first} is predicted to be the fastest",
+    ", without a clear lead",
+)
 OUTCOMES = (
     *(FASTER, NO_DIFFERENCE, NO_CLEAR_DIFFERENCE, REPLAYED_CLEAR, REPLAYED_LEVEL),
     *(PREDICTED_CLEAR, PREDICTED_LEVEL),
 )
 """Outcomes of comparisons, in the order of the answer."""
-SAMPLES: Mapping[str, str] = {"steps": "steps of one process", "repeats": "repeats"}
+UNSTABLE_NOTE = "unstable:"
+"""Words that every note on unsteady steps contains, also after `very`."""
 TO_REPEAT: Mapping[bool, str] = {
     False: f"run one sweep with measure.repeats={MIN_PROCESSES}",
     True: (
@@ -48,42 +75,37 @@ TO_REPEAT: Mapping[bool, str] = {
         " in bench.observe"
     ),
 }
-"""How cells get more processes, by whether they are observed loops."""
+"""Ways to get more processes of a cell, by whether the cell is an observed loop."""
 MAX_OTHERS = 3
-"""Strategies that one is faster than and that the answer names."""
-SHARES: Mapping[str, str] = {
-    "all": "communication_transfer_share",
-    "exchange": "attention_transfer_share",
-    "waiting": "communication_waiting_share",
-}
+"""Largest number of slower strategies that the answer names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Sentences, each complete by itself."""
+    """Answer of a sweep in sentences, each complete by itself."""
 
     answer: str
     details: list[str]
     """A line for each comparison."""
     unchecked: list[str]
-    """What no check reached: steps without a reference, checks that were not made; empty where none is."""
+    """Sentences on steps and checks that were left out; empty where everything was checked."""
     failures: list[str]
-    """One for each status that is not `ok`."""
+    """A sentence for each status other than `ok`."""
     fits: list[str]
-    """The longest lengths that fit, where any cell ran out of memory."""
+    """Sentences on the longest lengths that fit in memory, or that no cell ran out of memory."""
     certainty: str
     to_decide: str | None
-    """What would decide the comparisons that are undecided, and how long that takes; None without any."""
+    """Next step and time that would decide the undecided comparisons; None without any."""
     caveat: str | None
-    """Why strategies are not ranked; None where they are."""
+    """Reason why strategies are not ranked; None where they are."""
     replayed: list[str] = field(default_factory=list)
-    """Sentences about replayed cells; empty where there is none."""
+    """Sentences about replayed cells; empty without any."""
     origins: list[str] = field(default_factory=list)
-    """Which records count, and what is kept apart; empty of a sweep of one code, torch and device."""
+    """Sentences on records of different code, torch or device; empty where all have the same."""
     shares: list[str] = field(default_factory=list)
-    """How much of a step was communication; empty where that is not known."""
+    """Sentence on the share of a step that communication took; empty where no share is known."""
     kernels: list[str] = field(default_factory=list)
-    """For which kernels there are likely faster ones on these GPUs."""
+    """Lines on kernels for which a likely faster one exists on these GPUs."""
 
     @property
     def notes(self) -> list[str]:
@@ -94,201 +116,239 @@ class Verdict:
 
 
 def verdict(cells: Cells, command: Callable[[str], str] | None = None) -> Verdict:
-    """Return what these cells say; no comparison leaves its length, work, machine and provenance.
+    """Return the verdict on these cells.
 
-    `command` returns the command that goes on with the sweep with a word about repeats; None where no one
-    command can.
+    Only cells of the same length, workload, machine and provenance are compared.
+
+    Args:
+        cells: cells of one or several sweeps.
+        command: function from an option on repeats to the command that continues the sweep with it; None
+            where no single command can.
     """
     summary = cells.frame
     has_values = ~cells.are_predicted & ~cells.are_replayed
-    found, unchecked = rankings(cells), unchecked_lines(summary[has_values])
-    has_several = len(summary["strategy"].unique()) > 1 or any(each.is_comparison for each in found)
+    ranked, unchecked = rankings(cells), unchecked_lines(summary[has_values])
+    has_several = len(summary["strategy"].unique()) > 1 or any(ranking.is_comparison for ranking in ranked)
     is_ranked = cells.caveat is None and has_several
-    samples = (_sampled(cells), _banded(summary[cells.are_predicted]))
-    answer = _fastest(found) if is_ranked else _ran(cells, is_checked=not unchecked)
+    certainty = (_sample_sentences(cells), _band_sentences(summary[cells.are_predicted]))
+    answer = _fastest_sentences(ranked) if is_ranked else _ran_sentences(cells, is_checked=not unchecked)
     return Verdict(
         answer=" ".join([answer, *observed_lines(cells)]),
-        details=comparison_lines(found, is_ranked=cells.caveat is None),
+        details=comparison_lines(ranked, is_ranked=cells.caveat is None),
         unchecked=unchecked,
         failures=failure_counts(cells),
         fits=longest_that_fit(cells),
-        certainty=" ".join(filter(None, samples)) or "No cell has a timed result.",
-        to_decide=_to_decide(found, cells, command),
+        certainty=" ".join(filter(None, certainty)) or "No cell has a timed result.",
+        to_decide=_to_decide(ranked, cells, command),
         caveat=cells.caveat,
         replayed=replay_lines(cells),
-        shares=_shares(cells),
+        shares=_share_sentences(cells),
     )
 
 
-def _fastest(found: Sequence[Ranking]) -> str:
-    """Who led at which lengths, where there is no clear difference, and where nothing may be said."""
-    compared = [ranking for ranking in found if ranking.is_comparison]
+def _fastest_sentences(ranked: Sequence[Ranking]) -> str:
+    """Return which strategies led at which lengths, where none did clearly, and where nothing is decided."""
+    compared = [ranking for ranking in ranked if ranking.is_comparison]
     if not compared:
         return "No length has two comparable results, so no strategy is ahead of another."
-    places: dict[str, dict[str, set[int]]] = {outcome: {} for outcome in OUTCOMES}
+    lengths: dict[Outcome, dict[str, set[int]]] = {outcome: {} for outcome in OUTCOMES}
     for ranking in compared:
         if ranking.undecided is None:
-            outcome, names = _outcome(ranking)
-            places[outcome].setdefault(names, set()).add(ranking.seq_len)
-    parts = [f"{outcome}: {_at_lengths(where)}." for outcome, where in places.items() if where]
-    for said, is_replayed in {"Undecided": False, "Undecided in a replay": True}.items():
-        undecided = _undecided([ranking for ranking in compared if ranking.is_replayed is is_replayed])
-        parts += [f"{said}: {undecided}."] if undecided else []
-    return " ".join(parts)
+            outcome = _outcome(ranking)
+            lengths[outcome].setdefault(_claim(outcome, ranking), set()).add(ranking.seq_len)
+    sentences = [*chain.from_iterable(_outcome_sentences(outcome, lengths[outcome]) for outcome in OUTCOMES)]
+    for what, is_replayed in {"Comparisons": False, "Comparisons of replays": True}.items():
+        undecided = _undecided_lengths([rank for rank in compared if rank.is_replayed is is_replayed])
+        sentences += [f"{what} are undecided at {undecided}."] if undecided else []
+    return " ".join(sentences)
 
 
-def _outcome(ranking: Ranking) -> tuple[str, str]:
-    """One of OUTCOMES, and the names that it is said of."""
-    first, unbeaten = ranking.first.name, listed(map(bracketed, ranking.unbeaten))
+def _outcome(ranking: Ranking) -> Outcome:
     if ranking.is_predicted:
-        return PREDICTED_CLEAR if ranking.is_clear else PREDICTED_LEVEL, first
+        return PREDICTED_CLEAR if ranking.is_clear else PREDICTED_LEVEL
     if ranking.is_replayed:
-        return (REPLAYED_CLEAR, first) if ranking.is_clear else (REPLAYED_LEVEL, unbeaten)
-    if not ranking.is_clear:
-        return NO_DIFFERENCE if ranking.is_level else NO_CLEAR_DIFFERENCE, unbeaten
-    others = [bracketed(other.name) for other, _ in ranking.lead]
-    than = listed(others) if len(others) <= MAX_OTHERS else f"all {len(others)} others"
-    return FASTER, f"{bracketed(first)} than {than}"
+        return REPLAYED_CLEAR if ranking.is_clear else REPLAYED_LEVEL
+    if ranking.is_clear:
+        return FASTER
+    return NO_DIFFERENCE if ranking.is_level else NO_CLEAR_DIFFERENCE
 
 
-def _at_lengths(places: Mapping[str, set[int]]) -> str:
-    """`ring and ulysses at 8k`; of too many names the number of comparisons."""
-    if len(places) <= MAX_NAMES:
-        return listed_places(places)
-    return f"{len(places):,} comparisons at {listed_lengths(set().union(*places.values()))}"
+def _claim(outcome: Outcome, ranking: Ranking) -> str:
+    others = [bracket_settings(other.name) for other, _ in ranking.lead]
+    return outcome.claim.format(
+        first=bracket_settings(ranking.first.name),
+        others=join_words(others) if len(others) <= MAX_OTHERS else f"all {len(others)} others",
+        unbeaten=join_words(map(bracket_settings, ranking.unbeaten)),
+    )
 
 
-def _undecided(found: Sequence[Ranking]) -> str:
-    """`8k and 64k (one process each)`, with whatever stands in the way of an answer; empty without any."""
+def _outcome_sentences(outcome: Outcome, lengths_of_claim: Mapping[str, set[int]]) -> list[str]:
+    """Return a sentence for each claim; of too many claims the number of comparisons."""
+    if len(lengths_of_claim) <= MAX_NAMES:
+        return [
+            f"{claim} at {join_lengths(lengths)}{outcome.remark}."
+            for claim, lengths in lengths_of_claim.items()
+        ]
+    lengths = join_lengths(set().union(*lengths_of_claim.values()))
+    return [f"{outcome.title}: {len(lengths_of_claim):,} comparisons at {lengths}."]
+
+
+def _undecided_lengths(ranked: Sequence[Ranking]) -> str:
+    """Return `8k and 64k (one process each)`, the lengths with the reason; empty without any."""
     lengths: dict[str, set[int]] = {}
-    for ranking in found:
+    for ranking in ranked:
         if ranking.undecided is not None:
             lengths.setdefault(ranking.undecided, set()).add(ranking.seq_len)
-    return "; ".join(f"{listed_lengths(where)} ({why})" for why, where in lengths.items())
+    return " and at ".join(f"{join_lengths(at)} ({reason})" for reason, at in lengths.items())
 
 
-def _to_decide(found: Sequence[Ranking], cells: Cells, command: Callable[[str], str] | None) -> str | None:
-    """What it takes, with a command and its minutes where there is one; None where no speeds count."""
-    left = [ranking for ranking in found if ranking.undecided not in (None, NO_LINK)]
-    undecided = _undecided(left)
-    if not undecided or cells.are_synthetic or cells.shares_gpus:
+def _to_decide(ranked: Sequence[Ranking], cells: Cells, command: Callable[[str], str] | None) -> str | None:
+    """Return what a decision needs, with a command and its time where there is one.
+
+    None where nothing is undecided, or where speeds do not count.
+    """
+    undecided = [ranking for ranking in ranked if ranking.undecided not in (None, NO_LINK)]
+    lengths = _undecided_lengths(undecided)
+    if not lengths or cells.are_synthetic or cells.shares_gpus:
         return None
-    asked = cells.frame.get("measure.repeats", pd.Series(dtype=object))  # no loop of a user's own has it
-    is_open = bool(len(asked) and asked.eq(AUTO).all())
-    start = f"{MIN_PROCESSES} or more interleaved processes of each cell would decide"
-    if is_open:
-        start = f"{MIN_PROCESSES} or more interleaved processes of the two fastest strategies would decide"
+    repeats = cells.frame.get("measure.repeats", pd.Series(dtype=object))  # a user's own loop has none
+    is_open = bool(len(repeats) and repeats.eq(AUTO).all())
+    needed = "the two fastest strategies" if is_open else "each cell"
+    start = f"A decision needs {MIN_PROCESSES} or more interleaved processes of {needed}"
     if cells.caveat is not None:
-        start = f"Differences may be chance: {undecided}. {start} on this CPU"
-    missing_s = _missing_of_fastest_s(left, cells) if is_open else _missing_s(cells.frame)
+        start = f"Differences may be chance at {lengths}. {start}, and holds for this CPU only"
+    missing_s = _missing_of_fastest_s(undecided, cells) if is_open else _missing_s(cells.frame)
     if command is None or not missing_s:
         ways = [TO_REPEAT[is_observed] for is_observed in sorted(cells.are_observed.unique())]
         return f"{start}: {'; '.join(ways)}."
-    word = f"measure.repeats={MIN_PROCESSES}"
+    option = f"measure.repeats={MIN_PROCESSES}"
     if is_open:
         budget_s = SPARE * (missing_s + float((cells.frame["wall_s"] * cells.frame["repeats"]).sum()))
-        word = f"measure.repeats_budget_s={math.ceil(budget_s / 100) * 100}"
-    return f"{start}; run: {command(word)} (about {duration_label(missing_s)})"
+        option = f"measure.repeats_budget_s={math.ceil(budget_s / 100) * 100}"
+    return f"{start}. Run: {command(option)} (about {duration_label(missing_s)})"
 
 
 def _missing_s(summary: pd.DataFrame) -> float:
-    """Return the seconds of the processes that all cells lack; those without memory are not repeated."""
+    """Return the seconds of the processes that all cells lack; cells out of memory are not repeated."""
     missing = (
         (MIN_PROCESSES - summary["repeats"]).clip(lower=0).where(summary["status"] != "out_of_memory", 0)
     )
     return float((missing * summary["wall_s"].astype("float64").fillna(0.0)).sum())
 
 
-def _missing_of_fastest_s(found: Sequence[Ranking], cells: Cells) -> float:
+def _missing_of_fastest_s(ranked: Sequence[Ranking], cells: Cells) -> float:
     """Return the seconds of the processes that the two fastest strategies of each comparison lack.
 
-    `local` comes last: it is the base, and no candidate where others are.
+    `local` comes last, because it is the base and no candidate next to other strategies.
     """
 
-    def order(cell: Timed) -> tuple[bool, float]:
+    def order(cell: CellSpeed) -> tuple[bool, float]:
         return bool(cells.frame.loc[cell.row, "strategy"] == BASE), -cell.tokens_per_s
 
-    fastest = [cell.row for ranking in found for cell in sorted(ranking.cells, key=order)[:2]]
+    fastest = [cell.row for ranking in ranked for cell in sorted(ranking.cells, key=order)[:2]]
     return _missing_s(cells.frame.loc[fastest])
 
 
-def _ran(cells: Cells, *, is_checked: bool) -> str:
-    """Sentences for cells that do not rank strategies: what ran at which lengths, and what was predicted."""
+def _ran_sentences(cells: Cells, *, is_checked: bool) -> str:
+    """Return which cells ran, were replayed or were predicted at which lengths, without a ranking."""
     ok, predicted, replayed = cells.frame["status"] == "ok", cells.are_predicted, cells.are_replayed
-    kinds = {
-        "Ran and passed every check" if is_checked else "Ran": ok & ~predicted & ~replayed,
-        "Replayed": ok & replayed,
-        "Predicted": ok & predicted,
+    rows_of_claim = {
+        "{} ran and passed every check" if is_checked else "{} ran": ok & ~predicted & ~replayed,
+        "{} ran as a replay": ok & replayed,
+        "A prediction exists for {}": ok & predicted,
     }
-    return " ".join(_done(cells, rows, said) for said, rows in kinds.items() if rows.any()) or (
-        "No cell has a result."
-    )
+    sentences = [_claim_at_lengths(claim, cells, rows) for claim, rows in rows_of_claim.items() if rows.any()]
+    return " ".join(sentences) or "No cell has a result."
 
 
-def _done(cells: Cells, rows: pd.Series[bool], said: str) -> str:
-    """`Ran: local at 8k; ring and ulysses at 8k and 64k.`, of some rows."""
-    lengths: dict[tuple[int, ...], list[str]] = {}
+def _claim_at_lengths(claim: str, cells: Cells, rows: pd.Series[bool]) -> str:
+    """Return a claim as a sentence: `local ran at 8k; ring and ulysses ran at 8k and 64k.`."""
+    names_of_lengths: dict[tuple[int, ...], list[str]] = {}
     pairs = zip(cells.names[rows], cells.frame.loc[rows, "seq_len"], strict=True)
-    for name, where in lengths_by_name(pairs).items():
-        lengths.setdefault(tuple(sorted(where)), []).append(name)
-    parts = [f"{listed(map(bracketed, who))} at {listed_lengths(where)}" for where, who in lengths.items()]
-    return f"{said}: {'; '.join(parts)}."
+    for name, lengths in lengths_by_name(pairs).items():
+        names_of_lengths.setdefault(tuple(sorted(lengths)), []).append(name)
+    parts = (
+        f"{claim.format(join_words(names))} at {join_lengths(lengths)}"
+        for lengths, names in names_of_lengths.items()
+    )
+    return f"{'; '.join(parts)}."
 
 
-def _cells(cells: pd.DataFrame) -> str:
-    return count_label(len(cells), "cell")
-
-
-def _shares(cells: Cells) -> list[str]:
-    """A sentence on communication in the traced steps of cells on several ranks; none where none is known."""
+def _share_sentences(cells: Cells) -> list[str]:
+    """Return a sentence on communication in traced steps of cells on several ranks; none if unknown."""
     ran = cells.frame["cluster.world_size"].gt(1) & ~cells.are_predicted
-    known = cells.frame.loc[ran & cells.frame["communication_transfer_share"].notna(), [*SHARES.values()]]
+    known = cells.frame[ran & cells.frame["communication_transfer_share"].notna()]
     if known.empty:
         return []
-    of = {name: _from_to(known[column]) for name, column in SHARES.items()}
-    waiting = f", and waiting for another rank {of['waiting']} more" if of["waiting"] else ""
-    exchange = of["exchange"] or "an unknown part"
-    took = f"Communication that no compute hides took {of['all']} of a traced step"
-    return [f"{took} (attention's exchange: {exchange}){waiting}."]
+    transfer, attention, waiting = (
+        _percent_range(known[f"{share}_share"])
+        for share in ("communication_transfer", "attention_transfer", "communication_waiting")
+    )
+    sentence = (
+        f"Transfer, which is communication that no compute hides, took {transfer} of a traced step"
+        f" (attention communication: {attention or 'unknown'})."
+    )
+    return [f"{sentence} Waiting for other ranks took a further {waiting}." if waiting else sentence]
 
 
-def _from_to(shares: pd.Series[float]) -> str:
-    """`0.1 % to 1.7 %`, or one figure where both are equal; empty where none is known."""
+def _percent_range(shares: pd.Series[float]) -> str:
+    """Return `0.1 % to 1.7 %`, or one number where both are equal; empty where none is known."""
     ends = [percent_label(shares.min()), percent_label(shares.max())]
     return " to ".join(filter(None, dict.fromkeys(ends)))
 
 
-def _banded(predicted: pd.DataFrame) -> str:
-    """How wide the bands of predicted speeds are, and what they are not; empty without any."""
+def _band_sentences(predicted: pd.DataFrame) -> str:
+    """Return how wide the bands of predicted speeds are, and what they mean; empty without predictions."""
     known = predicted[predicted["status"].eq("ok") & predicted["predicted_tokens_per_s"].notna()]
     if known.empty:
         return ""
     expected = known["predicted_tokens_per_s"]
     low = float((known["predicted_tokens_per_s_low"] / expected).min() - 1)
     high = float((known["predicted_tokens_per_s_high"] / expected).max() - 1)
-    names = listed(f"hardware={name}" for name in sorted(known["hardware"].dropna().unique()))
+    names = join_words(f"hardware={name}" for name in sorted(known["hardware"].dropna().unique()))
     width = f"{signed_percent_label(low)} to {signed_percent_label(high)}"
     return (
-        f"How sure: {_cells(known)} predicted by a model with the rates of {names}; nothing ran. Their"
-        f" tokens/s may be off by {width}: the band of the model, not a confidence interval. Cells are"
-        f" compared at equal rates, and differences below {MODEL_SHARE * 100:.0f} % are called none."
+        f"Confidence: a model predicted {count_label(len(known), 'cell')} with the rates of {names}; nothing"
+        f" ran. Real tokens/s may differ by {width}: the band of the model, not a confidence interval."
+        f" Cells are compared at equal rates, and differences below {MODEL_SHARE * 100:.0f} % do not count."
     )
 
 
-def _sampled(cells: Cells) -> str:
+def _sample_sentences(cells: Cells) -> str:
+    """Return how many samples the cells' speeds have and how many have an interval; empty without speeds."""
     summary = cells.frame
     timed = summary.loc[summary["n"].notna(), ["n", "n_of", "tokens_per_s_low"]]
     if timed.empty:
         return ""
-    parts = []
-    for n_of, alike in timed.groupby("n_of"):
-        low, high = int(alike["n"].min()), int(alike["n"].max())
-        n = str(low) if low == high else f"{low} to {high}"
-        parts.append(f"{count_label(len(alike), 'cell')} with n={n} {SAMPLES[str(n_of)]}")
+    runs = [_runs_text(str(n_of), group["n"]) for n_of, group in timed.groupby("n_of")]
+    sentences = [f"Confidence: {join_words(runs)}."]
     measured = timed[~cells.are_replayed.loc[timed.index]]
-    with_interval = int(measured["tokens_per_s_low"].notna().sum())
-    of_median = "95 % interval of the median (which takes at least 6 samples)"
-    interval = f"; {with_interval} of {len(measured)} have a {of_median}" if len(measured) else ""
+    if len(measured):
+        sentences.append(_interval_sentence(measured))
     unstable = summary["n"].notna() & summary["note"].str.contains(UNSTABLE_NOTE, na=False)
-    doubt = f"; unstable steps (see the notes): {names_at_lengths(cells, unstable)}" if unstable.any() else ""
-    return f"How sure: {listed(parts)}{interval}{doubt}."
+    if unstable.any():
+        sentences.append(
+            f"The step times of {names_at_lengths(cells, unstable)} are unstable; see the notes."
+        )
+    return " ".join(sentences)
+
+
+def _runs_text(n_of: str, n: pd.Series[float]) -> str:
+    """Return `2 cells ran once, with 1 to 20 timed steps` or `3 cells ran 2 to 6 times`."""
+    low, high = int(n.min()), int(n.max())
+    numbers = str(low) if low == high else f"{low} to {high}"
+    cells = count_label(len(n), "cell")
+    if n_of == "repeats":
+        return f"{cells} ran {numbers} times"
+    return f"{cells} ran once, with {numbers} timed {'step' if high == 1 else 'steps'}"
+
+
+def _interval_sentence(measured: pd.DataFrame) -> str:
+    """Return how many measured cells have a 95 % interval of their median."""
+    names = {"steps": "timed steps", "repeats": "runs"}
+    samples = " or ".join(name for n_of, name in names.items() if n_of in {*measured["n_of"]})
+    cells, count = count_label(len(measured), "cell"), int(measured["tokens_per_s_low"].notna().sum())
+    if not count:
+        return f"No cell has the six {samples} that a 95 % interval of the median needs."
+    have = "has" if count == 1 else "have"
+    return f"{count} of {cells} {have} six or more {samples} and therefore a 95 % interval of the median."

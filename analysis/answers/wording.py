@@ -12,45 +12,50 @@ from analysis.labels import count_label
 from bench.common.labels import length_label
 
 MAX_NAMES, MAX_LETTERS = 12, 400
-"""A sentence with more names, or more letters of names, names strategies and counts their settings."""
+"""Largest number of names, and of letters in names, in a sentence; beyond it, settings are only counted."""
 MAX_LENGTHS = 8
 
 
 def names_at_lengths(cells: Cells, rows: pd.Series[bool]) -> str:
-    """Return some of the cells by name: `ring at 8k and 64k; ulysses at 64k`."""
-    return listed_places(
-        lengths_by_name(zip(cells.names[rows], cells.frame.loc[rows, "seq_len"], strict=True))
-    )
+    """Return some of the cells by name: `ring at 8k and 64k; ulysses (sp 2) at 64k`."""
+    pairs = zip(cells.names[rows], cells.frame.loc[rows, "seq_len"], strict=True)
+    return join_places(lengths_by_name(pairs))
 
 
 def lengths_by_name(cells: Iterable[tuple[str, Any]]) -> dict[str, set[int]]:
-    """Return the lengths of each name, or where names are too many, those of `ring (5 settings)`."""
-    where: dict[str, set[int]] = {}
+    """Return the lengths of each name, with settings in brackets; of too many names `ring (5 settings)`."""
+    lengths_of_name: dict[str, set[int]] = {}
     for name, seq_len in cells:
-        where.setdefault(name, set()).add(int(seq_len))
-    if len(where) <= MAX_NAMES and sum(map(len, where)) <= MAX_LETTERS:
-        return where
+        lengths_of_name.setdefault(name, set()).add(int(seq_len))
+    if len(lengths_of_name) <= MAX_NAMES and sum(map(len, lengths_of_name)) <= MAX_LETTERS:
+        return {bracket_settings(name): lengths for name, lengths in lengths_of_name.items()}
     settings: dict[str, list[set[int]]] = {}
-    for name, lengths in where.items():
+    for name, lengths in lengths_of_name.items():
         settings.setdefault(name.split(", ")[0], []).append(lengths)
     return {
-        f"{strategy} ({count_label(len(each), 'setting')})": set().union(*each)
-        for strategy, each in settings.items()
+        f"{strategy} ({count_label(len(lengths), 'setting')})": set().union(*lengths)
+        for strategy, lengths in settings.items()
     }
 
 
-def listed_places(where: Mapping[str, set[int]]) -> str:
+def bracket_settings(name: str) -> str:
+    """Return `ring (sp 2)` for `ring, sp 2`, so that the name can be an item of a list."""
+    strategy, _, settings = name.partition(", ")
+    return f"{strategy} ({settings})" if settings else name
+
+
+def join_places(lengths_of_name: Mapping[str, set[int]]) -> str:
     """Return `ring at 8k and 64k; ulysses at 64k`."""
-    return "; ".join(f"{name} at {listed_lengths(lengths)}" for name, lengths in where.items())
+    return "; ".join(f"{name} at {join_lengths(lengths)}" for name, lengths in lengths_of_name.items())
 
 
-def listed_lengths(lengths: Iterable[int]) -> str:
-    """Return `8k and 64k`; only first and last of many."""
+def join_lengths(lengths: Iterable[int]) -> str:
+    """Return `8k and 64k`; of more than MAX_LENGTHS lengths only the first and the last: `1k to 64k`."""
     labels = [*map(length_label, sorted(lengths))]
-    return listed(labels) if len(labels) <= MAX_LENGTHS else f"{labels[0]} to {labels[-1]}"
+    return join_words(labels) if len(labels) <= MAX_LENGTHS else f"{labels[0]} to {labels[-1]}"
 
 
-def listed(items: Iterable[str]) -> str:
-    """Return `a`, `a and b`, `a, b and c`."""
+def join_words(items: Iterable[str]) -> str:
+    """Return `a`, `a and b` or `a, b and c`."""
     words = [*items]
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

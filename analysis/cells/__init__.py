@@ -1,1 +1,1 @@
-"""Repeats become one cell, and cells are compared. May import read and labels."""
+"""Reduces repeats to cells and compares cells. May import read and labels."""

@@ -1,4 +1,4 @@
-"""The memory that one rank may use: the limit it was given, or what its device has."""
+"""Adds the memory that one rank may use: its limit, or the memory of its device."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from bench.common.labels import GIB
 from bench.config import NOT_USED
 
 LIMIT = "cluster.memory_limit_gib"
-NAMES: Mapping[str, str] = {"device": "device_name", "hardware": "hardware"}
-"""Per source other than a limit, the column that says whose memory it is."""
+NAME_COLUMNS: Mapping[str, str] = {"device": "device_name", "hardware": "hardware"}
+"""Column with the owner of the memory, by source; a limit has no owner."""
 
 
 def with_capacity(summary: pd.DataFrame) -> pd.DataFrame:
-    """Adds `capacity_bytes`, `capacity_source` and `capacity_share`, the peak allocated as a part of it.
+    """Add `capacity_bytes`, `capacity_source` and `capacity_share`, the peak allocated over the capacity.
 
-    The source is `limit`, `device` (as its record says) or `hardware` (as its file in conf says). Ranks that
-    share a device have equal parts of it. All three are missing where nothing is known, so on a CPU without a
-    limit: its ranks share memory.
+    The source is `limit`, `device` (size in the record) or `hardware` (size in the hardware's file in conf).
+    Ranks that share a device have equal parts of its memory. All three columns are missing where the capacity
+    is unknown, and on a CPU without a limit, where ranks share memory.
     """
     limit, hardware = summary[LIMIT].astype("float64") * GIB, summary["hardware"]
     device = summary["device_memory_bytes"].where(hardware.ne("cpu"))
     sharing = summary["cluster.ranks_per_gpu"].astype("float64").fillna(1.0)
-    whole = device.fillna(hardware.map(hardware_facts("memory_bytes"))).astype("float64") / sharing
-    is_limited = limit.notna() & ~(limit > whole)
-    capacity = limit.where(is_limited, whole)
-    sources = [is_limited, device.notna(), whole.notna()]
+    share = device.fillna(hardware.map(hardware_facts("memory_bytes"))).astype("float64") / sharing
+    is_limited = limit.notna() & ~(limit > share)
+    capacity = limit.where(is_limited, share)
+    sources = [is_limited, device.notna(), share.notna()]
     return summary.assign(
         capacity_bytes=capacity,
         capacity_source=pd.Series(
@@ -42,17 +42,17 @@ def with_capacity(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def capacity_label(cell: Mapping[Any, Any]) -> str:
-    """`limit 0.2 GiB` or `h100_80gb: 79.6 GiB`; empty where a cell's capacity is not known."""
+    """Return `limit 0.2 GiB` or `h100_80gb: 79.6 GiB`; empty where a cell's capacity is not known."""
     size = cell["capacity_bytes"]
     if pd.isna(size):
         return ""
     if cell["capacity_source"] == "limit":
         return f"limit {size / GIB:g} GiB"
-    name = cell[NAMES[cell["capacity_source"]]]
+    name = cell[NAME_COLUMNS[cell["capacity_source"]]]
     return f"{name if isinstance(name, str) else 'device'}: {bytes_label(size)}"
 
 
 def capacities_of(frame: pd.DataFrame) -> list[tuple[float, str]]:
-    """Return the distinct capacities of these cells, in bytes and in words, ascending."""
+    """Return the distinct capacities of these cells in bytes, each with its label, ascending."""
     known = frame[frame["capacity_bytes"].notna()].drop_duplicates(["capacity_bytes", "capacity_source"])
     return sorted({(cell["capacity_bytes"], capacity_label(cell)) for cell in known.to_dict("records")})

@@ -1,4 +1,4 @@
-"""Cells beside one another, with what follows from all of them: series, names, comparisons, caveats."""
+"""Holds the cells of a report with everything that depends on all of them: series, names, caveats."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from bench.config import NOT_USED
 from bench.record.record import Provenance, Role
 
 CPU_CAVEAT = "CPU results do not rank strategies for GPUs."
-SHARED_GPU_CAVEAT = "Ranks share a GPU: results are right, speeds mean nothing."
-SYNTHETIC_CAVEAT = "Synthetic: made on no real device; evidence for nothing."
-REPLAYED_BANNER = "Replayed cells: one rank ran, the link is modelled."
+SHARED_GPU_CAVEAT = "Ranks shared a GPU: their results are valid, their speeds are not."
+SYNTHETIC_CAVEAT = "Synthetic: no real device made these numbers, so they prove nothing."
+REPLAYED_BANNER = "Replayed cells: one rank ran, and the link is modelled."
 HEADING_KEYS: Mapping[str, str] = {"model": "models", "engine": "engines", "dtype": "dtypes"}
-"""Settings that a heading names, each with its plural for cells that differ in it."""
+"""Settings that a heading names, with the plural for cells that differ in them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Cells beside one another. Whatever follows from all of them is computed once, when it is asked for."""
+    """Cells of a report. Properties that depend on all cells are computed once, on first use."""
 
     frame: pd.DataFrame
-    """One row per cell, with every column that is measured, computed or set."""
+    """One row per cell, with the columns of settings, metrics and comparisons."""
     work: pd.Series[int]
-    """Per cell the number of the group of comparable cells that it is in."""
+    """Number of each cell's group of comparable cells, which have the same workload."""
     all_processes: pd.DataFrame
-    """Per process that gave a speed its rates and its start, by the row of its cell."""
+    """Speeds and start of each process that gave a speed, indexed by the row of its cell."""
 
     @classmethod
     def of_records(cls, frame: pd.DataFrame) -> Self:
-        """The cells behind a frame of records, each compared with the others."""
+        """Return the cells of a frame of records, with their comparisons."""
         summary = summarise(frame)
         work = work_number(summary.rows)
         return cls(with_comparisons(summary.rows, work), work, summary.processes)
@@ -48,56 +48,56 @@ class Cells:
         return len(self.frame)
 
     def part(self, rows: pd.Series[bool] | pd.Index[Any]) -> Self:
-        """Some of the cells, chosen by the rows of the frame; their series are told apart anew."""
-        frame = self.frame.loc[rows].copy()  # in one piece, of which parts are quickly taken
-        own = self.all_processes.index.isin(frame.index)
-        return type(self)(frame, self.work.loc[rows], self.all_processes[own])
+        """Return the cells in some rows of the frame; their series and names are determined anew."""
+        frame = self.frame.loc[rows].copy()  # one block of memory makes later selections fast
+        is_in_part = self.all_processes.index.isin(frame.index)
+        return type(self)(frame, self.work.loc[rows], self.all_processes[is_in_part])
 
     def with_statuses(self, statuses: pd.Series[str]) -> Self:
-        """These cells with these statuses in place of their own."""
+        """Return the same cells with other statuses."""
         return replace(self, frame=self.frame.assign(status=statuses))
 
     @cached_property
     def process_counts(self) -> pd.Series[int]:
-        """Per cell how many of its fresh processes gave a speed."""
+        """Number of processes of each cell that gave a speed."""
         return self.all_processes.index.value_counts().reindex(self.frame.index, fill_value=0)
 
     def processes(self, row: int) -> Processes:
-        """Those of one cell."""
+        """Return the processes of one cell that gave a speed."""
         return processes_of(self.all_processes.loc[[row]])
 
     @cached_property
     def rows(self) -> list[dict[Any, Any]]:
-        """Cell by cell the values by column."""
+        """Values of each cell by column."""
         return self.frame.to_dict("records")
 
     def rows_of(self, part: pd.DataFrame) -> list[dict[Any, Any]]:
-        """Cell by cell the values of some rows of the frame, without converting them again."""
+        """Return the values by column of some rows of the frame, without converting the frame again."""
         return [self._row_at[label] for label in part.index]
 
     @property
     def keys(self) -> list[str]:
-        """The columns that tell the series apart, beside strategy and length."""
+        """Columns that distinguish the series, in addition to strategy and length."""
         return self._keys_and_number[0]
 
     @property
     def series_number(self) -> pd.Series[int]:
-        """Per cell the number of its series."""
+        """Number of each cell's series."""
         return self._keys_and_number[1]
 
     @cached_property
     def series(self) -> list[Series]:
-        """What one line of a figure shows, `local` first."""
+        """Series of the cells, `local` first; a figure draws a line for each."""
         return [*series_of(self.frame, self.keys)]
 
     @cached_property
     def names(self) -> pd.Series[str]:
-        """Per cell its strategy and what sets it apart from others of that strategy."""
+        """Name of each cell: its strategy and the settings that differ from other cells of that strategy."""
         return cell_names(self.frame, self.keys, self.series_number)
 
     @cached_property
     def is_cpu(self) -> bool:
-        """Whether any of these cells is about a CPU."""
+        """Whether any of these cells ran on a CPU or is predicted for one."""
         return bool(any(self.frame[key].eq("cpu").any() for key in ("cluster.device", "hardware")))
 
     @cached_property
@@ -107,62 +107,64 @@ class Cells:
 
     @property
     def are_observed(self) -> pd.Series[bool]:
-        """Per cell whether it is somebody's own training loop, which has no command line of ours."""
+        """Whether each cell is an observed training loop, which our command line does not start."""
         return self.frame["role"].eq(Role.OBSERVED)
 
     @cached_property
     def are_predicted(self) -> pd.Series[bool]:
-        """Per cell whether it is arithmetic: nothing ran."""
+        """Whether each cell is predicted, which means that nothing ran."""
         return self.frame["provenance"].eq(Provenance.PREDICTED)
 
     @cached_property
     def are_replayed(self) -> pd.Series[bool]:
-        """Per cell whether one rank of it ran without the others."""
+        """Whether each cell is replayed, which means that only one of its ranks ran."""
         return self.frame["provenance"].eq(Provenance.REPLAYED)
 
     @cached_property
     def are_synthetic(self) -> bool:
-        """Whether any of these cells was made up, or ran on a test's stand-in for a device."""
+        """Whether any of these cells is invented, or ran on a test's substitute for a device."""
         return bool(self.frame["provenance"].eq(Provenance.SYNTHETIC).any())
 
     @property
     def is_all_predicted(self) -> bool:
-        """Whether nothing of these cells ran."""
+        """Whether there are cells and all of them are predicted."""
         return bool(len(self) and self.are_predicted.all())
 
     @property
     def caveat(self) -> str | None:
-        """Why these cells do not rank strategies, as a sentence; None where they do."""
+        """Sentence that says why these cells do not rank strategies; None where they do."""
         if self.are_synthetic:
             return SYNTHETIC_CAVEAT
         return CPU_CAVEAT if self.is_cpu else SHARED_GPU_CAVEAT if self.shares_gpus else None
 
     @property
     def banner(self) -> str | None:
-        """A warning for the top of each figure; None where none is due."""
+        """Warning for the top of each figure; None where the cells need no warning."""
         replayed = REPLAYED_BANNER if self.are_replayed.any() else None
         return " ".join(filter(None, (replayed, self.caveat))) or None
 
     @cached_property
     def heading(self) -> str:
-        """Line on what ran where: `measured: qwen3_nano, zero3, bf16 on NVIDIA H100, 2 ranks`."""
+        """Line on settings and machine: `measured: qwen3_nano, zero3, bf16 on NVIDIA H100, 2 ranks`."""
         if not len(self):
             return "no cells"
-        what = ", ".join(filter(None, (self._one_of(key, nouns) for key, nouns in HEADING_KEYS.items())))
-        how = " and ".join(sorted(map(str, self.frame["provenance"].dropna().unique())))
-        where = self._one_of("device_name", "devices") or self._one_of("hardware", "machines")
+        settings = ", ".join(filter(None, (self._value_or_count(*item) for item in HEADING_KEYS.items())))
+        provenances = " and ".join(sorted(map(str, self.frame["provenance"].dropna().unique())))
+        machine = self._value_or_count("device_name", "devices") or self._value_or_count(
+            "hardware", "machines"
+        )
         if self.is_all_predicted:
-            where = self._one_of("hardware", "machines")
-        where = re.sub(r"\((R|TM)\)|\bCPU\b", "", where)
-        return f"{how}: {what} on {' '.join(where.split())}{self._rank_range()}"
+            machine = self._value_or_count("hardware", "machines")
+        machine = re.sub(r"\((R|TM)\)|\bCPU\b", "", machine)
+        return f"{provenances}: {settings} on {' '.join(machine.split())}{self._rank_range()}"
 
-    def _one_of(self, key: str, nouns: str) -> str:
-        """The value that all cells have, or how many there are."""
+    def _value_or_count(self, key: str, nouns: str) -> str:
+        """Return the value of a setting that all cells share, or the number of values: `2 models`."""
         values = sorted(value for value in self.frame[key].dropna().unique() if value != NOT_USED)
         return str(values[0]) if len(values) == 1 else f"{len(values)} {nouns}" if values else ""
 
     def _rank_range(self) -> str:
-        """`, 2 ranks` or `, 1 to 8 ranks`; empty where it is not known."""
+        """Return `, 2 ranks` or `, 1 to 8 ranks`; empty where the number is not known."""
         ranks = self.frame["cluster.world_size"].dropna()
         if ranks.empty:
             return ""
@@ -179,5 +181,5 @@ class Cells:
 
 
 def shares_gpus(frame: pd.DataFrame) -> bool:
-    """Whether the ranks of any row share a GPU; records from before there was a choice do not."""
+    """Return whether the ranks of any row share a GPU; records without the setting do not."""
     return bool(frame["cluster.ranks_per_gpu"].astype("float64").gt(1).any())

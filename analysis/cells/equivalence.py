@@ -1,4 +1,4 @@
-"""Trainings beside one another: how far each is from plain data parallelism, in multiples of the noise."""
+"""Compares trainings with plain data parallelism: distances in multiples of the noise."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from bench.record.trajectory_noise import (
 )
 
 EXPERIMENT = "loss_equivalence"
-APART = ("data.rank_order", "inject_fault")
-"""What only controls and mistakes do in another way."""
-SPREAD = ("batch", "dp_replicate", "dp_shard", "grad_accum")
-"""Numbers whose product is the sequences of a step."""
-TOLD = ("seq_len", "model", "dtype", "engine", "optimizer")
-"""Settings that always name a comparison; others do where comparisons differ in them."""
+CONTROLLED = ("data.rank_order", "inject_fault")
+"""Settings that only controls and injected mistakes change."""
+SEQUENCE_COUNTS = ("batch", "dp_replicate", "dp_shard", "grad_accum")
+"""Settings whose product is the number of sequences in a step."""
+NAMING_KEYS = ("seq_len", "model", "dtype", "engine", "optimizer")
+"""Settings that name every comparison; further settings do where comparisons differ in them."""
 NATIVE = "native"
-"""The trainer whose loop is ours."""
+"""Trainer with the loop of this project."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One record's steps."""
+    """Losses and gradient norms of the steps of one record."""
 
     record: Record
     origin: Mapping[str, str | None]
-    """The code, torch and device that it was made with."""
+    """Code, torch and device that made the record, by the keys of MADE_WITH."""
     loss: Sequence[float] = field(default=())
-    """Sum of token losses over the number of valid tokens."""
+    """Loss of each step: the sum of token losses over the number of valid tokens."""
     grad_norm: Sequence[float] = field(default=())
     logged_loss: Sequence[float | None] | None = None
-    """What the training stack itself logs; None where the loop is ours."""
+    """Losses that a training stack logs by itself; None with the native loop."""
 
     @property
     def role(self) -> Role:
@@ -54,88 +54,90 @@ class Training:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it came to its end and passed every gate of its own."""
+        """Whether the training finished and passed every gate of its cell."""
         return self.record.status is Status.OK and bool(self.loss)
 
     @property
     def work(self) -> dict[str, Any]:
-        """Every setting in which trainings agree that do the same work, on the same machine, but the seed."""
+        """Settings, origin and provenance in which trainings of the same workload agree, without the seed."""
         config = self.record.config
-        free = FREE.union(APART)
-        kept = {key: each for key, each in config.items() if not (key in free or key.startswith(FREE_GROUPS))}
-        sequences = math.prod(config.get(key) or 1 for key in SPREAD)
-        return {**kept, "sequences": sequences, **self.origin, "provenance": self.record.provenance}
+        free = FREE.union(CONTROLLED)
+        settings = {
+            key: value for key, value in config.items() if not (key in free or key.startswith(FREE_GROUPS))
+        }
+        sequences = math.prod(config.get(key) or 1 for key in SEQUENCE_COUNTS)
+        return {**settings, "sequences": sequences, **self.origin, "provenance": self.record.provenance}
 
     @property
     def seed(self) -> int:
         return int(self.setting("seed") or 0)
 
     @property
-    def way(self) -> str:
-        """How it does the work: what is equal in trainings that differ in their seed alone."""
-        free, groups = FREE.union(APART) - {"seed"}, tuple({*FREE_GROUPS} - {"measure."})
+    def method_key(self) -> str:
+        """Role, repeat and free settings as JSON, equal for trainings that differ only in the seed."""
+        free, groups = FREE.union(CONTROLLED) - {"seed"}, tuple({*FREE_GROUPS} - {"measure."})
         config = self.record.config.items()
-        chosen = {key: each for key, each in config if key in free or key.startswith(groups)}
+        chosen = {key: value for key, value in config if key in free or key.startswith(groups)}
         return json.dumps([self.role, self.record.repeat, chosen], sort_keys=True)
 
     @property
     def label(self) -> str:
-        """`ring zigzag`, `ulysses contiguous under trl`, `mistake: mask_off_by_one` or what a control is."""
+        """`ring zigzag`, `ulysses contiguous under trl`, `mistake: mask_off_by_one` or `control: ...`."""
         if self.role == Role.INJECTED_FAULT:
             return f"mistake: {self.setting('inject_fault')}"
         words, trainer = f"{self.setting('strategy')} {self.setting('layout')}", self.setting("trainer")
         if self.role == Role.CONTROL:
             ranks = count_label(int(self.setting("cluster.world_size")), "rank")
             words = f"control: {ranks}, {self.setting('kernel')} kernel"
-            words += ", dealt in reverse" if self.setting("data.rank_order") == "reversed" else ""
+            words += ", data in reverse rank order" if self.setting("data.rank_order") == "reversed" else ""
         return words if trainer == NATIVE else f"{words} under {trainer}"
 
     def setting(self, key: str) -> Any:
-        """A value of the record's configuration, None where it has no such setting."""
+        """Return a value of the record's configuration; None where it has no such setting."""
         return self.record.config.get(key)
 
 
 @dataclass(frozen=True)
-class Seed:
-    """All trainings of the same work from the same weights on the same data."""
+class SeedTrainings:
+    """Trainings of the same workload with one seed: the same weights and the same data."""
 
     reference: Training
     others: Sequence[Training]
 
     @cached_property
     def equivalent(self) -> list[Training]:
-        """The reference and the controls that passed their own gates: a wrong one would widen the floor."""
-        controls = [each for each in self.others if each.role == Role.CONTROL and each.is_ok]
+        """The reference and the controls that passed their gates; a wrong control would widen the floor."""
+        controls = [other for other in self.others if other.role == Role.CONTROL and other.is_ok]
         return [self.reference, *controls]
 
-    def draw(self, found: Training) -> Draw:
-        """A training beside the equivalent ones, without itself."""
-        return Draw(found, [each for each in self.equivalent if each is not found])
+    def draw(self, training: Training) -> Draw:
+        """Return a training with the equivalent trainings that it is compared with, without itself."""
+        return Draw(training, [other for other in self.equivalent if other is not training])
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One way to do the work, over all seeds in which it ran, beside the equivalent ones."""
+    """Trainings that differ only in their seed, compared with the equivalent trainings of their seeds."""
 
     trainings: Sequence[Training]
-    """One a seed."""
+    """One training per seed."""
     mean_loss: float
     """Mean absolute difference of the loss from the reference's, in nats."""
     max_loss: float
     max_grad_norm: float
     """Largest relative difference of the gradient norm."""
     noise: Deviation
-    """How far it is from the mean of the equivalent ones, in multiples of the noise floor."""
+    """Distance from the mean of the equivalent trainings, in multiples of the noise floor."""
     logged: tuple[float, float] | None
-    """Mean and largest difference of what the stack logs from what it logs of data parallelism, in nats;
-    None where the stack logs nothing of its own, or there is no such record."""
+    """Mean and largest difference between the losses that the training stack logs and those that it logs with
+    data parallelism, in nats; None where the stack logs no loss, or has no record with data parallelism."""
     departure: str | None
-    """The first step that is beyond the floor, in words, where the mean over all steps is."""
+    """Sentence on the first step beyond the floor; None where the mean over all steps is within it."""
 
     @property
     def training(self) -> Training:
-        """The one that speaks for all seeds: the first that did not end well, if any."""
-        return next((each for each in self.trainings if not each.is_ok), self.trainings[0])
+        """The training that represents all seeds: the first that failed, else the first."""
+        return next((training for training in self.trainings if not training.is_ok), self.trainings[0])
 
     @property
     def is_within(self) -> bool:
@@ -143,7 +145,11 @@ class Compared:
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether a mistake was found, and anything else passed its own gates and, if compared, this one."""
+        """Whether the training is what its role promises.
+
+        A mistake must be beyond the floor. Any other training must pass its gates and, unless it is a
+        control, be within the floor.
+        """
         if self.training.role == Role.INJECTED_FAULT:
             return not self.is_within
         return self.training.is_ok and (self.training.role == Role.CONTROL or self.is_within)
@@ -151,11 +157,11 @@ class Compared:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All trainings of the same work, of every seed."""
+    """Trainings of the same workload, of every seed."""
 
-    seeds: Sequence[Seed]
-    told: tuple[str, ...] = ()
-    """Further settings that name it, because other comparisons differ in them."""
+    seeds: Sequence[SeedTrainings]
+    more_naming_keys: tuple[str, ...] = ()
+    """Settings that name the comparison besides NAMING_KEYS, because other comparisons differ in them."""
 
     @property
     def reference(self) -> Training:
@@ -163,141 +169,162 @@ class Comparison:
 
     @cached_property
     def noise(self) -> TrajectoryNoise:
-        return TrajectoryNoise([each.equivalent for each in self.seeds])
+        return TrajectoryNoise([seed.equivalent for seed in self.seeds])
 
     @property
     def others(self) -> list[Training]:
-        return [each for seed in self.seeds for each in seed.others]
+        """All trainings of all seeds but the references."""
+        return [training for seed in self.seeds for training in seed.others]
 
     @property
     def control_counts(self) -> list[int]:
-        """Controls that ended well, by seed."""
-        return [len(each.equivalent) - 1 for each in self.seeds]
+        """Number of controls of each seed that passed their gates."""
+        return [len(seed.equivalent) - 1 for seed in self.seeds]
 
     def floor(self, seeds: int | None = None) -> Deviation:
-        """The distance that one of what is compared crosses by chance in FALSE_ALARMS of comparisons.
+        """Return the noise floor: any compared training crosses it by chance in FALSE_ALARMS of comparisons.
 
-        The distance is that of a training that ran in so many seeds; None for all of them.
+        Args:
+            seeds: number of seeds in which the training ran; None for all seeds.
         """
-        compared = {each.way for each in self.others if each.role == Role.CELL and each.loss}
+        compared = {other.method_key for other in self.others if other.role == Role.CELL and other.loss}
         return self.noise.floor(seeds or len(self.seeds), len(compared))
 
     @cached_property
     def rows(self) -> list[Compared]:
-        """Every other training that ran, subjects first, then controls, then mistakes."""
+        """Compared trainings: strategies first, then references, controls and mistakes."""
         order = (Role.CELL, Role.REFERENCE, Role.CONTROL, Role.INJECTED_FAULT)
-        ways: dict[str, list[tuple[Seed, Training]]] = {}
+        pairs: dict[str, list[tuple[SeedTrainings, Training]]] = {}
         for seed in self.seeds:
-            for each in seed.others:
-                if each.loss and seed.draw(each).controls:
-                    ways.setdefault(each.way, []).append((seed, each))
-        rows = [self._compared(each) for each in ways.values()]
-        return sorted(rows, key=lambda each: order.index(each.training.role))
+            for training in seed.others:
+                if training.loss and seed.draw(training).controls:
+                    pairs.setdefault(training.method_key, []).append((seed, training))
+        rows = [self._compare(pairs_of_method) for pairs_of_method in pairs.values()]
+        return sorted(rows, key=lambda row: order.index(row.training.role))
 
     @property
     def steps(self) -> int:
-        """Those that the references and every subject ran."""
-        subjects = [each for each in self.others if each.role == Role.CELL and each.loss]
-        references = [each.reference for each in self.seeds]
-        return min(len(each.loss) for each in (*references, *subjects))
+        """Number of steps that the references and every compared strategy ran."""
+        strategies = [other for other in self.others if other.role == Role.CELL and other.loss]
+        references = [seed.reference for seed in self.seeds]
+        return min(len(training.loss) for training in (*references, *strategies))
 
     @property
     def fall(self) -> float:
-        """By how much the reference's loss fell, in nats; of several the one that fell least."""
-        return min(each.reference.loss[0] - each.reference.loss[-1] for each in self.seeds)
+        """Fall of the reference's loss over the training, in nats; the smallest fall of all seeds."""
+        return min(seed.reference.loss[0] - seed.reference.loss[-1] for seed in self.seeds)
 
     @property
     def name(self) -> str:
-        """`1k, qwen3_nano, fp32, zero3, adamw`, and the number of seeds where there are several."""
-        seq_len, *others = (self.reference.setting(key) for key in TOLD)
-        more = [f"{key}={self.reference.work[key]}" for key in self.told]
+        """`1k, qwen3_nano, fp32, zero3, adamw`, with the number of seeds where there are several."""
+        seq_len, *others = (self.reference.setting(key) for key in NAMING_KEYS)
+        more = [f"{key}={self.reference.work[key]}" for key in self.more_naming_keys]
         more += [f"{len(self.seeds)} seeds"] if len(self.seeds) > 1 else []
         return ", ".join([length_label(int(seq_len)), *map(str, others), *more])
 
-    def _compared(self, found: Sequence[tuple[Seed, Training]]) -> Compared:
+    def _compare(self, pairs: Sequence[tuple[SeedTrainings, Training]]) -> Compared:
+        """Return the comparison of trainings that differ only in their seed."""
         losses = [
-            abs(own - other)
-            for seed, each in found
-            for own, other in zip(each.loss, seed.reference.loss, strict=False)
+            abs(loss - reference_loss)
+            for seed, training in pairs
+            for loss, reference_loss in zip(training.loss, seed.reference.loss, strict=False)
         ]
         norms = [
-            abs(own - other) / (abs(other) or 1.0)
-            for seed, each in found
-            for own, other in zip(each.grad_norm, seed.reference.grad_norm, strict=False)
+            abs(norm - reference_norm) / (abs(reference_norm) or 1.0)
+            for seed, training in pairs
+            for norm, reference_norm in zip(training.grad_norm, seed.reference.grad_norm, strict=False)
         ]
-        draws = [seed.draw(each) for seed, each in found]
-        floor = self.floor(len(found))
-        noise = distance_of(draws).divided_by(floor)
+        floor = self.floor(len(pairs))
+        noise = distance_of([seed.draw(training) for seed, training in pairs]).over(floor)
         return Compared(
-            trainings=[each for _, each in found],
+            trainings=[training for _, training in pairs],
             mean_loss=sum(losses) / len(losses),
             max_loss=max(losses),
             max_grad_norm=max(norms),
             noise=noise,
-            logged=_logged(found),
-            departure=self._departure(found, floor, noise),
+            logged=_logged_difference(pairs),
+            departure=self._departure(pairs, floor, noise),
         )
 
     def _departure(
-        self, found: Sequence[tuple[Seed, Training]], floor: Deviation, noise: Deviation
+        self, pairs: Sequence[tuple[SeedTrainings, Training]], floor: Deviation, noise: Deviation
     ) -> str | None:
-        """Where the mean over steps is beyond the floor, so is a step of a seed: the first one."""
+        """Return the first step beyond the floor of any seed; None where the mean over steps is within it.
+
+        If the mean over steps is beyond the floor, so is at least one step.
+        """
         beyond = {name: getattr(floor, name) if getattr(noise, name) > 1 else math.inf for name in NAMES}
-        for seed, each in found:
-            draw = seed.draw(each)
-            departure = first_departure(each, draw.centre, Deviation(**beyond).times(draw.widening))
+        for seed, training in pairs:
+            draw = seed.draw(training)
+            departure = first_departure(training, draw.centre, Deviation(**beyond).times(draw.widening))
             if departure is not None:
-                return departure if len(self.seeds) == 1 else f"seed {each.seed}, {departure}"
+                return departure if len(self.seeds) == 1 else f"seed {training.seed}, {departure}"
         return None
 
 
-def _logged(found: Sequence[tuple[Seed, Training]]) -> tuple[float, float] | None:
-    """Mean and largest difference of what a stack logs from what it logs of data parallelism, over seeds."""
-    apart = []
-    for seed, training in found:
-        plain = seed.reference.setting("strategy"), training.setting("trainer")
-        alike = (each for each in seed.others if (each.setting("strategy"), each.setting("trainer")) == plain)
-        bases = (each.logged_loss for each in alike if each is not training and each.logged_loss)
-        pairs = zip(training.logged_loss or (), next(bases, ()), strict=False)
-        apart += [abs(own - other) for own, other in pairs if own is not None and other is not None]
-    return (sum(apart) / len(apart), max(apart)) if apart else None
+def _logged_difference(pairs: Sequence[tuple[SeedTrainings, Training]]) -> tuple[float, float] | None:
+    """Return mean and largest difference of the logged losses from those logged with data parallelism.
+
+    Both are over all seeds, in nats; None where a training stack logs nothing, or has no data-parallel
+    record.
+    """
+    differences = []
+    for seed, training in pairs:
+        base_key = seed.reference.setting("strategy"), training.setting("trainer")
+        bases = (
+            other.logged_loss
+            for other in seed.others
+            if (other.setting("strategy"), other.setting("trainer")) == base_key
+            and other is not training
+            and other.logged_loss
+        )
+        logged = zip(training.logged_loss or (), next(bases, ()), strict=False)
+        differences += [abs(loss - base) for loss, base in logged if loss is not None and base is not None]
+    return (sum(differences) / len(differences), max(differences)) if differences else None
 
 
 def comparisons(archive: Archive) -> list[Comparison]:
-    """Those of the records of EXPERIMENT, by work.
+    """Return a comparison for each workload among the records of EXPERIMENT.
 
-    Where the reference did not end well a control takes its place; without either a work is left out.
+    Where a reference failed, a control takes its place. A workload without either is left out.
     """
     rows = archive.frame[archive.frame["experiment"] == EXPERIMENT]
     columns = [rows[name].astype("object").where(rows[name].notna(), None) for name in MADE_WITH.values()]
-    alike: dict[str, list[Training]] = {}
+    groups: dict[str, list[Training]] = {}
     for row, *origin in zip(rows.index, *columns, strict=True):
         training = _training(archive.record(row), dict(zip(MADE_WITH, origin, strict=True)))
-        alike.setdefault(json.dumps(training.work, sort_keys=True), []).append(training)
-    told = _telling([group[0].work for group in alike.values()])
-    by_seed = ([*_seeds(group)] for group in alike.values())
-    return [Comparison(seeds, told) for seeds in by_seed if seeds]
+        groups.setdefault(json.dumps(training.work, sort_keys=True), []).append(training)
+    keys = _distinguishing_keys([group[0].work for group in groups.values()])
+    seeds_of_groups = ([*_seeds(group)] for group in groups.values())
+    return [Comparison(seeds, keys) for seeds in seeds_of_groups if seeds]
 
 
-def _seeds(group: Sequence[Training]) -> Iterator[Seed]:
-    """Those of one work, by number; without any of which neither reference nor control ended well."""
-    for number in sorted({each.seed for each in group}):
-        alike = [each for each in group if each.seed == number]
-        plain = [each for each in alike if each.role in (Role.REFERENCE, Role.CONTROL) and each.is_ok]
+def _seeds(group: Sequence[Training]) -> Iterator[SeedTrainings]:
+    """Yield the seeds of one workload, ascending, without those whose reference and controls failed."""
+    for number in sorted({training.seed for training in group}):
+        trainings = [training for training in group if training.seed == number]
+        plain = [
+            training
+            for training in trainings
+            if training.role in (Role.REFERENCE, Role.CONTROL) and training.is_ok
+        ]
         if plain:
-            reference = min(plain, key=lambda each: each.role != Role.REFERENCE)
-            yield Seed(reference, [each for each in alike if each is not reference])
+            reference = min(plain, key=lambda training: training.role != Role.REFERENCE)
+            yield SeedTrainings(reference, [other for other in trainings if other is not reference])
 
 
-def _telling(works: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The settings that, beside TOLD, tell these works apart; none that differs only where another does."""
-    keys, told_apart = [*TOLD], 0
-    for key in (TOLD[-1], *dict.fromkeys(key for work in works for key in work)):
-        distinct = len({json.dumps([work.get(each) for each in (*keys, key)]) for work in works})
-        if told_apart and distinct > told_apart:
+def _distinguishing_keys(works: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the settings besides NAMING_KEYS that distinguish these workloads.
+
+    A setting that differs only where an earlier one differs is not among them.
+    """
+    keys, distinct_before = [*NAMING_KEYS], 0
+    for key in (NAMING_KEYS[-1], *dict.fromkeys(key for work in works for key in work)):
+        distinct = len({json.dumps([work.get(name) for name in (*keys, key)]) for work in works})
+        if distinct_before and distinct > distinct_before:
             keys.append(key)
-        told_apart = max(told_apart, distinct)
-    return tuple(keys[len(TOLD) :])
+        distinct_before = max(distinct_before, distinct)
+    return tuple(keys[len(NAMING_KEYS) :])
 
 
 def _training(record: Record, origin: Mapping[str, str | None]) -> Training:

@@ -1,4 +1,4 @@
-"""The parts of a traced step in the order in which they are stacked, with their names and colours."""
+"""Parts of a traced step with their labels and colours, in the order in which figures stack them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from analysis.labels import number_label, percent_label
 from analysis.read.step_parts import BEYOND_IDEAL, IDEAL, PART_COLUMNS
 
 SPLIT = "part_attention_ms"
-"""The column that has a value wherever a step is split."""
+"""Column with a value for every cell whose step is split into parts."""
 CellRow = Mapping[Any, Any] | pd.Series
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnPart:
-    """How one part of a step is called and drawn."""
+    """Label and look of one part of a step."""
 
     label: str
     color: str
     columns: tuple[str, ...]
-    """Whose sum it is."""
+    """Columns whose sum is the part."""
     hatch: str = ""
 
     def ms(self, cell: CellRow) -> float:
-        """What it took of a cell's step."""
+        """Return the milliseconds of this part in a cell's step."""
         return float(sum(cell[column] for column in self.columns))
 
 
-# Attention in blue, what moves in reds and yellows, the rest in greens and greys; hatched: for print.
+# Attention is blue, communication red and yellow, the rest green and grey. Hatches are for print.
 ATTENTION = DrawnPart("attention compute", "#2171B5", (SPLIT,))
 IMBALANCE = DrawnPart("load imbalance", "#BDD7E7", ("part_imbalance_ms",))
 WITH_IDEAL = (
@@ -40,8 +40,8 @@ WITH_IDEAL = (
 )
 LATER_PARTS = (
     DrawnPart("packing", "#C2A5CF", ("part_packing_ms",), "|||"),
-    DrawnPart("exchange: transfer", "#CB181D", ("part_transfer_ms",), "///"),
-    DrawnPart("exchange: waiting", "#FCAE91", ("part_waiting_ms",), ".."),
+    DrawnPart("attention: transfer", "#CB181D", ("part_transfer_ms",), "///"),
+    DrawnPart("attention: waiting", "#FCAE91", ("part_waiting_ms",), ".."),
     DrawnPart("parameters, gradients", "#FE9929", ("part_model_state_ms",), "\\\\\\"),
     DrawnPart("other communication", "#FEE391", ("part_other_communication_ms",), "oo"),
     DrawnPart("optimizer", "#238B45", ("part_optimizer_ms",), "xxx"),
@@ -52,19 +52,20 @@ LATER_PARTS = (
 
 
 def parts_of(cell: CellRow) -> list[tuple[DrawnPart, float]]:
-    """Return the parts of a cell's step that took any time, in milliseconds, from attention to idle time.
+    """Return the parts of a cell's step with their milliseconds, from attention to idle; none of 0 ms.
 
-    Attention compute is one part where the ideal is not known, or attention took no longer than that.
+    Attention compute is one part where ideal attention is unknown, or attention took no longer than the
+    ideal.
     """
     first = WITH_IDEAL if cell[BEYOND_IDEAL] > 0 else (ATTENTION,)
     return [(part, ms) for part in (*first, IMBALANCE, *LATER_PARTS) if (ms := part.ms(cell))]
 
 
 def step_ms(cell: CellRow) -> float:
-    """The traced step of a cell's busiest rank, the sum of its parts."""
+    """Return the milliseconds of a cell's traced step, the sum of its parts."""
     return float(sum(cell[column] for column in PART_COLUMNS))
 
 
 def part_text(label: str, ms: float, cell: CellRow) -> str:
-    """`optimizer 10.0 ms, 9.1 %`."""
+    """Return `optimizer 10.0 ms, 9.1 %`."""
     return f"{label} {number_label(ms)} ms, {percent_label(ms / step_ms(cell))}"

@@ -1,4 +1,4 @@
-"""Errors of predictions, cell by cell: what was predicted of a measured cell over what was measured."""
+"""Adds the errors of predictions: the predicted value of a measured cell relative to the measured value."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ STEP_TIME, PEAK = "step_time_error_share", "peak_allocated_error_share"
 STEP_TIME_IN_BAND = "step_time_in_band"
 FIT_OUTCOME = "predicted_fit_outcome"
 PREDICTION_COLUMNS = (STEP_TIME, PEAK, FIT_OUTCOME)
-"""A cell with a value in any of these has something measured and predicted."""
+"""Columns of which at least one has a value for every cell that was both predicted and measured."""
 YES, NO = "yes", "no"
 RIGHT, WRONG, UNDECIDED = "right", "wrong", "undecided"
-HAPPENED: Mapping[str, Fit] = {Status.OK: Fit.FITS, Status.OUT_OF_MEMORY: Fit.OUT_OF_MEMORY}
-"""Statuses that answer whether there was room."""
-FREE = frozenset({"mode", "cluster", "seed"})
-FREE_GROUPS = ("measure.", "env.", "replay.", "data.", "cluster.")
-COUNTED = frozenset(
+FIT_OF_STATUS: Mapping[str, Fit] = {Status.OK: Fit.FITS, Status.OUT_OF_MEMORY: Fit.OUT_OF_MEMORY}
+"""Statuses that show whether a cell fits in memory."""
+IGNORED = frozenset({"mode", "cluster", "seed"})
+IGNORED_PREFIXES = ("measure.", "env.", "replay.", "data.", "cluster.")
+NOT_IGNORED = frozenset(
     {"cluster.world_size", "cluster.nodes", "cluster.ranks_per_gpu", "cluster.memory_limit_gib"}
 )
-"""Settings that a predicted and a measured cell may differ in, and those of `cluster` that they may not."""
+"""Settings of `cluster` in which a predicted and a measured cell must agree; IGNORED ones may differ."""
 
 
 def with_predictions(summary: pd.DataFrame) -> pd.DataFrame:
-    """Give each measured or replayed cell what a predicted cell of the same settings says of it.
+    """Copy the predictions of predicted cells to measured and replayed cells with the same settings.
 
-    Missing where the summary has no such cell: nothing is predicted afterwards.
+    Cells without such a predicted cell stay without a prediction; none is made afterwards.
     """
     settings = [
         key
         for key in config_columns(summary)
-        if key in COUNTED or (key not in FREE and not key.startswith(FREE_GROUPS))
+        if key in NOT_IGNORED or (key not in IGNORED and not key.startswith(IGNORED_PREFIXES))
     ]
     columns = [str(key) for key in summary if str(key).startswith("predicted_")]
     is_predicted = summary["provenance"].eq(Provenance.PREDICTED)
     if not is_predicted.any() or is_predicted.all():
         return summary
     predictions = summary.loc[is_predicted, [*settings, *columns]].drop_duplicates(settings)
-    found = summary[settings].merge(predictions, how="left", on=settings).set_index(summary.index)
-    return summary.assign(**{key: summary[key].where(summary[key].notna(), found[key]) for key in columns})
+    matches = summary[settings].merge(predictions, how="left", on=settings).set_index(summary.index)
+    return summary.assign(**{key: summary[key].where(summary[key].notna(), matches[key]) for key in columns})
 
 
 def with_prediction_errors(summary: pd.DataFrame) -> pd.DataFrame:
-    """Add the errors of what was predicted of cells that ran, over what was measured.
+    """Add the relative errors of the predictions of cells that ran.
 
-    Missing where nothing was predicted, or nothing measured. Replayed cells and cells whose ranks share a GPU
-    have no error of the time.
+    An error is missing where nothing was predicted or nothing was measured. Replayed cells and cells whose
+    ranks share a GPU have no error of the step time.
     """
     summary = with_predictions(summary)
     measured = summary["provenance"].eq(Provenance.MEASURED)
@@ -73,10 +73,10 @@ def with_prediction_errors(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def _fit_outcome(summary: pd.DataFrame, measured: pd.Series[bool]) -> pd.Series[str]:
-    """Return whether the verdict on memory came true; `undecided` where it left that open."""
-    said = summary["predicted_fit"].where(measured)
-    happened = summary["status"].map(HAPPENED)
-    outcome = np.where(said.eq(happened), RIGHT, WRONG)
-    outcome = np.where(said.eq(Fit.UNDECIDED), UNDECIDED, outcome)
-    known = said.notna() & happened.notna()
+    """Return whether each prediction of memory was `right` or `wrong`, or `undecided` where it was open."""
+    predicted = summary["predicted_fit"].where(measured)
+    observed = summary["status"].map(FIT_OF_STATUS)
+    outcome = np.where(predicted.eq(observed), RIGHT, WRONG)
+    outcome = np.where(predicted.eq(Fit.UNDECIDED), UNDECIDED, outcome)
+    known = predicted.notna() & observed.notna()
     return pd.Series(outcome, index=summary.index, dtype="object").where(known, None)

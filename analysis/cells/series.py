@@ -1,4 +1,4 @@
-"""A series is what one line of a figure shows: a strategy, plus the settings that vary, and no others."""
+"""Splits cells into series: a strategy with the settings that vary. A figure draws a line for each."""
 
 from __future__ import annotations
 
@@ -19,10 +19,18 @@ from bench.strategies import STRATEGIES
 from bench.strategies.plot_style import PlotStyle
 
 SOFTWARE = ("code", "torch")
-"""Where they differ anywhere, they are named everywhere."""
-FIRST = ("provenance", "hardware", "device_name", *SOFTWARE, "sp_degree", "cluster.world_size", "layout")
-"""The order in which settings are tried: the sooner one tells cells apart, the fewer are needed."""
-NEVER = frozenset(
+"""Columns of the software, which names state for all cells as soon as two cells differ."""
+TRIED_FIRST = (
+    "provenance",
+    "hardware",
+    "device_name",
+    *SOFTWARE,
+    "sp_degree",
+    "cluster.world_size",
+    "layout",
+)
+"""Settings that are tried first as keys of series, because they separate many cells."""
+NEVER_KEYS = frozenset(
     {
         "seq_len",
         "strategy",
@@ -33,8 +41,8 @@ NEVER = frozenset(
         "measure.reference_budget_s",
     }
 )
-"""The axes themselves, what the provenance says already, and what n does."""
-WORDING: Mapping[str, str] = {
+"""Settings that are no keys: axes of figures, and settings that the provenance or n already states."""
+SETTING_TEXTS: Mapping[str, str] = {
     "sp_degree": "sp {}",
     "cluster.world_size": "{} ranks",
     "cluster.memory_limit_gib": "limit {} GiB",
@@ -62,24 +70,23 @@ WORDING: Mapping[str, str] = {
 
 Codes = npt.NDArray[np.intp]
 
-
 OTHER_COLORS = ("#6699CC", "#AA3377", "#228833", "#BB5566", "#004488", "#997700")
 OTHER_MARKERS = ((4, 1, 45), (5, 0, 36), (5, 1, 36), (8, 1, 0))
-"""Stars and an upturned pentagon, which no strategy of ours has."""
+"""Stars and a pentagon upside down, which no built-in strategy has."""
 OTHER_STYLES = tuple(PlotStyle(color, marker) for marker in OTHER_MARKERS for color in OTHER_COLORS)
-"""Styles of strategies whose facts state none."""
+"""Styles for strategies whose facts state none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One strategy under one choice of the varying settings."""
+    """Cells of one strategy with the same values of all varying settings but the length."""
 
     strategy: str
     style: PlotStyle
     variant: str
     variant_number: int
     rows: pd.DataFrame
-    """Its cells, by length."""
+    """Cells of the series, by length."""
 
     @property
     def label(self) -> str:
@@ -87,10 +94,11 @@ class Series:
 
 
 def keys_and_number(summary: pd.DataFrame) -> tuple[list[str], pd.Series[int]]:
-    """The columns that, beside strategy and length, tell these cells apart, and per cell its series' number.
+    """Return the columns that distinguish series besides strategy and length, and each cell's series number.
 
-    As few columns as it takes. Settings that must be equal in a comparison count where they differ anywhere;
-    those that follow from the strategy, such as its default layout, only where they differ within one.
+    There are no more columns than needed. A setting that must be equal in a comparison is a key wherever it
+    differs. One that follows from the strategy, such as its default layout, is a key only where it differs
+    within a strategy.
     """
     keys: list[str] = []
     number = _codes(summary["strategy"])
@@ -104,7 +112,7 @@ def keys_and_number(summary: pd.DataFrame) -> tuple[list[str], pd.Series[int]]:
 
 
 def series_of(summary: pd.DataFrame, keys: Sequence[str]) -> Iterator[Series]:
-    """The series of cells that these keys tell apart, strategies in alphabetical order and `local` first."""
+    """Yield the series that these keys distinguish: `local` first, then by name of the strategy."""
     styles = styles_of(summary["strategy"].unique())
     for strategy in sorted(styles, key=lambda name: (name != "local", name)):
         cells = summary[summary["strategy"] == strategy]
@@ -116,7 +124,7 @@ def series_of(summary: pd.DataFrame, keys: Sequence[str]) -> Iterator[Series]:
 
 
 def cell_names(summary: pd.DataFrame, keys: Sequence[str], number: pd.Series[int]) -> pd.Series[str]:
-    """Per cell its strategy and what sets it apart from others of that strategy."""
+    """Return each cell's name: its strategy and its values of the keys, `ring, sp 4`."""
     is_first = ~number.duplicated()
     firsts = summary.loc[is_first, ["strategy", *keys]]
     names = [
@@ -127,10 +135,10 @@ def cell_names(summary: pd.DataFrame, keys: Sequence[str], number: pd.Series[int
 
 
 def styles_of(strategies: Iterable[str]) -> dict[str, PlotStyle]:
-    """Return each strategy's style: the one in its facts, else one that follows from its name.
+    """Return each strategy's style: the style in its facts, else a style derived from its name.
 
-    A plug-in that states the colour and marker of another strategy counts as one that states none. Where two
-    would look alike, the later in the alphabet takes the next style that is free.
+    A plug-in whose facts state the colour and marker of another strategy is treated as if they stated none.
+    Where two derived styles are equal, the strategy later in the alphabet takes the next free style.
     """
     ours = {name: facts.style for name, facts in STRATEGIES.built_in.items() if facts.style is not None}
     taken = {style.color_and_marker for style in ours.values()}
@@ -140,58 +148,58 @@ def styles_of(strategies: Iterable[str]) -> dict[str, PlotStyle]:
         if stated is not None and stated.color_and_marker in taken:
             stated = None
         wanted = zlib.crc32(name.encode()) % len(OTHER_STYLES)
-        turns = (*OTHER_STYLES[wanted:], *OTHER_STYLES[:wanted])
-        free = (style for style in turns if style.color_and_marker not in taken)
-        styles[name] = ours.get(name) or stated or next(free, turns[0])
+        candidates = (*OTHER_STYLES[wanted:], *OTHER_STYLES[:wanted])
+        free = (style for style in candidates if style.color_and_marker not in taken)
+        styles[name] = ours.get(name) or stated or next(free, candidates[0])
         taken.add(styles[name].color_and_marker)
     return styles
 
 
 def _plug_in_style(name: str) -> PlotStyle | None:
-    """Return the style that an installed plug-in states; None where it states none or cannot be loaded."""
+    """Return the style in the facts of an installed plug-in; None without a style or where loading fails."""
     with suppress(ConfigError, KeyError):
         return STRATEGIES[name].style
     return None
 
 
 def variants(cells: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """What sets each cell apart, in a few words: `sp 4, fsdp2`."""
-    columns = [map(_wordings(cells[key]).get, cells[key].tolist()) for key in keys]
+    """Return the texts of each cell's values of the keys: `sp 4, fsdp2`."""
+    columns = [map(_setting_texts(cells[key]).get, cells[key].tolist()) for key in keys]
     return [", ".join(filter(None, parts)) for parts in zip(*columns, strict=True)] or [""] * len(cells)
 
 
 def variant(row: pd.Series[Any] | Mapping[Any, Any], keys: Sequence[str]) -> str:
-    """The variant of one cell."""
-    return ", ".join(filter(None, (_wording(key, row[key]) for key in keys)))
+    """Return the text of one cell's values of the keys: `sp 4, fsdp2`."""
+    return ", ".join(filter(None, (_setting_text(key, row[key]) for key in keys)))
 
 
 def _candidates(summary: pd.DataFrame) -> list[str]:
-    known = [*FIRST, *config_columns(summary)]
-    return [key for key in dict.fromkeys(known) if key not in NEVER and varies(summary, key)]
+    known = [*TRIED_FIRST, *config_columns(summary)]
+    return [key for key in dict.fromkeys(known) if key not in NEVER_KEYS and varies(summary, key)]
 
 
 def _codes(column: pd.Series[Any]) -> Codes:
-    """Per row the number of its value, missing being one of them."""
+    """Return the number of each row's value, where missing counts as a value."""
     return pd.factorize(column, use_na_sentinel=False)[0]
 
 
-def _wordings(column: pd.Series[Any]) -> dict[Any, str]:
-    """The words for each value of a column; many cells have few."""
-    return {value: _wording(str(column.name), value) for value in column.dropna().unique().tolist()}
+def _setting_texts(column: pd.Series[Any]) -> dict[Any, str]:
+    """Return the text of each distinct value of a column, of which many cells have few."""
+    return {value: _setting_text(str(column.name), value) for value in column.dropna().unique().tolist()}
 
 
-def _wording(key: str, value: Any) -> str:
+def _setting_text(key: str, value: Any) -> str:
     if pd.isna(value) or value == NOT_USED:
         return ""
-    return WORDING.get(key, f"{key}={{}}").format(_whole(value))
+    return SETTING_TEXTS.get(key, f"{key}={{}}").format(_without_fraction(value))
 
 
 def _must_agree(key: str) -> bool:
-    spread = key in FREE or key.startswith(FREE_GROUPS)
-    detail = "." in key or key == "device_name"
-    return not spread and not detail
+    is_free = key in FREE or key.startswith(FREE_GROUPS)
+    is_detail = "." in key or key == "device_name"
+    return not is_free and not is_detail
 
 
-def _whole(value: Any) -> Any:
-    """The number without a needless fraction: a column with gaps holds 4 as 4.0."""
+def _without_fraction(value: Any) -> Any:
+    """Return a whole number as int, because a column with missing values holds 4 as 4.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

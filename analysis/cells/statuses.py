@@ -1,4 +1,4 @@
-"""Statuses as the report shows them; predicted and replayed cells may be undecided about memory."""
+"""Statuses as the report shows them: for predicted and replayed cells, memory may be undecided."""
 
 from __future__ import annotations
 
@@ -14,32 +14,37 @@ from bench.record.record import Provenance, Status
 
 PREDICTED, FITS, UNDECIDED, RUNS_OUT = "predicted", "predicted_fits", "predicted_undecided", "predicted_out"
 NO_SPARE = "replayed_undecided"
-"""A replay that fitted with less than SPARE_BYTES left."""
+"""Status of a replay that left less than SPARE_BYTES of memory free."""
 SPARE_BYTES = 3 * GIB
-"""Memory that NCCL and CUDA may hold on a rank with peers, and do not hold in a replay. Assumed: one rank of
-NCCL on an H100 held 2.1 GiB outside of torch's allocator (results/reference/h100); more were not measured."""
+"""Memory that NCCL and CUDA may need on a rank with peers, which a replay does not have. This is an
+assumption: one rank with NCCL on an H100 held 2.1 GiB outside torch's allocator (results/reference/h100), and
+more ranks were not measured."""
 EXCLUDED = "excluded (traced step not representative)"
 NOT_KNOWN = "excluded (not known from the trace)"
-OF_FIT: Mapping[str, str] = {Fit.FITS: FITS, Fit.UNDECIDED: UNDECIDED, Fit.OUT_OF_MEMORY: RUNS_OUT}
-"""By the verdict on memory, what stands for the status of a predicted cell."""
-SAYS_NOTHING = frozenset({Status.OK.value, Status.OUT_OF_MEMORY.value})
-"""Statuses of predicted cells that the verdict on memory says more about."""
+STATUS_OF_FIT: Mapping[str, str] = {Fit.FITS: FITS, Fit.UNDECIDED: UNDECIDED, Fit.OUT_OF_MEMORY: RUNS_OUT}
+"""Shown status of a predicted cell, by the predicted fit."""
+REPLACED = frozenset({Status.OK.value, Status.OUT_OF_MEMORY.value})
+"""Statuses of predicted cells that the predicted fit replaces."""
 
 
 def shown_status(cell: Mapping[Any, Any]) -> str:
-    """A status for labels and glyphs: the record's, or that of a prediction."""
+    """Return the status of a cell for labels and glyphs: the record's, or one of the constants here."""
     status = str(cell["status"])
     if cell["provenance"] == Provenance.REPLAYED and status == Status.OK and cell["cluster.world_size"] > 1:
-        # a comparison with a missing number is false
+        # a comparison with a missing value is False
         has_no_spare = cell["device_memory_bytes"] - cell["device_used_bytes"] < SPARE_BYTES
         return NO_SPARE if has_no_spare else status
-    if cell["provenance"] != Provenance.PREDICTED or status not in SAYS_NOTHING:
+    if cell["provenance"] != Provenance.PREDICTED or status not in REPLACED:
         return status
-    return RUNS_OUT if status == Status.OUT_OF_MEMORY else OF_FIT.get(str(cell["predicted_fit"]), PREDICTED)
+    return (
+        RUNS_OUT
+        if status == Status.OUT_OF_MEMORY
+        else STATUS_OF_FIT.get(str(cell["predicted_fit"]), PREDICTED)
+    )
 
 
 def shown_statuses(frame: pd.DataFrame) -> pd.Series[str]:
-    """The shown status of every row."""
+    """Return the shown status of every row."""
     shown = frame["status"].astype("object")
     differ = frame["provenance"].isin([Provenance.PREDICTED, Provenance.REPLAYED])
     if differ.any():
@@ -48,14 +53,14 @@ def shown_statuses(frame: pd.DataFrame) -> pd.Series[str]:
 
 
 def excluded_statuses(frame: pd.DataFrame, column: str) -> pd.Series[str]:
-    """The statuses, with EXCLUDED or NOT_KNOWN where a trace left no value in this column."""
+    """Return the statuses, with EXCLUDED or NOT_KNOWN where a traced cell has no value in this column."""
     status, ratio = frame["status"].astype("object"), frame["traced_to_timed"]
     is_missing = status.eq("ok") & ratio.notna() & frame[column].isna()
-    why = ratio.map(lambda each: EXCLUDED if is_void(each) else NOT_KNOWN, na_action="ignore")
-    return status.where(~is_missing, why)
+    reason = ratio.map(lambda ratio: EXCLUDED if is_void(ratio) else NOT_KNOWN, na_action="ignore")
+    return status.where(~is_missing, reason)
 
 
 def undecided_statuses(frame: pd.DataFrame) -> pd.Series[str]:
-    """The statuses, with UNDECIDED or NO_SPARE where it is left open whether there is memory."""
+    """Return the statuses, with UNDECIDED or NO_SPARE where it is open whether the cell fits in memory."""
     shown = shown_statuses(frame)
     return shown.where(shown.isin([UNDECIDED, NO_SPARE]), frame["status"])

@@ -1,4 +1,4 @@
-"""One row per cell: the repeats of a cell reduced to their median, its spread, and all of it as CSV."""
+"""Reduces the repeats of each cell to one row, with its spread, and writes the rows as CSV."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from analysis.read.results import tokens_per_s
 from bench.common.statistics import median_interval
 
 CELL = ["cell_id", "provenance", "hardware", "device_name", "code", "torch"]
-"""What makes two records repeats of one another: the same request on the same machine and software."""
+"""Columns in which repeats of a cell agree: the same request, machine and software."""
 
 MEDIANS, RATES, FIRSTS = map(metrics_reduced, (Reduction.MEDIAN, Reduction.RATE, Reduction.FIRST))
 FIRSTS_OF_ALL = metrics_reduced(Reduction.FIRST_OF_ALL)
 LOWEST, HIGHEST, TOTALS = map(metrics_reduced, (Reduction.LOWEST, Reduction.HIGHEST, Reduction.TOTAL))
 INTERVALS = ["step_time_low_ms", "step_time_high_ms", "tokens_per_s_low", "tokens_per_s_high"]
-OF_PROCESSES = ("tokens_per_s", "tokens_per_s_with_link", "started_at")
-OF_ONE_REPEAT = frozenset({"repeat", "order"})
-ORDER = ["seq_len", "strategy", "cluster.world_size", "sp_degree", "engine", "layout", "dtype"]
+PROCESS_COLUMNS = ("tokens_per_s", "tokens_per_s_with_link", "started_at")
+REPEAT_COLUMNS = frozenset({"repeat", "order"})
+ROW_ORDER = ["seq_len", "strategy", "cluster.world_size", "sp_degree", "engine", "layout", "dtype"]
 FORMULA_STARTS = ("=", "+", "-", "@", "\t")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Summary:
-    """The cells behind a frame of records."""
+    """Cells of a frame of records, and the processes behind their speeds."""
 
     rows: pd.DataFrame
     """One row per cell."""
     processes: pd.DataFrame
-    """Per process that gave a speed OF_PROCESSES, by the row of its cell."""
+    """PROCESS_COLUMNS of each process that gave a speed, indexed by the row of its cell."""
 
 
 def summarise(frame: pd.DataFrame) -> Summary:
-    """One row per cell, by length and then strategy, and the processes behind it.
+    """Return one row per cell, by length and then strategy, and the processes behind it.
 
-    Adds `repeats`, `failed_repeats`, `n` with `n_of` (what the interval's samples are: steps of the only
-    repeat, or repeats) and the lowest and highest repeat's tokens per second. `status` and `reason` are
-    those of a failed repeat where there is one, `started_at` is the last repeat's.
+    Adds `repeats`, `failed_repeats`, `n` samples of the interval, `n_of` (`steps` of the only repeat, or
+    `repeats`), and the tokens/s of the slowest and the fastest repeat. `status` and `reason` are those of a
+    failed repeat where there is one. `started_at` is that of the last repeat.
     """
     cell = _cell_numbers(frame)
     failed = frame["status"] != "ok"
     shown = _shown_rows(frame, cell, failed)
-    columns = [key for key in frame.columns if key not in OF_ONE_REPEAT]
+    columns = [key for key in frame.columns if key not in REPEAT_COLUMNS]
     summary = frame.loc[shown, columns].set_index(cell[shown])
-    summary[RATES] = 1 / (1 / summary[RATES])  # rounded as rates over repeats are
+    summary[RATES] = 1 / (1 / summary[RATES])  # the same rounding as for rates of several repeats
     is_repeat = cell.duplicated(keep=False)
     if is_repeat.any():
-        reduced = _reduced(frame[is_repeat], cell[is_repeat])
+        reduced = _reduce_repeats(frame[is_repeat], cell[is_repeat])
         summary.loc[reduced.index, reduced.columns] = reduced
     summary["repeats"] = cell.value_counts()
     summary["failed_repeats"] = failed.groupby(cell).sum()
@@ -57,8 +57,8 @@ def summarise(frame: pd.DataFrame) -> Summary:
     return Summary(rows.reset_index(drop=True), _processes(frame, cell, rows.index))
 
 
-def _reduced(frame: pd.DataFrame, cell: pd.Series[int]) -> pd.DataFrame:
-    """By a cell's number its records as one; those that failed have no figures that could count."""
+def _reduce_repeats(frame: pd.DataFrame, cell: pd.Series[int]) -> pd.DataFrame:
+    """Return one row per cell number, reduced from its records; failed records have no values to count."""
     repeats = frame.groupby(cell)
     return pd.concat(
         [
@@ -75,36 +75,37 @@ def _reduced(frame: pd.DataFrame, cell: pd.Series[int]) -> pd.DataFrame:
 
 
 def _processes(frame: pd.DataFrame, cell: pd.Series[int], cells_in_order: pd.Index[int]) -> pd.DataFrame:
-    """Those of Summary, of cells that stand in this order."""
+    """Return the processes of Summary, where the rows of cells have this order."""
     gave_speed = frame["tokens_per_s"].notna() & (frame["status"] == "ok")
     row = pd.Series(range(len(cells_in_order)), index=cells_in_order, dtype="int64")
-    processes = frame.loc[gave_speed, [*OF_PROCESSES]]
+    processes = frame.loc[gave_speed, [*PROCESS_COLUMNS]]
     return processes.set_index(cell[gave_speed].map(row)).sort_index(kind="stable")
 
 
 def _cell_numbers(frame: pd.DataFrame) -> pd.Series[int]:
-    """Per record the number of its cell, in order of first appearance."""
+    """Return the number of each record's cell, in order of first appearance."""
     return frame.groupby(CELL, dropna=False, sort=False).ngroup()
 
 
 def _shown_rows(frame: pd.DataFrame, cell: pd.Series[int], failed: pd.Series[bool]) -> pd.Index[int]:
-    """Of each cell the row that stands for it: its first that failed, else its first; in ORDER."""
+    """Return the row that represents each cell, its first failed row or else its first row, in ROW_ORDER."""
     failed_first = failed.sort_values(ascending=False, kind="stable").index
     first = failed_first[~cell[failed_first].duplicated()]
-    return frame.loc[first, ORDER].sort_values(ORDER, kind="stable").index
+    return frame.loc[first, ROW_ORDER].sort_values(ROW_ORDER, kind="stable").index
 
 
 def _last_starts(started_at: pd.Series[str], cell: pd.Series[int]) -> pd.Series[str]:
-    """Return, by a cell's number, when the last of its records was started."""
+    """Return the start of each cell's last record, indexed by the cell's number."""
     in_time = started_at.sort_values(kind="stable")
     last = in_time[~cell[in_time.index].duplicated(keep="last")]
     return last.set_axis(cell[last.index])
 
 
 def _with_spread(summary: pd.DataFrame, frame: pd.DataFrame, cell: pd.Series[int]) -> pd.DataFrame:
-    """`n`, `n_of`, the interval and the range over repeats; repeats outrank the steps within one.
+    """Add `n`, `n_of`, the interval and the range over repeats to the summary.
 
-    A prediction has no samples, however many records say the same.
+    With several timed repeats the samples are repeats, else steps. A prediction has no samples, whatever its
+    number of records.
     """
     timed = frame["n_steps"].notna()
     repeats = cell[timed].value_counts().reindex(summary.index, fill_value=0)
@@ -113,11 +114,11 @@ def _with_spread(summary: pd.DataFrame, frame: pd.DataFrame, cell: pd.Series[int
     summary["n_of"] = several.map({True: "repeats", False: "steps"}).where(summary["n"].notna())
     repeated = summary.index[several]
     runs = frame.loc[timed & cell.isin(repeated), ["tokens_per_s", "step_time_ms"]]
-    own = cell[runs.index]
-    summary["tokens_per_s_lowest_repeat"] = runs["tokens_per_s"].groupby(own).min()
-    summary["tokens_per_s_highest_repeat"] = runs["tokens_per_s"].groupby(own).max()
+    cell_of_run = cell[runs.index]
+    summary["tokens_per_s_lowest_repeat"] = runs["tokens_per_s"].groupby(cell_of_run).min()
+    summary["tokens_per_s_highest_repeat"] = runs["tokens_per_s"].groupby(cell_of_run).max()
     summary.loc[several, INTERVALS] = None
-    ends = _interval_ends(own, runs["step_time_ms"], summary.loc[repeated, "tokens_per_step"])
+    ends = _interval_ends(cell_of_run, runs["step_time_ms"], summary.loc[repeated, "tokens_per_step"])
     if ends:
         summary.loc[[*ends], INTERVALS] = [*ends.values()]
     return summary
@@ -126,8 +127,8 @@ def _with_spread(summary: pd.DataFrame, frame: pd.DataFrame, cell: pd.Series[int
 def _interval_ends(
     cell: pd.Series[int], step_time_ms: pd.Series[float], tokens_per_step: pd.Series[float]
 ) -> dict[int, tuple[float, ...]]:
-    """By a cell's number the INTERVALS of its repeats; none of a cell that has too few."""
-    found = {number: median_interval([*times]) for number, times in step_time_ms.groupby(cell)}
+    """Return the INTERVALS of each cell's repeats, by the cell's number; cells with too few are left out."""
+    intervals = {number: median_interval([*times]) for number, times in step_time_ms.groupby(cell)}
     return {
         number: (
             interval.low,
@@ -135,28 +136,28 @@ def _interval_ends(
             tokens_per_s(tokens_per_step[number], interval.high),
             tokens_per_s(tokens_per_step[number], interval.low),
         )
-        for number, interval in found.items()
+        for number, interval in intervals.items()
         if interval is not None
     }
 
 
 def csv_text(summary: pd.DataFrame) -> str:
-    """All columns of the summary; missing is empty, and no text cell is a spreadsheet formula."""
-    written = {name: _writable(column) for name, column in summary.items()}
-    return pd.DataFrame(written, columns=summary.columns).to_csv(index=False, lineterminator="\n")
+    """Return the summary as CSV, in which missing values are empty and no text is a spreadsheet formula."""
+    columns = {name: _csv_column(column) for name, column in summary.items()}
+    return pd.DataFrame(columns, columns=summary.columns).to_csv(index=False, lineterminator="\n")
 
 
-def _writable(column: pd.Series[Any]) -> pd.Series[Any]:
-    """The column with whole bytes and harmless texts."""
+def _csv_column(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Return the column with bytes as whole numbers and texts as `_csv_value` returns them."""
     if pd.api.types.is_bool_dtype(column):
         return column
     if pd.api.types.is_numeric_dtype(column):
         return column.round().astype("Int64") if str(column.name).endswith("_bytes") else column
-    return column.map(_harmless)
+    return column.map(_csv_value)
 
 
-def _harmless(value: Any) -> Any:
-    """A text without what a spreadsheet computes, and with line ends that CSV readers agree on."""
+def _csv_value(value: Any) -> Any:
+    """Return a text that no spreadsheet takes for a formula, with line ends that all CSV readers accept."""
     if not isinstance(value, str):
         return value
     text = value.replace("\r\n", "\n").replace("\r", "\n")

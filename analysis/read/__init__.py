@@ -1,1 +1,1 @@
-"""Records become metrics, and metrics one table. May import labels."""
+"""Computes metrics from records and puts them into one table. May import labels."""

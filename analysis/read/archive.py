@@ -1,6 +1,7 @@
-"""Sweeps' folders, read line by line.
+"""Reads the records of sweeps' folders line by line into one frame.
 
-Raw records are too large to keep. Of each we keep its row and its place in the file, for the page to show it.
+Raw records are too large for memory. The archive holds a row for each record, and its place in the file, so
+that the page can show it.
 """
 
 from __future__ import annotations
@@ -20,48 +21,53 @@ from bench.record.record import Record, Status, is_finding
 from bench.record.store import RECORDS, StoreError, parse_record, placed_records
 
 VOLATILE: Mapping[str, None] = dict.fromkeys(("load_average", "gpu_temperature_c"))
-"""Fields of an environment that change by the minute, and the value that leaves them out."""
+"""Fields of an environment that change by the minute, with the value that replaces them."""
 MADE_WITH: Mapping[str, str] = {"code": "code", "torch": "torch", "device": "device_name"}
-"""What has to be equal for two records to be compared, unless `--mix` names it; and the column with it."""
+"""Origins that compared records must share unless `--mix` names them, each with its column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """All records of some folders, of a cell that was run again after a failure only the last attempt."""
+    """Records of some folders; of a cell that ran again after a failure only the last attempt."""
 
     frame: pd.DataFrame
     """One row per record."""
     places: Sequence[tuple[Path, int]]
-    """Row by row, file and byte of the record itself."""
+    """File and first byte of each row's record."""
     shared: Mapping[str, Any]
-    """The settings that all records have in common."""
+    """Settings that are equal in all records."""
     environments: Sequence[Environment]
-    """The different ones that they ran in, without what changes by the minute."""
+    """Distinct environments of the records, without the VOLATILE fields."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """How many attempts are not among the rows, by why their cell ran again."""
+    """Number of attempts that have no row, by the reason why their cell ran again."""
 
     def record(self, row: int) -> Record:
-        """The whole record behind a row of the frame."""
+        """Read the record of a row of the frame from its file."""
         path, start = self.places[row]
         with path.open("rb") as file:
             file.seek(start)
             return parse_record(path, 0, file.readline())
 
     def mixed(self, kinds: Collection[str]) -> Archive:
-        """The archive with these kinds of MADE_WITH treated as equal: a column names all its values."""
+        """Return the archive with these kinds of MADE_WITH made equal: their columns name all values."""
         columns = {MADE_WITH[kind]: " and ".join(origins(self.frame, kind)) or None for kind in kinds}
         return replace(self, frame=self.frame.assign(**columns))
 
 
 def origins(frame: pd.DataFrame, kind: str) -> list[str]:
-    """The different values of one kind of MADE_WITH, in alphabetical order, of the records that say it."""
+    """Return the distinct recorded values of one kind of MADE_WITH in alphabetical order."""
     return sorted(map(str, frame[MADE_WITH[kind]].dropna().unique()))
 
 
 def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive:
-    """The records of all folders. `peaks` maps hardware to peak FLOP/s.
+    """Read the records of all folders.
 
-    Raises StoreError, in one line, for a folder without records and for a line that is no record.
+    Args:
+        folders: folders of sweeps.
+        peaks: peak FLOP/s by hardware name.
+
+    Raises:
+        StoreError: in one line, for a folder without records and for a line that is not a record.
     """
     rows, places, configs = [], [], []
     environments: dict[bytes, Environment] = {}
@@ -75,9 +81,9 @@ def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive
     last, left_out = _last_attempts(frame, [path for path, _ in places])
     frame, places = frame.iloc[last].reset_index(drop=True), [places[row] for row in last]
     return Archive(
-        frame=frame.assign(steps_compared=_steps_held(frame, [str(path) for path, _ in places])),
+        frame=frame.assign(steps_compared=_compared_steps(frame, [str(path) for path, _ in places])),
         places=places,
-        shared=_shared(configs),
+        shared=_shared_settings(configs),
         environments=[*environments.values()],
         left_out=left_out,
     )
@@ -93,46 +99,46 @@ def _records(folders: Iterable[Path]) -> Iterator[tuple[tuple[Path, int], Record
         yield from (((path, start), record) for start, record in placed_records(path))
 
 
-def _shared(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings in which all configurations agree."""
+def _shared_settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings in which all configurations agree."""
     first = configs[0] if configs else {}
     return {
         key: value
         for key, value in first.items()
-        if all(key in each and each[key] == value for each in configs)
+        if all(key in config and config[key] == value for config in configs)
     }
 
 
-def _steps_held(frame: pd.DataFrame, files: Sequence[str]) -> pd.Series[float]:
-    """Per record how many of its steps are held; `files` are where the records stand.
+def _compared_steps(frame: pd.DataFrame, files: Sequence[str]) -> pd.Series[float]:
+    """Return the number of compared steps of each record; `files` are the records' files.
 
-    What others were compared with is held by them: two that agree check each other. It came first, so its own
-    record cannot say so.
+    Two cells that agree check each other. The cell that ran first was compared with nothing then, so the
+    steps that later cells of the same file compared with it count for it too.
     """
-    held, file = frame["steps_compared"], pd.Series(files, index=frame.index, dtype="str")
-    others = held > 0
-    by_others = held[others].groupby([file[others], frame.loc[others, "compared_with"]]).max()
-    first = frame.index[held == 0]
-    found = by_others.reindex(pd.MultiIndex.from_arrays([file[first], frame.loc[first, "cell_id"]]))
-    of_first = pd.Series(found.to_numpy(), index=first).fillna(0)
-    return held.where(held != 0, of_first.clip(upper=frame["steps"][first]).reindex(frame.index))
+    compared, file = frame["steps_compared"], pd.Series(files, index=frame.index, dtype="str")
+    later = compared > 0
+    by_base = compared[later].groupby([file[later], frame.loc[later, "compared_with"]]).max()
+    first = frame.index[compared == 0]
+    keys = pd.MultiIndex.from_arrays([file[first], frame.loc[first, "cell_id"]])
+    of_first = pd.Series(by_base.reindex(keys).to_numpy(), index=first).fillna(0)
+    return compared.where(compared != 0, of_first.clip(upper=frame["steps"][first]).reindex(frame.index))
 
 
 def _last_attempts(frame: pd.DataFrame, files: Sequence[Path]) -> tuple[list[int], Counter[str]]:
-    """The rows that count, and how many do not by why their cell ran again.
+    """Return the rows that count, and the number of other rows by the reason why their cell ran again.
 
-    Of equal file, cell and repeat the last one counts, where the first stood.
+    Of the rows with the same file, cell and repeat the last one counts, at the place of the first.
     """
     keys = [*zip(files, frame["cell_id"], frame["repeat"], strict=True)]
     last = {key: row for row, key in enumerate(keys)}
-    told = frame[["role", "status", *MADE_WITH.values()]].to_dict("records")
+    attempts = frame[["role", "status", *MADE_WITH.values()]].to_dict("records")
     earlier = ((row, last[key]) for row, key in enumerate(keys) if row != last[key])
-    return [*last.values()], Counter(_why(told[row], told[newer]) for row, newer in earlier)
+    return [*last.values()], Counter(_rerun_reason(attempts[row], attempts[newer]) for row, newer in earlier)
 
 
-def _why(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str:
-    """What of an attempt made its cell run again."""
+def _rerun_reason(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str:
+    """Return the reason why the cell of an attempt ran again, as a remark on the attempt."""
     if not is_finding(str(before["role"]), Status(before["status"])):
-        return "failed or were interrupted"
-    others = [name for name, column in MADE_WITH.items() if before[column] != after[column]]
-    return f"of other {' and '.join(others)}" if others else "stand twice"
+        return "failed or interrupted"
+    different = [name for name, column in MADE_WITH.items() if before[column] != after[column]]
+    return f"with other {' and '.join(different)}" if different else "duplicated"

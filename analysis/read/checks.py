@@ -1,4 +1,4 @@
-"""Checks of one record: how many were made, and in how many steps training was compared."""
+"""Summarises the checks of one record: how many were made, and in how many steps training was compared."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ def checks_sentence(checks: Sequence[Check]) -> str:
     return checks_label({check.what: check.reason if check.is_missing else None for check in checks})
 
 
-def _missing(checks: Sequence[Check]) -> list[str]:
+def _missing_names(checks: Sequence[Check]) -> list[str]:
     """Return the names of the checks that were not made or ended below the noise."""
-    missing = [check.what for check in checks if check.is_missing]
-    return missing + [f"{check.what} (below noise)" for check in checks if check.below_noise is not None]
+    names = [check.what for check in checks if check.is_missing]
+    return names + [f"{check.what} (below noise)" for check in checks if check.below_noise is not None]
 
 
-def missing(checks: Sequence[Check]) -> str | None:
+def missing_checks(checks: Sequence[Check]) -> str | None:
     """Return the names of the checks that were not made or ended below the noise; None without any."""
-    return BETWEEN_NAMES.join(_missing(checks)) or None
+    return BETWEEN_NAMES.join(_missing_names(checks)) or None
 
 
-def made(checks: Sequence[Check]) -> int:
-    """Return how many checks were made."""
-    return len(checks) - len(_missing(checks))
+def made_count(checks: Sequence[Check]) -> int:
+    """Return the number of checks that were made and not below the noise."""
+    return len(checks) - len(_missing_names(checks))
 
 
-def _of_training(checks: Sequence[Check]) -> list[Check]:
+def _training_checks(checks: Sequence[Check]) -> list[Check]:
     return [check for check in checks if check.compares_training and check.of_steps is not None]
 
 
-def steps(checks: Sequence[Check]) -> int | None:
-    """Return how many full-length steps should be compared; None where nothing is trained."""
-    return max((check.of_steps or 0 for check in _of_training(checks)), default=None)
+def step_count(checks: Sequence[Check]) -> int | None:
+    """Return the number of full-length steps to compare; None where nothing is trained."""
+    return max((check.of_steps or 0 for check in _training_checks(checks)), default=None)
 
 
-def compared_steps(checks: Sequence[Check]) -> int | None:
-    """Return how many steps the check that reaches furthest compared: at least so many were."""
-    return max((check.steps or 0 for check in _of_training(checks)), default=None)
+def compared_step_count(checks: Sequence[Check]) -> int | None:
+    """Return the number of steps of the check that compared most, which is a lower bound for all checks."""
+    return max((check.steps or 0 for check in _training_checks(checks)), default=None)

@@ -1,4 +1,4 @@
-"""Records to one tidy frame: one row per cell and repeat."""
+"""Puts records into one tidy frame with a row per cell and repeat."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ RECORD_COLUMNS = (
     "started_at", "wall_s", "fixed_cost_s",
 )  # fmt: skip
 DERIVED_COLUMNS = ("code", "torch", "device_name", "device_memory_bytes", "sequences_per_step")
-METRIC_COLUMNS = tuple(each.name for each in OF_RECORD)
-NUMBER_COLUMNS = frozenset({"device_memory_bytes", *(each.name for each in OF_RECORD if not each.is_text)})
-NO_SETTING = frozenset({*RECORD_COLUMNS, *DERIVED_COLUMNS, *METRICS})
-"""Every column that is not part of a cell's configuration."""
+METRIC_COLUMNS = tuple(metric.name for metric in OF_RECORD)
+NUMBER_COLUMNS = frozenset(
+    {"device_memory_bytes", *(metric.name for metric in OF_RECORD if not metric.is_text)}
+)
+NOT_SETTINGS = frozenset({*RECORD_COLUMNS, *DERIVED_COLUMNS, *METRICS})
+"""Columns that are not part of a cell's configuration."""
 SETTINGS = (
     "seq_len", "strategy", "sp_degree", "layout", "kernel", "engine", "dtype", "model", "workload", "batch",
     "checkpointing", "loss", "model.num_layers", "hardware", "cluster.world_size", "cluster.device",
@@ -29,17 +31,17 @@ SETTINGS = (
     "cluster.network", "replay.rank", "engine.leaf", "tiled_mlp", "offload.activations", "offload.optimizer",
     "measure.nvtx",
 )  # fmt: skip
-"""Settings that the analysis reads: the frame has them also where no record does."""
+"""Settings that the analysis reads; the frame has a column for them even where no record has the setting."""
 RAN_HERE = frozenset({Provenance.MEASURED, Provenance.REPLAYED})
-"""Provenances whose environment is the machine the numbers belong to."""
+"""Provenances for which the environment describes the machine that the numbers belong to."""
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Rows as a frame, with every column that the analysis reads also where none of them has it.
+    """Return rows as a frame that has every column that the analysis reads.
 
-    What a row lacks is None, or NaN among numbers.
+    A missing value is None, or NaN in a column of numbers.
     """
-    settings = dict.fromkeys(key for row in rows for key in row if key not in NO_SETTING)
+    settings = dict.fromkeys(key for row in rows for key in row if key not in NOT_SETTINGS)
     known = (*RECORD_COLUMNS, *settings, *DERIVED_COLUMNS, *METRIC_COLUMNS, *SETTINGS)
     return pd.DataFrame({key: _column(key, [row.get(key) for row in rows]) for key in dict.fromkeys(known)})
 
@@ -51,15 +53,19 @@ def _column(name: str, values: list[Any]) -> pd.Series[Any] | list[Any]:
 
 
 def config_columns(frame: pd.DataFrame) -> list[str]:
-    """The columns that hold the cell's configuration, in the record's order."""
-    return [column for column in frame.columns if column not in NO_SETTING]
+    """Return the columns of the cell's configuration, in the record's order."""
+    return [column for column in frame.columns if column not in NOT_SETTINGS]
 
 
 def row_of(record: Record, peaks: Mapping[str, float]) -> dict[str, Any]:
-    """Return a record's row of the frame, by column. `peaks` maps hardware to peak FLOP/s.
+    """Return a record's row of the frame, by column.
 
-    A setting that is no single value stands as its JSON. The device is None where another machine than the
-    target wrote the record, its memory also on a CPU.
+    A list or mapping among the settings becomes JSON. The device and its memory are None where the machine
+    that wrote the record is not the one that the numbers belong to; on a CPU the memory is None too.
+
+    Args:
+        record: record to convert.
+        peaks: peak FLOP/s by hardware name.
     """
     results, environment, ran_here = Results(record, peaks), record.environment, record.provenance in RAN_HERE
     return {
@@ -70,7 +76,9 @@ def row_of(record: Record, peaks: Mapping[str, float]) -> dict[str, Any]:
         "device_name": environment.device_name if ran_here else None,
         "device_memory_bytes": next(iter(environment.gpu_memory_bytes), None) if ran_here else None,
         "sequences_per_step": _sequences_per_step(record.config),
-        **{each.name: each.from_record(results) for each in OF_RECORD if each.from_record is not None},
+        **{
+            metric.name: metric.from_record(results) for metric in OF_RECORD if metric.from_record is not None
+        },
     }
 
 
@@ -79,7 +87,7 @@ def _comparable(value: Any) -> Any:
 
 
 def _sequences_per_step(config: Mapping[str, Any]) -> int | None:
-    """Whole sequences in one optimizer step over all ranks; None where a record does not say."""
+    """Return the number of sequences in one optimizer step over all ranks; None where it is not recorded."""
     count = 1
     for key in ("batch", "grad_accum", "dp_replicate", "dp_shard"):
         if config.get(key) is None:

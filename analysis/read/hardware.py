@@ -1,4 +1,4 @@
-"""Hardware as its files in conf/ describe it."""
+"""Reads the descriptions of hardware from the files in conf/hardware."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ HARDWARE_FOLDER = Path(__file__).resolve().parents[2] / "conf" / "hardware"
 
 
 def peak_flops_per_s(folder: Path = HARDWARE_FOLDER) -> dict[str, float]:
-    """Dense 16-bit peak per hardware name, FLOP/s, for the hardware whose datasheet is known."""
+    """Return the dense 16-bit peak in FLOP/s by hardware name, where a datasheet states it."""
     return hardware_facts("peak_flops_per_s", folder)
 
 
 def hardware_facts(key: str, folder: Path = HARDWARE_FOLDER) -> dict[str, float]:
-    """One number per hardware name, for the hardware of which it is known."""
-    return {each["name"]: float(each[key]) for each in _hardware(folder) if key in each}
+    """Return one number by hardware name, where the hardware's file has it."""
+    return {facts["name"]: float(facts[key]) for facts in _hardware_files(folder) if key in facts}
 
 
 @cache
-def _hardware(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """The contents of the folder's files, read once a process."""
+def _hardware_files(folder: Path) -> Sequence[Mapping[str, Any]]:
+    """Return the contents of the folder's files, which a process reads once."""
     return [yaml.load(path.read_text(), yaml.CSafeLoader) for path in sorted(folder.glob("*.yaml"))]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLink:
-    """Link between devices of one node."""
+    """Link between the devices of one node."""
 
     name: str
     bytes_per_s: float
@@ -39,11 +39,15 @@ class NodeLink:
 
 
 def node_links(folder: Path = HARDWARE_FOLDER) -> dict[str, NodeLink]:
-    """Per hardware name the link within a node, for the hardware of which it is known."""
-    nodes = {each["name"]: each["links"]["node"] for each in _hardware(folder) if "links" in each}
-    return {name: NodeLink(node["name"], float(node["bytes_per_s"])) for name, node in nodes.items()}
+    """Return the link within a node by hardware name, where the hardware's file has it."""
+    links = {facts["name"]: facts["links"]["node"] for facts in _hardware_files(folder) if "links" in facts}
+    return {name: NodeLink(link["name"], float(link["bytes_per_s"])) for name, link in links.items()}
 
 
 def device_names(folder: Path = HARDWARE_FOLDER) -> dict[str, tuple[str, ...]]:
-    """Per hardware name what NVML calls such a device."""
-    return {each["name"]: tuple(each["device_names"]) for each in _hardware(folder) if "device_names" in each}
+    """Return the names that NVML gives such devices, by hardware name."""
+    return {
+        facts["name"]: tuple(facts["device_names"])
+        for facts in _hardware_files(folder)
+        if "device_names" in facts
+    }

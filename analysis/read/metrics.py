@@ -1,4 +1,4 @@
-"""Every metric in one table: its column, how it is computed and reduced, and the page that explains it."""
+"""Table of all metrics: column, computation, reduction over repeats, and the quantity that explains it."""
 
 from __future__ import annotations
 
@@ -33,27 +33,26 @@ FromRecord = Callable[[Results], Any]
 
 
 class Reduction(Enum):
-    """Reduction of a cell's repeats to one value; all but the last take only repeats that worked."""
+    """Reduction of a cell's repeats to one value. All but the last use only repeats that succeeded."""
 
     MEDIAN = "median"
     RATE = "rate"
-    """Median of the reciprocal, the time: rates are never averaged."""
+    """Reciprocal of the median time; rates are never averaged."""
     LOWEST = "lowest"
     HIGHEST = "highest"
     TOTAL = "total"
     FIRST = "first"
-    """Parts of one step add up; medians of parts over several do not."""
+    """Value of the first repeat that has one. Parts of one step add up, and medians of parts do not."""
     FIRST_OF_ALL = "first of all"
-    """Also of repeats that failed."""
+    """Value of the first repeat that has one, whether or not the repeat succeeded."""
 
 
 MEDIAN, RATE, LOWEST, HIGHEST, TOTAL, FIRST, FIRST_OF_ALL = Reduction
 
-
 LISTED = frozenset({View.SUMMARY, View.DETAILS})
 """Views with room for every metric."""
 LABELS: Mapping[str, Callable[[Any], str]] = {"bytes": bytes_label, "share": percent_label}
-"""Labels by the end of a column's name; other columns are plain numbers."""
+"""Functions for the text of a value, by the end of the column's name; other columns are plain numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,35 +60,35 @@ class Metric:
     """One metric: a column of the frame and of summary.csv."""
 
     name: str
-    """Name of the column, with its unit: `_ms`, `_bytes`."""
+    """Name of the column, which ends with the unit: `_ms`, `_bytes`."""
     quantity: Quantity
-    """Name, unit, meaning and page."""
+    """Quantity that the metric measures, with its page."""
     from_record: FromRecord | None = None
-    """Value of one record; None for a metric that is not computed from one record alone."""
+    """Function that computes the metric from one record; None if it also needs other records."""
     over_repeats: Reduction = MEDIAN
     format: Callable[[Any], str] | None = None
-    """Value in a reader's words; None where the end of the name says it."""
+    """Function for the text of a value; None where the end of the name determines it."""
     heading: str = ""
-    """Heading of its column where it has a place in tables; the name without one."""
+    """Heading of the column in tables; if empty, the name."""
     shown_in: frozenset[View] = frozenset()
-    """Views of the table of cells that show the metric by itself."""
+    """Views whose table of cells has a column for the metric."""
 
     @property
     def is_text(self) -> bool:
         return self.format is text_label
 
     def text(self, value: Any) -> str:
-        """Return a value in a reader's words; empty where it is missing."""
+        """Return the text of a value; empty where it is missing."""
         return (self.format or LABELS.get(self.name.rpartition("_")[2], number_label))(value)
 
 
 def _worst_rank(sizes: Callable[[MemorySection], Sequence[float] | None]) -> FromRecord:
-    """Return the largest of the ranks' sizes."""
+    """Return a function for the largest of the ranks' sizes."""
     return lambda r: None if r.memory is None else max(sizes(r.memory) or (), default=None)
 
 
 def _resident_above_base(memory: MemorySection) -> list[int] | None:
-    """Return each rank's resident bytes above those that it held before it built anything."""
+    """Return each rank's resident bytes above those before it built the model."""
     peaks, bases = memory.peak_resident_bytes, memory.base_resident_bytes
     return None if peaks is None or bases is None else [p - b for p, b in zip(peaks, bases, strict=True)]
 
@@ -98,7 +97,7 @@ def _error_ulps(name: str) -> FromRecord:
     return lambda r: None if r.attention is None else r.attention.error_ulps.get(name)
 
 
-def _part(ms: Callable[[StepParts], float]) -> FromRecord:
+def _step_part(ms: Callable[[StepParts], float]) -> FromRecord:
     return lambda r: None if r.parts is None else ms(r.parts)
 
 
@@ -106,8 +105,8 @@ def _traced_share(times_ms: Callable[[TraceSection], Sequence[float] | None]) ->
     return lambda r: r.traced_share(times_ms)
 
 
-def _purpose(name: str, *, exposed: bool) -> FromRecord:
-    """Return the worst rank's share of a purpose; None where calls could not be joined to purposes."""
+def _purpose_share(name: str, *, exposed: bool) -> FromRecord:
+    """Return a function for the worst rank's share of a purpose; None where purposes are unknown."""
 
     def times_ms(trace: TraceSection) -> Sequence[float] | None:
         by_purpose = trace.purpose_exposed_ms if exposed else trace.purpose_total_ms
@@ -116,21 +115,21 @@ def _purpose(name: str, *, exposed: bool) -> FromRecord:
     return _traced_share(times_ms)
 
 
-def _shares(
+def _share_metrics(
     share: str,
     quantity: Quantity,
-    found: Callable[[Results], PurposeShares | None],
-    spread: Callable[[PurposeShares], Spread],
+    shares_of: Callable[[Results], PurposeShares | None],
+    spread_of: Callable[[PurposeShares], Spread],
 ) -> tuple[Metric, ...]:
-    """Return a share's median over the traced steps, its lowest and its highest, also over repeats."""
+    """Return metrics for a share's median over the traced steps, and for its lowest and highest value."""
 
-    def end(value: Callable[[Spread], float | None]) -> FromRecord:
-        return lambda r: None if (shares := found(r)) is None else value(spread(shares))
+    def value(of_spread: Callable[[Spread], float | None]) -> FromRecord:
+        return lambda r: None if (shares := shares_of(r)) is None else of_spread(spread_of(shares))
 
     return (
-        Metric(f"{share}_share", quantity, end(lambda s: s.median)),
-        Metric(f"{share}_low_share", quantity, end(lambda s: s.low), LOWEST),
-        Metric(f"{share}_high_share", quantity, end(lambda s: s.high), HIGHEST),
+        Metric(f"{share}_share", quantity, value(lambda s: s.median)),
+        Metric(f"{share}_low_share", quantity, value(lambda s: s.low), LOWEST),
+        Metric(f"{share}_high_share", quantity, value(lambda s: s.high), HIGHEST),
     )
 
 
@@ -142,17 +141,25 @@ def _communication(r: Results) -> PurposeShares | None:
     return r.communication_shares
 
 
-def _band(column: str, band: Callable[[PredictedStep], Band], *, per_s: bool = False) -> tuple[Metric, ...]:
-    """Return a predicted figure and both ends of its band; the repeats of a cell have the same."""
+def _band_metrics(
+    column: str, band: Callable[[PredictedStep], Band], *, per_s: bool = False
+) -> tuple[Metric, ...]:
+    """Return metrics for an expected value and both ends of its band; all repeats of a cell have the same.
+
+    Args:
+        column: name of the columns, with a place for the suffix of an end.
+        band: function for the band of a prediction.
+        per_s: whether the band is one of step times that become tokens/s, which swaps its ends.
+    """
 
     def end(value: Callable[[Band], float]) -> FromRecord:
-        def of(r: Results) -> float | None:
+        def from_record(r: Results) -> float | None:
             if r.predicted is None:
                 return None
-            found = value(band(r.predicted))
-            return tokens_per_s(r.record.analytic.tokens_per_step, found) if per_s else found
+            number = value(band(r.predicted))
+            return tokens_per_s(r.record.analytic.tokens_per_step, number) if per_s else number
 
-        return of
+        return from_record
 
     low, high = end(lambda b: b.low), end(lambda b: b.high)
     ends = {"": end(lambda b: b.expected), "_low": high if per_s else low, "_high": low if per_s else high}
@@ -165,12 +172,12 @@ def _utilisation(flops: Callable[[Analytic], float | None]) -> FromRecord:
     return lambda r: None if r.analytic is None else r.utilisation(flops(r.analytic))
 
 
-def _checks(count: Callable[[Sequence[Check]], Any]) -> FromRecord:
-    return lambda r: None if r.checks is None else count(r.checks)
+def _checks(summary_of: Callable[[Sequence[Check]], Any]) -> FromRecord:
+    return lambda r: None if r.checks is None else summary_of(r.checks)
 
 
-def over(part: float | None, whole: float | None) -> float | None:
-    """Return a ratio; None where either number is missing or nothing is divided by."""
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    """Return a ratio; None where a number is missing or `whole` is 0."""
     return None if part is None or not whole else part / whole
 
 
@@ -200,7 +207,7 @@ METRIC_LIST: Sequence[Metric] = (
     Metric("tokens_per_s", q.TOKENS_PER_S, lambda r: r.rate(r.median_ms), RATE),
     Metric("tokens_per_s_low", q.TOKENS_PER_S, lambda r: r.interval and r.rate(r.interval.high), FIRST),
     Metric("tokens_per_s_high", q.TOKENS_PER_S, lambda r: r.interval and r.rate(r.interval.low), FIRST),
-    Metric("tokens_per_s_per_rank", q.TOKENS_PER_S, lambda r: over(r.rate(r.median_ms), r.ranks), RATE),
+    Metric("tokens_per_s_per_rank", q.TOKENS_PER_S, lambda r: _ratio(r.rate(r.median_ms), r.ranks), RATE),
     Metric("window_tokens_per_s", q.TOKENS_PER_S, lambda r: r.window_tokens_per_s, RATE),
     Metric("link_ms", q.REPLAY, lambda r: r.link and r.link.expected, FIRST),
     Metric("link_low_ms", q.REPLAY, lambda r: r.link and r.link.low, FIRST),
@@ -211,7 +218,7 @@ METRIC_LIST: Sequence[Metric] = (
         heading="GPU-hours per billion tokens", shown_in=LISTED,
     ),
     Metric(
-        "tokens_per_joule", q.ENERGY, lambda r: over(r.window_tokens, r.window_joules), RATE,
+        "tokens_per_joule", q.ENERGY, lambda r: _ratio(r.window_tokens, r.window_joules), RATE,
         heading="tokens/J", shown_in=LISTED,
     ),
     Metric("peak_allocated_bytes", q.ALLOCATED, _worst_rank(lambda m: m.peak_allocated_bytes)),
@@ -225,21 +232,27 @@ METRIC_LIST: Sequence[Metric] = (
     Metric("needed_bytes", q.SAVED_MEMORY, lambda r: r.analytic and r.analytic.needed_bytes, FIRST),
     Metric("offloaded_activation_bytes", q.SAVED_MEMORY, _worst_rank(lambda m: m.offloaded_activation_bytes)),
     Metric("offloaded_optimizer_bytes", q.SAVED_MEMORY, _worst_rank(lambda m: m.offloaded_optimizer_bytes)),
-    *_shares("attention_transfer", q.ATTENTION_EXCHANGE_SHARE, _attention, lambda s: s.transfer),
-    *_shares("attention_waiting", q.WAITING, _attention, lambda s: s.waiting),
-    *_shares(
+    *_share_metrics("attention_transfer", q.ATTENTION_EXCHANGE_SHARE, _attention, lambda s: s.transfer),
+    *_share_metrics("attention_waiting", q.WAITING, _attention, lambda s: s.waiting),
+    *_share_metrics(
         "communication_transfer",
         q.COMMUNICATION_SHARE,
         lambda r: r.communication_shares,
         lambda s: s.transfer,
     ),
-    *_shares("communication_waiting", q.WAITING, _communication, lambda s: s.waiting),
+    *_share_metrics("communication_waiting", q.WAITING, _communication, lambda s: s.waiting),
     Metric("traced_steps", q.TRACED_TO_TIMED, lambda r: r.shares and r.shares.steps, TOTAL),
     Metric("void_traced_steps", q.TRACED_TO_TIMED, lambda r: r.shares and len(r.shares.void_ratios), TOTAL),
     Metric("communication_in_flight_share", q.COMMUNICATION_SHARE, _traced_share(lambda t: t.total_ms)),
     Metric("communication_exposed_share", q.COMMUNICATION_SHARE, _traced_share(lambda t: t.exposed_ms)),
-    Metric("attention_in_flight_share", q.ATTENTION_EXCHANGE_SHARE, _purpose("attention", exposed=False)),
-    Metric("attention_exposed_share", q.ATTENTION_EXCHANGE_SHARE, _purpose("attention", exposed=True)),
+    Metric(
+        "attention_in_flight_share",
+        q.ATTENTION_EXCHANGE_SHARE,
+        _purpose_share("attention", exposed=False),
+    ),
+    Metric(
+        "attention_exposed_share", q.ATTENTION_EXCHANGE_SHARE, _purpose_share("attention", exposed=True)
+    ),
     Metric("traced_to_timed", q.TRACED_TO_TIMED, lambda r: r.traced_to_timed, format=ratio_label),
     Metric("straggler_gap_ms", q.STRAGGLER_GAP, lambda r: r.straggler_gap_ms),
     Metric("mfu_causal", q.MFU, _utilisation(lambda a: a.model_flops_causal), RATE, percent_label),
@@ -249,32 +262,32 @@ METRIC_LIST: Sequence[Metric] = (
     Metric("first_loss", q.TRAINING_SIGNAL, lambda r: r.losses and r.losses.loss[0]),
     Metric("last_loss", q.TRAINING_SIGNAL, lambda r: r.losses and r.losses.loss[-1]),
     Metric("checks", q.CHECKS, _checks(len), FIRST),
-    Metric("checks_made", q.CHECKS, _checks(checks.made), LOWEST),
-    Metric("checks_missing", q.CHECKS, _checks(checks.missing), FIRST, text_label),
+    Metric("checks_made", q.CHECKS, _checks(checks.made_count), LOWEST),
+    Metric("checks_missing", q.CHECKS, _checks(checks.missing_checks), FIRST, text_label),
     Metric("checks_of_loop", q.CHECKS, lambda r: r.checks_of_loop, FIRST, text_label),
-    Metric("steps", q.CHECKS, _checks(checks.steps), TOTAL),
-    Metric("steps_compared", q.CHECKS, _checks(checks.compared_steps), TOTAL),
+    Metric("steps", q.CHECKS, _checks(checks.step_count), TOTAL),
+    Metric("steps_compared", q.CHECKS, _checks(checks.compared_step_count), TOTAL),
     Metric("compared_with", q.CHECKS, lambda r: r.losses and r.losses.compared_with, FIRST, text_label),
     Metric("note", q.STABILITY, lambda r: r.note, FIRST_OF_ALL, text_label),
-    Metric("part_attention_ms", q.STEP_PARTS, _part(lambda p: p.attention), FIRST),
-    Metric("part_imbalance_ms", q.WAITING, _part(lambda p: p.imbalance), FIRST),
-    Metric("part_packing_ms", q.PACKING, _part(lambda p: p.packing), FIRST),
-    Metric("part_transfer_ms", q.STEP_PARTS, _part(lambda p: p.transfer), FIRST),
-    Metric("part_waiting_ms", q.WAITING, _part(lambda p: p.waiting), FIRST),
-    Metric("part_model_state_ms", q.STEP_PARTS, _part(lambda p: p.model_state), FIRST),
-    Metric("part_other_communication_ms", q.STEP_PARTS, _part(lambda p: p.other_communication), FIRST),
-    Metric("part_optimizer_ms", q.STEP_PARTS, _part(lambda p: p.optimizer), FIRST),
-    Metric("part_other_compute_ms", q.STEP_PARTS, _part(lambda p: p.other_compute), FIRST),
-    Metric("part_copies_ms", q.STEP_PARTS, _part(lambda p: p.copies), FIRST),
-    Metric("part_idle_ms", q.IDLE, _part(lambda p: p.idle), FIRST),
-    *_band("predicted_step_time{}_ms", lambda p: p.step_time_ms),
-    *_band("predicted_tokens_per_s{}", lambda p: p.step_time_ms, per_s=True),
-    *_band("predicted_peak_allocated{}_bytes", lambda p: p.peak_allocated_bytes),
-    *_band("predicted_needed{}_bytes", lambda p: p.needed_bytes),
+    Metric("part_attention_ms", q.STEP_PARTS, _step_part(lambda p: p.attention), FIRST),
+    Metric("part_imbalance_ms", q.WAITING, _step_part(lambda p: p.imbalance), FIRST),
+    Metric("part_packing_ms", q.PACKING, _step_part(lambda p: p.packing), FIRST),
+    Metric("part_transfer_ms", q.STEP_PARTS, _step_part(lambda p: p.transfer), FIRST),
+    Metric("part_waiting_ms", q.WAITING, _step_part(lambda p: p.waiting), FIRST),
+    Metric("part_model_state_ms", q.STEP_PARTS, _step_part(lambda p: p.model_state), FIRST),
+    Metric("part_other_communication_ms", q.STEP_PARTS, _step_part(lambda p: p.other_communication), FIRST),
+    Metric("part_optimizer_ms", q.STEP_PARTS, _step_part(lambda p: p.optimizer), FIRST),
+    Metric("part_other_compute_ms", q.STEP_PARTS, _step_part(lambda p: p.other_compute), FIRST),
+    Metric("part_copies_ms", q.STEP_PARTS, _step_part(lambda p: p.copies), FIRST),
+    Metric("part_idle_ms", q.IDLE, _step_part(lambda p: p.idle), FIRST),
+    *_band_metrics("predicted_step_time{}_ms", lambda p: p.step_time_ms),
+    *_band_metrics("predicted_tokens_per_s{}", lambda p: p.step_time_ms, per_s=True),
+    *_band_metrics("predicted_peak_allocated{}_bytes", lambda p: p.peak_allocated_bytes),
+    *_band_metrics("predicted_needed{}_bytes", lambda p: p.needed_bytes),
     Metric(
         "predicted_fit", q.PREDICTION, lambda r: r.predicted and r.predicted.fit, FIRST_OF_ALL, text_label
     ),
-    # Read from a record as it stands, or computed from the repeats of a cell and from other cells.
+    # Read from a record, or computed from the repeats of a cell and from other cells.
     Metric("wall_s", q.CELL_TIME),
     Metric("fixed_cost_s", q.CELL_TIME),
     Metric("repeats", q.SAMPLES),
@@ -307,25 +320,24 @@ METRIC_LIST: Sequence[Metric] = (
     Metric("part_attention_beyond_ideal_ms", q.IDEAL_ATTENTION),
     Metric("ideal_attention_share", q.IDEAL_ATTENTION, heading="ideal / measured attention", shown_in=LISTED),
 )  # fmt: skip
-"""Metrics in the order of the columns; those computed from one record come first."""
+"""Metrics in the order of their columns; metrics that are computed from one record come first."""
 
-METRICS: Mapping[str, Metric] = {each.name: each for each in METRIC_LIST}
-OF_RECORD = tuple(each for each in METRIC_LIST if each.from_record is not None)
-"""Metrics that are computed from one record; the others come with its identity, or from other cells."""
-QUANTITIES = tuple(dict.fromkeys([*(each.quantity for each in METRIC_LIST), *q.WITHOUT_METRIC]))
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in METRIC_LIST}
+OF_RECORD = tuple(metric for metric in METRIC_LIST if metric.from_record is not None)
+"""Metrics that are computed from one record alone."""
+QUANTITIES = tuple(dict.fromkeys([*(metric.quantity for metric in METRIC_LIST), *q.WITHOUT_METRIC]))
 
 
-def metrics_reduced(how: Reduction) -> list[str]:
-    """Return the names of the metrics whose repeats are reduced in this way."""
-    return [each.name for each in OF_RECORD if each.over_repeats is how]
+def metrics_reduced(reduction: Reduction) -> list[str]:
+    """Return the names of the metrics with this reduction over repeats."""
+    return [metric.name for metric in OF_RECORD if metric.over_repeats is reduction]
 
 
 def text_of(cell: Mapping[Any, Any], name: str) -> str:
-    """Return a cell's value of a metric in a reader's words; empty where it is missing."""
+    """Return the text of a cell's value of a metric; empty where the value is missing."""
     return METRICS[name].text(cell[name])
 
 
 def meanings_of(names: Iterable[str]) -> list[str | None]:
-    """Return the meaning of each column; None for one that is no metric."""
-    found = map(METRICS.get, names)
-    return [None if each is None else each.quantity.meaning for each in found]
+    """Return the meaning of each column; None for a column that is not a metric."""
+    return [METRICS[name].quantity.meaning if name in METRICS else None for name in names]

@@ -1,4 +1,4 @@
-"""What a reader must know of one record before trusting its numbers: never a reason to drop a step."""
+"""Warns about one record whose numbers are less reliable. A note never removes a step."""
 
 from __future__ import annotations
 
@@ -14,35 +14,41 @@ from bench.measure.trace.section import TraceSection
 from bench.record.record import Record
 
 MIN_STEPS = 6
-"""As for an interval: quartiles of fewer steps say nothing."""
+"""Smallest number of steps whose quartiles mean anything, the same as for an interval."""
 UNSTABLE, VERY_UNSTABLE = 0.10, 0.25
-"""Interquartile range over median, as torch.utils.benchmark has it."""
+"""Limits on interquartile range over median, those of torch.utils.benchmark."""
 SEVERE_FENCE = 3.0
-"""Tukey's outer fences stand this many interquartile ranges outside the quartiles."""
+"""Distance of Tukey's outer fences from the quartiles, in interquartile ranges."""
 BUSY = 2.0
-"""A load average of so many times the cores is more than a sweep makes by itself."""
+"""Load average over cores above which other processes must be running next to the sweep."""
 UNJOINED = "communication by purpose unknown: the traced step made other calls than the inspected one"
 OTHER_CALLS = "a traced step made other calls than the inspected one"
 
 
 def note_of(record: Record, steps_ms: Sequence[float], shares: TracedShares | None) -> str | None:
-    """All notes on a record that worked. `steps_ms` are sorted; `shares` are those of its traced steps."""
+    """Return all notes on a successful record, joined by `; `; None without any.
+
+    Args:
+        record: record with status `ok`.
+        steps_ms: sorted times of its timed steps.
+        shares: shares of its traced steps; None without a trace.
+    """
     untraced = record.trace and record.trace.failure
     notes = [
         "warmed up with shorter steps only" if record.timing and record.timing.warmup == "short" else None,
         void_note(shares) if shares else None,
-        _other_calls(record.trace) if record.trace else None,
+        _other_calls_note(record.trace) if record.trace else None,
         f"no communication shares: {untraced}" if untraced else None,
-        _throttling(record.telemetry) if record.telemetry else None,
+        _throttling_note(record.telemetry) if record.telemetry else None,
         load_note(record),
-        _uncompared(record.parity) if record.parity else None,
+        _parity_note(record.parity) if record.parity else None,
         *step_notes(steps_ms),
     ]
     return "; ".join(filter(None, notes)) or None
 
 
 def step_notes(steps_ms: Sequence[float]) -> list[str]:
-    """What a reader must know of the spread of a cell's steps; empty where they are steady."""
+    """Return notes on the spread of a cell's step times; empty where the steps are steady."""
     if len(steps_ms) < MIN_STEPS:
         return []
     ordered = sorted(steps_ms)
@@ -51,9 +57,9 @@ def step_notes(steps_ms: Sequence[float]) -> list[str]:
     severe = len(ordered) - bisect_right(ordered, high + reach) + bisect_left(ordered, low - reach)
     notes = []
     if spread > UNSTABLE:
-        how = "very unstable" if spread > VERY_UNSTABLE else "unstable"
+        degree = "very unstable" if spread > VERY_UNSTABLE else "unstable"
         notes.append(
-            f"{how}: the middle half of its steps spreads over {percent_label(spread)} of the median"
+            f"{degree}: the interquartile range of its steps is {percent_label(spread)} of the median"
         )
     if severe:
         notes.append(f"{severe} of {len(steps_ms)} steps are severe outliers, kept")
@@ -61,7 +67,7 @@ def step_notes(steps_ms: Sequence[float]) -> list[str]:
 
 
 def load_note(record: Record) -> str | None:
-    """That the machine had other work at the window's start, where its load says so."""
+    """Return a note on other work on the machine at the start of the timed steps; None without any."""
     load = record.telemetry.load_average if record.telemetry else None
     cores = record.environment.cores
     if load is None or not cores or load <= BUSY * cores:
@@ -70,37 +76,37 @@ def load_note(record: Record) -> str | None:
 
 
 def void_note(shares: TracedShares) -> str | None:
-    """How many traced steps are left out, and by how much they missed the timed step; None where none is."""
+    """Return a note on the traced steps that are left out, with their ratios; None without any."""
     void = len(shares.void_ratios)
     if not void:
         return None
-    took = f"took {_times(shares.void_ratios)} times the timed step"
+    took = f"took {_range_text(shares.void_ratios)} times the timed step"
     if shares.steps:
         return f"{void} of {len(shares.ratios)} traced steps are left out: they {took}"
-    which = "the traced step" if void == 1 else f"all {void} traced steps"
-    return f"communication share excluded: {which} {took}"
+    steps = "the traced step" if void == 1 else f"all {void} traced steps"
+    return f"communication share excluded: {steps} {took}"
 
 
-def _times(ratios: Sequence[float]) -> str:
-    """`1.31`, or `0.62 to 1.40` of several."""
+def _range_text(ratios: Sequence[float]) -> str:
+    """Return `1.31`, or `0.62 to 1.40` of different ratios."""
     ends = dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))
     return " to ".join(ends)
 
 
-def _other_calls(trace: TraceSection) -> str | None:
-    """Said whether or not the shares are void: it is about what ran, not about how long it took."""
+def _other_calls_note(trace: TraceSection) -> str | None:
+    """Return a note on unexpected calls in traced steps, even if the shares are void; None without any."""
     if any(trace.purposes_unknown):
         return UNJOINED
     return OTHER_CALLS if any(any(step.call_differences) for step in trace.steps) else None
 
 
-def _throttling(telemetry: TelemetrySection) -> str | None:
-    """What held a device back while the clock ran, if anything did."""
+def _throttling_note(telemetry: TelemetrySection) -> str | None:
+    """Return the reasons why a device was throttled during the timed steps; None where none was."""
     if not telemetry.throttled:
         return None
-    seen = dict.fromkeys(name for events in telemetry.clock_events or () for name in events)
-    return f"throttled while timed ({', '.join(seen) or 'low clock'})"
+    reasons = dict.fromkeys(name for events in telemetry.clock_events or () for name in events)
+    return f"throttled while timed ({', '.join(reasons) or 'low clock'})"
 
 
-def _uncompared(parity: ParitySection) -> str | None:
+def _parity_note(parity: ParitySection) -> str | None:
     return f"attention not compared with float64: {parity.reason}" if parity.reason else None

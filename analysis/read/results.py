@@ -1,6 +1,6 @@
-"""A record's numbers, made ready for its metrics. Not measured is None.
+"""Computes the numbers behind the metrics from one record. A number that was not measured is None.
 
-A predicted record has one step of one rank: its numbers are expected values, and nothing was sampled.
+A predicted record has one step of one rank with expected values; nothing was sampled.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from bench.record.record import Provenance, Record, Role, Status
 
 SECONDS_PER_HOUR = 3600
 MIN_POWER_SAMPLES = 6
-"""Samples of each GPU, 200 ms apart, below which their mean says little of the window."""
+"""Smallest number of power samples per GPU, 200 ms apart, whose mean represents the timed window."""
 PEAK_DTYPES = frozenset({"bf16", "fp16"})
-"""`peak_flops_per_s` in conf/hardware is the dense 16-bit figure, so MFU exists for these only."""
+"""Dtypes that have an MFU, because `peak_flops_per_s` in conf/hardware is the dense 16-bit peak."""
 
 
 class Results:
-    """Numbers of one record. Sections and steps are None for a cell without a valid result."""
+    """Numbers of one record. Without a valid result, sections are None and there are no steps."""
 
     def __init__(self, record: Record, peaks: Mapping[str, float]) -> None:
-        """`peaks` maps a hardware's name to its peak FLOP/s."""
+        """Read a record; `peaks` has the peak FLOP/s by hardware name."""
         self.record = record
         self.is_ok = record.status is Status.OK
         self.is_predicted = record.provenance is Provenance.PREDICTED
         self.is_replayed = record.provenance is Provenance.REPLAYED
-        self.timing: TimingSection | None = self._of_valid(record.timing)
-        self.memory: MemorySection | None = self._of_valid(record.memory)
-        self.losses: LossesSection | None = self._of_valid(record.losses)
-        self.attention: AttentionSection | None = self._of_valid(record.attention)
-        self.analytic: Analytic | None = self._of_valid(record.analytic)
+        self.timing: TimingSection | None = self._if_ok(record.timing)
+        self.memory: MemorySection | None = self._if_ok(record.memory)
+        self.losses: LossesSection | None = self._if_ok(record.losses)
+        self.attention: AttentionSection | None = self._if_ok(record.attention)
+        self.analytic: Analytic | None = self._if_ok(record.analytic)
         self.predicted: PredictedStep | None = record.analytic.prediction
         self._peak_flops_per_s = peaks.get(str(record.config.get("hardware")))
 
-    def _of_valid(self, section: Any) -> Any:
+    def _if_ok(self, section: Any) -> Any:
         return section if self.is_ok else None
 
     @cached_property
     def steps_ms(self) -> list[float]:
-        """Milliseconds of each timed step on its slowest rank, sorted; or of the expected one."""
+        """Milliseconds of each timed step on its slowest rank, sorted; of a prediction the expected step."""
         return [] if self.timing is None else sorted(slowest(self.timing.step_times_ms))
 
     @property
@@ -67,12 +67,12 @@ class Results:
 
     @cached_property
     def interval(self) -> Interval | None:
-        """95 % interval of the median step; None for too few steps and for a prediction."""
+        """95 % interval of the median step time in ms; None for fewer than six steps and for a prediction."""
         return None if self.is_predicted else median_interval(self.steps_ms)
 
     @property
     def tokens(self) -> int | None:
-        """Tokens of one step of all ranks."""
+        """Tokens of all ranks in one step."""
         return None if self.timing is None else self.timing.tokens_per_step
 
     def rate(self, step_ms: float | None) -> float | None:
@@ -81,12 +81,12 @@ class Results:
 
     @property
     def window_tokens(self) -> int | None:
-        """Tokens of all timed steps."""
+        """Tokens of all ranks in all timed steps."""
         return None if self.tokens is None or self.timed_steps is None else self.tokens * self.timed_steps
 
     @property
     def window_tokens_per_s(self) -> float | None:
-        """Tokens/s over the whole window of the rank that took longest."""
+        """Tokens/s over the longest window of any rank."""
         if self.timing is None or self.window_tokens is None:
             return None
         return tokens_per_s(self.window_tokens, max(self.timing.window_ms))
@@ -97,21 +97,21 @@ class Results:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the cell, also where one of them ran."""
+        """Number of ranks of the cell, even where only one of them ran."""
         if self.is_predicted or self.is_replayed or self.timing is None:
             return int(self.record.config.get("cluster.world_size", 1))
         return len(self.timing.step_times_ms)
 
     @property
     def gpus(self) -> float | None:
-        """GPUs of the cell; None on a CPU."""
+        """Number of GPUs of the cell; None on a CPU. Ranks that share a GPU count as one."""
         config = self.record.config
         if config.get("cluster.device") != "cuda":
             return None
         return self.ranks / float(config.get("cluster.ranks_per_gpu") or 1)
 
     def gpu_hours(self, tokens: float) -> float | None:
-        """Return the GPU-hours of so many tokens; None for a replay, whose rate has no link in it."""
+        """Return the GPU-hours for a number of tokens; None for a replay, whose rate leaves out the link."""
         rate = self.rate(self.median_ms)
         if rate is None or self.gpus is None or self.is_replayed:
             return None
@@ -119,7 +119,7 @@ class Results:
 
     @cached_property
     def link(self) -> Band | None:
-        """Milliseconds on the link of one replayed step, as if no computation hid any of them."""
+        """Milliseconds on the link in one replayed step if all of them were exposed."""
         bands = None if self.analytic is None or self.timing is None else self.analytic.link_ms
         if bands is None:
             return None
@@ -127,14 +127,14 @@ class Results:
 
     @property
     def tokens_per_s_with_link(self) -> float | None:
-        """Tokens/s of a step that is longer by all of the link's time, at its high end."""
+        """Tokens/s of a replayed step plus the high end of the link's time."""
         link = self.link
         return None if link is None or self.median_ms is None else self.rate(self.median_ms + link.high)
 
     def utilisation(self, flops: float | None) -> float | None:
-        """Return the fraction of all ranks' peak that `flops` in a median step amount to.
+        """Return `flops` per median step over the peak FLOP/s of all ranks.
 
-        None for a replay: a step without a link uses more of the peak than a real one.
+        None for a replay, because a step without the link uses more of the peak than a real step.
         """
         peak, has_peak = self._peak_flops_per_s, self.record.config.get("dtype") in PEAK_DTYPES
         if None in (flops, peak, self.median_ms) or self.is_replayed or not has_peak:
@@ -143,7 +143,7 @@ class Results:
 
     @cached_property
     def traces(self) -> TraceSection | None:
-        """Traced steps; None also where tracing failed."""
+        """Section of the traced steps; None where tracing failed."""
         trace = self.record.trace if self.is_ok else None
         return None if trace is None or trace.failure is not None else trace
 
@@ -162,7 +162,7 @@ class Results:
 
     @cached_property
     def shares(self) -> TracedShares | None:
-        """Shares of all traced steps; None for a prediction."""
+        """Shares of communication in the traced steps; None for a prediction."""
         if self.traces is None or self.is_predicted:
             return None
         return traced_shares(self.traces, self.median_ms)
@@ -180,16 +180,16 @@ class Results:
         return None if self.shares is None else self.shares.communication
 
     def traced_share(self, times_ms: Callable[[TraceSection], Sequence[float] | None]) -> float | None:
-        """Return the share of its traced step that the rank with most of these times spent on them."""
-        found = None if self.trace is None else times_ms(self.trace)
-        if self.trace is None or not found:
+        """Return the largest of the ranks' `times_ms` as a share of the same rank's traced step."""
+        times = None if self.trace is None else times_ms(self.trace)
+        if self.trace is None or not times:
             return None
-        worst_ms = max(found)
-        return worst_ms / self.trace.step_ms[found.index(worst_ms)]
+        worst_ms = max(times)
+        return worst_ms / self.trace.step_ms[times.index(worst_ms)]
 
     @property
     def straggler_gap_ms(self) -> float | None:
-        """Milliseconds by which the slowest rank's traced step is longer than the median rank's."""
+        """Milliseconds of the slowest rank's traced step less those of the median rank."""
         if self.trace is None or self.is_predicted:
             return None
         return max(self.trace.step_ms) - statistics.median(self.trace.step_ms)
@@ -200,26 +200,27 @@ class Results:
 
     @property
     def forward_ms(self) -> float | None:
-        """Median forward of attention alone, on the slowest rank of each call."""
+        """Median time of a forward call of attention alone, on the slowest rank of each call."""
         return None if self.attention is None else slowest_median(self.attention.forward_ms)
 
     @property
     def backward_ms(self) -> float | None:
-        """Median backward of attention alone, on the slowest rank of each call."""
+        """Median time of a backward call of attention alone, on the slowest rank of each call."""
         return None if self.attention is None else slowest_median(self.attention.backward_ms)
 
     @cached_property
     def both_ms(self) -> float | None:
-        """Median call of attention alone, forward and backward."""
+        """Median time of a forward and backward call of attention alone, in milliseconds."""
         if self.attention is None:
             return None
-        return _both_ms(slowest(self.attention.forward_ms), slowest(self.attention.backward_ms))
+        return _median_sum_ms(slowest(self.attention.forward_ms), slowest(self.attention.backward_ms))
 
     @property
     def attention_flops_per_s(self) -> float | None:
-        """FLOP/s of all ranks, by the area that the mask leaves; backward as 2.5 forwards.
+        """FLOP/s of all ranks for the causal area; a backward counts as 2.5 forwards.
 
-        arXiv:2307.08691, section 4. None for a replay: one rank's time is not that of the FLOPs of all.
+        Source: arXiv:2307.08691, section 4. None for a replay, because the time of one rank does not belong
+        to the FLOPs of all ranks.
         """
         if self.analytic is None or self.both_ms is None or self.is_replayed:
             return None
@@ -228,26 +229,26 @@ class Results:
 
     @property
     def attention_of_one_device(self) -> float | None:
-        """One device's time for the same call, divided by the ranks that share it, over this time."""
+        """Time of the same call on one device, divided by `sp_degree`, over the time of this call."""
         if self.attention is None or self.both_ms is None:
             return None
         forward_ms, backward_ms = self.attention.one_device_forward_ms, self.attention.one_device_backward_ms
         if forward_ms is None or backward_ms is None:
             return None
         sp_degree = float(self.record.config.get("sp_degree", 1))
-        return _both_ms(forward_ms, backward_ms) / sp_degree / self.both_ms
+        return _median_sum_ms(forward_ms, backward_ms) / sp_degree / self.both_ms
 
     @property
     def control_error_ulps(self) -> Mapping[str, float | None]:
-        """Errors of the kernel alone on one device."""
+        """Errors in ulps of the kernel alone on one device, by tensor."""
         if self.attention is None or self.is_replayed:
             return {}
         return self.attention.control_error_ulps or {}
 
     @property
     def window_joules(self) -> float | None:
-        """Energy of all GPUs over the timed window, by NVML's power samples; None where a GPU has too few."""
-        telemetry = self._of_valid(self.record.telemetry)
+        """Joules of all GPUs in the timed window, from NVML's power samples; None with too few samples."""
+        telemetry = self._if_ok(self.record.telemetry)
         if telemetry is None or telemetry.power_w is None or self.timing is None or self.is_replayed:
             return None
         if min(map(len, telemetry.power_w)) < MIN_POWER_SAMPLES:
@@ -259,31 +260,32 @@ class Results:
     @property
     def checks(self) -> Sequence[Check] | None:
         """Checks of a valid result; None for a prediction."""
-        found: Sequence[Check] | None = self._of_valid(self.record.checks)
-        return None if self.is_predicted else found
+        checks: Sequence[Check] | None = self._if_ok(self.record.checks)
+        return None if self.is_predicted else checks
 
     @property
     def checks_of_loop(self) -> str | None:
-        """Sentence on the checks of an observed loop; None for cells, whose checks are all the same."""
+        """Sentence on the checks of an observed loop; None for other cells, whose checks are the same."""
         return checks_sentence(self.checks) if self.checks and self.record.role is Role.OBSERVED else None
 
     @property
     def note(self) -> str | None:
-        """Reader's warnings about a result, or the reason why there is none."""
+        """Warnings about a result, or the reason why there is no result."""
         if not self.is_ok:
             return self.record.reason
         return None if self.is_predicted else note_of(self.record, self.steps_ms, self.shares)
 
 
 def tokens_per_s(tokens: float, time_ms: float) -> float:
-    """Tokens per second from tokens and the milliseconds they took."""
+    """Return tokens per second from a number of tokens and the milliseconds that they took."""
     return tokens / time_ms * 1e3
 
 
 def utilisation(flops: float, step_ms: float, ranks: int, peak_flops_per_s: float) -> float:
-    """Return the fraction of the peak of all ranks together that `flops` in one step amount to."""
+    """Return `flops` per step of `step_ms` over the peak FLOP/s of all ranks together."""
     return flops / (step_ms / 1e3 * ranks * peak_flops_per_s)
 
 
-def _both_ms(forward_ms: Sequence[float], backward_ms: Sequence[float]) -> float:
+def _median_sum_ms(forward_ms: Sequence[float], backward_ms: Sequence[float]) -> float:
+    """Return the median over calls of forward plus backward."""
     return statistics.median(map(sum, zip(forward_ms, backward_ms, strict=True)))

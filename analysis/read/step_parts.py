@@ -1,26 +1,25 @@
-"""A traced step part by part, from attention at its best to the step as it was.
+"""Splits a traced step into parts that add up to it.
 
-All parts are of one rank, the one that attention kept busiest, and add up to its traced step. With A(r)
-the attention compute of rank r:
+All parts belong to the rank with the most attention compute. With A(r) the attention compute of rank r:
 
-ideal_attention   what `local`'s attention would take on the cell's cores or GPUs, sharing its work evenly:
+ideal_attention   time of `local`'s attention, divided evenly over the cell's cores or GPUs:
                   A(local) x capacity(local) / capacity(cell)
-beyond_ideal      mean A(r) - ideal: the kernel at the block shapes, heads and merges of the strategy
+beyond_ideal      mean A(r) - ideal: the cost of the strategy's block shapes, heads and merges
 imbalance         A(busiest) - mean A(r)
 packing           copies and conversions in attention, by kernels and by a GPU's copy engines
-transfer          exposed attention exchange less its waiting
-waiting           exposed attention exchange before the last of the ranks that had to meet arrived
-model_state       exposed parameters and gradients
+transfer          exposed attention communication less its waiting
+waiting           exposed attention communication before the last rank of the collective arrived
+model_state       exposed communication of parameters and gradients
 other_communication
-                  exposed counts, losses, norms, barriers and what has no known purpose
+                  exposed communication of counts, losses and norms, barriers, and unknown purposes
 optimizer         clipping and the update
 other_compute     compute outside attention and the optimizer
-copies            what a GPU copied or filled without a kernel outside attention; 0 on a CPU
-idle              no operator and nothing on its way; on a CPU Python between operators, and threads, gloo's
-                  too, that are ready and have no core
+copies            copies and fills of a GPU without a kernel, outside attention; 0 on a CPU
+idle              no operator runs and nothing is in flight; on a CPU this is Python between operators, and
+                  threads (also of gloo) that are ready and have no core
 
-Without a `local` cell of the same work on the same machine there is no ideal: `attention`, mean A(r), then
-stands for both together.
+Without a `local` cell of the same workload on the same machine the ideal is unknown; `attention`, mean A(r),
+is then the sum of ideal_attention and beyond_ideal.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from bench.measure.trace.section import TraceSection
 
 
 class StepParts(Struct, frozen=True, kw_only=True):
-    """Milliseconds of one rank's traced step, in the order in which a figure stacks them.
+    """Milliseconds of the parts of one rank's traced step, in the order in which a figure stacks them.
 
-    `waiting` is 0 with all of the exchange in `transfer` where waiting is not known.
+    Where waiting is unknown, `waiting` is 0 and `transfer` is all exposed attention communication.
     """
 
     attention: float
@@ -66,29 +65,30 @@ COPIES = ("optimizer", "other")
 
 
 def step_parts(trace: TraceSection) -> StepParts | None:
-    """The parts of the busiest rank's step; None where the trace has none."""
+    """Return the parts of the step of the rank with the most attention compute; None without a breakdown."""
     compute, exposed, idle_ms = trace.compute_ms, trace.purpose_exposed_ms, trace.idle_ms
     if compute is None or idle_ms is None:
         return None
     attention_ms = compute["attention"]
     rank = max(range(len(attention_ms)), key=attention_ms.__getitem__)
     mean_ms = sum(attention_ms) / len(attention_ms)
-    exchange_ms = _of(exposed, ("attention",), rank)
-    waiting_ms = _of(trace.purpose_exposed_waiting_ms or {}, ("attention",), rank)
+    attention_communication_ms = _sum_ms(exposed, ("attention",), rank)
+    waiting_ms = _sum_ms(trace.purpose_exposed_waiting_ms or {}, ("attention",), rank)
     return StepParts(
         attention=mean_ms,
         imbalance=attention_ms[rank] - mean_ms,
-        packing=compute["packing"][rank] + _of(trace.copies_ms, ("packing",), rank),
-        transfer=exchange_ms - waiting_ms,
+        packing=compute["packing"][rank] + _sum_ms(trace.copies_ms, ("packing",), rank),
+        transfer=attention_communication_ms - waiting_ms,
         waiting=waiting_ms,
-        model_state=_of(exposed, MODEL_STATE, rank),
-        other_communication=_of(exposed, OTHER_PURPOSES, rank),
+        model_state=_sum_ms(exposed, MODEL_STATE, rank),
+        other_communication=_sum_ms(exposed, OTHER_PURPOSES, rank),
         optimizer=compute["optimizer"][rank],
         other_compute=compute["other"][rank],
-        copies=_of(trace.copies_ms, COPIES, rank),
+        copies=_sum_ms(trace.copies_ms, COPIES, rank),
         idle=idle_ms[rank],
     )
 
 
-def _of(times_ms: Mapping[str, Sequence[float]], names: Sequence[str], rank: int) -> float:
+def _sum_ms(times_ms: Mapping[str, Sequence[float]], names: Sequence[str], rank: int) -> float:
+    """Return the sum of a rank's times over some names; a name without times counts as 0."""
     return float(sum(times_ms[name][rank] for name in names if name in times_ms))

@@ -1,10 +1,11 @@
-"""What communication took of traced steps: transfer first, waiting beside it.
+"""Computes the shares of traced steps that transfer and waiting took.
 
-Exposed communication is cut in two by the arrival of the last of the ranks that had to meet. Before it a rank
-waits, for work that others still do; after it data moves. Only the latter is the exchange's own.
+The arrival of the last rank at a collective splits exposed communication in two. Before it a rank waits for
+work that other ranks still do; after it data moves. Only the latter is transfer, the cost of communication
+itself.
 
-Ranks are reduced by adding up: what all of them spent over what their steps took together. No rank is picked,
-least of all the one that waits, and waiting is taken off on each rank before anything is added.
+A share is the sum over all ranks of their times over the sum of their steps. No single rank is picked, least
+of all the one that waits, and waiting is subtracted on each rank before the sum.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from msgspec import Struct
 from bench.measure.trace.section import TracedStep, TraceSection
 
 MIN_TRACED_TO_TIMED, MAX_TRACED_TO_TIMED = 0.8, 1.2
-"""A traced step outside of these, in timed ones, does not describe them: above, the profiler or a neighbour
-slowed it; below, it did not do what they did."""
+"""Limits on a traced step over the median timed step. A longer step was slowed by the profiler or another
+process, and a shorter step did not do the same work, so neither describes the timed steps."""
 
 
 class Spread(NamedTuple):
-    """A figure of several steps: fractions 0..1. None is what is not known: no spread of an expected step."""
+    """Median, lowest and highest share of several steps, fractions of 0..1; None where unknown.
+
+    A predicted step has no spread.
+    """
 
     median: float | None
     low: float | None = None
@@ -31,50 +35,50 @@ class Spread(NamedTuple):
 
 
 class PurposeShares(Struct, frozen=True, kw_only=True):
-    """Exposed communication for some purposes, of the traced steps."""
+    """Exposed communication for some purposes, as shares of the traced steps."""
 
     transfer: Spread
     waiting: Spread
 
 
 class TracedShares(Struct, frozen=True, kw_only=True):
-    """The traced steps of a record, and what is said of those that are not void."""
+    """Shares of a record's traced steps, without the void steps."""
 
     ratios: list[float]
-    """Per step what its slowest rank took, in median timed steps; empty where nothing was timed."""
+    """Time of each traced step's slowest rank over the median timed step; empty where nothing was timed."""
     void_ratios: list[float]
-    """Those of the steps that are left out."""
+    """Ratios of the void steps, which are left out."""
     steps: int
-    """How many are not left out."""
+    """Number of steps that are not left out."""
     attention: PurposeShares | None
-    """Communication of attention; None where every step is left out, or waiting is not known."""
+    """Attention communication; None where every step is left out, or waiting is unknown."""
     communication: PurposeShares | None
     """Communication for all purposes."""
 
 
 def is_void(ratio: float) -> bool:
-    """Whether a step that took so many timed ones is left out."""
+    """Return whether a step with this ratio to the median timed step is left out."""
     return not MIN_TRACED_TO_TIMED <= ratio <= MAX_TRACED_TO_TIMED
 
 
 def traced_shares(trace: TraceSection, timed_ms: float | None) -> TracedShares:
-    """The shares of all traced steps; `timed_ms` is the median timed step, None where there is none."""
+    """Return the shares of the traced steps; `timed_ms` is the median timed step, None without any."""
     steps = trace.steps
     ratios = [max(step.step_ms) / timed_ms for step in steps] if timed_ms is not None else []
-    kept = (
+    valid = (
         [step for step, ratio in zip(steps, ratios, strict=True) if not is_void(ratio)] if ratios else steps
     )
     return TracedShares(
         ratios=ratios,
         void_ratios=[*filter(is_void, ratios)],
-        steps=len(kept),
-        attention=_shares(kept, ["attention"]),
-        communication=_shares(kept),
+        steps=len(valid),
+        attention=_purpose_shares(valid, ["attention"]),
+        communication=_purpose_shares(valid),
     )
 
 
 def expected_shares(trace: TraceSection, purpose: str | None = None) -> PurposeShares:
-    """Transfer in the one step of a prediction, for a purpose or for all; waiting is not predicted."""
+    """Return the transfer in the step of a prediction, for one or all purposes; waiting is not predicted."""
     exposed_ms = trace.purpose_exposed_ms
     names = exposed_ms if purpose is None else [purpose]
     spent_ms = sum(sum(exposed_ms.get(name, ())) for name in names)
@@ -82,7 +86,7 @@ def expected_shares(trace: TraceSection, purpose: str | None = None) -> PurposeS
 
 
 def transfer_ms(step: TracedStep, purpose: str) -> list[float] | None:
-    """Return exposed communication less waiting for one purpose, by rank; None where waiting is not known."""
+    """Return each rank's exposed communication less waiting, for one purpose; None if waiting is unknown."""
     if step.purpose_exposed_waiting_ms is None:
         return None
     nothing = [0.0] * len(step.step_ms)
@@ -91,8 +95,10 @@ def transfer_ms(step: TracedStep, purpose: str) -> list[float] | None:
     return [exposed - waiting for exposed, waiting in zip(exposed_ms, waiting_ms, strict=True)]
 
 
-def _shares(steps: Sequence[TracedStep], purposes: Sequence[str] | None = None) -> PurposeShares | None:
-    """Return the shares of these purposes, or of all; None where no step has a known waiting."""
+def _purpose_shares(
+    steps: Sequence[TracedStep], purposes: Sequence[str] | None = None
+) -> PurposeShares | None:
+    """Return the shares of some or all purposes; None where waiting is unknown in every step."""
     transfer, waiting = [], []
     for step in steps:
         waiting_ms = step.purpose_exposed_waiting_ms

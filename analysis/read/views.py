@@ -1,4 +1,4 @@
-"""The views of a report that a column of the table of cells, or a metric, can be shown in."""
+"""Views of a report in which a column of the table of cells, or a metric, can be shown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class View(Enum):
-    """A place where a report shows a table."""
+    """A place in which a report shows a table."""
 
     SUMMARY = "summary.md"
     PAGE = "report.html"

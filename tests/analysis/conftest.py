@@ -9,13 +9,13 @@ from tests.support.records import frame_of_records
 
 @pytest.fixture
 def without_figures(monkeypatch):
-    """Reports without drawings, which take seconds, for tests that read sentences; others draw them all."""
+    """Leave out the figures of reports, which take seconds, in tests that read sentences."""
     monkeypatch.setattr("analysis.report.draw_figures", lambda *_: [])
 
 
 @pytest.fixture(scope="session")
 def cells_of(tmp_path_factory):
-    """Records to the cells that tables, figures and sentences are made of; equal records are read once."""
+    """Function from records to their cells; equal records are read once."""
 
     @functools.cache
     def read(lines):
@@ -27,5 +27,5 @@ def cells_of(tmp_path_factory):
 
 @pytest.fixture
 def summary_of(cells_of):
-    """Records to the frame of their cells."""
+    """Function from records to the frame of their cells."""
     return lambda records: cells_of(records).frame.copy()

@@ -68,14 +68,14 @@ def printed(written, capsys, monkeypatch):
         (125, 6, True, "slower"),
         (100.5, 6, True, "no clear difference"),
         (10, 5, True, "undecided: 5 processes each"),
-        (10, 6, False, "undecided: run one after the other, not in turns"),
+        (10, 6, False, "undecided: the runs were not interleaved"),
     ],
 )
-def test_a_cell_is_faster_slower_neither_or_undecided(outcomes, after_ms, count, in_turns, outcome):
+def test_outcome_is_faster_slower_level_or_undecided(outcomes, after_ms, count, in_turns, outcome):
     assert outcomes(*sweeps(100, after_ms, count, in_turns=in_turns)) == [outcome]
 
 
-def test_an_undecided_cell_has_both_rates_and_no_ratio(printed):
+def test_undecided_cell_has_both_rates_and_no_ratio(printed):
     text = printed([timed(100)], [timed(50)])
     assert "81,920, 163,840" in text
     assert "2.000" not in text
@@ -86,7 +86,7 @@ def test_an_undecided_cell_has_both_rates_and_no_ratio(printed):
     assert "2.000 " in decided
 
 
-def test_load_and_unsteady_steps_stand_beside_the_ratio(printed):
+def test_row_has_load_and_notes_next_to_the_ratio(printed):
     unsteady = make_timing([[100.0, 300.0] * 10] * 2)
     busy = {"telemetry": {"load_average": 9.5}, "environment": ENVIRONMENT | {"cores": 2}}
     before, after = [record | {"timing": unsteady} for record in sweeps(100, 50)[0]], sweeps(100, 50)[1]
@@ -96,7 +96,7 @@ def test_load_and_unsteady_steps_stand_beside_the_ratio(printed):
     assert "?, 9.50" in line
 
 
-def test_a_cell_that_now_fails_is_neither_slower_nor_left_out(outcomes):
+def test_outcome_of_a_cell_that_fails_is_its_status(outcomes):
     failed = make_failure("out_of_memory", "no room")
     assert outcomes([timed(100)], [failed]) == ["was ok, is OOM"]
     assert outcomes([failed], [failed]) == ["OOM in both"]
@@ -105,11 +105,11 @@ def test_a_cell_that_now_fails_is_neither_slower_nor_left_out(outcomes):
     ]
 
 
-def test_provenances_are_never_compared(outcomes):
+def test_different_provenances_are_not_compared(outcomes):
     assert outcomes([timed(100)], [timed(50, provenance="replayed")]) == []
 
 
-def test_synthetic_records_are_compared_with_nothing(outcomes):
+def test_synthetic_records_are_not_compared(outcomes):
     made = {"provenance": "synthetic"}
     assert outcomes([timed(100, **made)], [timed(50, **made)]) == []
 
@@ -124,11 +124,11 @@ def test_synthetic_records_are_compared_with_nothing(outcomes):
     ],
 )
 @pytest.mark.fault(19)
-def test_another_commit_torch_or_device_is_named(printed, change, said):
+def test_environment_differences_are_named(printed, change, said):
     assert said in printed([timed(100)], [timed(100, environment=ENVIRONMENT | change)])
 
 
-def test_where_ranks_share_a_gpu_the_comparison_says_what_it_is_worth(printed):
+def test_caveat_where_ranks_share_a_gpu(printed):
     shared, alone = [timed(100.0, config=SHARED_GPU)], [timed(100.0)]
     assert SHARED_GPU_CAVEAT in printed(shared, shared)
     plain = printed(alone, alone)
@@ -136,7 +136,7 @@ def test_where_ranks_share_a_gpu_the_comparison_says_what_it_is_worth(printed):
     assert "differs" not in plain
 
 
-def test_cells_of_one_side_alone_are_listed_with_the_side_and_of_too_many_the_rest_is_counted(printed):
+def test_cells_of_one_side_are_listed_up_to_a_maximum(printed):
     text = printed(grid(["local", "ring"], [8192]), grid(["ring", "usp"], [8192]))
     assert "only before: 1 cell\n  local, " in text
     assert "undecided: one process each: 1" in text
@@ -157,7 +157,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys):
         assert str(tmp_path / bad) in error
 
 
-def test_a_prediction_is_compared_without_processes_and_is_the_same_or_another(outcomes, printed):
+def test_predictions_are_compared_without_processes(outcomes, printed):
     before, after = make_predicted(), make_predicted(step_ms=(80.0, 101.0, 125.0))
     assert outcomes([before], [before]) == ["predicted the same"]
     assert outcomes([before], [after]) == ["predicted otherwise"]

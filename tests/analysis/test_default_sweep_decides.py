@@ -1,4 +1,4 @@
-"""The default sweep on four H100, with cells that take no time and a clock of its own, ends decided."""
+"""The default sweep on four H100, simulated without running cells, ends decided."""
 
 import io
 import json
@@ -25,7 +25,7 @@ PROCESS_SPREAD = 0.01
 
 
 class Idle:
-    """A launcher of nothing, as on other machines, so that no lease is taken."""
+    """Launcher that runs nothing and, as if on other machines, takes no lease."""
 
     is_local = False
 
@@ -35,7 +35,7 @@ class Idle:
 
 @pytest.fixture
 def swept(tmp_path, monkeypatch):
-    """Runs the default sweep with ring this many times as slow as predicted; its records."""
+    """Function that runs the default sweep with ring slower by a factor, and returns the records."""
 
     def sweep(ring_factor):
         estimate, noise = Estimate(modelled), random.Random(0)
@@ -74,13 +74,13 @@ def swept(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("ring_factor", "answer"),
     [
-        (1.1, "Faster: deepspeed_ulysses than ring_flash_attn at 96k."),
-        (1.0, "No difference above 5 %: deepspeed_ulysses and ring_flash_attn at 96k."),
+        (1.1, "deepspeed_ulysses is faster than ring_flash_attn at 96k."),
+        (1.0, "deepspeed_ulysses and ring_flash_attn differ by less than 5 % at 96k."),
     ],
 )
-def test_the_planned_length_is_decided_within_35_minutes(swept, cells_of, ring_factor, answer):
+def test_default_sweep_decides_within_35_minutes(swept, cells_of, ring_factor, answer):
     records = swept(ring_factor)
     assert sum(record["wall_s"] for record in records) < 35 * 60
     found = verdict(cells_of(records), "go {}".format)
-    assert found.answer == f"{answer} Undecided: 8k and 64k (one process each)."
-    assert "of the two fastest strategies would decide; run: go measure.repeats_budget_s=" in found.to_decide
+    assert found.answer == f"{answer} Comparisons are undecided at 8k and 64k (one process each)."
+    assert "of the two fastest strategies. Run: go measure.repeats_budget_s=" in found.to_decide

@@ -1,4 +1,4 @@
-"""Whatever a cell ended as, its record is reported, compared, and counts or runs again in a resumed sweep."""
+"""A record of every status is reported, compared, and counts or runs again in a resumed sweep."""
 
 import pytest
 
@@ -19,16 +19,16 @@ def record_of(cell, status):
     own = {"config": cell.flat(), "cell_id": cell.cell_id, "environment": describe({})}
     if status is Status.OK:
         return make_record(**own)
-    return make_failure(status, "it ended so", **own)
+    return make_failure(status, "why", **own)
 
 
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("status", Status)
-def test_every_status_is_reported_compared_and_gone_on_with(status, tmp_path, capsys):
+def test_every_status_is_reported_compared_and_resumed(status, tmp_path, capsys):
     cell, other = (planned("out", f"seq_len={length}").cells[0].cell for length in ("1k", "2k"))
     sides = {
         "alone": [record_of(cell, status)],
-        "beside": [record_of(cell, status), record_of(other, Status.OK)],
+        "with another cell": [record_of(cell, status), record_of(other, Status.OK)],
     }
     folders = [write_sweep(tmp_path / name, records) for name, records in sides.items()]
     assert [report.main([str(folder)]) for folder in folders] == [0, 0]

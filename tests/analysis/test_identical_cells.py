@@ -1,4 +1,4 @@
-"""A/A: processes of one cell, compared as a sweep compares two cells, are called different in few cases."""
+"""A/A test: processes of one cell, split into two sides and compared, seldom differ."""
 
 import random
 
@@ -17,17 +17,17 @@ COMPARISONS = 500
 WORDS = ("seq_len=1k", "strategy=ulysses", "measure.repeats=60", "measure.steps=10", "measure.trace=false")
 
 
-def test_identical_cells_are_called_different_in_at_most_one_comparison_of_twenty(tmp_path):
+def test_identical_measured_cells_seldom_differ(tmp_path):
     typed(tmp_path, "-m", *WORDS, f"sweep_dir={tmp_path / 'sweep'}").check_returncode()
     frame = read_archive([tmp_path / "sweep"], peak_flops_per_s()).frame
     cell, numbers = processes_of(frame.sort_values("started_at")), random.Random(0)
-    found = [difference(*sides(cell, numbers)) for _ in range(COMPARISONS)]
-    claims = sum(each.is_faster or each.is_slower for each in found)
+    differences = [difference(*sides(cell, numbers)) for _ in range(COMPARISONS)]
+    claims = sum(speed.is_faster or speed.is_slower for speed in differences)
     assert binomtest(claims, COMPARISONS).proportion_ci(method="wilson").low <= ERROR_SHARE
 
 
 def sides(cell, numbers):
-    """Of each two that ran one after the other chance gives each side one; as many as `auto` takes."""
+    """Return two sides; of each pair of consecutive processes, chance gives one to each side."""
     first = numbers.randrange(len(cell) - 2 * MAX_PROCESSES + 1)
     pairs = (numbers.sample((place, place + 1), 2) for place in range(first, first + 2 * MAX_PROCESSES, 2))
     places = [*zip(*pairs, strict=True)]

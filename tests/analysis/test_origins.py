@@ -1,4 +1,4 @@
-"""Records made with other code or torch are neither repeats of one another nor compared, unless asked for."""
+"""Records with different code, torch or device are not compared unless --mix names the difference."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def archive_of(folder, records):
 
 
 @pytest.mark.parametrize("kind", OTHER)
-def test_no_speed_up_and_no_series_holds_two_origins(tmp_path, kind):
+def test_series_and_speed_ups_keep_origins_apart(tmp_path, kind):
     ulysses = [make_record(environment=each, repeat=at) for at, each in enumerate((HERE, OTHER[kind]))]
     records = [make_record(config={"strategy": "local"}, environment=OTHER[kind]), *ulysses]
     archive = archive_of(tmp_path, records)
@@ -41,7 +41,7 @@ def test_no_speed_up_and_no_series_holds_two_origins(tmp_path, kind):
     assert (row["repeats"], row["speed_up"] > 0) == (2, True)
 
 
-def test_trainings_of_other_torch_are_not_held_against_one_another(tmp_path):
+def test_trainings_with_different_torch_are_not_compared(tmp_path):
     losses = {"loss": [5.0, 4.0], "grad_norm": [1.0, 1.0]}
     trainings = [
         make_record(
@@ -58,7 +58,7 @@ def test_trainings_of_other_torch_are_not_held_against_one_another(tmp_path):
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_the_report_says_what_is_apart_what_was_left_out_and_what_mix_put_together(tmp_path, capsys):
+def test_origin_lines_and_mix_in_the_report(tmp_path, capsys):
     old = [
         make_record(environment=OTHER["code"]),
         make_record(environment=OTHER["code"], config={"batch": 2}),
@@ -66,25 +66,26 @@ def test_the_report_says_what_is_apart_what_was_left_out_and_what_mix_put_togeth
     folder = write_sweep(tmp_path, [*old, make_record(environment=HERE)])
     archive = read_archive([folder], {})
     apart, left_out = origin_lines(archive, archive.frame, ())
-    assert "made with 2 values of code (aaaaaaa-bbbbbb, ccccccc-bbbbbb): no series and no speed-up" in apart
+    assert "made with 2 versions of code (aaaaaaa-bbbbbb, ccccccc-bbbbbb)" in apart
+    assert "analysis.report --mix code compares them" in apart
     assert report.main([str(folder), "--mix", "code"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    together = "Put together by --mix: code aaaaaaa-bbbbbb and ccccccc-bbbbbb."
-    assert left_out == "Left out: 1 earlier record of cells that ran again (1 of other code)."
+    together = "These count as equal because of --mix: code aaaaaaa-bbbbbb and ccccccc-bbbbbb."
+    assert left_out == "Left out: 1 earlier record of cells that ran again (1 with other code)."
     for text in (said, (folder / "report.html").read_text()):
         assert together in text
         assert left_out in text
 
 
 LEFT_OUT = {
-    "of other torch": {"environment": OTHER["torch"]},
-    "failed or were interrupted": {"status": "crashed", "environment": OTHER["code"]},
-    "stand twice": {"environment": HERE},
+    "with other torch": {"environment": OTHER["torch"]},
+    "failed or interrupted": {"status": "crashed", "environment": OTHER["code"]},
+    "duplicated": {"environment": HERE},
 }
 
 
 @pytest.mark.parametrize("why", LEFT_OUT)
-def test_of_a_cell_that_ran_again_the_last_record_counts(tmp_path, why):
+def test_last_record_of_a_cell_that_ran_again_counts(tmp_path, why):
     before, after = make_record(**LEFT_OUT[why], wall_s=1.0), make_record(environment=HERE, wall_s=2.0)
     archive = archive_of(tmp_path, [before, after])
     assert archive.frame["wall_s"].tolist() == [archive.record(0).wall_s] == [2.0]

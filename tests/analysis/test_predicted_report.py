@@ -1,4 +1,4 @@
-"""What a person is told of sweeps of predictions, and of measurements that were predicted."""
+"""Reports on sweeps of predictions, and on measurements that were predicted."""
 
 import re
 from contextlib import redirect_stdout
@@ -28,7 +28,7 @@ PAGE = (REPOSITORY / "docs" / "predict.md").read_text()
 WORDS = ("mode=predict", "hardware=h100_80gb", "model=qwen3_4b", "cluster.world_size=4", "loss=untiled")
 OF_SAMPLES = (
     "n=1", "one process", "processes of each cell", "95 % interval", "do not say what was checked",
-    "passed every check", "would decide", "traced step by traced step",
+    "passed every check", "A decision needs", "ran once", "traced step by traced step",
 )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def told(records, tmp_path_factory):
 
 
 @pytest.mark.parametrize("where", ["terminal", "md", "page"])
-def test_a_report_of_predictions_speaks_of_bands_and_of_no_sample_process_or_check(told, where):
+def test_report_of_predictions_has_bands_and_no_samples(told, where):
     text = " ".join(told[where].split())
     assert not [words for words in OF_SAMPLES if words in text]
     assert "OOM (predicted)" in text
@@ -66,7 +66,7 @@ def test_a_report_of_predictions_speaks_of_bands_and_of_no_sample_process_or_che
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_the_page_shows_what_its_command_prints(tmp_path, capsys):
+def test_predict_page_shows_what_its_command_prints(tmp_path, capsys):
     command, output = re.findall(r"(?:^ {4}.*\n)+", PAGE, re.MULTILINE)
     axes = [word.partition("=") for word in command.split()[3:]]
     choices = [[f"{key}={value}" for value in values.split(",")] for key, _, values in axes]
@@ -79,8 +79,8 @@ def test_the_page_shows_what_its_command_prints(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_the_first_lines_say_which_is_fastest_by_how_much_and_what_fits(tmp_path, capsys):
-    """Each value stands before any table, in this order."""
+def test_prediction_report_starts_with_leader_and_memory(tmp_path, capsys):
+    """All values come before any table, in this order."""
     times = {"ulysses": (80.0, 100.0, 125.0), "usp": (83.0, 104.0, 130.0), "ring": (96.0, 120.0, 150.0)}
     fast = [make_predicted(config={"strategy": name}, step_ms=step_ms) for name, step_ms in times.items()]
     long = [
@@ -90,11 +90,11 @@ def test_the_first_lines_say_which_is_fastest_by_how_much_and_what_fits(tmp_path
     page = re.sub("<style>.*?</style>|<[^>]+>", " ", (tmp_path / "report.html").read_text(), flags=re.DOTALL)
     for text in (capsys.readouterr().out, (tmp_path / "summary.md").read_text(), page):
         *parts, table = (
-            "fastest, without a clear lead: ulysses at 8k",
+            "ulysses is predicted to be the fastest at 8k, without a clear lead",
             "8k, predicted: ulysses, 81,920 (65,536 to 102,400)",
             "no clear difference: usp; slower: ring by 16.7 %",
             "ring at 64k; ulysses at 64k; usp at 64k",
-            "ulysses 8k (64k runs out)",
+            "ulysses: 8k (64k runs out)",
             "rates of hardware=h100_80gb; nothing ran",
             "OOM (predicted)",
         )
@@ -105,7 +105,7 @@ def test_the_first_lines_say_which_is_fastest_by_how_much_and_what_fits(tmp_path
         assert places[-1] < shown.index(table)
 
 
-def test_a_prediction_s_page_says_what_the_expected_step_and_memory_are_made_of(told, records):
+def test_page_of_predictions_splits_step_and_memory(told, records):
     shown = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", told["page"])
     parts = [text for name, text in shown if name == "predicted step, ms by part"]
     assert len(parts) == len(records)
@@ -115,12 +115,12 @@ def test_a_prediction_s_page_says_what_the_expected_step_and_memory_are_made_of(
     assert (verdicts.count("fits"), verdicts.count("out of memory")) == (8, 2)
 
 
-def test_a_prediction_is_told_with_its_band_while_the_sweep_runs(records):
+def test_progress_line_of_a_prediction_has_its_band(records):
     assert re.fullmatch(r"[\d,]+ tokens/s predicted \([\d,]+ to [\d,]+\)", outcome(records[0]))
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_measurements_that_were_predicted_have_a_section_of_their_own(tmp_path, capsys):
+def test_section_on_predicted_measurements(tmp_path, capsys):
     measured = make_record(timing=make_timing([[100.0] * 8] * 2))
     records = [with_prediction(measured, step_ms=(80.0, 90.0, 110.0))]
     write_report(write_sweep(tmp_path, records))

@@ -40,7 +40,7 @@ EVIL = '<script>alert("x")</script>'
 
 
 class Page(html.parser.HTMLParser):
-    """Which tags and addresses a page has, and its text."""
+    """Tags, addresses and text of a page."""
 
     def __init__(self, source):
         super().__init__()
@@ -67,7 +67,7 @@ def mixed():
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
-    """A sweep's folder with its report, and what the command printed. Drawing takes seconds: once for all."""
+    """Folder of a sweep with its report, and the printed text; made once, because drawing takes seconds."""
     folder = write_sweep(tmp_path_factory.mktemp("sweep"), mixed())
     with redirect_stdout(StringIO()) as printed:
         write_report(folder)
@@ -81,7 +81,7 @@ def folder(reported):
 
 @pytest.fixture
 def page_of(tmp_path):
-    """Records to the source of their page, without figures."""
+    """Function from records to the source of their page, without figures."""
 
     def page_of(records):
         findings = findings_of(tmp_path, records)
@@ -90,7 +90,7 @@ def page_of(tmp_path):
     return page_of
 
 
-def test_everything_is_rebuilt_from_the_records_alone(folder, tmp_path):
+def test_report_is_rebuilt_from_the_records_alone(folder, tmp_path):
     shutil.copy(folder / "records.jsonl", tmp_path)
     write_report(tmp_path)
     figures = {f"figures/{name}" for name in FIGURE_FILES}
@@ -110,7 +110,7 @@ FAILED_ALLOCATION = {
 THROTTLED = {"throttled": True, "clock_events": [["power_cap"], ["hardware_thermal"]], "load_average": 7.25}
 
 
-def test_a_page_says_what_a_failed_allocation_met_what_reached_a_peak_and_what_held_a_device_back(page_of):
+def test_page_shows_failed_allocation_peak_and_throttling(page_of):
     failed = make_failure("out_of_memory", "no room")
     failed["failure"] |= {"phase": "steps", "step_phase": "backward", "out_of_memory": FAILED_ALLOCATION}
     worked = make_record(telemetry=THROTTLED, config={"strategy": "ring"})
@@ -125,14 +125,14 @@ def test_a_page_says_what_a_failed_allocation_met_what_reached_a_peak_and_what_h
     assert source.count("Largest classes of live blocks") == 1
 
 
-def test_a_sweep_without_records_gives_a_report(tmp_path):
+def test_report_of_a_sweep_without_records(tmp_path):
     write_report(write_sweep(tmp_path, []))
     page = (tmp_path / "report.html").read_text()
     assert re.findall(r"<h2[^>]*>([^<]*)</h2>", page) == ["Answer", "Cells"]
     assert "No cell has a timed result." in page
 
 
-def test_a_heading_says_what_its_column_means(page_of):
+def test_page_headings_have_the_meaning_as_title(page_of):
     source = page_of([of_attention(make_record())])
     heads = re.findall(r'<th scope="col" title="([^"]*)">([^<]*)</th>', source)
     said = {heading: html.unescape(title) for title, heading in heads}
@@ -141,7 +141,7 @@ def test_a_heading_says_what_its_column_means(page_of):
     assert "strategy" not in said
 
 
-def test_a_malicious_reason_or_log_is_text_and_the_page_loads_nothing_and_says_no_nan(folder):
+def test_page_escapes_text_loads_nothing_and_has_no_nan(folder):
     source, summary = ((folder / name).read_text() for name in ("report.html", "summary.md"))
     page = Page(source)
     text = "".join(page.text)
@@ -155,7 +155,7 @@ def test_a_malicious_reason_or_log_is_text_and_the_page_loads_nothing_and_says_n
     assert not re.search(r"\b(nan|NaN|None|NaT)\b|<NA>", text + summary)
 
 
-def test_every_row_links_to_a_section_that_exists(folder):
+def test_page_rows_link_to_existing_sections(folder):
     source = (folder / "report.html").read_text()
     links = set(re.findall(r'href="#(cell-[\w-]+)"', source))
     assert links == set(re.findall(r'<details class="cell" id="(cell-[\w-]+)"', source))
@@ -172,7 +172,7 @@ GPUS = {
 }
 
 
-def test_the_page_says_how_gpus_are_connected_and_what_was_set_before(page_of):
+def test_page_shows_gpu_topology_and_inherited_variables(page_of):
     source = page_of([make_record(environment=GPUS)])
     shown = dict(re.findall(r"<dt>([^<]*)</dt>\s*<dd>([^<]*)</dd>", source))
     assert shown["gpu_nvlinks"] == "18, 18, 18"
@@ -182,8 +182,8 @@ def test_the_page_says_how_gpus_are_connected_and_what_was_set_before(page_of):
     assert "inherited_env" not in shown
 
 
-def test_the_terminal_names_the_page_keeps_to_100_columns_and_says_of_faster_kernels_as_all_do(reported):
-    """A line with a command is longer: a folded one cannot be copied."""
+def test_terminal_names_the_page_and_keeps_to_100_columns(reported):
+    """Lines with a command may be longer, because a folded command cannot be copied."""
     lines = reported[1].splitlines()
     assert lines[-1].endswith("report.html")
     assert all(len(line) <= 100 for line in lines[:-1] if "run_sweep.py" not in line)
@@ -191,7 +191,7 @@ def test_the_terminal_names_the_page_keeps_to_100_columns_and_says_of_faster_ker
     assert all("is FlashAttention-2; " in text for text in (reported[1], *map(Path.read_text, files)))
 
 
-def test_a_command_imports_neither_torch_nor_hydra_nor_a_formula_matplotlib_to_draw_and_pyplot_never():
+def test_commands_import_neither_torch_nor_hydra_nor_pyplot():
     code = """
 import sys, analysis.compare, analysis.report
 dear = {"torch", "hydra", "bench.extras.predict.prediction", "matplotlib"}
@@ -203,7 +203,7 @@ assert "matplotlib.pyplot" not in sys.modules
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_of_too_many_cells_the_page_shows_those_started_last_and_the_csv_all(tmp_path, monkeypatch):
+def test_page_shows_the_last_cells_and_the_csv_all(tmp_path, monkeypatch):
     monkeypatch.setattr("analysis.cells.selection.MAX_SHOWN_CELLS", 2)
     late = {"started_at": "2026-12-01T00:00:00+00:00"}
     predicted = [make_predicted(config={"seq_len": length}) | late for length in (8192, 16384)]
@@ -212,31 +212,29 @@ def test_of_too_many_cells_the_page_shows_those_started_last_and_the_csv_all(tmp
     count = len(STRATEGIES.built_in) + 2
     shown = re.findall(r'<details class="cell" id="cell-\d+-(\w+)"', page)
     assert shown == [record["cell_id"] for record in predicted]
-    note = f"Of {count} cells the 2 that were started last are listed; all cells are in summary.csv."
+    note = f"Only the last 2 of {count} started cells are listed; all cells are in summary.csv."
     assert all(note in text for text in (page, summary))
     assert len((tmp_path / "summary.csv").read_text().splitlines()) == count + 1
 
 
-def test_a_printed_table_has_all_cells_however_many(tmp_path, capsys, monkeypatch):
+def test_printed_table_has_all_cells(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("analysis.cells.selection.MAX_SHOWN_CELLS", 2)
     sweep = write_sweep(tmp_path, grid(["ring", "ulysses"], [8192, 16384]))
     assert main([str(sweep), "--table", "markdown"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4 + 2
 
 
-def test_many_reasons_and_many_settings_are_counted_not_listed(cells_of):
+def test_many_reasons_and_settings_are_counted(cells_of):
     summary = cells_of(
         [make_failure("error", f"reason{i}", config={"seed": i}) for i in range(MAX_REASONS + 5)]
     )
-    assert failure_reasons(summary)[-1] == "5 more reasons, of 5 cells; all cells are in summary.csv"
+    assert failure_reasons(summary)[-1] == "5 more reasons in 5 cells; all cells are in summary.csv"
     assert verdict(summary).failures == [f"Error: ulysses ({MAX_REASONS + 5} settings) at 8k."]
 
 
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("argv", [["run_sweep.py", "-m", "seq_len=8k"], ["train.py"], None])
-def test_a_sweep_of_one_process_each_says_which_command_decides_and_a_loop_of_one_s_own_none(
-    tmp_path, capsys, argv
-):
+def test_undecided_sweep_shows_the_command_that_decides(tmp_path, capsys, argv):
     environment = make_record()["environment"] | ({"argv": argv} if argv else {})
     sweep = write_sweep(
         tmp_path / "out", grid(["ulysses", "ring"], [8192], environment=environment, wall_s=60)
@@ -244,10 +242,10 @@ def test_a_sweep_of_one_process_each_says_which_command_decides_and_a_loop_of_on
     assert main([str(sweep)]) == 0
     command = f"python run_sweep.py -m seq_len=8k measure.repeats=6 resume=true sweep_dir={sweep}"
     is_ours = argv == ["run_sweep.py", "-m", "seq_len=8k"]
-    way = f"; run: {command} (about 10 min)" if is_ours else ": run one sweep with measure.repeats=6."
-    said = [capsys.readouterr().out, *((sweep / name).read_text() for name in ("summary.md", "report.html"))]
-    assert "Undecided: 8k (one process each)." in said[0]
-    assert all(f"would decide{way}" in text for text in said)
+    way = f". Run: {command} (about 10 min)" if is_ours else ": run one sweep with measure.repeats=6."
+    texts = [capsys.readouterr().out, *((sweep / name).read_text() for name in ("summary.md", "report.html"))]
+    assert "undecided at 8k (one process each)" in texts[0]
+    assert all(f"6 or more interleaved processes of each cell{way}" in text for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +258,7 @@ def test_a_sweep_of_one_process_each_says_which_command_decides_and_a_loop_of_on
         ({"cluster.device": "cpu", "hardware": "cpu"}, ("9.0",), None),
     ],
 )
-def test_of_newer_gpus_it_is_said_that_there_are_likely_faster_kernels(config, seen, newer, tmp_path):
+def test_kernel_lines_for_newer_gpus(config, seen, newer, tmp_path):
     environment = make_record()["environment"] | {"gpu_capabilities": seen}
     sweep = write_sweep(tmp_path, [make_record(config=config, environment=environment)])
     lines = kernel_lines(read_archive([sweep], {}))
@@ -273,7 +271,7 @@ def first_screen(source):
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_a_page_that_does_not_rank_says_so_shows_the_numbers_first_and_no_speed_up(tmp_path):
+def test_unranked_page_has_caveat_numbers_and_no_speed_up(tmp_path):
     unchecked = make_record(config=CPU, checks=None)
     records = [*grid(["local"], [8192]), unchecked, make_record(config={"strategy": "ring"} | CPU)]
     write_report(write_sweep(tmp_path, records))
@@ -286,25 +284,24 @@ def test_a_page_that_does_not_rank_says_so_shows_the_numbers_first_and_no_speed_
         assert "The records of 1 of 3 cells do not say what was checked." in text
 
 
-def test_a_page_that_ranks_shows_who_leads_unfolded_and_a_table_of_ten_columns(page_of):
+def test_ranked_page_shows_the_leader_and_a_short_table(page_of):
     source = page_of(grid(["local", "ulysses"], [8192]))
     assert "<li>8k" in first_screen(source)
-    said = "Communication that no compute hides took 7.3 % of a traced step (attention&#39;s exchange: 3.6 %)"
-    assert said in first_screen(source)
-    assert "Communication that no compute hides" not in page_of([make_record(config={"strategy": "local"})])
+    assert "took 7.3 % of a traced step (attention communication: 3.6 %)" in first_screen(source)
+    assert "% of a traced step" not in page_of([make_record(config={"strategy": "local"})])
     assert "<details>" not in first_screen(source)
     head = re.search(r'<table class="cells">.*?</thead>', source, re.DOTALL)[0]
     heads = re.findall(r"<th[^>]*>([^<]*)</th>", head)
     assert (len(heads), heads[-1], "speed-up" in heads) == (11, "details", True)
 
 
-def test_a_page_has_no_section_that_says_nothing(page_of):
+def test_page_has_no_empty_section(page_of):
     titles = re.findall(r"<h2[^>]*>([^<]*)</h2>", page_of([make_record()]))
     assert titles == ["Answer", "Cells", "Cell by cell", "Environment and provenance"]
 
 
 @pytest.mark.parametrize("form", ["latex", "markdown"])
-def test_the_summary_can_be_printed_as_a_table_alone(tmp_path, capsys, form):
+def test_table_option_prints_the_table_alone(tmp_path, capsys, form):
     sweep = write_sweep(tmp_path, [make_record(config={"data": "50%_of_x"}), make_failure("error", "no")])
     assert main([str(sweep), "--table", form]) == 0
     printed = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What docs/results.md shows works on the records that ship."""
+"""The code on docs/results.md works on the shipped records."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_ten_lines_of_the_page_draw_a_figure(tmp_path):
+def test_ten_lines_of_the_results_page_draw_a_figure(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "results.md").read_text(), re.DOTALL)
     assert len([line for line in code.splitlines() if line]) <= 10
     (tmp_path / "results").symlink_to(ROOT / "results")

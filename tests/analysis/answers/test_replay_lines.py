@@ -1,4 +1,4 @@
-"""Replayed cells in a report: their brackets, what decides between two, what is said and drawn of them."""
+"""Replayed cells in a report: ranges, decisions, sentences and figures."""
 
 import pandas as pd
 import pytest
@@ -18,7 +18,7 @@ BUSY = {"low": 1.0, "expected": 2.0, "high": 5.0}
 
 
 def replayed(strategy, processes_ms, link_ms=BUSY, repeats=6, **overrides):
-    """A process for each of these times of a step, of one rank of two, with so much time on the link."""
+    """Return records of one rank of two, one for each step time, with `link_ms` on the link."""
     config = {"strategy": strategy, "mode": "replay", "replay.rank": 0} | overrides.pop("config", {})
     sections = {
         "provenance": "replayed", "losses": None, "parity": None, "trace": None, "checks": [],
@@ -31,61 +31,61 @@ def replayed(strategy, processes_ms, link_ms=BUSY, repeats=6, **overrides):
     ]
 
 
-def test_a_rate_is_a_bracket_with_all_and_with_none_of_the_link(cells_of):
+def test_replayed_rate_ranges_from_all_to_none_of_the_link(cells_of):
     (row,) = rows_of(cells_of(replayed("ring", [100.0], repeats=1)), View.PAGE)
     assert row["tokens/s"] == "78,019 to 81,920"  # 8,192 tokens in 105 ms, and in 100 ms
     assert not {"speed-up", "attention exchange: transfer"} & {*row}
 
 
-def test_without_rates_of_the_link_a_rate_is_an_upper_bound(cells_of):
+def test_replayed_rate_is_an_upper_bound_without_link_speed(cells_of):
     cells = cells_of(replayed("ring", [100.0], None, repeats=1, config=CPU))
     (row,) = rows_of(cells, View.SUMMARY)
     assert row["tokens/s"] == "at most 81,920"
     assert NO_LINK_RATES in replay_lines(cells)
 
 
-def test_a_strategy_is_faster_only_where_no_part_of_the_link_could_turn_it_round(cells_of):
-    apart = verdict(cells_of([*replayed("ulysses", [100.0]), *replayed("ring", [120.0])]))
-    assert apart.answer == (
-        "Most tokens/s in a replay, however much of the link's time is exposed: ulysses at 8k."
+def test_replay_separates_strategies_whose_ranges_are_disjoint(cells_of):
+    disjoint = verdict(cells_of([*replayed("ulysses", [100.0]), *replayed("ring", [120.0])]))
+    assert disjoint.answer.startswith("ulysses has the most tokens/s in a replay at 8k")
+    (line,) = disjoint.details
+    assert line.startswith(
+        "8k, replayed: ulysses, 78,019 to 81,920 tokens/s, 1.20 times ring (1.14 to 1.25 by"
     )
-    (line,) = apart.details
-    assert line.startswith("8k, replayed: ulysses, 78,019 to 81,920 tokens/s, 1.20 (1.14 to 1.25 by both")
-    near = verdict(cells_of([*replayed("ulysses", [100.0]), *replayed("ring", [104.0])]))
-    assert near.answer.startswith("Not separated by a replay, as ranges overlap: ring and")
+    overlapping = verdict(cells_of([*replayed("ulysses", [100.0]), *replayed("ring", [104.0])]))
+    assert overlapping.answer.startswith("A replay does not separate ring and ulysses at 8k")
 
 
-def test_no_interval_is_counted_of_a_replay(cells_of):
+def test_replay_counts_no_interval(cells_of):
     times = {"timing": make_timing([[100.0] * 8])}
     alone = verdict(cells_of(replayed("ring", [100.0], repeats=1)))
     both = verdict(cells_of([*replayed("ring", [100.0], repeats=1), make_record(**times)]))
-    assert "n=8" in alone.certainty
+    assert "8 timed steps" in alone.certainty
     assert "interval" not in alone.certainty
-    assert "1 of 1 have a 95 % interval" in both.certainty
+    assert "1 of 1 cell has six or more timed steps" in both.certainty
 
 
-def test_a_range_spans_all_processes(cells_of):
-    """As the slowest of one and the fastest of the other may be what a real run would be."""
-    near = verdict(cells_of([*replayed("ulysses", [100.0, 116.0]), *replayed("ring", [120.0, 121.0])]))
-    assert near.answer.startswith("Not separated by a replay, as ranges overlap")
+def test_replayed_range_spans_all_processes(cells_of):
+    """The slowest process of one side and the fastest of the other may be what a real run is like."""
+    found = verdict(cells_of([*replayed("ulysses", [100.0, 116.0]), *replayed("ring", [120.0, 121.0])]))
+    assert found.answer.startswith("A replay does not separate")
 
 
-def test_of_several_ranks_of_a_cell_the_slowest_one_counts(cells_of):
+def test_slowest_replayed_rank_counts_for_the_cell(cells_of):
     ranks = [replayed("ring", [ms], config={"replay.rank": rank}) for rank, ms in ((0, 50.0), (1, 150.0))]
-    found = verdict(cells_of([*replayed("ulysses", [100.0]), *(record for each in ranks for record in each)]))
+    found = verdict(cells_of([*replayed("ulysses", [100.0]), *(record for rank in ranks for record in rank)]))
     assert found.details[0].startswith("8k, replayed: ulysses")
-    assert "times ring, rank 1" in found.details[0]
-    assert "ring, rank 0" not in found.details[0]
+    assert "times ring (rank 1)" in found.details[0]
+    assert "ring (rank 0)" not in found.details[0]
 
 
-def test_processes_are_asked_for_and_an_unknown_link_decides_nothing(cells_of):
+def test_replay_is_undecided_with_few_processes_or_unknown_link(cells_of):
     few = verdict(cells_of([*replayed("ulysses", [100.0], repeats=1), *replayed("ring", [300.0], repeats=1)]))
-    assert few.answer == "Undecided in a replay: 8k (one process each)."
+    assert few.answer == "Comparisons of replays are undecided at 8k (one process each)."
     unknown = verdict(cells_of([*replayed("ulysses", [100.0], None), *replayed("ring", [300.0], None)]))
-    assert unknown.answer == "Undecided in a replay: 8k (the time on the link is not known)."
+    assert "undecided at 8k (the time on the link is not known)" in unknown.answer
 
 
-def test_a_replay_has_no_speed_up_no_scaling_and_no_utilisation(cells_of):
+def test_replay_has_no_speed_up_no_scaling_and_no_mfu(cells_of):
     records = [
         *replayed("local", [400.0], {"low": 0.0, "expected": 0.0, "high": 0.0}, repeats=1),
         *replayed("ring", [100.0], repeats=1),
@@ -99,7 +99,7 @@ def test_a_replay_has_no_speed_up_no_scaling_and_no_utilisation(cells_of):
     )
 
 
-def test_what_is_measured_and_modelled_is_said_and_which_real_ranks_check_results(cells_of):
+def test_replay_lines_have_the_note_and_the_check_command(cells_of):
     replays = [*replayed("ring", [100.0]), *replayed("ulysses", [100.0])]
     note, command = replay_lines(cells_of(replays))
     assert note == REPLAY_NOTE
@@ -109,24 +109,26 @@ def test_what_is_measured_and_modelled_is_said_and_which_real_ranks_check_result
     )
 
 
-def test_a_report_without_replays_says_nothing_of_them(cells_of):
+def test_no_replay_lines_without_replays(cells_of):
     assert replay_lines(cells_of([make_record()])) == []
 
 
 @pytest.mark.parametrize(("used", "status"), [(70, "ok"), (78, NO_SPARE)])
-def test_less_than_3_gib_to_spare_is_undecided_as_nccl_is_not_there(cells_of, used, status):
+def test_replay_with_less_than_3_gib_free_is_undecided(cells_of, used, status):
     gpu = {"device_name": "NVIDIA H100 80GB HBM3", "gpu_memory_bytes": [80 * GIB], "packages": {}}
     memory = {"peak_allocated_bytes": [60 * GIB], "device_used_bytes": [used * GIB]}
     cells = cells_of(replayed("ring", [100.0], repeats=1, environment=gpu, memory=memory))
     assert shown_statuses(cells.frame).tolist() == [status]
     found = verdict(cells)
-    said = "Undecided: ring at 8k left less than 3.0 GiB free, and NCCL may need as much."
-    assert (said in replay_lines(cells)) == (status == NO_SPARE)
-    longest = "Longest length that fits in a replay, without NCCL's memory: ring none (8k undecided)."
+    undecided = [
+        line for line in replay_lines(cells) if "ring at 8k: less than 3.0 GiB was left free" in line
+    ]
+    assert len(undecided) == (status == NO_SPARE)
+    longest = "Longest length that fits in a replay, without NCCL's memory: ring: none (8k undecided)."
     assert (longest in found.fits) == (status == NO_SPARE)
 
 
-def test_figures_draw_the_bracket_and_say_in_each_that_it_is_a_replay(cells_of):
+def test_figures_of_replays_show_the_range_and_a_banner(cells_of):
     cells = cells_of([*replayed("ring", [100.0], repeats=1), make_record(config={"strategy": "ring"})])
     sheet = build("throughput", for_figures(cells))
     texts = " ".join(spot.text for spot in sheet.spots)

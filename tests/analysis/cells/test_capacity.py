@@ -11,7 +11,7 @@ H100_BYTES = 85520809984
 RECORDED = {"environment": {"device_name": "NVIDIA H100 NVL", "gpu_memory_bytes": [94 * GIB]}}
 LIMIT = {"cluster.memory_limit_gib": 4.0}
 NOMINAL_GB = {"b200": 192, "l20": 48, "rtx_4090": 24}
-"""Of names that do not end with it."""
+"""Memory in GB of the hardware whose name does not end with it."""
 DEVICES = sorted(path.stem for path in HARDWARE_FOLDER.glob("*.yaml") if "memory_bytes:" in path.read_text())
 
 
@@ -32,9 +32,7 @@ def peak(gib, **config):
         (make_record(**RECORDED | {"provenance": "predicted"}), H100_BYTES, "h100_80gb: 79.6 GiB"),
     ],
 )
-def test_a_rank_may_use_its_limit_or_else_its_device_or_else_what_the_hardware_has(
-    summary_of, record, size, label
-):
+def test_capacity_is_the_limit_or_device_or_hardware_memory(summary_of, record, size, label):
     cell = summary_of([record]).iloc[0]
     assert cell["capacity_bytes"] == size
     assert capacity_label(cell) == label
@@ -42,21 +40,19 @@ def test_a_rank_may_use_its_limit_or_else_its_device_or_else_what_the_hardware_h
 
 
 @pytest.mark.parametrize(("config", "recorded"), [(CPU, RECORDED), ({"hardware": "unknown"}, {})])
-def test_without_a_limit_a_cpu_has_no_capacity_nor_has_unknown_hardware_of_another_time(
-    summary_of, config, recorded
-):
+def test_no_capacity_on_a_cpu_or_on_unknown_hardware(summary_of, config, recorded):
     cell = summary_of([make_record(config=config, **recorded)]).iloc[0]
     assert (str(cell["capacity_bytes"]), capacity_label(cell)) == ("nan", "")
 
 
-def test_every_hardware_says_its_memory():
+def test_hardware_files_state_the_memory():
     for name in DEVICES:
         nominal_gb = NOMINAL_GB.get(name) or float(name.rsplit("_", 1)[1].removesuffix("gb"))
         assert 1 <= hardware_facts("memory_bytes")[name] / (nominal_gb * 1e9) < 1.1
 
 
 def capacities(sheet):
-    """Per label of the legend where its line is."""
+    """Return the height of each horizontal line by its label."""
     across = [line for line in sheet.axes.lines if line.get_transform() == sheet.axes.get_yaxis_transform()]
     return {line.get_label().removeprefix("may use: "): line.get_ydata()[0] for line in across}
 
@@ -65,7 +61,7 @@ def memory_of(cells_of, *records):
     return sheet_of("peak_memory", cells_of(records))
 
 
-def test_the_memory_figure_has_a_line_with_its_name_at_each_capacity(cells_of):
+def test_memory_figure_has_a_labelled_line_per_capacity(cells_of):
     other = {"cluster.memory_limit_gib": 4.1}
     sheet = memory_of(cells_of, peak(2, **LIMIT), peak(3, **other, seq_len=16384))
     assert capacities(sheet) == {"limit 4 GiB": 4 * GIB, "limit 4.1 GiB": 4.1 * GIB}
@@ -75,7 +71,7 @@ def test_the_memory_figure_has_a_line_with_its_name_at_each_capacity(cells_of):
     assert memory_of(cells_of, peak(2, **LIMIT | CPU)).remarks == [CPU_LIMIT_REMARK]
 
 
-def test_a_capacity_far_above_all_peaks_is_a_line_only_where_a_cell_ran_out_of_memory(cells_of):
+def test_memory_figure_draws_a_far_capacity_only_after_oom(cells_of):
     far = memory_of(cells_of, peak(0.01, **LIMIT))
     assert (capacities(far), far.remarks) == ({}, ["1 other capacity in summary.csv"])
     oom = make_failure("out_of_memory", "no", config=LIMIT | {"seq_len": 65536})
@@ -84,7 +80,7 @@ def test_a_capacity_far_above_all_peaks_is_a_line_only_where_a_cell_ran_out_of_m
     assert [line.get_marker() for line in sheet.panels[0].lines] == ["x"]
 
 
-def test_of_many_capacities_the_lowest_are_lines_and_the_others_counted(cells_of):
+def test_memory_figure_draws_the_lowest_capacities(cells_of):
     limits = [{"cluster.memory_limit_gib": 4.0 + number} for number in range(5)]
     sheet = memory_of(cells_of, *(peak(2, **limit) for limit in limits))
     assert [*capacities(sheet)] == ["limit 4 GiB", "limit 5 GiB", "limit 6 GiB"]

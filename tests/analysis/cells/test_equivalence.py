@@ -1,4 +1,4 @@
-"""Trainings beside data parallelism: what the floor is, who is within it, and what the report says."""
+"""Trainings compared with data parallelism: the noise floor, who is within it, and the report."""
 
 import re
 
@@ -22,9 +22,9 @@ SETTINGS = {"optimizer": "sgd", "data.rank_order": "in_order", "inject_fault": "
 
 
 def training(role, *, strategy="local", loss=0.0, norm=0.0, logged=None, **settings):
-    """A record whose last step is so far from the reference's."""
+    """Return a record whose last step differs from the reference by `loss` and `norm`."""
     losses = {"loss": [*FALLING[:-1], FALLING[-1] + loss], "grad_norm": [*NORMS[:-1], NORMS[-1] + norm]}
-    losses |= {} if logged is None else {"logged_loss": [each + logged for each in FALLING]}
+    losses |= {} if logged is None else {"logged_loss": [loss + logged for loss in FALLING]}
     config = {**SETTINGS, "strategy": strategy, **settings}
     return make_record(role=role, experiment="loss_equivalence", losses=losses, config=config)
 
@@ -43,11 +43,11 @@ WRONG = {"status": "wrong_result", "reason": "a gate found it"}
 
 @pytest.fixture
 def compared(tmp_path):
-    """Records to what is compared of them."""
+    """Function from records to their comparisons."""
     return lambda *records: comparisons(read_archive([write_sweep(tmp_path, records)], {}))
 
 
-def test_the_floor_is_between_controls_and_rows_are_multiples_of_it(compared):
+def test_noise_floor_from_controls_and_rows_as_its_multiples(compared):
     (found,) = compared(REFERENCE, *CONTROLS, SOUND, MISTAKE)
     roles = ["cell", "control", "control", "control", "injected_fault"]
     assert [row.training.role for row in found.rows] == roles
@@ -64,43 +64,44 @@ def test_the_floor_is_between_controls_and_rows_are_multiples_of_it(compared):
     assert is_as_expected(found)
 
 
-def test_trainings_of_other_work_are_not_compared(compared):
+def test_trainings_of_different_work_are_not_compared(compared):
     records = [training("reference", dtype="bf16"), training("cell", strategy="ring", dtype="bf16")]
-    assert [len(each.others) for each in compared(REFERENCE, SOUND, *records)] == [1, 1]
+    assert [len(comparison.others) for comparison in compared(REFERENCE, SOUND, *records)] == [1, 1]
 
 
 @pytest.mark.parametrize(
     ("records", "said"),
     [
-        ((SOUND, MISTAKE), "ulysses contiguous trained what data parallelism trains: over 4 steps"),
-        ((training("cell", strategy="ring", loss=1e-2),), "ring contiguous trains something else: step 3:"),
+        ((SOUND, MISTAKE), "ulysses contiguous matched data parallelism over 4 steps"),
+        ((training("cell", strategy="ring", loss=1e-2),), "ring contiguous does not match data parallelism"),
         (
             (training("injected_fault", inject_fault="mask_off_by_one"),),
-            "would pass for noise here: mask_off_by_one",
+            "within the noise and would not be found here: mask_off_by_one",
         ),
         ((make_failure("crashed", "why", config={**SETTINGS, "strategy": "ring"})
-          | {"experiment": "loss_equivalence"},), "Without steps: ring (crashed)"),
+          | {"experiment": "loss_equivalence"},), "no steps to compare: ring (crashed)"),
     ],
 )  # fmt: skip
-def test_the_answer_says_who_trained_what(compared, cells_of, records, said):
+def test_answer_says_which_trainings_match(compared, cells_of, records, said):
     found = compared(REFERENCE, *CONTROLS, MISTAKE, *records)
     plain = verdict(cells_of([*records]))
-    told = with_equivalence(plain, found, alone=True)
+    answered = with_equivalence(plain, found, alone=True)
+    matches = "matched" in said
     assert said in equivalence_line(found[0])
-    assert told.answer.startswith("1 training in 1 comparison" if "trained what" in said else found[0].name)
-    assert (told.certainty, told.to_decide) == ("", None)
-    assert is_as_expected(found[0]) == ("trained what" in said)
+    assert answered.answer.startswith("1 training in 1 comparison" if matches else found[0].name)
+    assert (answered.certainty, answered.to_decide) == ("", None)
+    assert is_as_expected(found[0]) == matches
     assert with_equivalence(plain, [], alone=True) is plain
 
 
 def shifted(record, by):
-    """The same of another seed, whose loss lies elsewhere."""
-    losses = {**record["losses"], "loss": [each + by for each in record["losses"]["loss"]]}
+    """Return the record with another seed and its losses shifted."""
+    losses = {**record["losses"], "loss": [loss + by for loss in record["losses"]["loss"]]}
     config = {**record["config"], "seed": 7}
     return {**record, "cell_id": record["cell_id"][::-1], "losses": losses, "config": config}
 
 
-def test_seeds_are_compared_each_with_its_own_and_judged_together(compared):
+def test_seeds_are_compared_separately_and_judged_together(compared):
     alone = [REFERENCE, *CONTROLS, SOUND, MISTAKE]
     (one,) = compared(*alone)
     (both,) = compared(*alone, *(shifted(each, 0.5) for each in alone))
@@ -112,16 +113,18 @@ def test_seeds_are_compared_each_with_its_own_and_judged_together(compared):
     assert both.rows[0].noise.loss > one.rows[0].noise.loss
     wrong = training("cell", strategy="ring", loss=1e-1)
     (found,) = compared(*alone, *(shifted(each, 0.5) for each in alone), shifted(wrong, 0.5))
-    assert "ring contiguous trains something else: seed 7, step 3: the loss is" in equivalence_line(found)
+    assert "ring contiguous does not match data parallelism: seed 7, step 3: the loss is" in equivalence_line(
+        found
+    )
 
 
-def test_a_seed_without_a_sound_reference_or_control_is_left_out(compared):
+def test_seed_without_a_sound_reference_or_control_is_skipped(compared):
     others = [shifted(each, 0.5) for each in (REFERENCE | WRONG, SOUND)]
     (found,) = compared(REFERENCE, *CONTROLS, SOUND, MISTAKE, *others)
     assert len(found.seeds) == 1
 
 
-def test_what_a_stack_logs_is_compared_with_what_it_logs_of_data_parallelism(compared):
+def test_logged_losses_are_compared_with_data_parallelism(compared):
     stack = {"trainer": "transformers"}
     base, own = (
         training("cell", logged=0.5, **stack),
@@ -136,7 +139,7 @@ def test_what_a_stack_logs_is_compared_with_what_it_logs_of_data_parallelism(com
     assert row["logged loss apart: mean / most"] == "1.0e-01 / 1.0e-01"
 
 
-def test_the_report_has_the_tables_the_figures_and_the_published_numbers(tmp_path, capsys, monkeypatch):
+def test_report_has_loss_tables_figures_and_published_numbers(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("analysis.show.figures.figures.figures_for", lambda _: [])  # only those of trainings
     records = [REFERENCE, *CONTROLS, SOUND, MISTAKE]
     assert write_report(write_sweep(tmp_path, records))
@@ -144,7 +147,7 @@ def test_the_report_has_the_tables_the_figures_and_the_published_numbers(tmp_pat
     for text in (page, markdown):
         for shown in ("mistake: mask_off_by_one", "found", "1.0e-01", *(mean for _, mean, _ in PUBLISHED)):
             assert shown in text
-    assert "trained what data parallelism trains" in capsys.readouterr().out.replace("\n", " ")
+    assert "matched data parallelism" in capsys.readouterr().out.replace("\n", " ")
     assert "zigzag" not in markdown
     svg = (tmp_path / "figures" / "loss_equivalence_8k_qwen3_nano_fp32_zero3_sgd.svg").read_text()
     for label in ("data parallelism", "ulysses contiguous", "controls", "mistake: mask_off_by_one"):
@@ -161,21 +164,21 @@ def test_the_report_has_the_tables_the_figures_and_the_published_numbers(tmp_pat
 @pytest.mark.parametrize(
     ("records", "said"),
     [
-        ((*CONTROLS, SOUND | WRONG, MISTAKE), "is no sound training (wrong_result): a gate found it."),
-        ((*CONTROLS[:2], CONTROLS[2] | WRONG, SOUND, MISTAKE), "Only 2 controls ended well, under 3"),
-        ((*CONTROLS, MISTAKE), "Nothing is compared"),
-        ((*CONTROLS, SOUND), "No known mistake was made"),
-        ((*CONTROLS, SOUND, MISTAKE), "The loss fell by 0.30 nats only, under 0.5"),
+        ((*CONTROLS, SOUND | WRONG, MISTAKE), "ended as wrong_result and does not count: a gate found it."),
+        ((*CONTROLS[:2], CONTROLS[2] | WRONG, SOUND, MISTAKE), "Only 2 controls succeeded"),
+        ((*CONTROLS, MISTAKE), "Nothing was compared"),
+        ((*CONTROLS, SOUND), "No known mistake was injected"),
+        ((*CONTROLS, SOUND, MISTAKE), "The loss fell by only 0.30 nats; a fall of less than 0.5"),
     ],
 )
-def test_what_would_vouch_for_nothing_is_said(compared, records, said):
+def test_comparison_that_proves_little_says_why(compared, records, said):
     losses = {"loss": [5.0, 4.9, 4.8, 4.7], "grad_norm": NORMS} if "fell" in said else REFERENCE["losses"]
     (found,) = compared(REFERENCE | {"losses": losses}, *records)
     assert said in equivalence_line(found)
     assert not is_as_expected(found)
 
 
-def test_a_control_stands_in_for_a_reference_that_failed_and_counts_only_if_it_passed_its_gates(compared):
+def test_sound_control_replaces_a_failed_reference(compared):
     (found,) = compared(REFERENCE | WRONG, *CONTROLS, SOUND, MISTAKE)
     assert found.reference.role == "control"
     wide = training("control", loss=1.0, **{"cluster.world_size": 2})  # which would widen the floor
@@ -184,7 +187,7 @@ def test_a_control_stands_in_for_a_reference_that_failed_and_counts_only_if_it_p
     assert not is_as_expected(found)
 
 
-def test_comparisons_that_differ_in_one_more_setting_have_names_and_figures_of_their_own(compared):
+def test_comparisons_are_named_by_differing_settings(compared):
     rates = [{"optimizer.learning_rate": rate, "data.path": "/my/texts"} for rate in (0.1, 0.2)]
     found = compared(*(training("reference", **each) for each in rates))
     names = [each.name for each in found]

@@ -5,7 +5,7 @@ def labels(cells):
     return [series.label for series in cells.series]
 
 
-def test_what_does_not_vary_is_not_in_the_legend(cells_of):
+def test_series_label_without_constant_settings(cells_of):
     records = [
         make_record(config={"strategy": strategy, "layout": layout})
         for strategy, layout in (("local", "contiguous"), ("ulysses", "contiguous"), ("ring", "zigzag"))
@@ -13,12 +13,12 @@ def test_what_does_not_vary_is_not_in_the_legend(cells_of):
     assert labels(cells_of(records)) == ["local", "ring", "ulysses"]
 
 
-def test_a_degree_that_varies_within_a_strategy_is(cells_of):
+def test_series_label_with_a_varying_degree(cells_of):
     records = [make_record(config={"sp_degree": n, "cluster.world_size": n}) for n in (2, 4)]
     assert labels(cells_of(records)) == ["ulysses, sp 2", "ulysses, sp 4"]
 
 
-def test_a_series_has_one_cell_per_length_whatever_setting_is_swept(cells_of):
+def test_series_has_one_cell_per_length(cells_of):
     records = [make_record(config={"env.NCCL_ALGO": name, "seed": seed}) for name in "ab" for seed in (0, 1)]
     cells = cells_of(records)
     assert set(cells.keys) == {"env.NCCL_ALGO", "seed"}

@@ -21,16 +21,16 @@ def repeats(step_times_ms, **overrides):
     ]
 
 
-def test_a_cell_was_started_when_its_last_repeat_was(summary_of):
+def test_started_at_is_of_the_last_repeat(summary_of):
     started = [make_record(repeat=number, started_at=at) for number, at in enumerate("bca")]
-    beside = make_record(config={"seq_len": 2**20}, started_at="z")
-    assert summary_of([beside, *started])["started_at"].tolist() == ["c", "z"]
+    other = make_record(config={"seq_len": 2**20}, started_at="z")
+    assert summary_of([other, *started])["started_at"].tolist() == ["c", "z"]
 
 
-def test_a_cell_that_ran_once_is_the_same_beside_one_that_ran_several_times(summary_of):
+def test_cell_that_ran_once_is_unchanged_by_repeated_cells(summary_of):
     once, several = repeats([100.0]), repeats([100.0, 200.0], config={"seq_len": 2**20}, cell_id="several")
-    alone, beside = (summary_of(records).select_dtypes("number") for records in (once, [*several, *once]))
-    pd.testing.assert_frame_equal(beside[:1][alone.columns], alone)
+    alone, together = (summary_of(records).select_dtypes("number") for records in (once, [*several, *once]))
+    pd.testing.assert_frame_equal(together[:1][alone.columns], alone)
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_a_cell_that_ran_once_is_the_same_beside_one_that_ran_several_times(summ
     }.items(),
     ids=str,
 )
-def test_every_metric_is_reduced_over_repeats_as_it_says(tmp_path, reduction, reduced):
+def test_metrics_are_reduced_over_repeats(tmp_path, reduction, reduced):
     frame = frame_of_records(tmp_path, repeats([100.0] * 3))
-    columns = [each for each in metrics_reduced(reduction) if each in NUMBER_COLUMNS and each != "n_steps"]
+    columns = [name for name in metrics_reduced(reduction) if name in NUMBER_COLUMNS and name != "n_steps"]
     known, unknown = (
         summarise(frame.assign(**dict.fromkeys(columns, pd.Series(values, dtype="float64")))).rows[columns]
         for values in ([4.0, 1.0, 2.0], [None] * 3)
@@ -57,18 +57,18 @@ def test_every_metric_is_reduced_over_repeats_as_it_says(tmp_path, reduction, re
     assert unknown.isna().all(axis=None)
 
 
-def test_a_rate_of_one_run_is_to_the_last_digit_that_of_two_equal_ones(summary_of):
+def test_rate_of_one_run_equals_that_of_two_equal_runs(summary_of):
     once, twice = (summary_of(repeats([7.7] * count))["tokens_per_s"][0] for count in (1, 2))
     assert once == twice
 
 
-def test_a_rate_or_utilisation_over_two_repeats_is_total_work_over_total_time(summary_of):
+def test_rates_over_repeats_are_total_work_over_total_time(summary_of):
     (row,) = summary_of(repeats([100.0, 300.0], analytic=dict.fromkeys(UTILISATIONS.values(), 10**13))).iloc
     assert row["tokens_per_s"] == pytest.approx(1000 / 0.2)
     assert [*row[[*UTILISATIONS]]] == pytest.approx([1e13 / (0.2 * 2 * 1e15)] * 4)
 
 
-def test_six_repeats_have_an_interval_and_five_none_although_each_has_eight_steps(summary_of):
+def test_interval_needs_six_repeats(summary_of):
     five, six = (summary_of(repeats([*range(1, count)])).iloc[0] for count in (6, 7))
     assert (five["n"], five["n_of"], five["tokens_per_s_lowest_repeat"]) == (5, "repeats", 1000 / 5e-3)
     assert five[["tokens_per_s_low", "step_time_low_ms"]].isna().all()
@@ -76,19 +76,19 @@ def test_six_repeats_have_an_interval_and_five_none_although_each_has_eight_step
     assert six["tokens_per_s_low"] == pytest.approx(1000 / 6e-3)
 
 
-def test_one_failed_repeat_shows_although_the_others_worked(summary_of):
+def test_failed_repeat_sets_the_status_of_its_cell(summary_of):
     row = summary_of([*repeats([100.0, 100.0]), make_failure("out_of_memory", "no room", repeat=2)]).iloc[0]
     assert (row["status"], row["failed_repeats"], row["repeats"]) == ("out_of_memory", 1, 3)
     assert row["tokens_per_s"] == pytest.approx(10000)
 
 
-def test_the_same_cell_on_two_machines_is_two_rows_and_a_missing_device_name_drops_none(summary_of):
+def test_same_cell_on_two_machines_is_two_rows(summary_of):
     one, other = ({"device_name": "one"}, {"device_name": "other"})
-    assert len(summary_of([make_record(environment=each) for each in (one, other)])) == 2
+    assert len(summary_of([make_record(environment=environment) for environment in (one, other)])) == 2
     assert len(summary_of([make_record(environment={}, repeat=repeat) for repeat in (0, 1)])) == 1
 
 
-def test_rows_go_by_length_and_then_strategy(summary_of):
+def test_rows_are_sorted_by_length_and_strategy(summary_of):
     asked = [("ulysses", 65536), ("ulysses", 8192), ("local", 65536)]
     records = [make_record(config={"strategy": strategy, "seq_len": length}) for strategy, length in asked]
     summary = summary_of(records)

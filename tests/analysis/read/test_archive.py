@@ -14,16 +14,16 @@ from tests.support.records import ENVIRONMENT, STEPS_HELD, as_record, make_failu
     ("first", "later"),
     [(1, "auto"), (1, None), (1, 0.5), (1, 2**63), (True, 2), (1, True), (0.0, -0.0), (["a", "b"], 1)],
 )
-def test_a_setting_is_what_it_is_whatever_another_sweep_has_in_its_place(tmp_path, first, later):
+def test_settings_keep_their_type_next_to_another_sweep(tmp_path, first, later):
     sweeps = [[make_record(config={"measure.steps": value})] * 2 for value in (first, later)]
     folders = [write_sweep(tmp_path / str(number), records) for number, records in enumerate(sweeps)]
-    told = [json.dumps(value) if isinstance(value, list) else value for value in (first, later)]
+    values = [json.dumps(value) if isinstance(value, list) else value for value in (first, later)]
     found = read_archive(folders, {}).frame["measure.steps"]
-    pd.testing.assert_series_equal(found, pd.Series(told, name="measure.steps"))
-    assert [*map(repr, found.tolist())] == [*map(repr, pd.Series(told).tolist())]
+    pd.testing.assert_series_equal(found, pd.Series(values, name="measure.steps"))
+    assert [*map(repr, found.tolist())] == [*map(repr, pd.Series(values).tolist())]
 
 
-def test_what_only_some_sweeps_measured_is_missing_of_the_others(tmp_path):
+def test_metrics_that_a_sweep_did_not_measure_are_missing(tmp_path):
     timed, failed = make_record(), make_failure("out_of_memory", "out of memory")
     folders = [write_sweep(tmp_path / name, [record]) for name, record in (("a", timed), ("b", failed))]
     archive = read_archive(folders, {})
@@ -36,34 +36,34 @@ def test_what_only_some_sweeps_measured_is_missing_of_the_others(tmp_path):
     assert [column for column in frame if column in METRIC_COLUMNS] == [*METRIC_COLUMNS]
 
 
-def held_of(folders):
-    """Per record, by its strategy, how many of its steps are held."""
+def compared_steps_of(folders):
+    """Return the strategy and the number of compared steps of each record."""
     frame = read_archive(folders, {}).frame
     return [*zip(frame["strategy"], frame["steps_compared"], strict=True)]
 
 
-def with_steps(strategy, steps, held, against=None):
-    check = STEPS_HELD | {"steps": held, "of_steps": steps}
+def with_steps(strategy, steps, compared, against=None):
+    check = STEPS_HELD | {"steps": compared, "of_steps": steps}
     losses = {"loss": [5.0] * steps, "compared_with": against}
     return make_record(config={"strategy": strategy}, checks=[check], losses=losses)
 
 
-def test_what_others_were_held_against_is_held_by_them_and_by_none_of_another_sweep(tmp_path):
-    first = with_steps("local", steps=5, held=0)
+def test_compared_steps_count_for_both_cells_of_one_sweep(tmp_path):
+    first = with_steps("local", steps=5, compared=0)
     others = [
-        with_steps("ring", steps=4, held=4, against=first["cell_id"]),
-        with_steps("usp", steps=9, held=3, against=first["cell_id"]),
-        with_steps("ulysses", steps=6, held=0),
+        with_steps("ring", steps=4, compared=4, against=first["cell_id"]),
+        with_steps("usp", steps=9, compared=3, against=first["cell_id"]),
+        with_steps("ulysses", steps=6, compared=0),
     ]
     together = write_sweep(tmp_path / "together", [first, *others])
     alone = write_sweep(tmp_path / "alone", [first])
-    held = [("local", 4), ("ring", 4), ("usp", 3), ("ulysses", 0)]
-    assert held_of([together, alone]) == [*held, ("local", 0)]
+    compared = [("local", 4), ("ring", 4), ("usp", 3), ("ulysses", 0)]
+    assert compared_steps_of([together, alone]) == [*compared, ("local", 0)]
     longer = write_sweep(tmp_path / "longer", [first, others[0] | {"checks": [STEPS_HELD | {"steps": 8}]}])
-    assert held_of([longer]) == [("local", 5), ("ring", 8)]
+    assert compared_steps_of([longer]) == [("local", 5), ("ring", 8)]
 
 
-def test_settings_are_shared_only_if_no_record_of_any_folder_differs(tmp_path):
+def test_shared_settings_are_equal_in_all_folders(tmp_path):
     one = write_sweep(tmp_path / "a", [make_record(), make_record(config={"batch": 2})])
     two = write_sweep(tmp_path / "b", [make_record(config={"dtype": "fp32"})])
     shared = read_archive([one, two], {}).shared
@@ -71,11 +71,11 @@ def test_settings_are_shared_only_if_no_record_of_any_folder_differs(tmp_path):
     assert not {"batch", "dtype"} & shared.keys()
 
 
-def test_environments_are_kept_once_whatever_the_load_was(tmp_path):
-    seen = [("one", 0.1), ("one", 0.2), ("two", 0.1), ("one", 0.3)]
+def test_environments_that_differ_only_in_load_count_once(tmp_path):
+    loads = [("one", 0.1), ("one", 0.2), ("two", 0.1), ("one", 0.3)]
     records = [
         make_record(environment={"device_name": name, "load_average": load}, repeat=repeat)
-        for repeat, (name, load) in enumerate(seen)
+        for repeat, (name, load) in enumerate(loads)
     ]
     archived = read_archive([write_sweep(tmp_path, records)], {})
     assert archived.environments == [

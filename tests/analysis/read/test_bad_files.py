@@ -1,4 +1,4 @@
-"""Files that are no records: one line that names file and line, exit code 2, and nothing is written."""
+"""Bad files give one line with file and line number, exit code 2, and no output."""
 
 import json
 import os
@@ -74,54 +74,54 @@ SECOND_LINES = {
 }
 
 
-def refused(folder, capsys, *arguments):
-    """The one line that was said; nothing was written."""
+def refusal(folder, capsys, *arguments):
+    """Return the one line of the refusal; nothing was written."""
     before = sorted(folder.rglob("*"))
     assert main([str(folder), *arguments]) == 2
     assert sorted(folder.rglob("*")) == before
-    said = capsys.readouterr()
-    assert (said.out, len(said.err.splitlines())) == ("", 1)
-    return said.err
+    output = capsys.readouterr()
+    assert (output.out, len(output.err.splitlines())) == ("", 1)
+    return output.err
 
 
 @pytest.mark.parametrize("case", WHOLE_FILES)
-def test_a_file_that_holds_no_json_lines_is_refused(tmp_path, capsys, case):
+def test_file_without_json_lines_is_refused(tmp_path, capsys, case):
     content, said = WHOLE_FILES[case]
     (tmp_path / "records.jsonl").write_bytes(content)
-    assert said in refused(tmp_path, capsys)
+    assert said in refusal(tmp_path, capsys)
 
 
 @pytest.mark.parametrize("case", SECOND_LINES)
-def test_a_line_that_is_no_record_is_named_by_its_number(tmp_path, capsys, case):
+def test_line_that_is_no_record_is_named_by_number(tmp_path, capsys, case):
     line, said = SECOND_LINES[case]
     (tmp_path / "records.jsonl").write_text(f"{GOOD}\n{line}\n{GOOD}\n")
-    told = refused(tmp_path, capsys)
-    assert "records.jsonl:2: " in told
-    assert said in told
+    line = refusal(tmp_path, capsys)
+    assert "records.jsonl:2: " in line
+    assert said in line
 
 
-def test_what_stands_in_the_place_of_the_file_is_refused(tmp_path, capsys):
+def test_missing_records_file_and_link_loop_are_refused(tmp_path, capsys):
     path = tmp_path / "records.jsonl"
-    assert "name a sweep's folder" in refused(tmp_path, capsys)
+    assert "name a sweep's folder" in refusal(tmp_path, capsys)
     path.symlink_to(path.name)
-    assert "name a sweep's folder" in refused(tmp_path, capsys)
+    assert "name a sweep's folder" in refusal(tmp_path, capsys)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
-def test_a_file_that_may_not_be_read_is_refused(tmp_path, capsys):
+def test_unreadable_file_is_refused(tmp_path, capsys):
     folder = write_sweep(tmp_path, [make_record()])
     (folder / "records.jsonl").chmod(0)
-    assert "cannot be read (Permission denied)" in refused(tmp_path, capsys)
+    assert "cannot be read (Permission denied)" in refusal(tmp_path, capsys)
 
 
-def test_a_report_that_cannot_be_written_says_where(tmp_path, capsys):
+def test_unwritable_output_is_named(tmp_path, capsys):
     folder = write_sweep(tmp_path, [make_record()])
-    assert "another --output" in refused(folder, capsys, "--output", str(folder / "records.jsonl"))
+    assert "another --output" in refusal(folder, capsys, "--output", str(folder / "records.jsonl"))
 
 
-def test_records_of_several_sweeps_are_drawn_together(tmp_path, capsys):
+def test_one_report_for_several_sweeps(tmp_path, capsys):
     other = make_record(environment={"device_name": "another", "packages": {}}, analytic=None)
-    folders = [write_sweep(tmp_path / str(n), [each]) for n, each in enumerate((make_record(), other))]
+    folders = [write_sweep(tmp_path / str(n), [record]) for n, record in enumerate((make_record(), other))]
     assert main([*map(str, folders), "--output", str(tmp_path / "all")]) == 0
     assert capsys.readouterr().err == ""
     summary = (tmp_path / "all" / "summary.md").read_text()
@@ -130,7 +130,7 @@ def test_records_of_several_sweeps_are_drawn_together(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_lines_may_end_as_on_windows_and_a_torn_last_one_is_dropped_with_one_warning(tmp_path):
+def test_windows_line_ends_and_a_torn_last_line_are_accepted(tmp_path):
     (tmp_path / "records.jsonl").write_bytes(f"{GOOD}\r\n{GOOD}\r\n".encode())
     assert read_archive([tmp_path], {}).frame["status"].tolist() == ["ok"]
     (tmp_path / "records.jsonl").write_text(f"{GOOD}\n{GOOD[:50]}")

@@ -1,4 +1,4 @@
-"""What a record has no metric for; each formula is asked of its page, in tests/test_doc_formulas.py."""
+"""Metrics that a record does not have; tests/test_doc_formulas.py tests the formulas of the pages."""
 
 import pytest
 
@@ -17,12 +17,12 @@ from tests.support.records import (
 from tests.support.sections import findings_of
 
 
-def test_peak_memory_is_the_worst_rank_s_and_missing_is_none_not_zero():
+def test_peak_memory_is_of_the_worst_rank_and_none_if_missing():
     metrics = metrics_of(make_record(memory={"peak_allocated_bytes": [3, 7]}))
     assert (metrics.peak_allocated_bytes, metrics.peak_reserved_bytes) == (7, None)
 
 
-def test_a_trace_over_1_2_times_the_timed_step_has_neither_shares_nor_parts_and_says_so():
+def test_void_trace_has_no_shares_and_no_parts_but_a_note():
     metrics = metrics_of(make_record(trace=make_trace(2, step_ms=[121.0, 100.0])))
     assert (
         metrics.communication_in_flight_share
@@ -35,28 +35,28 @@ def test_a_trace_over_1_2_times_the_timed_step_has_neither_shares_nor_parts_and_
 
 
 @pytest.mark.parametrize("config", [{"hardware": "cpu"}, {"dtype": "fp32"}])
-def test_there_is_no_mfu_without_a_peak_for_that_hardware_and_dtype(config):
+def test_no_mfu_without_a_peak_for_hardware_and_dtype(config):
     assert metrics_of(make_record(config=config)).mfu_causal is None
 
 
-def test_a_wrong_result_has_nothing_but_its_reason_even_where_it_was_timed():
+def test_wrong_result_has_a_reason_and_no_numbers():
     metrics = metrics_of(make_record(status="wrong_result", reason="dq is off"))
     assert (metrics.tokens_per_s, metrics.part_attention_ms, metrics.note) == (None, None, "dq is off")
 
 
-def test_a_short_warm_up_is_noted():
+def test_short_warm_up_has_a_note():
     timing = make_timing([[1.0]] * 2) | {"warmup": "short"}
     assert "shorter steps" in metrics_of(make_record(timing=timing, trace=None)).note
 
 
-def test_a_prediction_outlives_a_cell_that_failed():
+def test_failed_cell_keeps_its_prediction():
     found = metrics_of(with_prediction(make_failure("out_of_memory", "no room"), fit="out_of_memory"))
     assert (found.predicted_fit, found.predicted_step_time_ms) == ("out_of_memory", 100.0)
     assert found.step_time_ms is None
 
 
 @pytest.mark.parametrize("band", [(2.0, 1.0, 3.0), (1.0, 3.0, 2.0), (0.0, 1.0, 2.0)])
-def test_a_band_out_of_order_or_down_to_nothing_is_no_record(band):
+def test_band_out_of_order_or_at_zero_is_refused(band):
     with pytest.raises(ValueError, match="Expected"):
         metrics_of(make_predicted(step_ms=band))
 
@@ -66,12 +66,12 @@ def attention_record(**calls):
     return of_attention(make_record(config=config) | {"losses": None}, **calls)
 
 
-def test_without_a_single_device_there_is_no_ratio(summary_of):
+def test_attention_of_one_device_needs_one_device_times(summary_of):
     record = attention_record(one_device_forward_ms=None, one_device_backward_ms=None)
     assert summary_of([record]).iloc[0][["attention_of_one_device"]].isna().all()
 
 
-def test_only_cells_about_attention_alone_are_in_its_table_and_figures(tmp_path):
+def test_attention_table_and_figures_have_attention_cells_only(tmp_path):
     trained = findings_of(tmp_path / "trained", [make_record()])
     alone = findings_of(tmp_path / "alone", [make_record(), attention_record()])
     assert attention(trained) is None
@@ -101,12 +101,12 @@ def powered(samples, **overrides):
         (make_record(), None),
     ],
 )
-def test_energy_is_that_of_all_gpus_and_takes_six_samples_of_power(record, tokens_per_joule):
+def test_tokens_per_joule_needs_six_power_samples_of_all_gpus(record, tokens_per_joule):
     """8,000 tokens a second on 800 W; two ranks of one GPU both sample it."""
     assert metrics_of(record).tokens_per_joule == tokens_per_joule
 
 
-def test_gpu_hours_count_a_gpu_that_ranks_share_once_and_no_cores():
+def test_gpu_hours_count_a_shared_gpu_once_and_no_cpu():
     hours = [
         metrics_of(powered(6, config=config)).gpu_hours_per_billion_tokens
         for config in ({}, {"cluster.ranks_per_gpu": 2}, {"cluster.device": "cpu"})

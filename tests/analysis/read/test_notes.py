@@ -15,12 +15,12 @@ from tests.support.records import as_record, make_record
         ([100, 200, 300, 400, 500], []),
     ],
 )
-def test_a_spread_is_flagged_from_a_tenth_of_the_median_and_outliers_are_counted(steps_ms, said):
+def test_step_notes_on_unstable_steps_and_outliers(steps_ms, said):
     notes = step_notes(steps_ms)
     assert [note.startswith(start) for note, start in zip(notes, said, strict=True)] == [True] * len(said)
 
 
 @pytest.mark.parametrize(("load", "busy"), [(2.0, False), (4.0, False), (4.1, True)])
-def test_a_load_beyond_twice_the_cores_is_other_peoples_work(load, busy):
+def test_load_note_above_twice_the_cores(load, busy):
     record = make_record(telemetry={"load_average": load}, environment={"cores": 2})
     assert (load_note(as_record(record)) is not None) == busy

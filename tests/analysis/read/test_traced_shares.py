@@ -1,4 +1,4 @@
-"""The headline: transfer and waiting as parts of several traced steps, and which steps are left out."""
+"""Shares of transfer and waiting in several traced steps, and void steps."""
 
 import pytest
 from msgspec import convert
@@ -19,17 +19,17 @@ def with_steps(*steps, **overrides):
     return make_record(trace=make_trace(2, steps=[*steps], **overrides))
 
 
-@pytest.mark.parametrize(("step_ms", "kept"), [(79.0, 1), (80.0, 2), (120.0, 2), (121.0, 1)])
-def test_a_step_far_above_or_below_the_timed_one_is_left_out(step_ms, kept):
+@pytest.mark.parametrize(("step_ms", "count"), [(79.0, 1), (80.0, 2), (120.0, 2), (121.0, 1)])
+def test_traced_step_far_from_the_timed_step_is_void(step_ms, count):
     shares = shares_of(make_step([step_ms, 10.0]), make_step([100.0, 100.0]))
-    assert (shares.steps, len(shares.void_ratios)) == (kept, 2 - kept)
+    assert (shares.steps, len(shares.void_ratios)) == (count, 2 - count)
 
 
-def test_without_a_timed_step_none_is_left_out():
+def test_no_traced_step_is_void_without_a_timed_step():
     assert shares_of(make_step([500.0] * 2), timed_ms=None).steps == 1
 
 
-def test_where_waiting_is_unknown_exposed_time_does_not_pass_for_transfer():
+def test_no_transfer_share_where_waiting_is_unknown():
     trace = make_trace(2, purpose_waiting_ms=None, purpose_exposed_waiting_ms=None)
     metrics = metrics_of(make_record(trace=trace))
     assert metrics.attention_transfer_share is None
@@ -49,12 +49,12 @@ def test_where_waiting_is_unknown_exposed_time_does_not_pass_for_transfer():
         ([110.0, 90.0], None),
     ],
 )
-def test_the_note_says_how_many_traced_steps_are_left_out_and_why(steps_ms, said):
+def test_note_counts_void_traced_steps_with_their_ratios(steps_ms, said):
     note = metrics_of(with_steps(*(make_step([ms] * 2) for ms in steps_ms))).note
     assert note is None if said is None else said in note
 
 
-def test_other_calls_are_said_also_where_every_traced_step_is_void():
+def test_note_on_other_calls_even_if_every_step_is_void():
     far = make_step([200.0] * 2)
     assert (
         UNJOINED
@@ -64,7 +64,7 @@ def test_other_calls_are_said_also_where_every_traced_step_is_void():
     assert OTHER_CALLS in metrics_of(with_steps(far, one, step_ms=[200.0] * 2)).note
 
 
-def test_repeats_add_their_steps_and_keep_the_ends_of_all(summary_of):
+def test_shares_of_repeats_have_the_ends_of_all_steps(summary_of):
     of_one, other_positions = (
         [make_step([100.0] * 2, exposed_ms=[ms] * 2, waiting_ms=[0.0] * 2) for ms in each]
         for each in ((2.0, 3.0, 6.0), (1.0, 7.0))

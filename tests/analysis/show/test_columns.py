@@ -153,7 +153,7 @@ def test_a_prediction_is_told_with_its_band_and_neither_samples_nor_an_interval(
     assert fits["peak allocated (of capacity)"] == "2.0 GiB (1.8 GiB to 2.2 GiB), 2.5 %"
     assert not {WAITING, "n and 95 % interval", "traced steps", "traced / timed"} & {*fits}
     assert [runs_out[name] for name in ("tokens/s", "step time (ms)")] == ["", ""]
-    assert failure_reasons(cells) == ["OOM (predicted) (1), ulysses at 64k: needs more than it has"]
+    assert failure_reasons(cells) == ["OOM (predicted) in 1 cell, ulysses at 64k: needs more than it has"]
 
 
 @pytest.mark.parametrize("beside", [[], [make_record()]])

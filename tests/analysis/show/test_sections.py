@@ -64,7 +64,7 @@ def test_a_loss_error_of_a_probe_that_is_no_number_is_shown_as_such(views_of):
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize(
     ("record", "order"),
-    [(make_record(), ["strategy ", "How sure"]), (make_predicted(), ["How sure", "strategy "])],
+    [(make_record(), ["strategy ", "Confidence"]), (make_predicted(), ["Confidence", "strategy "])],
 )
 def test_a_terminal_ends_with_the_answer_of_what_ran_and_begins_with_that_of_predictions(
     views_of, record, order

@@ -86,9 +86,9 @@ def test_one_sentence_says_how_near_all_predictions_came(cells_of):
     cells = cells_of([*records, with_prediction(run_out, fit="fits")])
     (line,) = prediction_lines(cells)
     assert line == (
-        "Predicted next to measured: step time off by 20.0 % in the median of 3 cells, 50.0 % at the most;"
-        " peak allocated off by 0.0 % in the median of 3 cells, 0.0 % at the most;"
-        " 2 of 3 step times within the band; verdicts on memory: 3 right, 1 wrong, 0 undecided."
+        "Predictions compared with measurements: step time off by 20.0 % in the median of 3 cells and by"
+        " 50.0 % at most; peak allocated off by 0.0 % in the median of 3 cells and by 0.0 % at most;"
+        " 2 of 3 step times within the band; memory verdicts 3 right, 1 wrong, 0 undecided."
     )
 
 

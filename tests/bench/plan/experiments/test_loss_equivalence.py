@@ -117,7 +117,7 @@ def test_loss_equivalence_passes_ring_and_finds_every_mistake(launcher, tmp_path
     assert all(within and status == "ok" for within, status in outcomes.values())
     assert all(other.loss for other in comparison.others)
     assert code == 0
-    assert "ring zigzag trained what data parallelism trains" in (tmp_path / "report.html").read_text()
+    assert "ring zigzag matched data parallelism" in (tmp_path / "report.html").read_text()
     config = json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])["config"]
     used = config["optimizer"], config["optimizer.learning_rate"], config["inject_fault"]
     assert used == ("sgd", 0.1, "none")
