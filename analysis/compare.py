@@ -1,4 +1,4 @@
-"""What changed between two sweeps, cell by cell: `python -m analysis.compare BEFORE AFTER`."""
+"""Compare two sweeps cell by cell: `python -m analysis.compare BEFORE AFTER`."""
 
 from __future__ import annotations
 
@@ -31,55 +31,63 @@ from bench.record.record import Provenance
 from bench.record.store import StoreError
 
 CELL = ("cell_id", "provenance")
-"""Columns that two records of one cell agree in. The machine may differ, and is named then."""
+"""Columns that identify a cell in both sweeps. The machine may differ; the output then names both."""
 NOT_COMPARED = frozenset({"argv", "packages", "inherited_env"})
 
-Key = tuple[str, str]
-
+CellKey = tuple[str, str]
+"""Values of `CELL`."""
 NOT_RECORDED = "not recorded"
-ON_SPEED = ("unstable", "very unstable", "the machine was busy", "throttled", "warmed up with shorter steps")
-"""First words of the notes that matter for a ratio of speeds."""
+SPEED_NOTES = (
+    "unstable",
+    "very unstable",
+    "the machine was busy",
+    "throttled",
+    "warmed up with shorter steps",
+)
+"""First words of the notes that concern a ratio of speeds."""
 MAX_LISTED = 50
 CAVEATS = (
     "Speed: tokens/s after over before, the median ratio of all pairs of processes, with its 95 % interval.",
-    f"It takes {MIN_PROCESSES} or more processes of a cell a side, the sweeps in turns; else undecided.",
-    "Of twenty cells in which nothing changed, one may well look faster or slower.",
+    "Two values in a column are the values before and after.",
+    f"A cell is undecided without {MIN_PROCESSES} or more interleaved processes on each side.",
+    "Among twenty unchanged cells, expect one that looks faster or slower by chance.",
 )
-IN_TURNS = (
-    "To decide, let both sweeps take turns: run each with measure.repeats=1, then each again with"
+WAY_TO_DECIDE = (
+    "To decide, interleave both sweeps: run each with measure.repeats=1, then each again with"
     f" measure.repeats=2 resume=true sweep_dir=..., and so on up to {MIN_PROCESSES} (about {{duration}})."
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """One cell in one of the sweeps."""
+class CellInSweep:
+    """One cell in one of the two sweeps."""
 
     status: str
     processes: Processes
     load: float | None
-    """The machine's load average when timing began, the highest of all processes; None where not recorded."""
+    """Highest load average of the machine when timing began in a process; None if not recorded."""
     notes: tuple[str, ...]
-    """Warnings on its steps and its machine, such as `unstable`."""
+    """Warnings on the steps and the machine, such as `unstable`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellChange:
     """One cell in both sweeps."""
 
-    key: Key
-    before: Side
-    after: Side
+    key: CellKey
+    before: CellInSweep
+    after: CellInSweep
     difference: SpeedDifference | None
-    """Ratio of speeds, after over before; None where a side has no speed. Predictions have no interval."""
+    """Speed after over speed before; None if a side has no speed. Predictions have no interval."""
 
     @property
     def is_predicted(self) -> bool:
-        """Whether it is arithmetic, which has no processes: then any other figure is another prediction."""
+        """Whether the cell is predicted; it then has no processes, and every difference counts."""
         return self.key[1] == Provenance.PREDICTED
 
     @property
     def outcome(self) -> str:
+        """Result of the comparison in words, such as `faster` or `was ok, is OOM`."""
         before, after = (status_label(side.status) for side in (self.before, self.after))
         if before != after:
             return f"was {before}, is {after}"
@@ -88,81 +96,85 @@ class CellChange:
         if self.difference.undecided is not None:
             return f"undecided: {self.difference.undecided}"
         if self.is_predicted:
-            return "predicted the same" if self.difference.ratio == 1 else "predicted otherwise"
+            return "predicted the same" if self.difference.ratio == 1 else "predicted differently"
         if self.difference.is_faster:
             return "faster"
         return "slower" if self.difference.is_slower else "no clear difference"
 
 
 def changes(before: Archive, after: Archive) -> list[CellChange]:
-    """Every cell that is in both archives, in the order of the first."""
-    rows_before, rows_after = _rows(before), _rows(after)
+    """Return a comparison for every cell that is in both archives, in the order of the first."""
+    rows_before, rows_after = _rows_by_cell(before), _rows_by_cell(after)
     return [
-        _change(key, _side(before, rows), _side(after, rows_after[key]))
+        _change(key, _cell_in_sweep(before, rows), _cell_in_sweep(after, rows_after[key]))
         for key, rows in rows_before.items()
         if key in rows_after
     ]
 
 
-def environment_differences(before: Archive, after: Archive) -> list[tuple[str, str, str]]:
-    """Name and both values of whatever differs between what the two ran in: code, software, machine."""
-    values = [_environment_values(archive.environments) for archive in (before, after)]
-    names = dict.fromkeys(name for each in values for name in each)
-    pairs = [(name, *(each.get(name, NOT_RECORDED) for each in values)) for name in names]
-    return [(name, one, other) for name, one, other in pairs if one != other]
+def environment_differences(before: Archive, after: Archive) -> list[str]:
+    """Return a sentence for every value of code, software and machine that differs between the archives."""
+    old, new = (_environment_values(archive.environments) for archive in (before, after))
+    return [
+        f"{name} differs: {old.get(name, NOT_RECORDED)} before, {new.get(name, NOT_RECORDED)} after"
+        for name in {**old, **new}
+        if old.get(name, NOT_RECORDED) != new.get(name, NOT_RECORDED)
+    ]
 
 
-def _rows(archive: Archive) -> dict[Key, pd.Index[int]]:
-    """Return the rows of each cell's records, without synthetic ones, which are evidence for nothing."""
+def _rows_by_cell(archive: Archive) -> dict[CellKey, pd.Index[int]]:
+    """Return the rows of every cell's records, without synthetic records, which no device made."""
     frame = archive.frame[archive.frame["provenance"].ne(Provenance.SYNTHETIC)]
-    return {(str(cell), str(how)): rows.index for (cell, how), rows in frame.groupby([*CELL], sort=False)}
+    groups = frame.groupby([*CELL], sort=False)
+    return {(str(cell_id), str(provenance)): rows.index for (cell_id, provenance), rows in groups}
 
 
-def _change(key: Key, before: Side, after: Side) -> CellChange:
+def _change(key: CellKey, before: CellInSweep, after: CellInSweep) -> CellChange:
     if not before.processes or not after.processes:
         return CellChange(key, before, after, None)
-    if key[1] == Provenance.PREDICTED:  # arithmetic has no processes
+    if key[1] == Provenance.PREDICTED:  # a prediction has one speed and no processes
         ratio = after.processes.tokens_per_s[0] / before.processes.tokens_per_s[0]
         return CellChange(key, before, after, SpeedDifference(None, ratio))
     return CellChange(key, before, after, difference(after.processes, before.processes))
 
 
-def _side(archive: Archive, rows: pd.Index[int]) -> Side:
-    """One cell in one archive; its status is that of a failed repeat where there is one."""
+def _cell_in_sweep(archive: Archive, rows: pd.Index[int]) -> CellInSweep:
+    """Return one cell of an archive; its status is that of the first failed repeat, if any failed."""
     records = archive.frame.loc[rows]
     timed = records[(records["status"] == "ok") & records["tokens_per_s"].notna()]
     telemetries = (archive.record(row).telemetry for row in rows)
-    loads = [each.load_average for each in telemetries if each is not None]
-    return Side(
+    loads = [telemetry.load_average for telemetry in telemetries if telemetry is not None]
+    return CellInSweep(
         status=next((status for status in records["status"] if status != "ok"), "ok"),
         processes=processes_of(timed),
         load=max(loads, default=None),
-        notes=tuple(dict.fromkeys(_flags(timed["note"]))),
+        notes=tuple(dict.fromkeys(_speed_notes(timed["note"]))),
     )
 
 
-def _flags(notes: pd.Series[str]) -> list[str]:
-    """`unstable`, `the machine was busy`: what the notes on speeds begin with."""
+def _speed_notes(notes: pd.Series[str]) -> list[str]:
+    """Return the first words of the notes on speeds, such as `unstable` or `the machine was busy`."""
     parts = [part.partition(":")[0] for note in notes.dropna() for part in note.split("; ")]
-    return [part for part in parts if part.startswith(ON_SPEED)]
+    return [part for part in parts if part.startswith(SPEED_NOTES)]
 
 
 def _environment_values(environments: Sequence[Environment]) -> dict[str, str]:
-    met: dict[str, dict[str, None]] = {}
+    """Return all values of every environment entry by name, joined with `and`."""
+    seen: dict[str, dict[str, None]] = {}
     for environment in environments:
         flat = {name: value for name, value in to_builtins(environment).items() if name not in NOT_COMPARED}
         for name, value in {**flat, **environment.packages, **environment.inherited_env}.items():
             if value is not None:
-                met.setdefault(name, {})[str(value)] = None
-    return {name: " and ".join(values) for name, values in met.items()}
+                seen.setdefault(name, {})[str(value)] = None
+    return {name: " and ".join(values) for name, values in seen.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit code."""
+    """Run the command line and return the exit code."""
     outlive_readers()
     parser = argparse.ArgumentParser(prog=tool_words("analysis.compare"), description=__doc__)
-    parser.add_argument("before", type=Path, metavar="BEFORE", help="a sweep's folder")
-    parser.add_argument("after", type=Path, metavar="AFTER", help="another sweep's folder")
+    parser.add_argument("before", type=Path, metavar="BEFORE", help="folder of a sweep")
+    parser.add_argument("after", type=Path, metavar="AFTER", help="folder of another sweep")
     chosen = parser.parse_args(arguments)
     try:
         peaks = peak_flops_per_s()
@@ -178,36 +190,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print_comparison(before: Archive, after: Archive, console: Console) -> None:
-    names = _names(before, after)
+    names = _cell_names(before, after)
     order = {key: place for place, key in enumerate(names)}
-    found = sorted(changes(before, after), key=lambda change: order[change.key])
-    for name, one, other in environment_differences(before, after):
-        console.print(Text(f"{name} differs: {one} before, {other} after"))
-    if found:
-        console.print(_table(found, names))
-        counts = Counter(change.outcome for change in found)
+    compared = sorted(changes(before, after), key=lambda change: order[change.key])
+    for line in environment_differences(before, after):
+        console.print(Text(line))
+    if compared:
+        console.print(_table(compared, names))
+        counts = Counter(change.outcome for change in compared)
         console.print(Text(", ".join(f"{outcome}: {count:,}" for outcome, count in counts.most_common())))
         shared = any(shares_gpus(archive.frame) for archive in (before, after))
-        caveats = () if all(change.is_predicted for change in found) else CAVEATS
-        if any(change.key[1] == Provenance.REPLAYED for change in found):
+        caveats = () if all(change.is_predicted for change in compared) else CAVEATS
+        if any(change.key[1] == Provenance.REPLAYED for change in compared):
             caveats = (*caveats, "Replayed cells are compared by the steps of one rank, without the link.")
         for caveat in (*caveats, SHARED_GPU_CAVEAT) if shared else caveats:
             console.print(Text(caveat, style="dim"))
-        if any(change.difference and change.difference.undecided for change in found):
+        if any(change.difference and change.difference.undecided for change in compared):
             console.print(Text(_way_to_decide(before, after)))
     else:
         console.print("no cell is in both sweeps")
-    keys = {"before": _rows(before).keys(), "after": _rows(after).keys()}
-    for where, other in (("before", "after"), ("after", "before")):
-        missing = [key for key in keys[where] if key not in keys[other]]
-        for line in _listed(missing, names, where):
+    keys = {"before": _rows_by_cell(before).keys(), "after": _rows_by_cell(after).keys()}
+    for side, other in (("before", "after"), ("after", "before")):
+        missing = [key for key in keys[side] if key not in keys[other]]
+        for line in _lines_of_missing(missing, names, side):
             console.print(Text(line))
 
 
-def _names(before: Archive, after: Archive) -> Mapping[Key, str]:
-    """Each cell by its strategy, length and whatever sets it apart; by length and then strategy."""
-    both = pd.concat([each.frame for each in (before, after) if len(each.frame)] or [before.frame])
-    both = both.assign(code=None, torch=None)  # that they differ is what the two sides are compared for
+def _cell_names(before: Archive, after: Archive) -> Mapping[CellKey, str]:
+    """Return a name for every cell with its strategy, length and distinguishing settings.
+
+    The order is by length, then by strategy.
+    """
+    both = pd.concat([side.frame for side in (before, after) if len(side.frame)] or [before.frame])
+    both = both.assign(code=None, torch=None)  # the sides may differ in these, so names leave them out
     cells = both.drop_duplicates([*CELL]).sort_values(["seq_len", "strategy"], kind="stable")
     cells = cells.reset_index(drop=True)
     keys = zip(*(cells[name] for name in CELL), strict=True)
@@ -221,57 +236,57 @@ def _names(before: Archive, after: Archive) -> Mapping[Key, str]:
 
 
 def _way_to_decide(*sweeps: Archive) -> str:
-    """How, and how long that takes by what the cells took."""
-    whole_s = (MIN_PROCESSES * sweep.frame.groupby([*CELL])["wall_s"].median().sum() for sweep in sweeps)
-    return IN_TURNS.format(duration=duration_label(float(sum(whole_s))))
+    """Return how to decide, and how long this takes, estimated from the times of the cells."""
+    totals_s = (MIN_PROCESSES * sweep.frame.groupby([*CELL])["wall_s"].median().sum() for sweep in sweeps)
+    return WAY_TO_DECIDE.format(duration=duration_label(float(sum(totals_s))))
 
 
-def _table(found: Sequence[CellChange], names: Mapping[Key, str]) -> Table:
+def _table(compared: Sequence[CellChange], names: Mapping[CellKey, str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("cell", overflow="fold", min_width=12)
     for heading in ("tokens/s", "speed"):
         table.add_column(heading, justify="right", no_wrap=True)
     for heading in ("95 % interval", "processes", "outcome", "load", "note"):
         table.add_column(heading, overflow="fold")
-    for change in found:
-        rest = (change.outcome, _loads(change), _notes(change))
-        table.add_row(*map(Text, (names[change.key], *_numbers(change), *rest)))
+    for change in compared:
+        rest = (change.outcome, _load_text(change), _note_text(change))
+        table.add_row(*map(Text, (names[change.key], *_number_texts(change), *rest)))
     return table
 
 
-def _numbers(change: CellChange) -> tuple[str, str, str, str]:
-    """Both rates, ratio, interval and numbers of processes; empty where there is none."""
-    found, sides = change.difference, (change.before, change.after)
-    if found is None:
-        return "", "", "", ""
+def _number_texts(change: CellChange) -> list[str]:
+    """Return the texts of both rates, their ratio, its interval and the numbers of processes."""
+    speed, sides = change.difference, (change.before, change.after)
+    if speed is None:
+        return [""] * 4
     rates = ", ".join(number_label(statistics.median(side.processes.tokens_per_s)) for side in sides)
     counts = "" if change.is_predicted else ", ".join(str(len(side.processes)) for side in sides)
-    if found.ratio is None:
-        return rates, "", "none", counts
-    interval = "" if change.is_predicted else f"{found.low:.3f} to {found.high:.3f}"
-    return rates, f"{found.ratio:.3f}", interval, counts
+    if speed.ratio is None:
+        return [rates, "", "none", counts]
+    interval = "" if change.is_predicted else f"{speed.low:.3f} to {speed.high:.3f}"
+    return [rates, f"{speed.ratio:.3f}", interval, counts]
 
 
-def _loads(change: CellChange) -> str:
-    """`0.9, 4.1`: of both sides the highest load average when timing began."""
+def _load_text(change: CellChange) -> str:
+    """Return the load averages before and after, `0.9, 4.1`; `?` stands for an unknown one."""
     loads = (change.before.load, change.after.load)
     return "" if loads == (None, None) else ", ".join(number_label(load) or "?" for load in loads)
 
 
-def _notes(change: CellChange) -> str:
-    """`before: unstable; after: the machine was busy`."""
+def _note_text(change: CellChange) -> str:
+    """Return the notes of both sides: `before: unstable; after: the machine was busy`."""
     sides = (("before", change.before), ("after", change.after))
     return "; ".join(f"{name}: {', '.join(side.notes)}" for name, side in sides if side.notes)
 
 
-def _listed(missing: Sequence[Key], names: Mapping[Key, str], where: str) -> list[str]:
-    """The cells of one side alone, the first of too many."""
+def _lines_of_missing(missing: Sequence[CellKey], names: Mapping[CellKey, str], side: str) -> list[str]:
+    """Return lines with the first MAX_LISTED cells that only one side has."""
     if not missing:
         return []
     rest = len(missing) - MAX_LISTED
     lines = [f"  {names[key]} ({key[0]})" for key in missing[:MAX_LISTED]]
     more = [f"  {more_label(rest, 'cell')}"] if rest > 0 else []
-    return [f"only {where}: {count_label(len(missing), 'cell')}", *lines, *more]
+    return [f"only {side}: {count_label(len(missing), 'cell')}", *lines, *more]
 
 
 if __name__ == "__main__":

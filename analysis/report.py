@@ -32,31 +32,39 @@ from bench.record.store import StoreError, warn_in_one_line, write_whole
 
 
 def write_report(folder: Path) -> bool:
-    """Rebuild summary.csv, summary.md, figures/ and report.html in this folder; print the summary.
+    """Rebuild summary.csv, summary.md, figures/ and report.html in a sweep's folder, and print the summary.
 
-    False where an experiment that has one right answer found another. Raises StoreError for unusable records.
+    Returns:
+        False if `experiment=loss_equivalence` found a difference that it must not find; else True.
+
+    Raises:
+        StoreError: The records cannot be read.
     """
     return _write(read_archive([folder], peak_flops_per_s()), folder)
 
 
 def draw_figures(drawn: Selection, folder: Path, compared: Sequence[Comparison]) -> Sequence[FigureFile]:
-    """Write every figure into the folder; imports matplotlib, which takes long."""
+    """Write every figure into the folder. Imports matplotlib here, because the import is slow."""
     from analysis.show.figures.figures import write_figures
 
     return write_figures(drawn, folder, compared)
 
 
-def _some_records(folders: Sequence[Path]) -> Archive:
+def _read_records(folders: Sequence[Path]) -> Archive:
+    """Return the records of the folders. Raise StoreError if there are none."""
     archive = read_archive(folders, peak_flops_per_s())
     if archive.frame.empty:
-        raise StoreError(f"{folders[0]}: no records yet; run the sweep first")
+        raise StoreError(f"{folders[0]}: it has no records yet; run the sweep first")
     return archive
 
 
 def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
-    """Write and print everything, with records of other origins made equal where `mix` names what differs.
+    """Write all files of the report and print the summary; see write_report for the returned value.
 
-    Return whether what has one right answer has it.
+    Args:
+        archive: Records of the report.
+        output: Folder of the files.
+        mix: Origins, such as `code` or `torch`, in which records may differ and still be compared.
     """
     output.mkdir(parents=True, exist_ok=True)
     findings = Findings.of(archive.mixed(mix), origin_lines(archive, archive.frame, mix))
@@ -84,16 +92,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="append",
         choices=[*MADE_WITH],
         default=[],
-        help="compare records that differ in it, in series and speed-ups; may be repeated",
+        help="compare records although they differ in this origin, in series and speed-ups; may be repeated",
     )
-    parser.add_argument("--output", type=Path, help="where to write (default: the first FOLDER)")
+    parser.add_argument("--output", type=Path, help="folder of the report (default: the first FOLDER)")
     parser.add_argument(
-        "--table", choices=[*TABLE_FORMS], help="print the summary in this form, for a paper; write nothing"
+        "--table",
+        choices=[*TABLE_FORMS],
+        help="print the table of cells in this form, for a paper; write no files",
     )
     chosen = parser.parse_args(arguments)
     warn_in_one_line()
     try:
-        archive, mix = _some_records(chosen.folders), dict.fromkeys(chosen.mix)
+        archive, mix = _read_records(chosen.folders), dict.fromkeys(chosen.mix)
         if chosen.table:
             cells = Findings.of(archive.mixed(mix)).cells
             table = Table.of(columns_of(cells), named_rows(cells))
@@ -104,13 +114,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return ExitCode.INVALID_REQUEST
     except OSError as error:
-        print(f"{error.filename}: {error.strerror or error}; name another --output", file=sys.stderr)
+        print(
+            f"{error.filename}: {error.strerror or error}; choose another --output",
+            file=sys.stderr,
+        )
         return ExitCode.INVALID_REQUEST
     return ExitCode.OK
 
 
 def _latex(table: Table) -> str:
-    """Return the table as LaTeX with booktabs' rules."""
+    """Return the table as LaTeX with the rules of booktabs."""
     frame = pd.DataFrame(table.rows, columns=[column.heading for column in table.columns], dtype="str")
     style = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
     return style.to_latex(hrules=True).rstrip()

@@ -235,7 +235,7 @@ class Comparison:
             for norm, reference_norm in zip(training.grad_norm, seed.reference.grad_norm, strict=False)
         ]
         floor = self.floor(len(pairs))
-        noise = distance_of([seed.draw(training) for seed, training in pairs]).over(floor)
+        noise = distance_of([seed.draw(training) for seed, training in pairs]).divided_by(floor)
         return Compared(
             trainings=[training for _, training in pairs],
             mean_loss=sum(losses) / len(losses),

@@ -1,4 +1,4 @@
-"""The columns of the table of cells: one line a column says what it shows, and in which views."""
+"""The columns of the table of cells. Each column states the views that show it."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ from bench.config import UNKNOWN_HARDWARE
 from bench.record.record import Provenance
 
 CellRow = Mapping[Any, Any]
-"""A row of the cells' frame, with the cell's name."""
+"""Row of the frame of cells, with the name of the cell under `NAME`."""
 NAME = "shown_name"
-OWN_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
-"""Settings that a name leaves out, because the table has a column for them."""
+SETTINGS_WITH_COLUMN = frozenset({"sp_degree", "cluster.world_size"})
+"""Settings that a cell's name leaves out because the table has a column for them."""
 TERMINAL, FIRST_SCREEN, DETAILS = (
     frozenset({view}) for view in (View.TERMINAL, View.FIRST_SCREEN, View.DETAILS)
 )
 WIDE, NOT_ON_PAGE = frozenset({View.SUMMARY, View.PAGE}), frozenset({View.SUMMARY, View.DETAILS})
 SPEED_UP = "speed-up"
+ATTENTION, ALL = "attention communication", "all communication"
 IN_FLIGHT = "exposed / in flight, worst rank"
-NO_PEAK = "unknown: no file of conf/hardware/ names this device"
+NO_PEAK = "unknown: no file in conf/hardware/ names this device"
 DISPENSABLE = ("95 % interval", "waiting", "transfer", "step ms", "n")
-"""Columns that a narrow terminal does without, in this order."""
+"""Headings of the columns that a narrow terminal leaves out, in this order."""
 
 
 def named_rows(cells: Cells) -> list[CellRow]:
-    """Return the rows of the cells, each with a name that sets it apart from others of its strategy."""
-    keys = [key for key in cells.keys if key not in OWN_COLUMN] if len(cells) else []
+    """Return the rows of the cells, each with a name that differs from other cells of its strategy."""
+    keys = [key for key in cells.keys if key not in SETTINGS_WITH_COLUMN] if len(cells) else []
     pairs = zip(cells.rows, variants(cells.frame, keys), strict=True)
     return [{**cell, NAME: ", ".join(filter(None, (cell["strategy"], name)))} for cell, name in pairs]
 
@@ -59,156 +60,163 @@ def named_rows(cells: Cells) -> list[CellRow]:
 def columns_of(cells: Cells) -> list[Column]:
     """Return the columns of the table of these cells.
 
-    The page has room for ten: the step time stands in the details where the table has the speed-up. No
-    speed-up is on a page that does not rank strategies.
+    The page has room for ten columns. If it shows speed-ups, the step time moves to the details of a cell.
+    A page that does not rank strategies shows no speed-up.
     """
     if cells.caveat is None and cells.frame["speed_up"].notna().any():
-        return [replace(each, views=NOT_ON_PAGE) if each is STEP_TIME else each for each in COLUMNS]
+        return [replace(column, views=NOT_ON_PAGE) if column is STEP_TIME else column for column in COLUMNS]
     return [
-        replace(each, views=each.views - {View.PAGE, View.DETAILS}) if each.heading == SPEED_UP else each
-        for each in COLUMNS
+        replace(column, views=column.views - {View.PAGE, View.DETAILS})
+        if column.heading == SPEED_UP
+        else column
+        for column in COLUMNS
     ]
 
 
 def metric_column(name: str, heading: str, views: frozenset[View]) -> Column:
-    """Return a column that shows a metric by itself."""
+    """Return a column that shows one metric."""
     return Column(heading, lambda cell: text_of(cell, name), sorted_by=name, views=views)
 
 
-def _both(heading: str, metric: str, parts: tuple[str, str], views: frozenset[View]) -> Column:
-    """Return a column with two metrics, `38.1 % / 61.0 %`; `metric` has {} where the parts stand."""
+def _pair_column(heading: str, metric: str, parts: tuple[str, str], views: frozenset[View]) -> Column:
+    """Return a column with two metrics, `38.1 % / 61.0 %`; `parts` replace the {} in `metric`."""
     names = [metric.format(part) for part in parts]
-    return Column(heading, partial(_both_texts, names), sorted_by=names[0], views=views)
+    return Column(heading, partial(_pair_text, names), sorted_by=names[0], views=views)
 
 
 def _share_columns(part: str) -> Iterator[Column]:
-    """Return a share of attention's communication with its range, and by itself where there is less room."""
+    """Yield columns of a share of attention communication: with its range, and alone for narrow views."""
     share, name = f"attention_{part}", f"attention_{part}_share"
-    yield Column(f"attention exchange: {part}", partial(_with_range, share), sorted_by=name, views=WIDE)
+    yield Column(f"{ATTENTION}: {part}", partial(_share_with_range, share), sorted_by=name, views=WIDE)
     yield metric_column(name, part, TERMINAL)
-    yield metric_column(name, f"exchange: {part}", FIRST_SCREEN)
+    yield metric_column(name, f"attention: {part}", FIRST_SCREEN)
 
 
 def is_predicted(cell: CellRow) -> bool:
-    """Whether a cell is arithmetic: nothing ran."""
+    """Whether the cost model predicted the cell and nothing ran."""
     return bool(cell["provenance"] == Provenance.PREDICTED)
 
 
 def is_replayed(cell: CellRow) -> bool:
-    """Whether one rank of a cell ran without the others."""
+    """Whether one rank of the cell ran without the others."""
     return bool(cell["provenance"] == Provenance.REPLAYED)
 
 
 def speed_text(cell: CellRow) -> str:
-    """Return tokens/s; of a prediction with its band, of a replay with and without the link's time."""
+    """Return tokens/s: with its band for a prediction, with and without the link's time for a replay."""
     if not is_replayed(cell) or pd.isna(cell["tokens_per_s"]):
-        return with_band(cell, "tokens_per_s{}")
+        return value_with_band(cell, "tokens_per_s{}")
     with_link = cell["tokens_per_s_with_link"]
     return rate_range_label(None if pd.isna(with_link) else with_link, cell["tokens_per_s"])
 
 
 def predicted_band(cell: CellRow, column: str) -> str:
-    """Return a predicted value with its band, `189 (161 to 237)`; `column` has {} where an end is named."""
+    """Return a predicted value with its band, `189 (161 to 237)`.
+
+    Args:
+        cell: Row of the cell.
+        column: Name of the metric, with {} where `_low` and `_high` stand in the names of the band's ends.
+    """
     expected, low, high = (cell[f"predicted_{column.format(end)}"] for end in ("", "_low", "_high"))
     label = METRICS[column.format("")].text
     return "" if pd.isna(expected) else band_label(expected, low, high, label)
 
 
-def with_band(cell: CellRow, column: str) -> str:
-    """Return a value, of a prediction with its band."""
+def value_with_band(cell: CellRow, column: str) -> str:
+    """Return the value of a cell, with its band if the cell is predicted; `column` as in predicted_band."""
     if is_predicted(cell) and cell["status"] == "ok":
         return predicted_band(cell, column)
     return text_of(cell, column.format(""))
 
 
-def _status(cell: CellRow) -> str:
-    """Return `OOM`, or `OOM (1 of 2)` where some repeats worked."""
+def _status_text(cell: CellRow) -> str:
+    """Return `OOM`, or `OOM (1 of 2)` if some repeats worked."""
     label = status_label(shown_status(cell))
     repeats, failed = int(cell["repeats"]), int(cell["failed_repeats"])
     return f"{label} ({failed} of {repeats})" if 0 < failed < repeats else label
 
 
-def _ranks(cell: CellRow) -> str:
-    parts = [cell[key] for key in ("cluster.world_size", "sp_degree")]
-    return "/".join("?" if part is None or pd.isna(part) else str(int(part)) for part in parts)
+def _ranks_text(cell: CellRow) -> str:
+    counts = [cell[key] for key in ("cluster.world_size", "sp_degree")]
+    return "/".join("?" if count is None or pd.isna(count) else str(int(count)) for count in counts)
 
 
-def _spread(cell: CellRow) -> str:
-    """Return the number of samples and the interval, of a replay the number alone."""
+def _spread_text(cell: CellRow) -> str:
+    """Return the number of samples and the interval; for a replay only the number of samples."""
     if is_replayed(cell):
         return f"replayed, n={n_label(cell)}" if n_label(cell) else ""
     return "" if is_predicted(cell) else spread_label(cell)
 
 
-def _interval(cell: CellRow) -> str:
+def _interval_text(cell: CellRow) -> str:
     is_measured = not is_replayed(cell) and not is_predicted(cell)
     return interval_label(cell).replace(" to ", "-") if is_measured else ""
 
 
-def _peak(cell: CellRow) -> str:
-    """Return `14.5 MiB (7.1 %)`, of a prediction with its band `14.5 MiB (14.0 MiB to 15.1 MiB), 7.1 %`."""
-    size, share = with_band(cell, "peak_allocated{}_bytes"), percent_label(cell["capacity_share"])
+def _peak_text(cell: CellRow) -> str:
+    """Return `14.5 MiB (7.1 %)`, or for a prediction `14.5 MiB (14.0 MiB to 15.1 MiB), 7.1 %`."""
+    size, share = value_with_band(cell, "peak_allocated{}_bytes"), percent_label(cell["capacity_share"])
     if not size or not share:
         return size
     return f"{size}, {share}" if size.endswith(")") else f"{size} ({share})"
 
 
-def _with_range(share: str, cell: CellRow) -> str:
-    """Return the median of the traced steps and, of several, their range: `0.1 % (0.0 % to 0.4 %)`."""
+def _share_with_range(share: str, cell: CellRow) -> str:
+    """Return the median of the traced steps, and the range of several: `0.1 % (0.0 % to 0.4 %)`."""
     median = text_of(cell, f"{share}_share")
     low, high = (text_of(cell, f"{share}_{end}_share") for end in ("low", "high"))
     return median if not low or cell["traced_steps"] == 1 else f"{median} ({low} to {high})"
 
 
-def _communication(cell: CellRow) -> str:
-    """Return transfer and waiting, each with its range; a dash for one that is not known."""
-    texts = [_with_range(f"communication_{part}", cell) for part in ("transfer", "waiting")]
+def _all_communication_text(cell: CellRow) -> str:
+    """Return transfer and waiting with their ranges; a dash stands for an unknown share."""
+    texts = [_share_with_range(f"communication_{part}", cell) for part in ("transfer", "waiting")]
     return " / ".join(text or "-" for text in texts) if any(texts) else ""
 
 
-def _traced_steps(cell: CellRow) -> str:
-    """Return how many traced steps the shares are of: `n=5`, or `n=3 of 5` where some are void."""
+def _traced_steps_text(cell: CellRow) -> str:
+    """Return the number of traced steps behind the shares: `n=5`, or `n=3 of 5` if two were left out."""
     if pd.isna(cell["traced_steps"]):
         return ""
     used, void = int(cell["traced_steps"]), int(cell["void_traced_steps"])
     return f"n={used} of {used + void}" if void else f"n={used}"
 
 
-def _checks(cell: CellRow) -> str:
-    """Return `9 of 10; 12 of 14`: checks made, and of a training steps compared; empty if not recorded."""
-    parts = (("checks_made", "checks"), ("steps_compared", "steps"))
-    return "; ".join(filter(None, (_part_of(cell[part], cell[whole]) for part, whole in parts)))
+def _checks_text(cell: CellRow) -> str:
+    """Return `9 of 10; 12 of 14`, checks made and steps compared; empty if the record does not say."""
+    columns = (("checks_made", "checks"), ("steps_compared", "steps"))
+    return "; ".join(filter(None, (_count_text(cell[part], cell[whole]) for part, whole in columns)))
 
 
-def _part_of(part: Any, whole: Any) -> str:
+def _count_text(part: Any, whole: Any) -> str:
     return "" if pd.isna(whole) else f"{int(part):,} of {int(whole):,}"
 
 
-def _both_texts(names: Sequence[str], cell: CellRow) -> str:
-    """Return two metrics, `38.1 % / 61.0 %`, a dash for one that is not known; empty where none is."""
+def _pair_text(names: Sequence[str], cell: CellRow) -> str:
+    """Return two metrics, `38.1 % / 61.0 %`, with a dash for an unknown one; empty if both are unknown."""
     texts = [text_of(cell, name) for name in names]
     return " / ".join(text or "-" for text in texts) if any(texts) else ""
 
 
-def _mfu(cell: CellRow) -> str:
-    """Return MFU by causal and full FLOPs, or that the peak of the device is not known."""
+def _mfu_text(cell: CellRow) -> str:
+    """Return MFU by causal and full FLOPs, or a note that the peak of the device is unknown."""
     is_unknown = cell["hardware"] == UNKNOWN_HARDWARE and bool(text_of(cell, "step_time_ms"))
-    return _both_texts(("mfu_causal", "mfu_full"), cell) or (NO_PEAK if is_unknown else "")
+    return _pair_text(("mfu_causal", "mfu_full"), cell) or (NO_PEAK if is_unknown else "")
 
 
-def _speed_up(cell: CellRow) -> str:
-    """Return the speed-up over the fastest `local` cell, and which that is."""
-    return _over_base(cell, "speed_up", BASE, "speed_up_base")
+def _speed_up_text(cell: CellRow) -> str:
+    """Return the speed-up over the fastest `local` cell, and the id of that cell."""
+    return _ratio_to_base(cell, "speed_up", BASE, "speed_up_base")
 
 
-def _scaling(cell: CellRow) -> str:
-    """Return the speed-up over the fewest ranks, with what that is of the ideal."""
-    text = _over_base(cell, "scaling_speed_up", cell["scaling_base_strategy"], "scaling_base")
+def _scaling_text(cell: CellRow) -> str:
+    """Return the speed-up over the cell with the fewest ranks, and the parallel efficiency."""
+    text = _ratio_to_base(cell, "scaling_speed_up", cell["scaling_base_strategy"], "scaling_base")
     caveat = f"; {SHARED_CORES}" if cell["cluster.device"] == "cpu" else ""
     return f"{text}, efficiency {text_of(cell, 'scaling_efficiency')}{caveat}" if text else ""
 
 
-def _over_base(cell: CellRow, column: str, strategy: str, base: str) -> str:
+def _ratio_to_base(cell: CellRow, column: str, strategy: str, base: str) -> str:
     """Return `1.90 times local on 1 rank (cell 0123456789ab)`."""
     if pd.isna(cell[column]):
         return ""
@@ -217,8 +225,8 @@ def _over_base(cell: CellRow, column: str, strategy: str, base: str) -> str:
     return f"{text_of(cell, column)} times {strategy}{where} (cell {cell[f'{base}_cell_id']})"
 
 
-def _parts(cell: CellRow) -> str:
-    """Return `ideal attention 1.20 ms + packing 0.30 ms + ... = 5.60 ms`, without what took no time."""
+def _step_parts_text(cell: CellRow) -> str:
+    """Return `ideal attention 1.20 ms + packing 0.30 ms + ... = 5.60 ms`, without parts that took no time."""
     if pd.isna(cell["part_attention_ms"]):
         return ""
     parts = " + ".join(f"{part.label} {number_label(ms)} ms" for part, ms in parts_of(cell))
@@ -227,56 +235,59 @@ def _parts(cell: CellRow) -> str:
 
 STRATEGY = Column("strategy", lambda cell: str(cell[NAME]), sorted_by="strategy", is_words=True)
 LENGTH = Column("length", lambda cell: length_label(int(cell["seq_len"])), sorted_by="seq_len")
-RANKS = Column("ranks/sp", _ranks, sorted_by="cluster.world_size", views=WIDE | TERMINAL)
-STATUS = Column("status", _status, sorted_by="status", is_words=True)
+RANKS = Column("ranks/sp", _ranks_text, sorted_by="cluster.world_size", views=WIDE | TERMINAL)
+STATUS = Column("status", _status_text, sorted_by="status", is_words=True)
 STEP_TIME = Column(
-    "step time (ms)", lambda cell: with_band(cell, "step_time{}_ms"), sorted_by="step_time_ms", views=WIDE
+    "step time (ms)",
+    lambda cell: value_with_band(cell, "step_time{}_ms"),
+    sorted_by="step_time_ms",
+    views=WIDE,
 )
 SHOWN_METRICS = tuple(
     metric_column(metric.name, metric.heading or metric.name, metric.shown_in)
     for metric in METRICS.values()
     if metric.shown_in
 )
-"""Columns of the metrics that state the views in which they are shown."""
+"""Columns of the metrics that name the views in which they are shown."""
 COLUMNS: Sequence[Column] = (
     STRATEGY,
     LENGTH,
     RANKS,
     STATUS,
     Column("tokens/s", speed_text, sorted_by="tokens_per_s"),
-    Column("n and 95 % interval", _spread, sorted_by="n", views=WIDE),
+    Column("n and 95 % interval", _spread_text, sorted_by="n", views=WIDE),
     Column("n", lambda cell: n_label(cell).replace("repeats", "rep."), views=TERMINAL),
-    Column("95 % interval", _interval, views=TERMINAL),
+    Column("95 % interval", _interval_text, views=TERMINAL),
     STEP_TIME,
     metric_column("step_time_ms", "step ms", TERMINAL),
-    Column("peak allocated (of capacity)", _peak, sorted_by="peak_allocated_bytes", views=WIDE),
-    Column("peak per rank", _peak, sorted_by="peak_allocated_bytes", views=FIRST_SCREEN),
+    Column("peak allocated (of capacity)", _peak_text, sorted_by="peak_allocated_bytes", views=WIDE),
+    Column("peak allocated", _peak_text, sorted_by="peak_allocated_bytes", views=FIRST_SCREEN),
     metric_column("peak_allocated_bytes", "peak", TERMINAL),
     *_share_columns("transfer"),
     *_share_columns("waiting"),
     Column(
-        "communication: transfer / waiting",
-        _communication,
+        f"{ALL}: transfer / waiting",
+        _all_communication_text,
         sorted_by="communication_transfer_share",
         views=NOT_ON_PAGE,
     ),
-    Column("traced steps", _traced_steps, sorted_by="traced_steps", views=NOT_ON_PAGE),
+    Column("traced steps", _traced_steps_text, sorted_by="traced_steps", views=NOT_ON_PAGE),
     metric_column("traced_to_timed", "traced / timed", NOT_ON_PAGE),
     metric_column("speed_up", SPEED_UP, WIDE),
     *SHOWN_METRICS,
-    Column("checks made; steps compared", _checks, sorted_by="checks_missing", views=NOT_ON_PAGE),
+    Column("checks made; steps compared", _checks_text, sorted_by="checks_missing", views=NOT_ON_PAGE),
     metric_column("note", "note", NOT_ON_PAGE),
     metric_column("tokens_per_s_per_rank", "tokens/s per rank", DETAILS),
     metric_column("window_tokens_per_s", "tokens/s over the whole window", DETAILS),
-    Column("MFU (causal / full)", _mfu, views=DETAILS),
-    _both("HFU (causal / full)", "hfu_{}", ("causal", "full"), DETAILS),
-    Column(SPEED_UP, _speed_up, views=DETAILS),
-    Column("strong scaling", _scaling, views=DETAILS),
+    Column("MFU (causal / full)", _mfu_text, views=DETAILS),
+    _pair_column("HFU (causal / full)", "hfu_{}", ("causal", "full"), DETAILS),
+    Column(SPEED_UP, _speed_up_text, views=DETAILS),
+    Column("strong scaling", _scaling_text, views=DETAILS),
     Column("memory one rank may use", capacity_label, views=DETAILS),
     metric_column("peak_reserved_bytes", "peak reserved", DETAILS),
-    Column("parts of the step", _parts, views=DETAILS),
-    _both(f"attention exchange {IN_FLIGHT}", "attention_{}_share", ("exposed", "in_flight"), DETAILS),
-    _both(f"communication {IN_FLIGHT}", "communication_{}_share", ("exposed", "in_flight"), DETAILS),
+    Column("parts of the step", _step_parts_text, views=DETAILS),
+    _pair_column(f"{ATTENTION}: {IN_FLIGHT}", "attention_{}_share", ("exposed", "in_flight"), DETAILS),
+    _pair_column(f"{ALL}: {IN_FLIGHT}", "communication_{}_share", ("exposed", "in_flight"), DETAILS),
     metric_column("straggler_gap_ms", "straggler gap (ms)", DETAILS),
 )
-"""Columns in the order of a row and of the details of a cell."""
+"""Columns in their order in a row and in the details of a cell."""

@@ -1,4 +1,4 @@
-"""All that the sections of a report show."""
+"""The data that the sections of a report show."""
 
 from __future__ import annotations
 
@@ -19,40 +19,45 @@ from analysis.show.section import FigureFile, Table
 from bench.record.record import Role
 
 NO_ANSWERS = (Role.CONTROL, Role.INJECTED_FAULT)
-"""Roles whose speed and memory answer nothing."""
+"""Roles of cells whose speed and memory are no results."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Findings:
-    """Records of a report and all that follows from them, each computed once."""
+    """Records of a report and everything computed from them."""
 
     archive: Archive
-    """Records, with those made equal that `--mix` names."""
+    """Records of the report; the origins that `--mix` names are made equal."""
     cells: Cells
-    """Cells whose speed and memory answer something."""
+    """Cells whose speed and memory are results: no controls, no injected faults."""
     shown: Selection
-    """Cells that the tables of cells list."""
+    """Cells that the tables list."""
     shown_rows: Sequence[Mapping[Any, Any]]
-    """Rows of the listed cells, each with its name."""
+    """Rows of the listed cells, with names."""
     cell_table: Table
-    """Table of the listed cells, in every view's columns."""
+    """Table of the listed cells with the columns of all views."""
     comparisons: Sequence[Comparison]
-    """Trainings compared with data parallelism, by work."""
+    """Trainings compared with data parallelism; trainings of equal work share a comparison."""
     verdict: Verdict
-    """Answer in sentences."""
+    """Answer of the sweep, in sentences."""
     drawn: Selection
     """Cells that figures show."""
     figures: Sequence[FigureFile] = ()
 
     @classmethod
     def of(cls, archive: Archive, origins: Sequence[str] = ()) -> Self:
-        """Return the findings without figures; `origins` are sentences on which records count."""
+        """Return the findings, without figures.
+
+        Args:
+            archive: Records of the report.
+            origins: Sentences on how the records of different origins are used.
+        """
         frame = archive.frame
         cells, compared = Cells.of_records(frame[~frame["role"].isin(NO_ANSWERS)]), comparisons(archive)
         shown = for_pages(cells)
         rows = named_rows(shown.cells)
-        found = verdict(cells, deciding_command(archive))
-        found = replace(found, origins=[*origins], kernels=kernel_lines(archive))
+        answer = verdict(cells, deciding_command(archive))
+        answer = replace(answer, origins=[*origins], kernels=kernel_lines(archive))
         alone = bool(frame["experiment"].eq(LOSS_EQUIVALENCE).all())
         return cls(
             archive=archive,
@@ -61,6 +66,6 @@ class Findings:
             shown_rows=rows,
             cell_table=Table.of(columns_of(shown.cells), rows, DISPENSABLE),
             comparisons=compared,
-            verdict=with_equivalence(found, compared, alone=alone),
+            verdict=with_equivalence(answer, compared, alone=alone),
             drawn=for_figures(cells),
         )

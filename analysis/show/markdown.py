@@ -1,4 +1,4 @@
-"""Sections as Markdown."""
+"""Functions that turn sections and tables into Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from analysis.show.section import Section, Table
 
 
 def markdown_section(section: Section, level: int = 2) -> str:
-    """Return the section with its heading, and its parts one level below."""
+    """Return a section as Markdown; its parts get headings one level lower."""
     bullets = "\n".join(f"- {markdown_cell(line)}" for line in section.lines)
     table = "" if section.table is None else markdown_table(section.table.in_view(View.SUMMARY))
     parts = [markdown_section(part, level + 1) for part in section.parts]
@@ -25,7 +25,7 @@ def markdown_section(section: Section, level: int = 2) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    """Return the table, empty where it has no rows."""
+    """Return a table as Markdown; empty if it has no rows."""
     if not table.rows:
         return ""
     lines = [[column.heading for column in table.columns], ["---"] * len(table.columns)]
@@ -34,6 +34,6 @@ def markdown_table(table: Table) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """Return text that stays in its cell and is no markup."""
+    """Return text in one line, escaped so that it stays in its table cell and is not read as markup."""
     one_line = re.sub(r"\s*\n\s*", " ", text.strip())
     return html.escape(one_line, quote=False).replace("\\", "\\\\").replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""The parts of a report as data: a section has sentences, a table and a sentence on how to read it."""
+"""Data types of a report: sections, tables, columns and figure files."""
 
 from __future__ import annotations
 
@@ -16,37 +16,40 @@ class Column:
 
     heading: str
     text: Callable[[Any], str]
-    """Function that returns the text of a row, from the item that the row is about."""
+    """Function from the item of a row to the text of this column."""
     short: str | None = None
-    """Heading in a terminal; None for the same."""
+    """Heading in a terminal; None to use `heading`."""
     sorted_by: str | None = None
-    """Column of summary.csv that the page sorts by, and whose meaning is the tooltip of the heading."""
+    """Column of summary.csv by which the page sorts; its meaning is the tooltip of the heading."""
     is_words: bool = False
-    """Whether texts may take several lines; numbers are never folded."""
+    """Whether texts may be wrapped; numbers never are."""
     views: frozenset[View] = frozenset(View) - {View.DETAILS}
 
     @property
     def meaning(self) -> str | None:
-        """Meaning of the quantity that the column shows; None where it shows no measured quantity."""
+        """Meaning of the quantity in the column; None if it shows no measured quantity."""
         return None if self.sorted_by is None else meanings_of([self.sorted_by])[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of texts under headings."""
+    """Rows of texts under the headings of columns."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
     dispensable: Sequence[str] = ()
-    """Headings in a terminal that a narrow one leaves out, in this order; the last columns where empty."""
+    """Headings of the columns that a narrow terminal leaves out, in this order.
+
+    If empty, the last columns are left out first.
+    """
 
     @classmethod
     def of(cls, columns: Sequence[Column], items: Iterable[Any], dispensable: Sequence[str] = ()) -> Self:
-        """Return the table with a row for each item."""
+        """Return a table with one row for each item."""
         return cls(columns, [[column.text(item) for column in columns] for item in items], dispensable)
 
     def in_view(self, view: View) -> Self:
-        """Return the table as a view shows it, without columns that have no text in any row."""
+        """Return the table with the columns that a view shows and that have text in some row."""
         return self.with_columns(
             number
             for number, column in enumerate(self.columns)
@@ -54,7 +57,7 @@ class Table:
         )
 
     def with_columns(self, numbers: Iterable[int]) -> Self:
-        """Return the table with these columns alone."""
+        """Return the table with only the columns of these numbers."""
         kept = [*numbers]
         rows = [[row[number] for number in kept] for row in self.rows]
         return replace(self, columns=[self.columns[number] for number in kept], rows=rows)
@@ -62,34 +65,34 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section of a report; every view shows the same of it, a terminal only what is marked."""
+    """One section of a report. Every view shows all of it, except a terminal, which shows marked parts."""
 
     title: str
     lines: Sequence[str] = ()
     """Sentences above the table."""
     table: Table | None = None
     reading: str = ""
-    """Explanation of the table, shown below it."""
+    """Explanation of the table, printed below it."""
     parts: Sequence[Section] = ()
-    """Sections within this one."""
+    """Subsections."""
     prints_lines: bool = False
     """Whether a terminal shows the sentences."""
     prints_table: bool = False
     """Whether a terminal shows the table."""
     answers: bool = False
-    """Whether the section answers the question of the sweep; a terminal shows it next to the prompt."""
+    """Whether the section answers the question of the sweep; a terminal prints it last, near the prompt."""
     has_own_form: bool = False
-    """Whether the page shows the section in a form of its own."""
+    """Whether the template of the page lays out this section separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class FigureFile:
-    """One figure as a report shows it."""
+    """One figure of a report."""
 
     name: str
-    """Name of its files in figures/, without the ending."""
+    """Name of the files in figures/, without the suffix."""
     title: str
     caption: str
-    """Sentences on what a point is and what a reader must know of these cells."""
+    """Sentences on what is drawn, what the marks mean and what is left out."""
     svg: str
-    """The picture with what can be pointed at, as a part of the page."""
+    """SVG element for the page, with rectangles that show a value on hover."""

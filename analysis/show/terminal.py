@@ -1,4 +1,4 @@
-"""Sections as a terminal has room for them."""
+"""Functions that print sections in a terminal."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from analysis.show.section import Column, Section, Table
 from bench.common.command import COMMAND, SCRIPT
 
 MAX_COLUMNS = 100
-"""Width of what is printed, less in a narrower terminal."""
+"""Largest width of the output in characters; a narrower terminal has its own width."""
 MAX_ROWS = 60
 MAX_WORDS_WIDTH = 24
-ROOM = 10_000
-"""Wider than any table."""
+UNLIMITED_WIDTH = 10_000
+"""Width at which every table fits."""
 
 
 def terminal_text(sections: Sequence[Section], *, answer_first: bool) -> str:
-    """Return what is printed of these sections: the answer first, or last, next to the prompt."""
+    """Return the printed text of these sections.
+
+    Args:
+        sections: Sections in the order of the report.
+        answer_first: Whether answers come first. Otherwise they come last, near the prompt.
+    """
     console = Console(highlight=False)
     console.width = min(console.width, MAX_COLUMNS) if console.is_terminal else MAX_COLUMNS
     answers = [section for section in sections if section.answers]
@@ -34,43 +39,43 @@ def terminal_text(sections: Sequence[Section], *, answer_first: bool) -> str:
 
 
 def print_section(console: Console, section: Section) -> None:
-    """Print what a terminal shows of a section, its table first; without titles but those of parts."""
+    """Print the marked parts of a section: its table, then its sentences. Only subsections have titles."""
     if section.prints_table and section.table is not None and section.table.rows:
         print_table(console, section.table)
     for line in section.lines if section.prints_lines else ():
         has_command = SCRIPT in line or COMMAND in line
-        console.print(Text(line), soft_wrap=has_command)  # a folded command cannot be copied
+        console.print(Text(line), soft_wrap=has_command)  # a wrapped command cannot be copied
     for part in section.parts:
         lines = [f"{part.title}: {line}" for line in part.lines]
         print_section(console, Section(part.title, lines, part.table, prints_lines=section.prints_lines))
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print the first rows, and the headings of columns that a narrow terminal has no room for."""
+    """Print the first MAX_ROWS rows, then the headings of columns that do not fit the terminal."""
     whole = table.in_view(View.TERMINAL)
-    shown, wide = Table(whole.columns, whole.rows[:MAX_ROWS]), console.options.update_width(ROOM)
+    shown, wide = Table(whole.columns, whole.rows[:MAX_ROWS]), console.options.update_width(UNLIMITED_WIDTH)
     headings = [*map(_heading, whole.columns)]
     left_out: set[str] = set()
     for heading in table.dispensable or headings[:0:-1]:
-        if console.measure(_drawn(shown), options=wide).maximum <= console.width:
+        if console.measure(_rich_table(shown), options=wide).maximum <= console.width:
             break
         left_out.add(heading)
-        kept = (number for number, each in enumerate(shown.columns) if _heading(each) != heading)
-        shown = shown.with_columns(kept)
-    console.print(_drawn(shown))
+        rest = (number for number, column in enumerate(shown.columns) if _heading(column) != heading)
+        shown = shown.with_columns(rest)
+    console.print(_rich_table(shown))
     if len(whole.rows) > MAX_ROWS:
         console.print(f"{more_label(len(whole.rows) - MAX_ROWS, 'row')} in summary.md")
-    named = [heading for heading in headings if heading in left_out]
-    if named:
-        more = count_label(len(named), "more column")
-        console.print(Text(f"{more} in summary.md: {', '.join(named)}"))
+    if left_out:
+        more = count_label(len(left_out), "more column")
+        names = ", ".join(heading for heading in headings if heading in left_out)
+        console.print(Text(f"{more} in summary.md: {names}"))
 
 
 def _heading(column: Column) -> str:
     return column.short or column.heading
 
 
-def _drawn(table: Table) -> rich.table.Table:
+def _rich_table(table: Table) -> rich.table.Table:
     drawn = rich.table.Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column in table.columns:
         if column.is_words:

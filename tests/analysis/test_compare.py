@@ -79,10 +79,10 @@ def test_undecided_cell_has_both_rates_and_no_ratio(printed):
     text = printed([timed(100)], [timed(50)])
     assert "81,920, 163,840" in text
     assert "2.000" not in text
-    assert "let both sweeps take turns" in text
+    assert "interleave both sweeps" in text
     assert "(about 36 s)" in text
     decided = printed(*sweeps(200, 100))
-    assert "take turns:" not in decided
+    assert "interleave both" not in decided
     assert "2.000 " in decided
 
 
@@ -160,8 +160,8 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys):
 def test_predictions_are_compared_without_processes(outcomes, printed):
     before, after = make_predicted(), make_predicted(step_ms=(80.0, 101.0, 125.0))
     assert outcomes([before], [before]) == ["predicted the same"]
-    assert outcomes([before], [after]) == ["predicted otherwise"]
+    assert outcomes([before], [after]) == ["predicted differently"]
     said = printed([before], [after])
     assert "0.990" in said
-    assert "processes of a cell" not in said
-    assert "would decide" not in said
+    assert "processes on each side" not in said
+    assert "To decide" not in said

@@ -1,1 +1,1 @@
-"""Cells drawn on axes, each figure as PNG and SVG. May import what lies below show."""
+"""Figures of cells, written as PNG and SVG. May import what lies below show."""

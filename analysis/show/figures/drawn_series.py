@@ -1,4 +1,4 @@
-"""A column of the frame against length: a line for each series, which says its values when pointed at."""
+"""Functions that draw a column of the frame against length, with a line for each series."""
 
 from __future__ import annotations
 
@@ -15,105 +15,111 @@ from analysis.cells.statuses import shown_status
 from analysis.labels import n_label, status_label
 from analysis.read.metrics import text_of
 from analysis.show.figures.sheet import Sheet
-from analysis.show.figures.style import MUTED_COLOR, dodge, look_of
+from analysis.show.figures.style import MUTED_COLOR, dodge, plot_options
 from bench.common.labels import length_label
 from bench.record.record import Provenance
 
 BAND = "band of the model"
-BRACKET = "with all and none of the link's time exposed"
-HOLLOW: Mapping[str, Any] = {"fillstyle": "none", "capsize": 0, "elinewidth": 5, "alpha": 0.7}
-"""The drawing of a replayed series: hollow marks, and a wide bar for its range."""
-BESIDE: Mapping[str, Any] = {
+LINK_RANGE = "with all and none of the link's time exposed"
+REPLAYED_OPTIONS: Mapping[str, Any] = {"fillstyle": "none", "capsize": 0, "elinewidth": 5, "alpha": 0.7}
+"""Style of a replayed series: hollow markers, and a wide bar for the range."""
+FLAT_MARKS: Mapping[str, Any] = {
     "marker": "_", "markersize": 12, "markeredgewidth": 2.5, "linestyle": (0, (1, 2)), "linewidth": 1.0,
     "zorder": 1.8,
 }  # fmt: skip
-"""A flat mark behind the points: no filling tells it apart from them, as that is a variant's."""
+"""Style of a second quantity behind the points. Fills cannot mark it, because they distinguish variants."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnColumn:
-    """A column to draw, with the columns of its interval where it has one."""
+    """A column to draw, and the columns of its interval, band or range."""
 
     column: str
     low: str | None = None
     high: str | None = None
     range_noun: str = "range"
-    """What lies between these two."""
+    """Name of the range between `low` and `high`."""
     band: str | None = None
-    """Of predicted cells the columns of the band, with {} where the end is named."""
+    """Columns of the band of predicted cells, with {} in place of `_low` and `_high`."""
     with_link: str | None = None
-    """The column of a replayed cell's value with all of the link's time exposed."""
+    """Column of a replayed cell's value with all of the link's time exposed."""
     unit: str = ""
-    """After the value, where its column does not say it."""
+    """Unit after the value, if the text of the column has none."""
     samples: Callable[[Mapping[Any, Any]], str] = lambda cell: f"n={n_label(cell)}" if n_label(cell) else ""
-    """How many a cell's value is of."""
+    """Function that returns the number of samples of a cell as text."""
 
 
-def placed(
-    series: Sequence[Series], column: str, x_column: str = "seq_len"
-) -> Iterator[tuple[Series, pd.DataFrame, pd.Series[float]]]:
-    """Each series that has a value in this column, its cells in order, and where on the x axis they stand.
+@dataclass(frozen=True, slots=True)
+class LinePoints:
+    """The points of one series: its rows in ascending order and their places on the x axis."""
 
-    Cells without a value stay in, as gaps: a line must not run across a failure.
+    series: Series
+    rows: pd.DataFrame
+    x: pd.Series[float]
+
+
+def line_points(all_series: Sequence[Series], column: str, x_column: str = "seq_len") -> Iterator[LinePoints]:
+    """Yield the points of every series that has a value in this column.
+
+    Cells without a value stay as gaps, because a line must not run across a failure.
     """
-    drawn = [each for each in series if each.rows[column].notna().any()]
-    places = sorted({int(place) for each in drawn for place in each.rows[x_column]})
-    for number, each in enumerate(drawn):
-        rows = each.rows.sort_values(x_column)
-        yield each, rows, rows[x_column] * dodge(number, len(drawn), places)
+    drawn = [series for series in all_series if series.rows[column].notna().any()]
+    values = sorted({int(value) for series in drawn for value in series.rows[x_column]})
+    for number, series in enumerate(drawn):
+        rows = series.rows.sort_values(x_column)
+        yield LinePoints(series, rows, rows[x_column] * dodge(number, len(drawn), values))
 
 
 def draw_series(sheet: Sheet, cells: Cells, quantity: DrawnColumn) -> None:
-    """A line with error bars for each series."""
-    for each, rows, x in placed(cells.series, quantity.column):
-        look = {"capsize": 3, **look_of(each.style, each.variant_number)}
-        if rows["provenance"].eq(Provenance.REPLAYED).all():
-            look |= HOLLOW
-        bars = _error_bars(rows, quantity)
-        sheet.axes.errorbar(x, rows[quantity.column], yerr=bars, label=each.label, **look)
-        _say(sheet, cells, each, rows, x, quantity)
+    """Draw a line with error bars for each series."""
+    for line in line_points(cells.series, quantity.column):
+        options = {"capsize": 3, **plot_options(line.series.style, line.series.variant_number)}
+        if line.rows["provenance"].eq(Provenance.REPLAYED).all():
+            options |= REPLAYED_OPTIONS
+        bars = _error_bars(line.rows, quantity)
+        sheet.axes.errorbar(line.x, line.rows[quantity.column], yerr=bars, label=line.series.label, **options)
+        _add_hover_points(sheet, cells, line, quantity)
 
 
-def draw_beside(sheet: Sheet, cells: Cells, quantity: DrawnColumn, label: str) -> None:
-    """Draw a second quantity at each point of the series; the legend has one entry for all."""
-    drawn = [*placed(cells.series, quantity.column)]
-    for each, rows, x in drawn:
-        sheet.axes.plot(x, rows[quantity.column], color=each.style.color, alpha=0.6, **BESIDE)
-        _say(sheet, cells, each, rows, x, quantity)
-    if drawn:
-        # A container as the series are: a line would stand before them in the legend.
-        sheet.axes.errorbar([], [], color=MUTED_COLOR, label=label, **BESIDE)
+def draw_flat_marks(sheet: Sheet, cells: Cells, quantity: DrawnColumn, label: str) -> None:
+    """Draw a second quantity as a flat mark at every point; the legend has one entry for all series."""
+    lines = [*line_points(cells.series, quantity.column)]
+    for line in lines:
+        color = line.series.style.color
+        sheet.axes.plot(line.x, line.rows[quantity.column], color=color, alpha=0.6, **FLAT_MARKS)
+        _add_hover_points(sheet, cells, line, quantity)
+    if lines:
+        # An error bar like the series: the legend would list a line before them.
+        sheet.axes.errorbar([], [], color=MUTED_COLOR, label=label, **FLAT_MARKS)
 
 
-def _say(
-    sheet: Sheet, cells: Cells, each: Series, rows: pd.DataFrame, x: pd.Series[float], quantity: DrawnColumn
-) -> None:
-    for place, cell in zip(x, cells.rows_of(rows), strict=True):
+def _add_hover_points(sheet: Sheet, cells: Cells, line: LinePoints, quantity: DrawnColumn) -> None:
+    for x, cell in zip(line.x, cells.rows_of(line.rows), strict=True):
         value = float(cell[quantity.column])
         if pd.notna(value):
-            sheet.point(place, value, point_text(each.label, cell, quantity))
+            sheet.add_hover_point(x, value, point_text(line.series.label, cell, quantity))
 
 
 def point_text(name: str, cell: Mapping[Any, Any], quantity: DrawnColumn) -> str:
-    """`ulysses, 8k: 81,920 tokens/s, 95 % interval 80,100 to 83,000, n=12, ok`."""
+    """Return `ulysses, 8k: 81,920 tokens/s, 95 % interval 80,100 to 83,000, n=12, ok`."""
     value = " ".join(filter(None, [text_of(cell, quantity.column), quantity.unit]))
-    parts = [value, _range(cell, quantity), quantity.samples(cell), status_label(shown_status(cell))]
+    parts = [value, _range_text(cell, quantity), quantity.samples(cell), status_label(shown_status(cell))]
     return f"{name}, {length_label(int(cell['seq_len']))}: {', '.join(filter(None, parts))}"
 
 
-def _range(cell: Mapping[Any, Any], quantity: DrawnColumn) -> str:
+def _range_text(cell: Mapping[Any, Any], quantity: DrawnColumn) -> str:
     noun, low, high = quantity.range_noun, quantity.low, quantity.high
     if quantity.band is not None and cell["provenance"] == Provenance.PREDICTED:
         noun, low, high = BAND, quantity.band.format("_low"), quantity.band.format("_high")
     if quantity.with_link is not None and cell["provenance"] == Provenance.REPLAYED:
-        noun, low, high = BRACKET, quantity.with_link, quantity.column
+        noun, low, high = LINK_RANGE, quantity.with_link, quantity.column
     if low is None or high is None or pd.isna(cell[low]) or pd.isna(cell[high]):
         return ""
     return f"{noun} {text_of(cell, low)} to {text_of(cell, high)}"
 
 
 def _error_bars(rows: pd.DataFrame, quantity: DrawnColumn) -> list[pd.Series[float]] | None:
-    """Distances from the value down and up; NaN where a cell has no interval, band or bracket."""
+    """Return the distances from the values down and up; NaN for cells without interval, band or range."""
     value = rows[quantity.column]
     low, high = (rows[end] if end else value * np.nan for end in (quantity.low, quantity.high))
     if quantity.band is not None:

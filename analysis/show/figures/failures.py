@@ -1,4 +1,4 @@
-"""Cells without a result as marks at their lengths, in a strip on top of a figure's axes."""
+"""Marks of cells without a result, in a strip above the axes of a figure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,16 @@ from analysis.cells.statuses import (
     shown_statuses,
 )
 from analysis.labels import status_label
-from analysis.show.figures.sheet import AXES_INCHES, WIDTH_INCHES, Heading, Sheet, inches_of, new_sheet
-from analysis.show.figures.style import LENGTH, MUTED_COLOR, Scale, style_x_axis, x_limits
+from analysis.show.figures.sheet import (
+    AXES_INCHES,
+    WIDTH_INCHES,
+    FittedText,
+    Heading,
+    Sheet,
+    new_sheet,
+    text_inches,
+)
+from analysis.show.figures.style import LENGTH, MUTED_COLOR, XScale, style_x_axis, x_limits
 
 GLYPHS: Mapping[str, str] = {
     "out_of_memory": "x", RUNS_OUT: "x", UNDECIDED: "$?$", NO_SPARE: "$?$", EXCLUDED: "o", NOT_KNOWN: "o",
@@ -31,59 +39,70 @@ GLYPHS: Mapping[str, str] = {
 OTHER_GLYPH = "*"
 LINE_INCHES = 0.16
 MAX_ROWS = 16
-BESIDE = 0.03  # what a mark takes of the axes, from its middle, with a gap
-LEAST_INCHES = 0.77 * WIDTH_INCHES  # about how wide the axes are
-SIZE = 8.5
+MARK_SHARE = 0.03
+"""Share of the width of the axes that a mark takes from its centre, with a gap."""
+MIN_AXES_INCHES = 0.77 * WIDTH_INCHES
+"""Approximate width of the axes."""
+FONT_SIZE = 8.5
 STRIP_COLOR = "#F6F6F6"
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Failed cells with one name and status: a row of the strip."""
+class FailureMark:
+    """A row of the strip: failed cells with the same name and status."""
 
     name: str
     status: str
     color: str
     places: tuple[int, ...]
-    """The lengths, or whatever else the figure is against."""
+    """Values on the x axis, such as lengths."""
 
-    def free(self, limits: tuple[float, float]) -> tuple[float, float]:
-        """How much of a logarithmic axis is free on the left and on the right of the marks, 0..1 each."""
+    def free_shares(self, limits: tuple[float, float]) -> tuple[float, float]:
+        """Return the shares, 0..1, of a logarithmic axis to the left and to the right of the marks."""
         left, first, last, right = map(math.log, (limits[0], self.places[0], self.places[-1], limits[1]))
         return (first - left) / (right - left), (right - last) / (right - left)
 
     def has_room(self, limits: tuple[float, float]) -> bool:
-        """Whether the label fits beside the marks."""
-        return inches_of(self.label, SIZE) < LEAST_INCHES * (max(self.free(limits)) - BESIDE)
+        """Whether the label fits next to the marks."""
+        free_share = max(self.free_shares(limits)) - MARK_SHARE
+        return text_inches(self.label, FONT_SIZE) < MIN_AXES_INCHES * free_share
 
     @property
     def label(self) -> str:
-        """`ring: out of memory`."""
+        """Name and status, `ring: out of memory`."""
         has_label = self.status.startswith(PREDICTED) or self.status == NO_SPARE
-        said = status_label(self.status) if has_label else self.status.replace("_", " ")
-        return f"{self.name}: {said}" if self.name else said
+        text = status_label(self.status) if has_label else self.status.replace("_", " ")
+        return f"{self.name}: {text}" if self.name else text
 
 
-def failure_marks(series: Sequence[Series], scale: Scale = LENGTH) -> list[Mark]:
-    """Every failed cell: a row by series and status, by strategy and status, or by status where too many."""
-    marks: list[Mark] = []
+def failure_marks(all_series: Sequence[Series], scale: XScale = LENGTH) -> list[FailureMark]:
+    """Return a mark for the failed cells of every series and status.
+
+    If there are more than MAX_ROWS or a label is too wide, marks are grouped by strategy and status, and if
+    that is not enough, by status.
+    """
+    marks: list[FailureMark] = []
     for name_of in (attrgetter("label"), attrgetter("strategy"), None):
-        found: dict[tuple[str, str, str], set[int]] = {}
-        for each in series:
-            rows = each.rows[each.rows["status"] != "ok"]
-            who = (name_of(each), each.style.color) if name_of else ("", MUTED_COLOR)
+        places_by_row: dict[tuple[str, str, str], set[int]] = {}
+        for series in all_series:
+            rows = series.rows[series.rows["status"] != "ok"]
+            name, color = (name_of(series), series.style.color) if name_of else ("", MUTED_COLOR)
             for place, status in zip(rows[scale.column], shown_statuses(rows), strict=True):
-                found.setdefault((*who, status), set()).add(int(place))
-        marks = [Mark(name, status, color, (*sorted(at),)) for (name, color, status), at in found.items()]
-        if len(marks) <= MAX_ROWS and all(inches_of(mark.label, SIZE) < LEAST_INCHES for mark in marks):
+                places_by_row.setdefault((name, color, status), set()).add(int(place))
+        marks = [
+            FailureMark(name, status, color, (*sorted(places),))
+            for (name, color, status), places in places_by_row.items()
+        ]
+        has_room = all(text_inches(mark.label, FONT_SIZE) < MIN_AXES_INCHES for mark in marks)
+        if len(marks) <= MAX_ROWS and has_room:
             break
     return marks
 
 
 def sheet_against(
-    scale: Scale, values: Sequence[int], heading: Heading, marks: Sequence[Mark], y_label: str
+    scale: XScale, values: Sequence[int], heading: Heading, marks: Sequence[FailureMark], y_label: str
 ) -> Sheet:
-    """Axes against lengths or ranks, beneath a strip with the marks where there are any."""
+    """Return a figure with axes against lengths or ranks, below a strip with the marks if there are any."""
     limits = x_limits(values)
     lines = [1 if mark.has_room(limits) else 2 for mark in marks]
     strip = [LINE_INCHES * (sum(lines) + 0.5)] if marks else []
@@ -92,7 +111,7 @@ def sheet_against(
     for axes in sheet.panels:
         style_x_axis(axes, scale, values)
     for mark, last in zip(marks, accumulate(lines), strict=True):
-        _draw(sheet, mark, last - 1, limits)
+        _draw_mark(sheet, mark, last - 1, limits)
     if marks:
         _style_strip(sheet.panels[0], sum(lines))
     return sheet
@@ -107,30 +126,31 @@ def _style_strip(axes: Axes, lines: int) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _draw(sheet: Sheet, mark: Mark, line: int, limits: tuple[float, float]) -> None:
-    """The marks in this line of the strip; their label beside them, or in the line above."""
+def _draw_mark(sheet: Sheet, mark: FailureMark, line: int, limits: tuple[float, float]) -> None:
+    """Draw a mark in this line of the strip, and its label next to it or in the line above."""
     axes, glyph = sheet.panels[0], GLYPHS.get(mark.status, OTHER_GLYPH)
     axes.plot(
         mark.places, [line] * len(mark.places), linestyle="none", color=mark.color, marker=glyph,
         fillstyle="none" if glyph == "o" else "full", markeredgewidth=0.4 if glyph.startswith("$") else 1.5,
     )  # fmt: skip
-    left, right = mark.free(limits)
-    is_beside, is_left = mark.has_room(limits), left >= right
-    beside = left - BESIDE if is_left else 1 - right + BESIDE
+    left, right = mark.free_shares(limits)
+    is_next_to_mark, is_left = mark.has_room(limits), left >= right
+    label_end = left - MARK_SHARE if is_left else 1 - right + MARK_SHARE
     text = axes.text(
-        beside if is_beside else 0.99 * (not is_left), line - (not is_beside), mark.label, fontsize=SIZE,
-        ha="right" if is_left == is_beside else "left", va="center", color=MUTED_COLOR,
-        transform=axes.get_yaxis_transform(),
+        label_end if is_next_to_mark else 0.99 * (not is_left), line - (not is_next_to_mark), mark.label,
+        fontsize=FONT_SIZE, ha="right" if is_left == is_next_to_mark else "left", va="center",
+        color=MUTED_COLOR, transform=axes.get_yaxis_transform(),
     )  # fmt: skip
     text.set_in_layout(False)
-    sheet.fitted.append((text, axes, max(left, right) - BESIDE if is_beside else 1.0))
+    share = max(left, right) - MARK_SHARE if is_next_to_mark else 1.0
+    sheet.fitted.append(FittedText(text, axes, share))
 
 
-def say_empty(sheet: Sheet, cells: Cells) -> None:
-    """Where no cell has a result, that none has, and how they ended."""
+def write_no_result(sheet: Sheet, cells: Cells) -> None:
+    """Write on empty axes that no cell has a result, and how many cells ended with which status."""
     counts = shown_statuses(cells.frame).value_counts().items()
-    why = ", ".join(f"{count} {status_label(str(status))}" for status, count in counts)
-    text = sheet.axes.text(0.5, 0.5, f"No cell has a result ({why})", transform=sheet.axes.transAxes)
+    statuses = ", ".join(f"{count} {status_label(str(status))}" for status, count in counts)
+    text = sheet.axes.text(0.5, 0.5, f"No cell has a result ({statuses})", transform=sheet.axes.transAxes)
     text.set(horizontalalignment="center", color=MUTED_COLOR)
     sheet.axes.set_yticks([])
-    sheet.fitted.append((text, sheet.axes, 1.0))
+    sheet.fitted.append(FittedText(text, sheet.axes))

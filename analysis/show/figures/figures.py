@@ -1,4 +1,4 @@
-"""Cells in, figures out. One table names the figures."""
+"""The figures of a report: their definitions in FIGURES, and functions that draw and write them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from analysis.cells.selection import Selection
 from analysis.cells.statuses import excluded_statuses, undecided_statuses
 from analysis.labels import bytes_label, count_label
 from analysis.read.traced_shares import MAX_TRACED_TO_TIMED, MIN_TRACED_TO_TIMED
-from analysis.show.figures.drawn_series import DrawnColumn, draw_beside, draw_series
-from analysis.show.figures.failures import failure_marks, say_empty, sheet_against
+from analysis.show.figures.drawn_series import DrawnColumn, draw_flat_marks, draw_series
+from analysis.show.figures.failures import failure_marks, sheet_against, write_no_result
 from analysis.show.figures.loss_curves import write_equivalence
 from analysis.show.figures.scaling import EFFICIENCY, scaling_sheet
-from analysis.show.figures.sheet import Heading, Sheet, drawn, save
+from analysis.show.figures.sheet import Heading, Sheet, complete_sheet, save_figure
 from analysis.show.figures.step_bars import step_parts_sheet
 from analysis.show.figures.style import (
     LENGTH,
@@ -41,55 +41,56 @@ from analysis.show.section import FigureFile
 from bench.common.labels import SIZES
 
 MANY_LENGTHS_RATIO, LOG_OF_MANY_LENGTHS = 4, 2
-"""Over lengths that span more than the first, tokens/s are on a logarithmic axis from the second ratio on."""
-SELECTED = "A part of the series; all are in summary.csv."
+"""If lengths span more than the first ratio, tokens/s are logarithmic from the second ratio on."""
+SELECTED = "Only a part of the series is drawn; all are in summary.csv."
 TRACED = "traced step"
 
 
 @dataclass(frozen=True, slots=True)
-class FigureKind:
-    """One figure of the report, against length where `draw` draws it."""
+class FigureSpec:
+    """Definition of one figure of the report."""
 
     title: str
     y_label: str
-    reading: str
-    """The reduction behind a point."""
+    caption: str
+    """Sentences on measured cells: what is drawn, in which unit, and what the marks mean."""
     needs: str
-    """A column; the figure is left out where no cell has a value in it."""
+    """Column of the frame; the figure is left out if no cell has a value in it."""
     draw: Callable[[Cells, Sheet], None] | None = None
+    """Function that draws on axes against length."""
     make: Callable[[Cells, Heading], Sheet] | None = None
-    """What makes a figure that is not against length."""
+    """Function that makes the whole figure, if its x axis is not the length."""
     of_predicted: str = ""
-    """The reading of predicted cells, of which nothing was measured."""
+    """Caption of predicted cells."""
     of_replayed: str = ""
-    """The reading of replayed cells."""
+    """Caption of replayed cells."""
     statuses: Callable[[pd.DataFrame], pd.Series[str]] | None = None
-    """How this figure marks cells, where that is not by their own statuses."""
+    """Function that returns the statuses by which cells are marked; None for their own statuses."""
 
     def reading_of(self, cells: Cells) -> str:
-        """What is behind the points of these cells."""
-        kinds = ((self.of_replayed, cells.are_replayed), (self.of_predicted, cells.are_predicted))
-        special = [reading for reading, rows in kinds if reading and rows.any()]
-        is_measured = not (cells.are_replayed | cells.are_predicted).all()
-        return ". ".join([self.reading, *special] if is_measured or not special else special)
+        """Return the caption for these cells."""
+        captions = ((self.of_replayed, cells.are_replayed), (self.of_predicted, cells.are_predicted))
+        special = [caption for caption, rows in captions if caption and rows.any()]
+        has_measured = not (cells.are_replayed | cells.are_predicted).all()
+        return ". ".join([self.caption, *special] if has_measured or not special else special)
 
     def sheet(self, cells: Cells, heading: Heading) -> Sheet:
-        """The figure of these cells, before it is laid out."""
+        """Return the figure of these cells before it is laid out."""
         if self.make is not None:
             return self.make(cells, heading)
         marked = cells if self.statuses is None else cells.with_statuses(self.statuses(cells.frame))
         marks = failure_marks(marked.series)
-        # of a prediction no step was traced
+        # no step of a predicted cell was traced
         label = self.y_label.replace("traced", "expected") if cells.is_all_predicted else self.y_label
         sheet = sheet_against(LENGTH, LENGTH.values(cells.frame), heading, marks, label)
         if cells.frame[self.needs].isna().all():
-            say_empty(sheet, cells)
+            write_no_result(sheet, cells)
         elif self.draw is not None:
             self.draw(cells, sheet)
         return sheet
 
 
-def _traced_steps(cell: Mapping[Any, Any]) -> str:
+def _traced_steps_text(cell: Mapping[Any, Any]) -> str:
     return count_label(int(cell["traced_steps"]), TRACED) if cell["traced_steps"] > 0 else ""
 
 
@@ -99,16 +100,16 @@ THROUGHPUT = DrawnColumn(
 )  # fmt: skip
 PEAK_MEMORY = DrawnColumn("peak_allocated_bytes", band="predicted_peak_allocated{}_bytes")
 CAPACITY_LINES = ("--", ":", "-.")
-FAR_ABOVE = 8
-"""Without a cell that ran out of memory, a capacity this many times the highest peak has no line."""
-CPU_LIMIT_REMARK = "On a CPU a limit counts what tensors take, to within some MiB"
-ATTENTION_OF_SINGLE = DrawnColumn("attention_of_one_device")
+MAX_CAPACITY_RATIO = 8
+"""Without a cell out of memory, a capacity above this multiple of the highest peak is not drawn."""
+CPU_LIMIT_REMARK = "On a CPU the limit counts the memory of tensors, to within some MiB"
+ATTENTION_EFFICIENCY = DrawnColumn("attention_of_one_device")
 OUT_ERROR = DrawnColumn("out_error_ulps", unit="ulps")
 CONTROL_ERROR = DrawnColumn("control_out_error_ulps", unit="ulps, the kernel alone")
 
 
 def draw_throughput(cells: Cells, sheet: Sheet) -> None:
-    """Tokens per second, with the interval of the median, or the band of a prediction."""
+    """Draw tokens per second with the interval of the median, or the band of a prediction."""
     draw_series(sheet, cells, THROUGHPUT)
     axes = sheet.axes
     lengths = cells.frame.loc[cells.frame["tokens_per_s"].notna(), "seq_len"]
@@ -123,27 +124,27 @@ def draw_throughput(cells: Cells, sheet: Sheet) -> None:
 
 
 def draw_peak_memory(cells: Cells, sheet: Sheet) -> None:
-    """Peak allocated memory of the worst rank; dashed the lowest capacities that are near or ran out."""
+    """Draw peak allocated memory, and the lowest capacities as lines if they are near or a cell ran out."""
     frame, capacities = cells.frame, capacities_of(cells.frame)
-    reach = (
-        np.inf if frame["status"].eq("out_of_memory").any() else FAR_ABOVE * frame[PEAK_MEMORY.column].max()
-    )
-    near = [each for each in capacities if each[0] <= reach][: len(CAPACITY_LINES)]
+    has_run_out = frame["status"].eq("out_of_memory").any()
+    highest = np.inf if has_run_out else MAX_CAPACITY_RATIO * frame[PEAK_MEMORY.column].max()
+    near = [(size, label) for size, label in capacities if size <= highest][: len(CAPACITY_LINES)]
     draw_series(sheet, cells, PEAK_MEMORY)
     sizes = pd.Series([size for size, _ in near], dtype="float64")
     scale_y(sheet.axes, pd.concat([frame[PEAK_MEMORY.column], sizes]))
     for (size, label), line in zip(near, CAPACITY_LINES, strict=False):
-        sheet.axes.axhline(size, label=f"may use: {label}", linestyle=line, **REFERENCE)
-    _label_sizes(sheet.axes)
-    others = len(capacities) - len(near)
-    if others:
-        sheet.remarks.append(f"{count_label(others, 'other capacity', 'other capacities')} in summary.csv")
+        sheet.axes.axhline(size, label=f"capacity: {label}", linestyle=line, **REFERENCE)
+    _set_byte_ticks(sheet.axes)
     if cells.is_cpu and near:
         sheet.remarks.append(CPU_LIMIT_REMARK)
+    rest = len(capacities) - len(near)
+    if rest:
+        left_out = count_label(rest, "other capacity", "other capacities")
+        sheet.remarks.append(f"Left out: {left_out} (in summary.csv)")
 
 
-def _label_sizes(axes: Axes) -> None:
-    """Ticks of a y axis of bytes: powers of two, or on a linear one round numbers of one unit."""
+def _set_byte_ticks(axes: Axes) -> None:
+    """Set ticks of a y axis in bytes: powers of two if logarithmic, else round numbers of one unit."""
     low, high = axes.get_ylim()
     if axes.get_yscale() == "log":
         powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
@@ -156,131 +157,135 @@ def _label_sizes(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:g} {name}"))
 
 
-def draw_attention_of_single(cells: Cells, sheet: Sheet) -> None:
-    """How near a strategy comes to one device's attention divided by its ranks."""
-    draw_series(sheet, cells, ATTENTION_OF_SINGLE)
-    scale_y(sheet.axes, cells.frame[ATTENTION_OF_SINGLE.column], log_from=np.inf)
+def draw_attention_efficiency(cells: Cells, sheet: Sheet) -> None:
+    """Draw the parallel efficiency of attention alone."""
+    draw_series(sheet, cells, ATTENTION_EFFICIENCY)
+    scale_y(sheet.axes, cells.frame[ATTENTION_EFFICIENCY.column], log_from=np.inf)
     sheet.axes.yaxis.set_major_formatter(PERCENT)
 
 
 def draw_error_growth(cells: Cells, sheet: Sheet) -> None:
-    """Error of the output against float64, and that of the kernel alone (flat marks)."""
+    """Draw the error of the output against float64, and the error of the kernel alone as flat marks."""
     draw_series(sheet, cells, OUT_ERROR)
-    draw_beside(sheet, cells, CONTROL_ERROR, "the kernel alone on one device")
-    scale_y(sheet.axes, pd.concat([cells.frame[each.column] for each in (OUT_ERROR, CONTROL_ERROR)]))
+    draw_flat_marks(sheet, cells, CONTROL_ERROR, "the kernel alone on one device")
+    scale_y(sheet.axes, pd.concat([cells.frame[quantity.column] for quantity in (OUT_ERROR, CONTROL_ERROR)]))
     sheet.axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _draw_share(purpose: str) -> Callable[[Cells, Sheet], None]:
-    """Transfer of a purpose (bars over the traced steps), and waiting (flat marks) behind it."""
+    """Return a function that draws transfer, with bars over the traced steps, and waiting as flat marks."""
     ends = (f"{purpose}_transfer_low_share", f"{purpose}_transfer_high_share")
-    transfer = DrawnColumn(f"{purpose}_transfer_share", *ends, unit="transfer", samples=_traced_steps)
-    waiting = DrawnColumn(f"{purpose}_waiting_share", unit="waiting", samples=_traced_steps)
+    transfer = DrawnColumn(f"{purpose}_transfer_share", *ends, unit="transfer", samples=_traced_steps_text)
+    waiting = DrawnColumn(f"{purpose}_waiting_share", unit="waiting", samples=_traced_steps_text)
 
     def draw(cells: Cells, sheet: Sheet) -> None:
         draw_series(sheet, cells, transfer)
-        draw_beside(sheet, cells, waiting, "waiting for the last rank")
+        draw_flat_marks(sheet, cells, waiting, "waiting for the last rank")
         top = cells.frame[[waiting.column, transfer.column, ends[1]]].max().max()
         top = top * 1.1 if top > 0 else 1.0
-        linear_y(sheet.axes, -0.02 * top, top)  # a share of 0 must not be cut in half by the axis
+        linear_y(sheet.axes, -0.02 * top, top)  # the axis must not cut a mark at 0 in half
         sheet.axes.yaxis.set_major_formatter(PERCENT)
+        if cells.is_cpu:
+            sheet.remarks.append("On a CPU, exposed time includes contention for cores")
         excluded = int(cells.frame["void_traced_steps"].sum())
         if excluded:
             limits = f"over {MAX_TRACED_TO_TIMED} or under {MIN_TRACED_TO_TIMED} times the timed step"
             sheet.remarks.append(f"Left out: {count_label(excluded, TRACED)} that took {limits}")
-        if cells.is_cpu:
-            sheet.remarks.append("On a CPU, exposed time includes contention for cores")
 
     return draw
 
 
 SHARE = f"share of the {TRACED}"
-OF_STEPS = ": median of the traced steps, bars from lowest to highest. Flat marks: waiting for the last rank"
-OF_SHARES = "Predicted: exposed transfer of the expected step; waiting is not predicted"
-FIGURES: Mapping[str, FigureKind] = {
-    "throughput": FigureKind(
+TRANSFER = (
+    "Transfer of {} as a share of the traced steps of all ranks: time in flight after the last rank has"
+    " arrived, while the rank computes nothing. Flat marks: waiting for the last rank, as the same share."
+    " Points: median of the traced steps. Bars: lowest to highest"
+)
+PREDICTED_TRANSFER = "Predicted: exposed transfer as a share of the expected step; waiting is not predicted"
+MODEL_BAND = "Bars: band of the model, which is not a confidence interval"
+FIGURES: Mapping[str, FigureSpec] = {
+    "throughput": FigureSpec(
         "Throughput", "tokens/s, all ranks together",
-        "Whole-sequence tokens over the median step of the slowest rank; bars: 95 % interval of the median,"
-        " which takes six samples",
+        "Tokens per second of all ranks together: tokens of all sequences in a step over the median step time"
+        " of the slowest rank. Bars: 95 % interval of the median, from six samples on",
         needs=THROUGHPUT.column, draw=draw_throughput,
-        of_replayed="Replayed: tokens of a step over the median step of one rank that ran without the others,"
-        " an upper bound; bars: down to the rate with all of the link's time exposed, which is modelled",
-        of_predicted="Predicted: tokens of a step over its expected time; bars: band of the model, not a"
-        " confidence interval",
+        of_replayed="Replayed: tokens of a step over the median step time of one rank that ran without the"
+        " others, an upper bound. Bars: down to the rate with all of the link's time exposed, which is"
+        " modelled",
+        of_predicted=f"Predicted: tokens of a step over its expected time. {MODEL_BAND}",
     ),
-    "peak_memory": FigureKind(
+    "peak_memory": FigureSpec(
         "Peak memory", "peak allocated, worst rank",
-        "Highest tensor allocation of the worst rank in steady state",
+        "Peak allocated memory of the worst rank in steady state: the largest sum of its tensors after the"
+        " warm-up steps",
         needs=PEAK_MEMORY.column, draw=draw_peak_memory, statuses=undecided_statuses,
-        of_replayed="Replayed: highest tensor allocation of the one rank that ran, in steady state; without"
-        " what NCCL holds",
-        of_predicted="Predicted: expected tensors of one rank; bars: band of the model, not a confidence"
-        " interval; whether they fit counts what a process takes beside tensors, too",
+        of_replayed="Replayed: peak allocated memory of the one rank that ran, without the memory of NCCL",
+        of_predicted=f"Predicted: expected tensors of one rank at the peak. {MODEL_BAND}. Whether a cell fits"
+        " also depends on the memory of a process beyond its tensors",
     ),
-    "attention_communication": FigureKind(
-        "Attention exchange", SHARE,
-        "Attention's communication while no compute hides it and all its ranks are there, as a share of the"
-        f" time of all ranks{OF_STEPS}",
+    "attention_communication": FigureSpec(
+        "Attention communication", SHARE, TRANSFER.format("attention communication"),
         needs="attention_transfer_share", draw=_draw_share("attention"),
-        statuses=partial(excluded_statuses, column="attention_transfer_share"), of_predicted=OF_SHARES,
+        statuses=partial(excluded_statuses, column="attention_transfer_share"),
+        of_predicted=PREDICTED_TRANSFER,
     ),
-    "communication_share": FigureKind(
-        "Communication share", SHARE,
-        "All communication (attention, parameters, gradients, the rest) while no compute hides it and all its"
-        f" ranks are there, as a share of the time of all ranks{OF_STEPS}",
+    "communication_share": FigureSpec(
+        "All communication", SHARE,
+        TRANSFER.format("all communication (attention, parameters, gradients, data and loss)"),
         needs="communication_transfer_share", draw=_draw_share("communication"),
-        statuses=partial(excluded_statuses, column="communication_transfer_share"), of_predicted=OF_SHARES,
+        statuses=partial(excluded_statuses, column="communication_transfer_share"),
+        of_predicted=PREDICTED_TRANSFER,
     ),
-    "step_parts": FigureKind(
-        "Where the step went", "",
-        "The traced step of the rank that attention kept busiest, every instant counted once: compute, else"
-        " exposed communication, else idle. Ideal attention: local's attention time for the same work, shared"
-        " evenly by the cell's cores or GPUs; attention that took no longer than that is one part",
+    "step_parts": FigureSpec(
+        "Parts of a step", "",
+        "Parts of the traced step as shares, on the rank that attention kept busiest. Every instant counts"
+        " once: as compute, else as exposed communication, else as idle. Marks below the bars: series",
         needs=SPLIT, make=step_parts_sheet,
-        of_predicted="Predicted: the expected step of the rank with most to do",
+        of_predicted="Predicted: parts of the expected step as shares, on the rank with most work",
     ),
-    "scaling": FigureKind(
-        "Strong scaling", "tokens/s per rank, of the base's",
-        "Tokens/s per rank over the base's at equal work (parallel efficiency; times the ratio of ranks it is"
-        " the speed-up); where several cells have as many ranks, the fastest",
+    "scaling": FigureSpec(
+        "Strong scaling", "",
+        "Parallel efficiency: tokens/s per rank over tokens/s per rank of the base, for the same work."
+        " Points: the fastest cell for each number of ranks",
         needs=EFFICIENCY, make=scaling_sheet,
     ),
-    "attention_of_one_device": FigureKind(
-        "Attention alone", "of one device's attention / ranks",
-        "The same kernel's forward and backward on one device, divided by the ranks that share a sequence,"
-        " over the slowest rank's median call",
-        needs=ATTENTION_OF_SINGLE.column, draw=draw_attention_of_single,
+    "attention_of_one_device": FigureSpec(
+        "Attention alone", "parallel efficiency",
+        "Parallel efficiency of attention: forward and backward time of the same kernel on one device,"
+        " divided by the number of ranks that share a sequence, over the median call of the slowest rank",
+        needs=ATTENTION_EFFICIENCY.column, draw=draw_attention_efficiency,
     ),
-    "error_growth": FigureKind(
+    "error_growth": FigureSpec(
         "Error of the output", "ulps of the dtype",
-        "Largest deviation from float64 over sampled tokens, in units in the last place at a row's maximum;"
-        " flat marks: the kernel alone on one device",
+        "Largest error of the attention output against float64 among sampled tokens, in units in the last"
+        " place (ulps) at the row's maximum. Flat marks: the kernel alone on one device",
         needs=OUT_ERROR.column, draw=draw_error_growth,
     ),
 }  # fmt: skip
+"""Figures of the report by the name of their files."""
 
 
 def figures_for(cells: Cells) -> list[str]:
-    """Those that have something to show of these cells; the first where cells have no result but failures."""
-    found = [name for name, kind in FIGURES.items() if cells.frame[kind.needs].notna().any()]
-    return found or [*FIGURES][: min(len(cells), 1)]
+    """Return the names of the figures for which cells have values; the first figure if all cells failed."""
+    names = [name for name, spec in FIGURES.items() if cells.frame[spec.needs].notna().any()]
+    return names or [*FIGURES][: min(len(cells), 1)]
 
 
 def build(name: str, selected: Selection) -> Sheet:
-    """The figure of this name in FIGURES, complete."""
-    kind, cells = FIGURES[name], selected.cells
+    """Return the complete figure of this name in FIGURES."""
+    spec, cells = FIGURES[name], selected.cells
     caveats = [cells.banner, SELECTED if selected.note else None]
-    heading = Heading(kind.title, cells.heading, " ".join(filter(None, caveats)) or None)
-    return drawn(lambda: kind.sheet(cells, heading))
+    heading = Heading(spec.title, cells.heading, " ".join(filter(None, caveats)) or None)
+    return complete_sheet(lambda: spec.sheet(cells, heading))
 
 
 def write_figure(name: str, selected: Selection, folder: Path) -> FigureFile:
-    """The figure as PNG and SVG in the folder, and as the page shows it."""
-    return save(build(name, selected), folder / name, FIGURES[name].reading_of(selected.cells))
+    """Write a figure as PNG and SVG into the folder, and return it for the page."""
+    return save_figure(build(name, selected), folder / name, FIGURES[name].reading_of(selected.cells))
 
 
 def write_figures(selected: Selection, folder: Path, compared: Sequence[Comparison] = ()) -> list[FigureFile]:
-    """Every figure of these cells, those of trainings that are compared first."""
+    """Write every figure of these cells and return them, figures of compared trainings first."""
     folder.mkdir(exist_ok=True)
     losses = write_equivalence(compared, folder, selected.cells.banner)
     return [*losses, *(write_figure(name, selected, folder) for name in figures_for(selected.cells))]

@@ -1,4 +1,4 @@
-"""Losses of equal work over each other and, beneath, how far they are apart, with the floor of the noise."""
+"""Figure of loss equivalence: losses of equal trainings, and their distances with the noise floor."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.cells.equivalence import Compared, Comparison, Training
 from analysis.cells.series import styles_of
-from analysis.show.figures.sheet import Heading, Sheet, drawn, new_sheet, save
-from analysis.show.figures.style import MUTED_COLOR, look_of
+from analysis.show.figures.sheet import Heading, Sheet, complete_sheet, new_sheet, save_figure
+from analysis.show.figures.style import MUTED_COLOR, plot_options
 from analysis.show.section import FigureFile
 from bench.record.record import Role
 from bench.record.trajectory_noise import NAMES, units
@@ -26,63 +26,75 @@ from bench.strategies.plot_style import PlotStyle
 PANEL_INCHES = (1.9, 1.7, 1.7)
 MISTAKE_COLORS = ("#8B0000", "#C04000", "#A0522D", "#B8860B", "#7B3F00", "#CD5C5C")
 TITLE = "Loss equivalence"
-READING = (
-    "Top: loss of each step, of several seeds that of the first. Beneath: how far it is from the mean of"
-    " equivalent trainings, plain data parallelism and its controls, and how far the gradient norm is,"
-    " relative; of several seeds the root mean square. Shaded: the noise floor; a training is the same whose"
-    " mean over all steps lies in it. Dotted curves are known mistakes, made on purpose"
+CAPTION = (
+    "Top: loss of each step in nats per token{of_seed}. Middle: distance of the loss, in nats, from the mean"
+    " of the equivalent trainings (data parallelism and its controls){over_seeds}. Bottom: distance of the"
+    " gradient norm from the same mean, relative to it{over_seeds}. Shaded: noise floor; a training is"
+    " equivalent if its mean over all steps lies within it. Dotted: known mistakes, made on purpose"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class TrainingCurve:
     """One training as a line."""
 
     loss: Sequence[float]
     label: str
-    look: dict[str, Any]
-    apart: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """By signal and step, from the mean of the equivalent ones; empty for the reference."""
+    options: dict[str, Any]
+    """Keyword arguments of matplotlib."""
+    distances: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Distance from the mean of the equivalent trainings by signal and step; empty for the reference."""
 
 
 def write_equivalence(
     comparisons: Sequence[Comparison], folder: Path, banner: str | None
 ) -> list[FigureFile]:
-    """A figure for each comparison, as PNG and SVG in the folder, and as the page shows them."""
+    """Write a figure for each comparison as PNG and SVG into the folder, and return them for the page."""
     return [
-        save(drawn(partial(_sheet, each, banner)), folder / name_of(each), READING) for each in comparisons
+        save_figure(
+            complete_sheet(partial(_sheet, comparison, banner)),
+            folder / name_of(comparison),
+            _caption(comparison),
+        )
+        for comparison in comparisons
     ]
 
 
+def _caption(comparison: Comparison) -> str:
+    if len(comparison.seeds) == 1:
+        return CAPTION.format(of_seed="", over_seeds="")
+    return CAPTION.format(of_seed=", for the first seed", over_seeds=", root mean square over the seeds")
+
+
 def name_of(comparison: Comparison) -> str:
-    """The name of its files: `loss_equivalence_1k_qwen3_nano_fp32_zero3_adamw`."""
+    """Return the name of the figure's files, such as `loss_equivalence_1k_qwen3_nano_fp32_zero3_adamw`."""
     return "loss_equivalence_" + re.sub(r"[^\w.=-]+", "_", comparison.name)
 
 
 def _sheet(comparison: Comparison, banner: str | None) -> Sheet:
     sheet = new_sheet(Heading(TITLE, f"{_machine(comparison)}: {comparison.name}", banner), PANEL_INCHES)
-    losses, loss_apart, norm_apart = sheet.panels
+    losses, loss_distances, norm_distances = sheet.panels
     curves = [*_curves(comparison)]
     for curve in curves:
-        losses.plot(curve.loss, label=curve.label, **curve.look)
+        losses.plot(curve.loss, label=curve.label, **curve.options)
     losses.set_ylabel("loss (nats)")
     floor = _floor_by_step(comparison)
-    for axes, signal in ((loss_apart, "loss"), (norm_apart, "grad_norm")):
-        _draw_apart(axes, [(each.apart[signal], each.look) for each in curves if each.apart], floor[signal])
-    loss_apart.set_ylabel("apart (nats)")
-    norm_apart.set_ylabel("norm, relative")
-    norm_apart.set_xlabel("step")
+    for axes, signal in ((loss_distances, "loss"), (norm_distances, "grad_norm")):
+        _draw_distances(axes, curves, floor[signal], signal)
+    loss_distances.set_ylabel("loss distance (nats)")
+    norm_distances.set_ylabel("norm distance (relative)")
+    norm_distances.set_xlabel("step")
     for axes in sheet.panels:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(-0.5, comparison.steps - 0.5)
     return sheet
 
 
-def _curves(comparison: Comparison) -> Iterator[Curve]:
-    """The reference first, mistakes last, so that sound ones are not hidden."""
+def _curves(comparison: Comparison) -> Iterator[TrainingCurve]:
+    """Yield the reference, then the trainings in the order of the comparison."""
     styles = styles_of(str(row.training.setting("strategy")) for row in comparison.rows)
     plain = {"color": "black", "linewidth": 2.6, "alpha": 0.4}
-    yield Curve(comparison.reference.loss, "data parallelism", plain)
+    yield TrainingCurve(comparison.reference.loss, "data parallelism", plain)
     drawn: Counter[str] = Counter()
     for row in comparison.rows:
         training = row.training
@@ -90,68 +102,72 @@ def _curves(comparison: Comparison) -> Iterator[Curve]:
         number = drawn[kind]
         drawn[kind] += training.role != Role.CONTROL
         label = "controls" if training.role == Role.CONTROL else training.label
-        yield Curve(row.trainings[0].loss, label, _look(training, number, styles), _apart(comparison, row))
+        options = _plot_options(training, number, styles)
+        yield TrainingCurve(row.trainings[0].loss, label, options, _distances(comparison, row))
 
 
 def _machine(comparison: Comparison) -> str:
-    """`measured, AMD EPYC`."""
+    """Return provenance and device, `measured, AMD EPYC`."""
     record = comparison.reference.record
     return ", ".join(filter(None, (record.provenance, record.environment.device_name)))
 
 
-def _apart(comparison: Comparison, row: Compared) -> dict[str, list[float]]:
-    """Return each signal's distance from the mean of equivalent trainings by step; the norm's is relative."""
+def _distances(comparison: Comparison, row: Compared) -> dict[str, list[float]]:
+    """Return the distance from the mean of the equivalent trainings by signal and step.
+
+    The distance of the gradient norm is relative. For several seeds it is the root mean square.
+    """
     seeds, distances = {seed.reference.seed: seed for seed in comparison.seeds}, []
     for training in row.trainings:
-        centre = seeds[training.seed].draw(training).centre
-        losses = zip(training.loss, centre.loss, strict=False)
-        norms = zip(training.grad_norm, centre.grad_norm, strict=False)
+        mean = seeds[training.seed].draw(training).centre
+        losses = zip(training.loss, mean.loss, strict=False)
+        norms = zip(training.grad_norm, mean.grad_norm, strict=False)
         distances.append(
             {
-                "loss": [abs(own - other) for own, other in losses],
-                "grad_norm": [abs(own - other) / (abs(other) or 1.0) for own, other in norms],
+                "loss": [abs(loss - mean_loss) for loss, mean_loss in losses],
+                "grad_norm": [abs(norm - mean_norm) / (abs(mean_norm) or 1.0) for norm, mean_norm in norms],
             }
         )
-    return _over_seeds(distances)
+    return _root_mean_square(distances)
 
 
 def _floor_by_step(comparison: Comparison) -> dict[str, list[float]]:
-    """Return the distances that `_apart` would of a training at the floor in every step."""
+    """Return the distances, as `_distances` does, of a training that is at the noise floor in every step."""
     floor, distances = comparison.floor(), []
     for seed in comparison.seeds:
         unit, norms = units(seed.reference), seed.reference.grad_norm
-        of_norm = (each / (abs(norm) or 1.0) for each, norm in zip(unit["grad_norm"], norms, strict=True))
-        losses = [floor.loss * each for each in unit["loss"]]
-        distances.append({"loss": losses, "grad_norm": [floor.grad_norm * each for each in of_norm]})
-    return _over_seeds(distances)
+        relative = (size / (abs(norm) or 1.0) for size, norm in zip(unit["grad_norm"], norms, strict=True))
+        losses = [floor.loss * size for size in unit["loss"]]
+        distances.append({"loss": losses, "grad_norm": [floor.grad_norm * size for size in relative]})
+    return _root_mean_square(distances)
 
 
-def _over_seeds(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+def _root_mean_square(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
     """Return the root mean square over seeds, by signal and step."""
-    found = {}
+    means = {}
     for name in NAMES:
         steps = zip(*(seed[name] for seed in seeds), strict=False)
-        found[name] = [statistics.fmean(each * each for each in step) ** 0.5 for step in steps]
-    return found
+        means[name] = [statistics.fmean(value * value for value in step) ** 0.5 for step in steps]
+    return means
 
 
-def _look(training: Training, number: int, styles: Mapping[str, PlotStyle]) -> dict[str, Any]:
+def _plot_options(training: Training, number: int, styles: Mapping[str, PlotStyle]) -> dict[str, Any]:
     if training.role == Role.INJECTED_FAULT:
         color = MISTAKE_COLORS[number % len(MISTAKE_COLORS)]
         return {"color": color, "linestyle": ":", "linewidth": 1.3}
     if training.role == Role.CONTROL:
         return {"color": MUTED_COLOR, "linewidth": 0.8, "alpha": 0.7}
     style = styles[str(training.setting("strategy"))]
-    return look_of(style, number) | {"markersize": 4, "linewidth": 1.2}
+    return plot_options(style, number) | {"markersize": 4, "linewidth": 1.2}
 
 
-def _draw_apart(
-    axes: Axes, curves: Sequence[tuple[Sequence[float], dict[str, Any]]], floor: Sequence[float]
-) -> None:
-    known = [each for values, _ in curves for each in values if each > 0] or [1.0]
-    least = max(min(*known, *floor), min(floor) / 1000) / 3  # equal but for float64: at the bottom
+def _draw_distances(axes: Axes, curves: Sequence[TrainingCurve], floor: Sequence[float], signal: str) -> None:
+    """Draw the distances of all curves on a logarithmic axis, and the noise floor as a shaded area."""
+    distances = [(curve.distances[signal], curve.options) for curve in curves if curve.distances]
+    positive = [value for values, _ in distances for value in values if value > 0] or [1.0]
+    bottom = max(min(*positive, *floor), min(floor) / 1000) / 3  # distances of 0 are drawn at the bottom
     axes.set_yscale("log")
-    for values, look in curves:
-        axes.plot([max(each, least) for each in values], **look)
-    axes.fill_between(range(len(floor)), least, floor, color="#D0D0D0", alpha=0.6, linewidth=0)
-    axes.set_ylim(bottom=least)
+    for values, options in distances:
+        axes.plot([max(value, bottom) for value in values], **options)
+    axes.fill_between(range(len(floor)), bottom, floor, color="#D0D0D0", alpha=0.6, linewidth=0)
+    axes.set_ylim(bottom=bottom)

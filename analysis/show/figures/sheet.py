@@ -1,4 +1,4 @@
-"""A figure around its axes: title and one line above, legend below, what can be pointed at, and its files."""
+"""The frame of a figure: heading, panels, legend, areas that show a value on hover, and its files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib as mpl
 from matplotlib.artist import Artist
@@ -27,99 +26,117 @@ from analysis.show.section import FigureFile
 from bench.record.store import write_whole
 
 WIDTH_INCHES = 4.4
-"""A page 390 px wide shows 9 points of this as 10 px; a paper has it as one column and a half."""
+"""Width of a figure: a page of 390 px shows 9 pt as 10 px; in a paper it is one and a half columns wide."""
 AXES_INCHES = 2.5
 DPI = 200
 POINTS_PER_INCH = 72
 MARGIN_INCHES = 0.05
 TITLE_INCHES, LINE_INCHES = 0.24, 0.165
-AROUND_INCHES = 0.5  # about what the ticks and labels of the axes take below them
-HANDLE_INCHES = 0.6  # what a legend takes beside its labels
+X_LABELS_INCHES = 0.5
+"""First estimate of the height of ticks and labels below the axes."""
+HANDLE_INCHES = 0.6
+"""Width of a legend without its labels."""
 MAX_COLUMNS = 4
-POINT_REACH = 5
-"""In points: a little more than half of a marker."""
-Handle = Line2D | ErrorbarContainer | BarContainer  # what a legend can show
+HOVER_RADIUS_POINTS = 5
+"""Distance from a point at which its value is shown, a little more than half of a marker."""
+Handle = Line2D | ErrorbarContainer | BarContainer
+"""Artist that a legend can show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What stands above the axes, a line each."""
+    """Lines above the axes."""
 
     title: str
-    subtitle: str  # what, where, on how many ranks
+    subtitle: str
+    """Provenance, model, settings, device and number of ranks."""
     caveat: str | None = None
 
 
-class Spot(NamedTuple):
-    """What can be pointed at in the data of some axes: a point, or a bar from one corner to the other."""
+@dataclass(frozen=True, slots=True)
+class HoverArea:
+    """Area of some axes, in data coordinates, that shows a text on hover."""
 
     axes: Axes
     x: tuple[float, float]
+    """Left and right edge; equal for a point."""
     y: tuple[float, float]
+    """Lower and upper edge; equal for a point."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
+class FittedText:
+    """Text that shrinks until it is no wider than a share, 0..1, of its container."""
+
+    text: Text
+    container: Artist
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Sheet:
-    """A figure while it is drawn: panels below one another, their heights in inches."""
+    """A figure while it is drawn."""
 
     figure: Figure
     panels: Sequence[Axes]
+    """Panels from top to bottom, row by row."""
     inches: Sequence[float]
+    """Height of each row of panels."""
     heading: Heading
     columns: int = 1
-    spots: list[Spot] = field(default_factory=list)
+    spots: list[HoverArea] = field(default_factory=list)
+    """Areas that show a value on hover."""
     remarks: list[str] = field(default_factory=list)
-    """What a reader must know of these cells; it stands in the caption."""
-    fitted: list[tuple[Text, Artist, float]] = field(default_factory=list)
-    """Texts that get smaller where they are wider than a part, 0..1, of what is around them."""
+    """Sentences about these cells for the end of the caption."""
+    fitted: list[FittedText] = field(default_factory=list)
 
     @property
     def axes(self) -> Axes:
-        """The lowest panel, which most figures draw on."""
+        """Lowest panel, on which most figures draw."""
         return self.panels[-1]
 
-    def point(self, x: float, y: float, text: str) -> None:
-        """Say this where a point of the lowest panel is pointed at."""
-        self.spots.append(Spot(self.axes, (x, x), (y, y), text))
+    def add_hover_point(self, x: float, y: float, text: str) -> None:
+        """Show a text when the pointer is on this point of the lowest panel."""
+        self.spots.append(HoverArea(self.axes, (x, x), (y, y), text))
 
 
 def new_sheet(heading: Heading, inches: Sequence[float] = (AXES_INCHES,), columns: int = 1) -> Sheet:
-    """Empty panels of these heights, one below the other; several in a row where there are `columns`."""
+    """Return a figure with empty panels: one row for each height in `inches`, with `columns` panels a row."""
     figure = Figure(figsize=(WIDTH_INCHES * columns, sum(inches)), dpi=DPI)
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(len(inches), columns, height_ratios=inches)
-    panels = [figure.add_subplot(grid[place]) for place in range(len(inches) * columns)]
+    panels = [figure.add_subplot(grid[number]) for number in range(len(inches) * columns)]
     return Sheet(figure, panels, inches, heading, columns)
 
 
-def drawn(make: Callable[[], Sheet]) -> Sheet:
-    """What `make` draws, in this project's style, with header and legend, laid out once for all its files."""
+def complete_sheet(draw: Callable[[], Sheet]) -> Sheet:
+    """Call `draw` in the style of all figures, add heading and legend, and lay out the figure."""
     with mpl.rc_context(RC):
-        sheet = make()
+        sheet = draw()
         _lay_out(sheet, _add_legend(sheet))
-        _write_header(sheet)
-        for text, around, part in sheet.fitted:
-            fit(text, around, part)
+        _write_heading(sheet)
+        for fitted in sheet.fitted:
+            shrink_to_fit(fitted)
     return sheet
 
 
 def legend_entries(sheet: Sheet) -> dict[str, Handle]:
-    """What the legend shows, by label."""
+    """Return the handles of the legend by label."""
     return {
-        label: each
+        label: handle
         for axes in sheet.panels
-        for each, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        if isinstance(each, Handle)
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        if isinstance(handle, Handle)
     }
 
 
 def _add_legend(sheet: Sheet) -> float:
-    """Below the axes, with as many columns as the figure is wide enough for; how high it is, in inches."""
-    entries, room = legend_entries(sheet), WIDTH_INCHES * sheet.columns - HANDLE_INCHES
+    """Add the legend below the axes, with as many columns as fit, and return its height in inches."""
+    entries, label_inches = legend_entries(sheet), WIDTH_INCHES * sheet.columns - HANDLE_INCHES
     for columns in range(min(MAX_COLUMNS * sheet.columns, len(entries)), 0, -1):
-        labels = [in_lines(label, room) if columns == 1 else label for label in entries]
-        legend = sheet.figure.legend(  # type: ignore[call-overload]  # whose handles may be containers too
+        labels = [wrap_label(label, label_inches) if columns == 1 else label for label in entries]
+        legend = sheet.figure.legend(  # type: ignore[call-overload]  # handles may also be containers
             entries.values(), labels, loc="outside lower center", ncols=columns, columnspacing=1.2
         )
         box = legend.get_window_extent()
@@ -129,102 +146,118 @@ def _add_legend(sheet: Sheet) -> float:
     return 0.0
 
 
-def in_lines(label: str, room: float) -> str:
-    """A label in several lines, broken after commas, where it is wider than so many inches."""
+def wrap_label(label: str, max_inches: float) -> str:
+    """Break a label after commas into lines that are no wider than `max_inches`, if possible."""
     lines = [""]
     for part in label.split(", "):
         longer = f"{lines[-1]}, {part}" if lines[-1] else part
-        lines[-1:] = [longer] if not lines[-1] or inches_of(longer) <= room else [lines[-1], part]
+        fits = not lines[-1] or text_inches(longer) <= max_inches
+        lines[-1:] = [longer] if fits else [lines[-1], part]
     return ",\n".join(lines)
 
 
-def inches_of(text: str, size: float = RC["font.size"]) -> float:
-    """How wide a text is."""
+def text_inches(text: str, size: float = RC["font.size"]) -> float:
+    """Return the width of a text in inches; `size` is the font size in points."""
     return float(TextPath((0, 0), text, size=size).get_extents().width) / POINTS_PER_INCH
 
 
-def _lay_out(sheet: Sheet, legend: float) -> None:
-    """Constrained layout, with the figure as high as panels of their heights need."""
+def _lay_out(sheet: Sheet, legend_inches: float) -> None:
+    """Apply constrained layout and make the figure as high as the heights of its panels require."""
     figure = sheet.figure
-    header = TITLE_INCHES + LINE_INCHES * (2 if sheet.heading.caveat else 1) + MARGIN_INCHES
-    width, height = (float(each) for each in figure.get_size_inches())
-    height += header + legend + AROUND_INCHES
+    heading = TITLE_INCHES + LINE_INCHES * (2 if sheet.heading.caveat else 1) + MARGIN_INCHES
+    width, height = (float(inches) for inches in figure.get_size_inches())
+    height += heading + legend_inches + X_LABELS_INCHES
     for _ in range(3):
         figure.set_size_inches(width, height)
-        rect = (0, 0, 1, 1 - header / height)
+        rect = (0, 0, 1, 1 - heading / height)
         ConstrainedLayoutEngine(rect=rect, w_pad=MARGIN_INCHES, h_pad=MARGIN_INCHES, hspace=0).execute(figure)
-        own = sum(axes.bbox.height for axes in sheet.panels[:: sheet.columns]) / figure.dpi
-        height += sum(sheet.inches) - own
+        panel_inches = sum(axes.bbox.height for axes in sheet.panels[:: sheet.columns]) / figure.dpi
+        height += sum(sheet.inches) - panel_inches
 
 
-def _write_header(sheet: Sheet) -> None:
-    """From the figure's left end; a line too long for the figure gets smaller."""
+def _write_heading(sheet: Sheet) -> None:
+    """Write title, subtitle and caveat from the left edge; lines that are too long get a smaller font."""
     figure, heading = sheet.figure, sheet.heading
-    width, height = (float(each) for each in figure.get_size_inches())
+    width, height = (float(inches) for inches in figure.get_size_inches())
     left, y = MARGIN_INCHES / width, height - TITLE_INCHES / 2 - MARGIN_INCHES
     title = figure.text(left, y / height, heading.title, size=11, weight="bold", va="center")
-    fit(title, figure)
+    shrink_to_fit(FittedText(title, figure))
     lines = [(heading.subtitle, MUTED_COLOR), (heading.caveat or "", BANNER_COLOR)]
     y -= (TITLE_INCHES - LINE_INCHES) / 2
-    for text, color in lines:
+    for line, color in lines:
         y -= LINE_INCHES
-        fit(figure.text(left, y / height, text, size=8.5, color=color, va="center"), figure)
+        text = figure.text(left, y / height, line, size=8.5, color=color, va="center")
+        shrink_to_fit(FittedText(text, figure))
 
 
-def fit(text: Text, around: Artist, part: float = 1.0) -> None:
-    """Make a text smaller where it is wider than this part of what is around it."""
-    figure = text.get_figure(root=True)
+def shrink_to_fit(fitted: FittedText) -> None:
+    """Reduce the font size of a text that is wider than its share of the container."""
+    text, figure = fitted.text, fitted.text.get_figure(root=True)
     if figure is None or not text.get_text():
         return
-    room = part * around.get_window_extent().width - 2 * MARGIN_INCHES * figure.dpi
-    too_wide = text.get_window_extent().width / room
-    if too_wide > 1:
-        text.set_fontsize(float(text.get_fontsize()) / too_wide)
+    width = fitted.share * fitted.container.get_window_extent().width - 2 * MARGIN_INCHES * figure.dpi
+    ratio = text.get_window_extent().width / width
+    if ratio > 1:
+        text.set_fontsize(float(text.get_fontsize()) / ratio)
 
 
-def _svg(figure: Figure) -> str:
-    """The figure as SVG; the same figure gives the same text."""
-    buffer, measuring = io.StringIO(), figure.canvas
+def _svg_text(figure: Figure) -> str:
+    """Return the figure as SVG. Equal figures give equal text."""
+    buffer, agg_canvas = io.StringIO(), figure.canvas
     with mpl.rc_context({**RC, "svg.hashsalt": "analysis"}):
         canvas = FigureCanvasSVG(figure)
         canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})  # type: ignore[no-untyped-call]
-    figure.set_canvas(measuring)
-    figure.set_dpi(DPI)  # which printing made 72
+    figure.set_canvas(agg_canvas)
+    figure.set_dpi(DPI)  # print_svg sets 72
     return buffer.getvalue()
 
 
-def save(sheet: Sheet, place: Path, caption: str) -> FigureFile:
-    """Write a figure as PNG and SVG, and give it to the page."""
-    buffer, text = io.BytesIO(), " ".join(f"{each.rstrip('.')}." for each in (caption, *sheet.remarks))
-    # savefig would draw it twice, once only to lay it out
+def save_figure(sheet: Sheet, path: Path, caption: str) -> FigureFile:
+    """Write a figure as PNG and SVG, and return it for the page.
+
+    Args:
+        sheet: A complete figure.
+        path: Path of the files without suffix.
+        caption: Caption; the remarks of the figure are added to it.
+    """
+    buffer, text = io.BytesIO(), " ".join(f"{part.rstrip('.')}." for part in (caption, *sheet.remarks))
+    # savefig would draw the figure twice, the first time only to lay it out
     sheet.figure.canvas.print_png(buffer, metadata={"Software": None})  # type: ignore[attr-defined]
-    svg = _svg(sheet.figure)
-    write_whole(place.with_name(f"{place.name}.png"), buffer.getvalue())
-    write_whole(place.with_name(f"{place.name}.svg"), svg.encode())
-    in_this_page = in_page(svg, place.name, _rectangles(sheet.spots, sheet.figure), text)
-    return FigureFile(place.name, sheet.heading.title, text, in_this_page)
+    svg = _svg_text(sheet.figure)
+    write_whole(path.with_name(f"{path.name}.png"), buffer.getvalue())
+    write_whole(path.with_name(f"{path.name}.svg"), svg.encode())
+    element = inline_svg(svg, path.name, _hover_rectangles(sheet.spots, sheet.figure), text)
+    return FigureFile(path.name, sheet.heading.title, text, element)
 
 
-def in_page(svg: str, name: str, rectangles: str, alternative: str) -> str:
-    """The SVG as a part of a page that has others: its own names, its alternative text, what to point at."""
+def inline_svg(svg: str, name: str, rectangles: str, alternative: str) -> str:
+    """Return an SVG element for a page with other figures.
+
+    Args:
+        svg: SVG file as text.
+        name: Prefix of all ids, which are unique on the page then.
+        rectangles: Elements that show a text on hover.
+        alternative: Text for screen readers.
+    """
     body = svg[svg.index("<svg ") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'<g id="[^"]*">', "<g>", body)
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", body)
     body = re.sub(r" font-family: [^;\"]*;?| transform=\"rotate\(-0 [^\"]*\"", "", body)
-    told = f'<svg role="img" aria-label="{escape(alternative)}" '
-    return told + body.removeprefix("<svg ").rstrip().removesuffix("</svg>") + rectangles + "</svg>"
+    start = f'<svg role="img" aria-label="{escape(alternative)}" '
+    return start + body.removeprefix("<svg ").rstrip().removesuffix("</svg>") + rectangles + "</svg>"
 
 
-def _rectangles(spots: Sequence[Spot], figure: Figure) -> str:
-    """What can be pointed at as rectangles in the SVG's points, from its top left, with their texts."""
-    high = POINTS_PER_INCH * float(figure.get_size_inches()[1])
-    drawn = []
-    for spot in spots:
-        corners = spot.axes.transData.transform([*zip(spot.x, spot.y, strict=True)])
-        reach = POINT_REACH if spot.x[0] == spot.x[1] else 0
-        left, low = corners.min(axis=0) * POINTS_PER_INCH / figure.dpi - reach
-        right, top = corners.max(axis=0) * POINTS_PER_INCH / figure.dpi + reach
+def _hover_rectangles(areas: Sequence[HoverArea], figure: Figure) -> str:
+    """Return the areas as SVG rectangles with their texts, in points from the top left."""
+    figure_height = POINTS_PER_INCH * float(figure.get_size_inches()[1])
+    elements = []
+    for area in areas:
+        corners = area.axes.transData.transform([*zip(area.x, area.y, strict=True)])
+        radius = HOVER_RADIUS_POINTS if area.x[0] == area.x[1] else 0
+        left, low = corners.min(axis=0) * POINTS_PER_INCH / figure.dpi - radius
+        right, top = corners.max(axis=0) * POINTS_PER_INCH / figure.dpi + radius
         sizes = f'width="{max(1.0, right - left):.1f}" height="{max(1.0, top - low):.1f}"'
-        drawn.append(f'<rect x="{left:.1f}" y="{high - top:.1f}" {sizes} data-say="{escape(spot.text)}"/>')
-    return f'<g class="spots">{"".join(drawn)}</g>' if drawn else ""
+        place = f'x="{left:.1f}" y="{figure_height - top:.1f}"'
+        elements.append(f'<rect {place} {sizes} data-text="{escape(area.text)}"/>')
+    return f'<g class="spots">{"".join(elements)}</g>' if elements else ""

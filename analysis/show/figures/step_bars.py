@@ -1,4 +1,4 @@
-"""Where a traced step went: a bar of the whole step for each cell, by length."""
+"""Figure of the parts of a traced step: one stacked bar for each cell, by length."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from typing import Any
 from analysis.cells.cells import Cells
 from analysis.cells.parts import SPLIT, part_text, parts_of, step_ms
 from analysis.cells.statuses import excluded_statuses
+from analysis.read.step_parts import BEYOND_IDEAL
 from analysis.show.figures.failures import failure_marks, sheet_against
-from analysis.show.figures.sheet import Heading, Sheet, Spot
-from analysis.show.figures.style import LENGTH, PERCENT, look_of
+from analysis.show.figures.sheet import Heading, HoverArea, Sheet
+from analysis.show.figures.style import LENGTH, PERCENT, plot_options
 from bench.common.labels import length_label
 
-MAX_BARS = 120  # nobody can tell more apart, and each takes the time of a hundred points
-BAR_ROOM = 0.68  # the part of the gap between two lengths that their bars fill
+MAX_BARS = 120
+"""Largest number of bars: more cannot be distinguished, and a bar is as slow to draw as a hundred points."""
+BARS_SHARE = 0.68
+"""Share of the distance between two lengths that their bars fill."""
 MARKER_Y = -0.05
+IDEAL_REMARK = (
+    "Ideal attention: attention time of local for the same work, shared evenly by the cell's cores or GPUs"
+)
 
 
 def step_parts_sheet(cells: Cells, heading: Heading) -> Sheet:
-    """The traced step of every cell as one bar, each part a share of it, above its strategy's mark."""
+    """Return the figure: a bar for each cell with parts as shares of its step, above the strategy's mark."""
     lengths = LENGTH.values(cells.frame)
     places = {length: 2**number for number, length in enumerate(lengths)}
     scale = replace(LENGTH, label=lambda place: length_label(lengths[place.bit_length() - 1]))
@@ -35,24 +41,28 @@ def step_parts_sheet(cells: Cells, heading: Heading) -> Sheet:
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes.yaxis.set_major_formatter(PERCENT)
     axes.grid(visible=False, axis="x")
-    drawn = [each for each in cells.series if each.rows[SPLIT].notna().any()]
-    room, left = BAR_ROOM / len(drawn), MAX_BARS
-    for number, each in enumerate(drawn):
-        rows = each.rows[each.rows[SPLIT].notna()].head(left)
+    drawn = [series for series in cells.series if series.rows[SPLIT].notna().any()]
+    width, left = BARS_SHARE / len(drawn), MAX_BARS
+    for number, series in enumerate(drawn):
+        rows = series.rows[series.rows[SPLIT].notna()].head(left)
         if rows.empty:
             break
         left -= len(rows)
-        x = rows["seq_len"].map(places) * 2 ** ((number - (len(drawn) - 1) / 2) * room)
-        look = look_of(each.style, each.variant_number) | {"linestyle": "none"}
-        axes.plot(x, [MARKER_Y] * len(rows), markersize=5, label=each.label, **look)
+        x = rows["seq_len"].map(places) * 2 ** ((number - (len(drawn) - 1) / 2) * width)
+        options = plot_options(series.style, series.variant_number) | {"linestyle": "none"}
+        axes.plot(x, [MARKER_Y] * len(rows), markersize=5, label=series.label, **options)
         for place, cell in zip(x, cells.rows_of(rows), strict=True):
-            _draw_bar(sheet, each.label, cell, (place * 2 ** (-room * 0.45), place * 2 ** (room * 0.45)))
+            ends = (place * 2 ** (-width * 0.45), place * 2 ** (width * 0.45))
+            _draw_bar(sheet, series.label, cell, ends)
+    if cells.frame[BEYOND_IDEAL].gt(0).any():
+        sheet.remarks.append(IDEAL_REMARK)
     if cells.frame[SPLIT].notna().sum() > MAX_BARS:
-        sheet.remarks.append(f"Only the first {MAX_BARS} cells")
+        sheet.remarks.append(f"Left out: cells after the first {MAX_BARS}")
     return sheet
 
 
 def _draw_bar(sheet: Sheet, label: str, cell: Mapping[Any, Any], ends: tuple[float, float]) -> None:
+    """Draw the parts of a cell's step on top of each other; `ends` are the x values of both edges."""
     whole_ms, bottom = step_ms(cell), 0.0
     for part, ms in parts_of(cell):
         share = ms / whole_ms
@@ -61,5 +71,5 @@ def _draw_bar(sheet: Sheet, label: str, cell: Mapping[Any, Any], ends: tuple[flo
             hatch=part.hatch, edgecolor="white", linewidth=0,
         )  # fmt: skip
         text = f"{label}, {length_label(int(cell['seq_len']))}: {part_text(part.label, ms, cell)}"
-        sheet.spots.append(Spot(sheet.axes, ends, (bottom, bottom + share), text))
+        sheet.spots.append(HoverArea(sheet.axes, ends, (bottom, bottom + share), text))
         bottom += share

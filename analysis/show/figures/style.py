@@ -1,4 +1,4 @@
-"""How every figure looks: size, type, lines, and the axis of lengths or ranks."""
+"""Style shared by all figures: fonts, lines, colours, and the axes."""
 
 from __future__ import annotations
 
@@ -38,56 +38,65 @@ RC: dict[Any, Any] = {
     "lines.markersize": 6,
     "svg.fonttype": "none",
 }
-"""Text of an SVG stays text: small files, which can be searched and read aloud."""
+"""Settings of matplotlib. SVG files keep text as text: they are small and can be searched and read aloud."""
 VARIANT_FILLS = ("full", "none", "left", "bottom", "right", "top")
 BANNER_COLOR = "#A63603"
 MUTED_COLOR = "#595959"
 REFERENCE: Mapping[str, Any] = {"color": MUTED_COLOR, "linewidth": 1.1, "zorder": 1.5}
-"""A line across the axes that is no series: a capacity, an ideal, zero."""
+"""Style of a line across the axes that is no series, such as a capacity or an ideal."""
 MAX_TICKS = 6
 PERCENT = PercentFormatter(xmax=1, symbol=" %")
 TICK_GAP = 0.13
-"""Labels stand at least so far apart, as a fraction of the axes."""
+"""Smallest distance of two tick labels, as a fraction of the width of the axes."""
 EDGE_OCTAVES = 0.35
+"""Margin of a logarithmic x axis on either side of the values, in powers of two."""
 LOG_FROM_RATIO = 20
-"""A y axis is logarithmic when its largest value is this many times the smallest."""
+"""Ratio of the largest to the smallest value from which a y axis is logarithmic."""
 
 
-def look_of(style: PlotStyle, variant_number: int) -> dict[str, Any]:
-    """How a series is drawn: by its strategy; how its marks are filled tells the variants of one apart."""
+def plot_options(style: PlotStyle, variant_number: int) -> dict[str, Any]:
+    """Return the keyword arguments with which matplotlib plots a series.
+
+    Colour, marker and line are those of the strategy. The fill of the markers distinguishes its variants.
+    """
     fill = VARIANT_FILLS[variant_number % len(VARIANT_FILLS)]
     return {"color": style.color, "marker": style.marker, "linestyle": style.line, "fillstyle": fill}
 
 
-def dodge(number: int, count: int, places: Sequence[float]) -> float:
-    """The factor that moves series `number` of `count` aside so that equal values stay apart.
+def dodge(number: int, count: int, values: Sequence[float]) -> float:
+    """Return the factor that shifts a series along a logarithmic x axis, so that equal points stay visible.
 
-    All series of a length keep to a third of the gap to the next length.
+    All series together take at most a third of the smallest distance between two x values.
+
+    Args:
+        number: Number of the series, from 0.
+        count: Number of all series.
+        values: Ascending x values.
     """
-    steps = [math.log2(longer / shorter) for shorter, longer in pairwise(places)]
+    steps = [math.log2(longer / shorter) for shorter, longer in pairwise(values)]
     step = min(min([*steps, 1.0]) / 3 / max(count, 1), 0.05)
     return float(2 ** ((number - (count - 1) / 2) * step))
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """What a logarithmic x axis shows: a column of whole numbers, named, and how one of them is written."""
+class XScale:
+    """A logarithmic x axis: the column of integers that it shows, its title and the labels of its ticks."""
 
     column: str
     title: str
     label: Callable[[int], str]
 
     def values(self, rows: pd.DataFrame) -> list[int]:
-        """The different values of these cells, ascending."""
+        """Return the distinct values of these cells in ascending order."""
         return sorted({int(value) for value in rows[self.column].dropna()})
 
 
-LENGTH = Scale("seq_len", "sequence length (tokens; 1k = 1024)", length_label)
-RANKS = Scale("cluster.world_size", "ranks", str)
+LENGTH = XScale("seq_len", "sequence length (tokens; 1k = 1024)", length_label)
+RANKS = XScale("cluster.world_size", "ranks", str)
 
 
-def style_x_axis(axes: Axes, scale: Scale, values: Sequence[int]) -> None:
-    """A logarithmic x axis with a tick such as `8k` at each value, fewer where they are close."""
+def style_x_axis(axes: Axes, scale: XScale, values: Sequence[int]) -> None:
+    """Make the x axis logarithmic, with a tick such as `8k` at every value that has room for a label."""
     left, right = x_limits(values)
     shown = [*values[-1:]]
     for value in reversed(values):
@@ -102,13 +111,13 @@ def style_x_axis(axes: Axes, scale: Scale, values: Sequence[int]) -> None:
 
 
 def x_limits(values: Sequence[int]) -> tuple[float, float]:
-    """Both ends of the x axis: a little beyond the values."""
+    """Return both limits of the x axis, with a margin beyond the values."""
     margin = 2 ** (EDGE_OCTAVES if len(values) > 1 else 1.0)
     return min(values) / margin, max(values) * margin
 
 
 def scale_y(axes: Axes, values: pd.Series[float], log_from: float = LOG_FROM_RATIO) -> None:
-    """From zero on a linear axis; logarithmic where the values span more than a linear one can show."""
+    """Start the y axis at zero, or make it logarithmic if the values span a ratio of more than `log_from`."""
     low, high = values.min(), values.max()
     if low > 0 and high / low > log_from:
         axes.set_yscale("log")
@@ -119,6 +128,6 @@ def scale_y(axes: Axes, values: pd.Series[float], log_from: float = LOG_FROM_RAT
 
 
 def linear_y(axes: Axes, bottom: float, top: float) -> None:
-    """A y axis with so many ticks whatever its height, on which the room for their labels depends."""
+    """Make the y axis linear with at most MAX_TICKS ticks, whatever its height."""
     axes.set_ylim(bottom, top)
     axes.yaxis.set_major_locator(MaxNLocator(MAX_TICKS))

@@ -1,4 +1,4 @@
-"""The report's one page: everything the template shows, and the template filled in."""
+"""Functions that render report.html from the findings and the sections."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from analysis.read.hardware import node_links
 from analysis.read.views import View
 from analysis.show.columns import LENGTH, STATUS
 from analysis.show.findings import Findings
-from analysis.show.page.record import Attempt, Pairs, attempt
+from analysis.show.page.record import Pairs, RecordDetails, record_details
 from analysis.show.section import Column, Section, Table
 from bench.common.environment import Environment
 
 MAX_VALUES = 4
-"""More different values than this are counted, not listed."""
-ONE_BY_ONE = frozenset({"packages", "inherited_env"})
-"""Mappings of an environment whose entries are shown by themselves."""
-MAX_NUMBERS = 24
-"""Rows of the first screen's table, where strategies are not ranked."""
+"""Largest number of different values that are listed; more are only counted."""
+FLATTENED = frozenset({"packages", "inherited_env"})
+"""Mappings of an environment whose entries are shown one by one."""
+MAX_FIRST_ROWS = 24
+"""Largest number of rows of the first table on a page that does not rank strategies."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownCell:
-    """One row of the table of cells with the records behind it."""
+    """One row of the table of cells, with the details of the cell."""
 
     anchor: str
     cell_id: str
@@ -41,18 +41,18 @@ class ShownCell:
     status_text: str
     has_note: bool
     texts: Sequence[str]
-    """Texts in the order of the table's columns."""
+    """Texts in the order of the columns."""
     values: Sequence[str | None]
-    """Values that the table is sorted by, in the same order: numbers or words, None where missing."""
+    """Numbers or words by which the table is sorted, in the order of the columns; None if missing."""
     facts: Pairs
-    """Facts of the cell as a whole."""
+    """Names and texts of the cell's metrics that the table does not show."""
     settings: Pairs
-    """Settings that are not shared by all cells."""
-    attempts: list[Attempt]
+    """Settings of the cell that not all cells share."""
+    records: list[RecordDetails]
 
 
 def render(findings: Findings, sections: Sequence[Section]) -> str:
-    """Return the whole page as HTML; it loads nothing from anywhere. Too many cells are not all listed."""
+    """Return the page as one HTML text that loads no other files."""
     archive, cells, verdict = findings.archive, findings.cells, findings.verdict
     table = findings.cell_table
     generic = [section for section in sections if not section.has_own_form]
@@ -61,11 +61,11 @@ def render(findings: Findings, sections: Sequence[Section]) -> str:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return templates.get_template("report.html.jinja").render(
-        count=f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
+        counts=f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
         cells=cells,
         verdict=verdict,
-        numbers=None if cells.caveat is None or not verdict.details else _numbers(table),
-        first=next(iter(findings.figures), None),
+        first_table=None if cells.caveat is None or not verdict.details else _first_table(table),
+        first_figure=next(iter(findings.figures), None),
         figures=findings.figures[1:],
         figures_note=findings.drawn.note,
         columns=table.in_view(View.PAGE).columns,
@@ -74,34 +74,34 @@ def render(findings: Findings, sections: Sequence[Section]) -> str:
         answers=[section for section in generic if section.answers],
         others=[section for section in generic if not section.answers],
         view=View.PAGE,
-        shared=[(key, as_text(value)) for key, value in archive.shared.items()],
+        shared=[(key, value_text(value)) for key, value in archive.shared.items()],
         environment=environment_facts(archive.environments),
     )
 
 
-def _numbers(table: Table) -> Section:
-    """Return the numbers of the first screen where nothing is ranked, in the order of the cells."""
-    rest = len(table.rows) - MAX_NUMBERS
+def _first_table(table: Table) -> Section:
+    """Return the table at the top of a page that does not rank strategies."""
+    rest = len(table.rows) - MAX_FIRST_ROWS
     more = f"{more_label(rest, 'cell')} in the table of cells" if rest > 0 else ""
-    first = replace(table, rows=table.rows[:MAX_NUMBERS])
-    return Section("Numbers", table=first.in_view(View.FIRST_SCREEN), reading=more)
+    first = replace(table, rows=table.rows[:MAX_FIRST_ROWS])
+    return Section("Results", table=first.in_view(View.FIRST_SCREEN), reading=more)
 
 
 def _shown_cells(findings: Findings) -> list[ShownCell]:
-    """Return the rows of the table of cells, each with its own settings and its records."""
+    """Return the rows of the table of cells with their details."""
     archive, shown, table = findings.archive, findings.shown.cells, findings.cell_table
-    links, rows_behind = node_links(), _rows_behind(archive.frame, shown.frame)
+    links, record_rows = node_links(), _record_rows(archive.frame, shown.frame)
     main = table.in_view(View.PAGE).columns
     cells = []
-    for number, (cell, identity, name, row) in enumerate(
+    for place, (cell, identity, name, row) in enumerate(
         zip(findings.shown_rows, _identities(shown.frame), shown.names, table.rows, strict=True)
     ):
-        records = [archive.record(behind) for behind in rows_behind[identity]]
+        records = [archive.record(number) for number in record_rows[identity]]
         texts = dict(zip(table.columns, row, strict=True))
         settings = records[0].config.items()
         cells.append(
             ShownCell(
-                anchor=f"cell-{number}-{identity[0]}",
+                anchor=f"cell-{place}-{identity[0]}",
                 cell_id=identity[0],
                 name=f"{name}, {texts[LENGTH]}",
                 status=cell["status"],
@@ -114,8 +114,8 @@ def _shown_cells(findings: Findings) -> list[ShownCell]:
                     for column, text in texts.items()
                     if text and View.DETAILS in column.views
                 ],
-                settings=[(key, as_text(each)) for key, each in settings if key not in archive.shared],
-                attempts=[attempt(record, links) for record in records],
+                settings=[(key, value_text(value)) for key, value in settings if key not in archive.shared],
+                records=[record_details(record, links) for record in records],
             )
         )
     return cells
@@ -126,62 +126,62 @@ def _sort_value(cell: Mapping[Any, Any], column: Column) -> str | None:
     return None if pd.isna(value) else str(value)
 
 
-def _rows_behind(frame: pd.DataFrame, shown: pd.DataFrame) -> dict[tuple[str, ...], list[int]]:
-    """Return the rows of the records of each shown cell."""
+def _record_rows(frame: pd.DataFrame, shown: pd.DataFrame) -> dict[tuple[str, ...], list[int]]:
+    """Return the rows of the records of every shown cell."""
     rows: dict[tuple[str, ...], list[int]] = {}
-    of_shown = frame[frame["cell_id"].isin(shown["cell_id"])]
-    for row, identity in zip(of_shown.index, _identities(of_shown), strict=True):
+    records = frame[frame["cell_id"].isin(shown["cell_id"])]
+    for row, identity in zip(records.index, _identities(records), strict=True):
         rows.setdefault(identity, []).append(row)
     return rows
 
 
 def _identities(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
-    """Return what each row is of: the request, its provenance, machine and software."""
+    """Yield the values that identify the cell of every row: id, provenance, machine and software."""
     columns = (frame[key].fillna("").tolist() for key in CELL)
     return zip(*columns, strict=True)
 
 
 def environment_facts(environments: Iterable[Environment]) -> Pairs:
-    """Per key the different values met, as text; counted where they are many."""
+    """Return the different values of every key as text; if there are more than MAX_VALUES, their number."""
     values: dict[str, dict[str, None]] = {}
-    for mapping in map(_one_by_one, environments):
+    for mapping in map(_flat_environment, environments):
         for key, value in mapping.items():
-            values.setdefault(key, {})[as_text(value)] = None
+            values.setdefault(key, {})[value_text(value)] = None
     return [
-        (key, "; ".join(met) if len(met) <= MAX_VALUES else f"{len(met)} different values")
-        for key, met in values.items()
+        (key, "; ".join(texts) if len(texts) <= MAX_VALUES else f"{len(texts)} different values")
+        for key, texts in values.items()
     ]
 
 
-def _one_by_one(environment: Environment) -> dict[str, Any]:
-    """Return what is known, with packages and variables one by one, and equal pairs of GPUs as one."""
+def _flat_environment(environment: Environment) -> dict[str, Any]:
+    """Return the known values, with packages and variables one by one and pairs of GPUs summarised."""
     known = {key: value for key, value in to_builtins(environment).items() if value not in (None, [], {})}
-    rest = {key: value for key, value in known.items() if key not in ONE_BY_ONE}
+    rest = {key: value for key, value in known.items() if key not in FLATTENED}
     pairs = {"gpu_topology": environment.gpu_topology, "gpu_p2p": environment.gpu_p2p}
     return {
         **rest,
-        **{key: _of_pairs(value) for key, value in pairs.items() if value},
+        **{key: _gpu_pairs_text(value) for key, value in pairs.items() if value},
         **{f"package {name}": version for name, version in environment.packages.items()},
         **{f"variable {name}": value for name, value in environment.inherited_env.items()},
     }
 
 
-def _of_pairs(values: Mapping[str, str]) -> str:
-    """`NVLink (all 28 pairs)`, or the pairs of each word: `PIX (0-1, 2-3), SYS (0-2, 0-3, 1-2, 1-3)`."""
-    alike: dict[str, list[str]] = {}
-    for pair, word in values.items():
-        alike.setdefault(word, []).append(pair)
-    if len(alike) == 1 and len(values) > 1:
-        return f"{min(alike)} (all {len(values)} pairs)"
-    return ", ".join(f"{word} ({', '.join(pairs)})" for word, pairs in alike.items())
+def _gpu_pairs_text(links: Mapping[str, str]) -> str:
+    """Return `NVLink (all 28 pairs)`, or the pairs by link: `PIX (0-1, 2-3), SYS (0-2, 0-3, 1-2, 1-3)`."""
+    pairs_by_link: dict[str, list[str]] = {}
+    for pair, link in links.items():
+        pairs_by_link.setdefault(link, []).append(pair)
+    if len(pairs_by_link) == 1 and len(links) > 1:
+        return f"{min(pairs_by_link)} (all {len(links)} pairs)"
+    return ", ".join(f"{link} ({', '.join(pairs)})" for link, pairs in pairs_by_link.items())
 
 
-def as_text(value: Any) -> str:
-    """A value as a reader would write it: lists with commas, mappings as `name value; name value`."""
+def value_text(value: Any) -> str:
+    """Return a value as text: lists with commas, mappings as `name value; name value`."""
     if value is None:
         return "none"
     if isinstance(value, Mapping):
-        return "; ".join(f"{name} {as_text(each)}" for name, each in value.items())
+        return "; ".join(f"{name} {value_text(entry)}" for name, entry in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(map(as_text, value))
+        return ", ".join(map(value_text, value))
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""One record in a reader's words."""
+"""Functions that describe one record for the details of a cell."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ from bench.record.analytic import PredictedStep
 from bench.record.record import Provenance, Record, Status
 
 CHECK_HEADINGS = ("checked", "against", "tokens", "rows", "steps", "outcome")
-NUMBERS = frozenset({"tokens", "rows", "steps", "blocks", "together"})
-BLOCK_HEADINGS = ("role", "dtype", "shape", "blocks", "together")
+NUMBERS = frozenset({"tokens", "rows", "steps", "blocks", "total"})
+BLOCK_HEADINGS = ("role", "dtype", "shape", "blocks", "total")
 ATTENTION = "attention"
 NVLINK = "NVLink"
-"""The start of such a link's name, and what a record calls pairs of GPUs that reach one another by it."""
+"""First word of the link's name, and the name of the link between a pair of GPUs in a record."""
 GIGA = 1e9
 Pairs = list[tuple[str, str]]
-"""Names and texts."""
+"""Pairs of name and text."""
 Facts = Mapping[str, str | None]
-"""Texts by name; a fact that is not known is empty or None."""
+"""Texts by name; an unknown fact is empty or None."""
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """One record behind a cell, in a reader's words."""
+class RecordDetails:
+    """Description of one record of a cell."""
 
     title: str
     facts: Pairs
     blocks: Table
-    """The largest classes of live blocks behind a failed allocation."""
+    """Largest classes of live blocks at a failed allocation."""
     log_tail: str | None
     checks: Table
-    """Checks with their outcomes; without rows where the record has none."""
+    """Checks with their outcomes; without rows if the record has no checks."""
 
 
-def attempt(record: Record, links: Mapping[str, NodeLink] | None = None) -> Attempt:
-    """Return what the page says of one record; `links` are those within a node, by hardware name."""
+def record_details(record: Record, links: Mapping[str, NodeLink] | None = None) -> RecordDetails:
+    """Return the description of a record; `links` are the links within a node by name of the hardware."""
     failure, has_run = record.failure, record.provenance is not Provenance.PREDICTED
     out_of_memory = None if failure is None else failure.out_of_memory
     facts = {
-        **_end(record),
-        **_engagement(record, links or {}),
-        **(_replayed(record) if record.provenance is Provenance.REPLAYED else {}),
-        **(_predicted(record.analytic.prediction) if record.analytic.prediction else {}),
-        **(_traced(record.trace) if has_run and record.trace else {}),
-        "loss, first to last step": _losses(record),
-        **(_machine(record) if has_run else {}),
+        **_outcome_facts(record),
+        **_attention_facts(record, links or {}),
+        **(_replay_facts(record) if record.provenance is Provenance.REPLAYED else {}),
+        **(_prediction_facts(record.analytic.prediction) if record.analytic.prediction else {}),
+        **(_trace_facts(record.trace) if has_run and record.trace else {}),
+        "loss, first to last step": _loss_text(record),
+        **(_machine_facts(record) if has_run else {}),
     }
-    return Attempt(
+    return RecordDetails(
         f"repeat {record.repeat}",
         [(name, text) for name, text in facts.items() if text],
-        _table(BLOCK_HEADINGS, [] if out_of_memory is None else [*map(_block, out_of_memory.largest)]),
+        _table(BLOCK_HEADINGS, [] if out_of_memory is None else [*map(_block_row, out_of_memory.largest)]),
         None if failure is None else failure.log_tail or None,
-        _table(CHECK_HEADINGS, [_check(check, record.status) for check in record.checks or ()]),
+        _table(CHECK_HEADINGS, [_check_row(check, record.status) for check in record.checks or ()]),
     )
 
 
@@ -70,8 +70,8 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     return Table([Column(heading, str, is_words=heading not in NUMBERS) for heading in headings], rows)
 
 
-def _end(record: Record) -> Facts:
-    """Return how the record's cell ended."""
+def _outcome_facts(record: Record) -> Facts:
+    """Return status, reason, place of a failure, and times."""
     failure, place = record.failure, ""
     if failure is not None:
         rank = None if failure.rank is None else f"rank {failure.rank}"
@@ -87,50 +87,53 @@ def _end(record: Record) -> Facts:
     }
 
 
-def _engagement(record: Record, links: Mapping[str, NodeLink]) -> Facts:
-    """Return what entered attention, how near its results are to float64 and what it sent."""
+def _attention_facts(record: Record, links: Mapping[str, NodeLink]) -> Facts:
+    """Return modules and shapes in attention, its errors against float64, and the bytes that were sent."""
     engagement = record.engagement
     modules = () if engagement is None else engagement.modules
     shapes = () if engagement is None else engagement.attention_shapes
     sent_bytes: Mapping[str, Sequence[float]] = {} if engagement is None else engagement.sent_bytes
     return {
         "attention modules entered": ", ".join(modules),
-        "parity with float64": _parity(record.parity),
-        "attention at the measured length": _full_length(record.full_length),
+        "parity with float64": _parity_text(record.parity),
+        "attention at the measured length": _full_length_text(record.full_length),
         "tokens x query heads x KV heads in attention, by rank": "; ".join(
-            ", ".join(" x ".join(map(str, each)) for each in rank) for rank in shapes
+            ", ".join(" x ".join(map(str, shape)) for shape in rank_shapes) for rank_shapes in shapes
         ),
-        "bytes sent per step, by purpose and rank": _by_rank(sent_bytes, bytes_label),
-        "attention exchange against the link": exchange_rate(record, links),
-        "packed documents": _documents(record.documents),
+        "bytes sent per step, by purpose and rank": _rank_texts(sent_bytes, bytes_label),
+        "attention communication rate": attention_rate(record, links),
+        "packed documents": _documents_text(record.documents),
     }
 
 
-def _losses(record: Record) -> str:
+def _loss_text(record: Record) -> str:
     losses = [] if record.losses is None else record.losses.loss
     return " to ".join(_number(loss, ".4f") for loss in (losses[0], losses[-1])) if losses else ""
 
 
-def _replayed(record: Record) -> Facts:
-    """Return which rank ran, and the link's time by purpose."""
+def _replay_facts(record: Record) -> Facts:
+    """Return the rank that ran, and the modelled time on the link by purpose."""
     config = record.config
     bands = (
-        f"{purpose} {_band(band, number_label)} ms"
+        f"{purpose} {_band_text(band, number_label)} ms"
         for purpose, band in (record.analytic.link_ms or {}).items()
     )
     return {
         "replayed": f"rank {config['replay.rank']} of {config['cluster.world_size']}; no other rank ran",
-        "link time of a step, modelled, none hidden": "; ".join(bands),
+        "modelled link time of a step, nothing hidden": "; ".join(bands),
     }
 
 
-def _check(check: Check, status: Status) -> tuple[str, ...]:
-    """Return a check by CHECK_HEADINGS; of a wrong result, what was compared may be right or not."""
-    made = "passed" if status is Status.OK else "compared"
+def _check_row(check: Check, status: Status) -> tuple[str, ...]:
+    """Return the texts of a check in the order of CHECK_HEADINGS.
+
+    In a wrong result no check is called passed, because one of them failed.
+    """
+    result = "passed" if status is Status.OK else "compared"
     if check.below_noise is not None:
-        made = f"below noise: {check.below_noise}"
+        result = f"below noise: {check.below_noise}"
     was_made = check.reason is None or bool(check.steps)
-    outcome = "; ".join(filter(None, (made if was_made else "not checked", check.reason)))
+    outcome = "; ".join(filter(None, (result if was_made else "not checked", check.reason)))
     steps = _count(check.steps) + ("" if check.of_steps is None else f" of {check.of_steps:,}")
     rows = "all" if check.rows is None and check.tokens is not None else _count(check.rows)
     return check.what, check.against, _count(check.tokens), rows, steps, outcome
@@ -140,19 +143,21 @@ def _count(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
 
 
-def _by_rank(
+def _rank_texts(
     values: Mapping[str, Sequence[float]] | None, label: Callable[[float], str] = number_label
 ) -> str:
-    """`attention 1.23, 4.56; gradients 7.89, 0.12`: of each purpose the values of all ranks."""
+    """Return the values of all ranks by name: `attention 1.23, 4.56; gradients 7.89, 0.12`."""
     return "; ".join(f"{name} {', '.join(map(label, ranks))}" for name, ranks in (values or {}).items())
 
 
-def exchange_rate(record: Record, links: Mapping[str, NodeLink]) -> str | None:
-    """`335 GB/s a rank ..., 74.4 % of NVLink 4 (450 GB/s)`; None where bytes, times or the link are unknown.
+def attention_rate(record: Record, links: Mapping[str, NodeLink]) -> str | None:
+    """Return the rate of attention communication: `335 GB/s per rank ..., 74.4 % of NVLink 4 (450 GB/s)`.
 
-    Bytes that left all ranks in a step, over the time in which their exchange was in flight and all ranks
-    that had to meet were there: the mean rank's rate in one direction. Across hosts waiting is not known, so
-    what there is is of one node.
+    The rate is the mean over ranks in one direction: bytes sent by all ranks in a step over the time in
+    flight less the time waiting. Waiting across hosts is unknown, so there is a rate only within one node.
+
+    Returns:
+        The text; None if bytes, times or the link are unknown.
     """
     link, trace, engagement = links.get(str(record.config.get("hardware"))), record.trace, record.engagement
     if link is None or trace is None or engagement is None or not _joins_all_ranks(record, link):
@@ -162,32 +167,33 @@ def exchange_rate(record: Record, links: Mapping[str, NodeLink]) -> str | None:
     if not sent or not total_ms or not waiting_ms or sum(total_ms) <= sum(waiting_ms):
         return None
     bytes_per_s = sum(sent) / (sum(total_ms) - sum(waiting_ms)) * 1e3
-    rate, best = (number_label(each / GIGA) for each in (bytes_per_s, link.bytes_per_s))
+    rate, best = (number_label(value / GIGA) for value in (bytes_per_s, link.bytes_per_s))
     share = percent_label(bytes_per_s / link.bytes_per_s)
-    return f"{rate} GB/s a rank while in flight, waiting left out; {share} of {link.name} ({best} GB/s)"
+    return f"{rate} GB/s per rank while in flight and not waiting, {share} of {link.name} ({best} GB/s)"
 
 
 def _joins_all_ranks(record: Record, link: NodeLink) -> bool:
-    """Whether ranks have a device each, and NVLink, where that is the hardware's link, joins all of them."""
+    """Whether every rank has a GPU of its own, and all pairs have NVLink if that is the hardware's link."""
     if (record.config.get("cluster.ranks_per_gpu") or 1) > 1:
         return False
     pairs = record.environment.gpu_p2p or {}
     return not link.name.startswith(NVLINK) or set(pairs.values()) == {NVLINK}
 
 
-def _documents(section: DocumentsSection | None) -> str:
-    """`15 to 19 a step; the busiest rank attends to 1.08 times the mean rank's pairs`, in the median step."""
+def _documents_text(section: DocumentsSection | None) -> str:
+    """Return `15 to 19 per step; the busiest rank has 1.08 times the mean rank's query-key pairs`."""
     if section is None:
         return ""
     fewest, most = min(section.documents), max(section.documents)
     counts = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
     if section.imbalance is None:
-        return f"{counts} a step"
-    return f"{counts} a step; the busiest rank attends to {section.imbalance:.2f} times the mean rank's pairs"
+        return f"{counts} per step"
+    imbalance = f"{section.imbalance:.2f} times the mean rank's query-key pairs"
+    return f"{counts} per step; the busiest rank has {imbalance} in the median step"
 
 
-def _parity(parity: ParitySection | None) -> str:
-    """Return every tensor's error with its limit, relative to its maximum."""
+def _parity_text(parity: ParitySection | None) -> str:
+    """Return the error of every tensor, relative to its maximum, and its limit."""
     if parity is None:
         return ""
     if parity.reason:
@@ -199,71 +205,71 @@ def _parity(parity: ParitySection | None) -> str:
     return f"at {parity.tokens} tokens: {', '.join(pairs)}"
 
 
-def _full_length(section: FullLengthSection | None) -> str:
+def _full_length_text(section: FullLengthSection | None) -> str:
     if section is None:
         return ""
     if section.reason:
         return section.reason
     errors = ", ".join(f"{name} {error:.1e}" for name, error in section.errors.items() if error is not None)
     sampled = f"{section.rows} rows and {section.keys} keys"
-    return f"{errors or 'no number is finite'} of {sampled} at {section.tokens:,} tokens"
+    return f"{errors or 'no number is finite'} for {sampled} at {section.tokens:,} tokens"
 
 
 def _number(value: float | None, form: str) -> str:
-    """The number as text; null stands for one that JSON does not have."""
+    """Return a number as text; None stands for NaN or infinity, which JSON cannot store."""
     return "not finite" if value is None else format(value, form)
 
 
-def _predicted(found: PredictedStep) -> Facts:
-    """Return the record's prediction: its band, and what the expected step is made of."""
+def _prediction_facts(step: PredictedStep) -> Facts:
+    """Return predicted values with their bands, and the parts of the expected step."""
     return {
-        "predicted step time, ms": _band(found.step_time_ms, number_label),
-        "predicted step, ms by part": _terms(found.parts, number_label),
-        "predicted peak allocated": _band(found.peak_allocated_bytes, bytes_label),
-        "predicted memory by term": _terms(found.memory, bytes_label),
-        "predicted need of one rank": _band(found.needed_bytes, bytes_label),
-        "memory that one rank may take": bytes_label(found.usable_bytes),
-        "predicted verdict on memory": str(found.fit or "").replace("_", " "),
+        "predicted step time, ms": _band_text(step.step_time_ms, number_label),
+        "predicted step, ms by part": _terms_text(step.parts, number_label),
+        "predicted peak allocated": _band_text(step.peak_allocated_bytes, bytes_label),
+        "predicted memory by term": _terms_text(step.memory, bytes_label),
+        "predicted need of one rank": _band_text(step.needed_bytes, bytes_label),
+        "memory that one rank may take": bytes_label(step.usable_bytes),
+        "predicted verdict on memory": str(step.fit or "").replace("_", " "),
     }
 
 
-def _band(band: Band, label: Callable[[float | None], str]) -> str:
+def _band_text(band: Band, label: Callable[[float | None], str]) -> str:
     return band_label(band.expected, band.low, band.high, label)
 
 
-def _terms(terms: Mapping[str, float], label: Callable[[float], str]) -> str:
-    """`attention 33.5; other compute 129`, without what is nothing."""
+def _terms_text(terms: Mapping[str, float], label: Callable[[float], str]) -> str:
+    """Return the terms that are not zero: `attention 33.5; other compute 129`."""
     known = {name.removesuffix("_ms").replace("_", " "): size for name, size in terms.items() if size}
     return "; ".join(f"{name} {label(size)}" for name, size in known.items())
 
 
-def _traced(trace: TraceSection) -> Facts:
-    """Return what a traced step spent on communication, and how evenly work was spread."""
+def _trace_facts(trace: TraceSection) -> Facts:
+    """Return the times of communication and compute in a traced step, by rank."""
     return {
         "not traced": trace.failure,
-        "exposed communication, ms by purpose and rank": _by_rank(trace.purpose_exposed_ms),
-        "waiting for other ranks, ms by purpose and rank": _by_rank(trace.purpose_waiting_ms),
+        "exposed communication, ms by purpose and rank": _rank_texts(trace.purpose_exposed_ms),
+        "waiting for other ranks, ms by purpose and rank": _rank_texts(trace.purpose_waiting_ms),
         "waiting unknown": trace.waiting_unknown,
-        "compute, ms by part and rank": _by_rank(trace.compute_ms),
-        "device copies, ms by part and rank": _by_rank(trace.copies_ms),
+        "compute, ms by part and rank": _rank_texts(trace.compute_ms),
+        "device copies, ms by part and rank": _rank_texts(trace.copies_ms),
         "causal (query, key, head) triples by rank": ", ".join(map(_count, trace.causal_area or ())),
-        "chosen by torch for attention": ", ".join(trace.torch_attention or ()),
+        "attention kernels chosen by torch": ", ".join(trace.torch_attention or ()),
         "purposes unknown": "; ".join(filter(None, trace.purposes_unknown)),
     }
 
 
-def _machine(record: Record) -> Facts:
-    """Return what a rank held and when, and what else the machine did."""
+def _machine_facts(record: Record) -> Facts:
+    """Return memory, throttling and load."""
     telemetry, failed = record.telemetry, None if record.failure is None else record.failure.out_of_memory
     facts: dict[str, str | None] = {}
     if failed is not None:
         facts = {
-            "asked for when memory ran out": bytes_label(failed.requested_bytes),
-            "held by the rank then": bytes_label(failed.allocated_bytes),
+            "allocation that failed": bytes_label(failed.requested_bytes),
+            "allocated by the rank at that time": bytes_label(failed.allocated_bytes),
             "memory limit": bytes_label(failed.limit_bytes),
         }
     if record.memory is not None:
-        facts |= _memory(record.memory)
+        facts |= _memory_facts(record.memory)
     if telemetry is not None:
         facts |= {
             "throttled": None if telemetry.throttled is None else "yes" if telemetry.throttled else "no",
@@ -276,25 +282,27 @@ def _machine(record: Record) -> Facts:
     return facts
 
 
-def _memory(memory: MemorySection) -> Facts:
+def _memory_facts(memory: MemorySection) -> Facts:
     return {
-        "steady peak, by rank": _peaks(memory.peak_allocated_bytes, memory.peak_phase),
-        "peak over the whole life, by rank": _peaks(
+        "peak allocated in steady state, by rank": _peaks_text(
+            memory.peak_allocated_bytes, memory.peak_phase
+        ),
+        "peak allocated in the whole life, by rank": _peaks_text(
             memory.whole_life_allocated_bytes, memory.whole_life_phase
         ),
-        "device memory used": _peaks(memory.device_used_bytes) or memory.device_used_reason,
+        "device memory used": _peaks_text(memory.device_used_bytes) or memory.device_used_reason,
     }
 
 
-def _peaks(sizes: Sequence[float] | None, phases: Sequence[str] | None = None) -> str:
-    """`27 MiB in backward, 27 MiB in backward`."""
-    named = zip(sizes or (), phases or [""] * len(sizes or ()), strict=True)
+def _peaks_text(sizes: Sequence[float] | None, phases: Sequence[str] | None = None) -> str:
+    """Return the peak of every rank and its phase: `27 MiB in backward, 27 MiB in backward`."""
+    peaks = zip(sizes or (), phases or [""] * len(sizes or ()), strict=True)
     return ", ".join(
-        f"{bytes_label(size)} in {phase}" if phase else bytes_label(size) for size, phase in named
+        f"{bytes_label(size)} in {phase}" if phase else bytes_label(size) for size, phase in peaks
     )
 
 
-def _block(block: BlockClass) -> tuple[str, ...]:
-    """Return a class of live blocks: role, dtype, shape, how many, bytes together."""
+def _block_row(block: BlockClass) -> tuple[str, ...]:
+    """Return the texts of a class of live blocks in the order of BLOCK_HEADINGS."""
     shape = " x ".join(map(str, block.shape)) or "scalar"
     return block.role, block.dtype, shape, f"{block.count:,}", bytes_label(block.total_bytes)

@@ -1,37 +1,37 @@
 "use strict";
 
-// Tables that are wider than the page say that they can be scrolled.
+// Show a hint below every table that is wider than the page.
 (() => {
   const wide = [...document.querySelectorAll(".wide")];
-  wide.forEach((each) => {
+  wide.forEach((element) => {
     const hint = document.createElement("p");
     hint.className = "hint";
-    hint.textContent = "Scroll the table sideways: more columns stand on the right.";
-    each.after(hint);
+    hint.textContent = "Scroll the table to the right for more columns.";
+    element.after(hint);
   });
-  const mark = () => wide.forEach((each) => each.classList.toggle("scrolls", each.scrollWidth > each.clientWidth));
+  const mark = () => wide.forEach((element) => element.classList.toggle("scrolls", element.scrollWidth > element.clientWidth));
   window.addEventListener("resize", mark);
   document.addEventListener("toggle", mark, true);
   mark();
 })();
 
-// Below a figure stands what is pointed at or touched.
+// Show the value of the point under the pointer below the figure.
 (() => {
   document.querySelectorAll("figure").forEach((figure) => {
     const show = (event) => {
       const spot = event.target.closest(".spots rect");
       if (!spot) return;
-      figure.querySelectorAll(".shown").forEach((each) => each.classList.remove("shown"));
+      figure.querySelectorAll(".shown").forEach((rect) => rect.classList.remove("shown"));
       spot.classList.add("shown");
-      figure.querySelector(".pointed").textContent = spot.dataset.say;
+      figure.querySelector(".pointed").textContent = spot.dataset.text;
     };
     figure.addEventListener("pointerover", show);
     figure.addEventListener("click", show);
   });
 })();
 
-// The table of cells: sorted by a click on a heading, narrowed by words, its links open what they point at.
-// Without this script the page shows the same, in its first order.
+// Table of cells: sort by a click on a heading, filter by words, open the details that a link points to.
+// Without this script the page shows the same content in its original order.
 (() => {
   const table = document.querySelector("table.cells");
   if (!table) return;
@@ -42,26 +42,26 @@
   const filter = document.getElementById("filter");
   const count = document.getElementById("count");
 
-  function compared(one, two) {
-    const both = [one, two].map(Number);
-    return both.some(Number.isNaN) ? one.localeCompare(two) : both[0] - both[1];
+  function compare(left, right) {
+    const numbers = [left, right].map(Number);
+    return numbers.some(Number.isNaN) ? left.localeCompare(right) : numbers[0] - numbers[1];
   }
 
-  // Rows without a value stay last in either direction; equal rows keep the report's order.
+  // Rows without a value stay last in both directions. Equal rows keep their order.
   function sortBy(column) {
     const heading = headings[column];
     const direction = heading.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
     const sign = direction === "ascending" ? 1 : -1;
     const keyed = rows.map((row) => [row.cells[column].dataset.value ?? "", row]);
-    keyed.sort(([one], [two]) =>
-      one === "" || two === "" ? (one === "") - (two === "") : sign * compared(one, two)
+    keyed.sort(([left], [right]) =>
+      left === "" || right === "" ? (left === "") - (right === "") : sign * compare(left, right)
     );
-    headings.forEach((each) => each.removeAttribute("aria-sort"));
+    headings.forEach((other) => other.removeAttribute("aria-sort"));
     heading.setAttribute("aria-sort", direction);
     body.append(...keyed.map(([, row]) => row));
   }
 
-  function narrow() {
+  function applyFilter() {
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     rows.forEach((row) => {
       const text = row.textContent.toLowerCase();
@@ -86,14 +86,14 @@
     button.addEventListener("click", () => sortBy(column));
     heading.append(button);
   });
-  filter.addEventListener("input", narrow);
+  filter.addEventListener("input", applyFilter);
   for (const [id, open] of [["open-all", true], ["close-all", false]]) {
     document.getElementById(id).addEventListener("click", () => {
-      document.querySelectorAll("details.cell").forEach((each) => (each.open = open));
+      document.querySelectorAll("details.cell").forEach((details) => (details.open = open));
     });
   }
   window.addEventListener("hashchange", openTarget);
   tools.hidden = false;
-  narrow();
+  applyFilter();
   openTarget();
 })();

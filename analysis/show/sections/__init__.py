@@ -1,7 +1,7 @@
-"""The sections of a report, a function each. May import findings, columns and what lies below show.
+"""The sections of a report, one function each. May import findings, columns and what lies below show.
 
-The one table of sections: a new one is a function from Findings to its Section, and a line below. It then
-stands in summary.md, on the page and, where it is marked so, in the terminal.
+To add a section, write a function from Findings to Section and add it to SECTIONS. The section then appears
+in summary.md, on the page and, if it is marked for it, in the terminal.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from collections.abc import Callable, Sequence
 
 from analysis.show.findings import Findings
 from analysis.show.section import Section
-from analysis.show.sections.cell_tables import attention, cells, predictions
-from analysis.show.sections.loss_equivalence import loss_equivalence
-from analysis.show.sections.max_length import max_length
+from analysis.show.sections.cell_tables import attention, cells_section, predictions_section
+from analysis.show.sections.loss_equivalence import loss_equivalence_section
+from analysis.show.sections.max_length import max_length_section
 from analysis.show.sections.probe import probe
-from analysis.show.sections.published import published_memory, published_throughput
-from analysis.show.sections.sentences import answer, failures, figures
+from analysis.show.sections.published import published_memory_section, published_throughput_section
+from analysis.show.sections.sentences import answer_section, failures_section, figures_section
 
 SECTIONS: Sequence[Callable[[Findings], Section | None]] = (
-    answer,
-    loss_equivalence,
-    max_length,
-    published_memory,
-    published_throughput,
+    answer_section,
+    loss_equivalence_section,
+    max_length_section,
+    published_memory_section,
+    published_throughput_section,
     probe,
-    cells,
+    cells_section,
     attention,
-    predictions,
-    failures,
-    figures,
+    predictions_section,
+    failures_section,
+    figures_section,
 )
-"""Sections in the order of summary.md; the page has figures before cells, a terminal the answers last."""
+"""Sections in the order of summary.md. The page shows figures before cells, a terminal shows answers last."""
 
 
 def sections_of(findings: Findings) -> list[Section]:
-    """Return the sections that have something to say."""
-    made = (section(findings) for section in SECTIONS)
-    return [section for section in made if section is not None]
+    """Return the sections that have content."""
+    sections = (make_section(findings) for make_section in SECTIONS)
+    return [section for section in sections if section is not None]

@@ -1,4 +1,4 @@
-"""The section of `experiment=probe`: which tokens see which, strategy by strategy and layout by layout."""
+"""Section of `experiment=probe`: which tokens influence which, for each strategy and layout."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from bench.measure.probe.section import EXPERIMENT, MODEL, Moved, ProbeSection
 from bench.record.record import Record
 
 READING = (
-    "Positions that moved when one token changed, of those looked at, added up over all changes and ranks."
-    " Other: of other documents, none may move. Earlier: of the same document, before the token; none may."
-    " Own: from the token on, which should move. In model: the whole; a kind of layer is run by itself."
-    " Loss: the largest error of a position's loss against float64 on one device, relative to the mean loss."
+    "Counts: positions whose value changed when one token was changed, of the positions compared, summed over"
+    " all changes and ranks. Other: positions of other documents; none may change. Earlier: positions before"
+    " the token in its document; none may change. Later: the position of the token and those after it in its"
+    " document, which should change. Part: the whole model, or one kind of layer run alone. Loss error:"
+    " largest error of a position's loss against float64 on one device, relative to the mean loss."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedPart:
-    """One part of one cell that was probed to its end."""
+    """One part of a model in one cell whose probe is complete."""
 
     record: Record
     probe: ProbeSection
     kind: str
-    """`model`, or a kind of layer."""
+    """`model`, or the name of a kind of layer."""
 
     @property
-    def moved(self) -> Moved:
+    def counts(self) -> Moved:
+        """Positions that changed and positions compared."""
         return self.probe.moved[self.kind]
 
     def setting(self, key: str) -> str:
@@ -36,39 +38,44 @@ class ProbedPart:
 
 
 def probe(findings: Findings) -> Section | None:
-    """Return the probed parts of all cells."""
+    """Return the table of the probed parts of all cells."""
     frame = findings.archive.frame
     records = map(findings.archive.record, frame.index[frame["experiment"].eq(EXPERIMENT)])
     probed = [(record, record.probe) for record in records if record.probe is not None]
-    rows = [ProbedPart(record, found, kind) for record, found in probed for kind in found.moved]
+    rows = [ProbedPart(record, section, kind) for record, section in probed for kind in section.moved]
     if not rows:
         return None
     table = Table.of(COLUMNS, rows, DISPENSABLE)
     return Section("Leak probe", (), table, READING, prints_table=True, answers=True)
 
 
-def _loss(part: ProbedPart, value: float | None) -> str:
+def _loss_text(part: ProbedPart, value: float | None) -> str:
     if part.kind != MODEL:
         return ""
     return "not finite" if value is None else f"{value:.1e}"
 
 
-def _counts(moved: int, of: int) -> str:
-    return f"{moved:,} of {of:,}"
+def _count_text(changed: int, compared: int) -> str:
+    return f"{changed:,} of {compared:,}"
 
 
-DISPENSABLE = ("limit", "dtype", "own outputs", "loss off by")
-"""Columns that a narrow terminal does without, in this order."""
+DISPENSABLE = ("limit", "dtype", "later outputs", "loss error")
+"""Headings of the columns that a narrow terminal leaves out, in this order."""
 COLUMNS = (
     Column("strategy", lambda part: part.setting("strategy"), is_words=True),
     Column("layout", lambda part: part.setting("layout"), is_words=True),
     Column("ranks", lambda part: part.setting("sp_degree")),
     Column("dtype", lambda part: part.setting("dtype"), is_words=True),
-    Column("in", lambda part: str(part.kind), is_words=True),
-    Column("other outputs", lambda part: _counts(part.moved.other_outputs, part.moved.other_positions)),
-    Column("other gradients", lambda part: _counts(part.moved.other_gradients, part.moved.other_positions)),
-    Column("earlier outputs", lambda part: _counts(part.moved.earlier_outputs, part.moved.earlier_positions)),
-    Column("own outputs", lambda part: _counts(part.moved.own_outputs, part.moved.own_positions)),
-    Column("loss off by", lambda part: _loss(part, part.probe.loss_error)),
-    Column("limit", lambda part: _loss(part, part.probe.loss_limit)),
+    Column("part", lambda part: str(part.kind), is_words=True),
+    Column("other outputs", lambda part: _count_text(part.counts.other_outputs, part.counts.other_positions)),
+    Column(
+        "other gradients", lambda part: _count_text(part.counts.other_gradients, part.counts.other_positions)
+    ),
+    Column(
+        "earlier outputs",
+        lambda part: _count_text(part.counts.earlier_outputs, part.counts.earlier_positions),
+    ),
+    Column("later outputs", lambda part: _count_text(part.counts.own_outputs, part.counts.own_positions)),
+    Column("loss error", lambda part: _loss_text(part, part.probe.loss_error)),
+    Column("limit", lambda part: _loss_text(part, part.probe.loss_limit)),
 )

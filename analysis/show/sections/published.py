@@ -1,4 +1,4 @@
-"""The sections of `experiment=published_memory` and `published_throughput`: verdicts on published numbers."""
+"""Sections of `experiment=published_memory` and `published_throughput`: comparison with published numbers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from analysis.show.columns import (
     RANKS,
     STATUS,
     STRATEGY,
+    CellRow,
     is_predicted,
     predicted_band,
     speed_text,
-    with_band,
+    value_with_band,
 )
 from analysis.show.findings import Findings
 from analysis.show.section import Column, Section, Table
@@ -31,11 +32,9 @@ from bench.common.labels import GIB, LENGTH_UNITS
 from bench.config import NO_MISTAKE
 from bench.record.record import Provenance, Status
 
-Row = Mapping[Any, Any]
-"""A record's row of the frame."""
 POST = "huggingface/blog, ulysses-sp.md"
 OUT = inf
-"""Stands for a published run that ended out of memory."""
+"""Published value of a run that ended out of memory."""
 SETTINGS: Mapping[str, str | int | bool] = {
     "workload": "train",
     "model": "qwen3_4b",
@@ -49,66 +48,68 @@ SETTINGS: Mapping[str, str | int | bool] = {
     "tiled_mlp": False,
     "offload.activations": False,
 }
-"""Settings that all of the post's runs share, read from its text and from the slope of its memory. The
-trainer, the kernel and the place of the optimizer may differ: a row names those that do."""
+"""Settings that all runs of the post share, read from its text and from the slope of its memory.
+
+The trainer, the kernel and the place of the optimizer may differ; a row names those that do.
+"""
 USUAL: Mapping[str, str | int] = {
     "inject_fault": NO_MISTAKE,
     "cluster.ranks_per_gpu": 1,
     "cluster.memory_limit_gib": 0,
     "engine.leaf": "none",
 }
-"""Settings with which a record says something of its hardware."""
+"""Values of cells whose results describe the hardware itself; other cells are not comparable."""
 SAME_METHOD = ("deepspeed_ulysses", "ulysses")
 AS_PUBLISHED, UNDECIDED, NOT_COMPARABLE = "as published", "undecided", "not comparable"
 SPAN = 32 * LENGTH_UNITS["k"]
-"""Tokens that slopes are given for."""
+"""Number of tokens for which slopes are stated."""
 SAME_AS_BASE = ("provenance", "trainer", "kernel", "offload.optimizer")
-"""Settings that a cell and its base on one GPU have in common."""
-DISPENSABLE = ("device", "ranks/sp", "status", "to the base")
-"""Columns that a narrow terminal does without, in this order."""
+"""Settings that a cell shares with its base on one GPU."""
+DISPENSABLE = ("device", "ranks/sp", "status", "over one GPU")
+"""Headings of the columns that a narrow terminal leaves out, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """Numbers of one quantity in the post, and the rule by which a record is compared with them."""
+class PublishedNumbers:
+    """Published numbers of one quantity, and the rule by which a cell is compared with them."""
 
     name: str
     numbers: Mapping[tuple[int, int], float]
-    """Value by GPUs and thousands of tokens (1,024 each)."""
+    """Published value by number of GPUs and thousands of tokens (1k = 1,024)."""
     tolerance: float
-    """Share by which a result may be off and still be as published; beyond twice as much it is not."""
+    """Relative difference up to which a result is as published; beyond twice this share it is not."""
     beyond: tuple[str, str]
-    """Verdicts on results far below and far above the published number."""
-    ends: Callable[[Row], list[float]]
-    """Function that returns the ends between which a row's own number lies; empty where it has none."""
-    more: Callable[[Row, float, float], float]
-    """Function that returns how much more the published run took of `unit`, by row, published, own number."""
+    """Verdicts on results that lie below and above the published number."""
+    bounds: Callable[[CellRow], list[float]]
+    """Function that returns the bounds of our number for a row; empty if there is no number."""
+    excess: Callable[[CellRow, float, float], float]
+    """Function from row, published number and our number to what the published run took more, in `unit`."""
     unit: str
     is_bracket: bool
-    """Whether the ends count as one result; else a verdict has to hold at both."""
+    """Whether the bounds together are one result. Otherwise a verdict has to hold at every bound."""
 
-    def number(self, row: Row) -> float | None:
-        """Return the published number of the row's cell; None where nothing is published."""
+    def number(self, row: CellRow) -> float | None:
+        """Return the published number for the row; None if none is published."""
         return self.numbers.get((row["cluster.world_size"], row["seq_len"] / LENGTH_UNITS["k"]))
 
-    def comparison(self, row: Row) -> str:
-        """Return the published number of the row's cell, the verdict on it and its distance from ours."""
-        number, ends, others = self.number(row), self.ends(row), differences(row, self)
-        if others:
-            return f"{NOT_COMPARABLE}: {', '.join(others)}"
+    def comparison(self, row: CellRow) -> str:
+        """Return the published number for the row, the verdict and the distance from our number."""
+        number, bounds, settings = self.number(row), self.bounds(row), other_settings(row, self)
+        if settings:
+            return f"{NOT_COMPARABLE}: {', '.join(settings)}"
         if number is None:
             return "nothing published"
-        text = f"{'OOM' if isinf(number) else number_label(number)}: {self._verdict(row, number, ends)}"
-        return text if isinf(number) or not ends else f"{text}; {self._distance(row, number, ends)}"
+        text = f"{'OOM' if isinf(number) else number_label(number)}: {self._verdict(row, number, bounds)}"
+        return text if isinf(number) or not bounds else f"{text}; {self._distance(row, number, bounds)}"
 
-    def _distance(self, row: Row, number: float, ends: Sequence[float]) -> str:
-        low, high = sorted(self.more(row, number, each) for each in (ends[0], ends[-1]))
+    def _distance(self, row: CellRow, number: float, bounds: Sequence[float]) -> str:
+        low, high = sorted(self.excess(row, number, bound) for bound in (bounds[0], bounds[-1]))
         if low < 0 < high:
             return f"{number_label(-low)} {self.unit} less to {number_label(high)} more than ours"
         both = " to ".join(dict.fromkeys(map(number_label, sorted((abs(low), abs(high))))))
         return f"{both} {self.unit} {'less' if low < 0 else 'more'} than ours"
 
-    def _verdict(self, row: Row, number: float, ends: Sequence[float]) -> str:
+    def _verdict(self, row: CellRow, number: float, bounds: Sequence[float]) -> str:
         status = shown_status(row)
         if row["provenance"] == Provenance.PREDICTED:
             return "predicted"
@@ -116,31 +117,35 @@ class Published:
             return UNDECIDED if status == NO_SPARE else "ran where the source ran out of memory"
         if status == Status.OUT_OF_MEMORY:
             return "out of memory as published" if isinf(number) else "out of memory where the source ran"
-        if isinf(number) or not ends:
+        if isinf(number) or not bounds:
             return status_label(status)
-        results = [ends] if self.is_bracket else [[end] for end in ends]
+        results = [bounds] if self.is_bracket else [[bound] for bound in bounds]
         verdicts = {self._closeness(number, result) for result in results}
         return verdicts.pop() if len(verdicts) == 1 else UNDECIDED
 
-    def _closeness(self, number: float, ends: Sequence[float]) -> str:
-        """Return the verdict on a result between the least and the most of `ends`."""
-        low, high = min(ends), max(ends)
-        off = max(1.0, number / high, low / number)
-        if off <= 1 + self.tolerance:
+    def _closeness(self, number: float, bounds: Sequence[float]) -> str:
+        """Return the verdict on a result between the smallest and the largest of `bounds`."""
+        low, high = min(bounds), max(bounds)
+        ratio = max(1.0, number / high, low / number)
+        if ratio <= 1 + self.tolerance:
             return AS_PUBLISHED
-        return UNDECIDED if off <= 1 + 2 * self.tolerance else self.beyond[low > number]
+        return UNDECIDED if ratio <= 1 + 2 * self.tolerance else self.beyond[low > number]
 
 
-def peaks_gib(row: Row) -> list[float]:
-    """Return tensors of the worst rank and all that a device held, or both ends of predicted tensors."""
+def peaks_gib(row: CellRow) -> list[float]:
+    """Return bounds of the peak memory in GiB.
+
+    A measured peak lies between the tensors of the worst rank and all memory used on its device. A predicted
+    peak lies in the band of predicted tensors.
+    """
     columns = ["peak_allocated_bytes", "device_used_bytes"]
     if row["provenance"] == Provenance.PREDICTED:
         columns = ["predicted_peak_allocated_low_bytes", "predicted_peak_allocated_high_bytes"]
     return [size / GIB for size in known_numbers(row, columns)]
 
 
-def rates(row: Row) -> list[float]:
-    """Return tokens/s of the job: one number, or both ends of a replay or a prediction."""
+def rates(row: CellRow) -> list[float]:
+    """Return tokens/s of all ranks: one number, or the bounds of a replay or a prediction."""
     columns = {
         Provenance.PREDICTED: ["predicted_tokens_per_s_low", "predicted_tokens_per_s_high"],
         Provenance.REPLAYED: ["tokens_per_s_with_link", "tokens_per_s"],
@@ -148,18 +153,19 @@ def rates(row: Row) -> list[float]:
     return known_numbers(row, columns)
 
 
-def known_numbers(row: Row, columns: Sequence[str]) -> list[float]:
-    """Return the row's numbers of these columns that are there."""
+def known_numbers(row: CellRow, columns: Sequence[str]) -> list[float]:
+    """Return the values of these columns that are not missing."""
     return [*pd.Series([row[column] for column in columns], dtype=float).dropna()]
 
 
-def _more_s(row: Row, published: float, rate: float) -> float:
+def _excess_s(row: CellRow, published: float, rate: float) -> float:
+    """Return how many seconds longer a micro-step of the published run took."""
     tokens = row["tokens_per_step"]
     return float((tokens / published - tokens / rate) / row["grad_accum"])
 
 
-def differences(row: Row, published: Published) -> list[str]:
-    """Return the settings, as `key=value`, in which a row is not one of the post's runs.
+def other_settings(row: CellRow, published: PublishedNumbers) -> list[str]:
+    """Return the settings of a row, as `key=value`, that differ from the runs of the post.
 
     The device counts as a setting unless the row is predicted.
     """
@@ -170,15 +176,18 @@ def differences(row: Row, published: Published) -> list[str]:
         expected = {"sp_degree": ranks, "strategy": strategy if strategy in methods else methods[0]}
     usual = {key: value for key, value in USUAL.items() if not pd.isna(row.get(key))}
     expected = {**expected, **SETTINGS, **usual}
-    others = {key: row[key] for key, value in expected.items() if row[key] != value}
-    found = [f"{key}={str(each).lower() if isinstance(each, bool) else each}" for key, each in others.items()]
+    different = {key: row[key] for key, value in expected.items() if row[key] != value}
+    settings = [
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in different.items()
+    ]
     names = device_names().get(row["hardware"], ())
-    if not found and row["provenance"] != Provenance.PREDICTED and row["device_name"] not in names:
+    if not settings and row["provenance"] != Provenance.PREDICTED and row["device_name"] not in names:
         return [f"device={row['device_name']}"]
-    return found
+    return settings
 
 
-PEAKS_GB = Published(
+PEAKS_GB = PublishedNumbers(
     "published, GB",
     {(1, 8): 76.4, (4, 8): 23.4, (4, 32): 35.0, (4, 64): 50.5, (4, 96): 66.0, (4, 128): OUT},
     0.05,
@@ -190,58 +199,61 @@ PEAKS_GB = Published(
 )
 
 
-def _revision(name: str, numbers: Mapping[tuple[int, int], float]) -> Published:
+def _revision(name: str, numbers: Mapping[tuple[int, int], float]) -> PublishedNumbers:
     beyond = ("slower than published", "faster than published")
-    return Published(name, numbers, 0.10, beyond, rates, _more_s, "s a micro-step", is_bracket=False)
+    return PublishedNumbers(
+        name, numbers, 0.10, beyond, rates, _excess_s, "s per micro-step", is_bracket=False
+    )
 
 
 REVISIONS = (
     _revision("A (01d33d5c)", {(1, 8): 2436, (4, 8): 2315, (4, 32): 7872, (4, 64): 13396}),
     _revision("B (5feb9948)", {(1, 8): 3633, (4, 8): 3933, (4, 32): 7733, (4, 64): 13396}),
 )
-"""Tokens/s of all GPUs in two stored revisions of the post, named by the first digits of their commits."""
+"""Tokens/s of all GPUs in two revisions of the post, named by the first digits of their commits."""
 
 READING = (
-    "A result within {near} % of a published number is as published: people who repeat a run have other"
-    " drivers, clocks and data. Beyond {far} % it is {beyond}, and between the two undecided. The distance"
-    " after a verdict is what the post's run must have taken more, or less, than this one. The trainer and"
-    " the kernel may be others than the post's trl with flash_attn_2. Predicted cells have no verdict, only"
-    " the distance from their band. Replayed cells are of one rank on one GPU: their rates go from all of the"
-    " modelled link's time exposed to none of it, and a verdict holds at both ends."
+    "A result within {near} % of a published number is as published, because drivers, clocks and data differ"
+    " when a run is repeated. Beyond {far} % it is {beyond}; in between it is undecided. After the verdict"
+    " follows how much more or less the published run took than ours. The trainer and the kernel may differ"
+    " from the post's trl with flash_attn_2. Predicted cells have no verdict, only the distance from their"
+    " band. Replayed cells ran one rank on one GPU: their rates range from all to none of the modelled link's"
+    " time exposed, and a verdict holds at both ends."
 )
 MEMORY = (
-    f"Peaks of the worst rank, compared with {POST}, whose revisions"
-    f" {' and '.join(each.name for each in REVISIONS)} print the same and do not say what they count. A"
-    " result lies between tensors and all that the device held. The post has its optimizer on the host, but"
-    " its 76.4 GB on one GPU hold it. GB are taken as GiB."
+    f"Peak memory of the worst rank, compared with {POST}. Its revisions"
+    f" {' and '.join(revision.name for revision in REVISIONS)} print the same numbers and do not say what"
+    " they count. Our result lies between the memory of tensors and all memory used on the device. The post"
+    " offloads the optimizer to the host, but its 76.4 GB on one GPU include the optimizer. GB are taken as"
+    " GiB."
 )
 THROUGHPUT = (
-    f"Tokens/s of all GPUs, compared with {POST}, whose revisions A and B differ by 1.7 times at 8k on 4"
+    f"Tokens/s of all GPUs, compared with {POST}. Its revisions A and B differ by a factor of 1.7 at 8k on 4"
     " GPUs."
 )
 
 
-def published_memory(findings: Findings) -> Section | None:
-    """Return the peaks of the experiment's cells, and the slopes of the formula and the post."""
+def published_memory_section(findings: Findings) -> Section | None:
+    """Return peaks compared with the post, and the slopes of peak memory by length."""
     rows = [row for row in findings.shown_rows if row["experiment"] == "published_memory"]
     reading = f"{MEMORY} {_reading(PEAKS_GB, 'more or less memory')}"
     return _section("Published memory", _slopes(rows), Table.of(MEMORY_COLUMNS, rows, DISPENSABLE), reading)
 
 
-def published_throughput(findings: Findings) -> Section | None:
-    """Return tokens per second of the experiment's cells, compared with both revisions of the post."""
+def published_throughput_section(findings: Findings) -> Section | None:
+    """Return tokens/s compared with both revisions of the post."""
     rows = [row for row in findings.shown_rows if row["experiment"] == "published_throughput"]
-    bases = {_setting(row): rates(row) for row in rows if row["cluster.world_size"] == 1}
+    bases = {_base_key(row): rates(row) for row in rows if row["cluster.world_size"] == 1}
 
-    def to_base(row: Row) -> str:
-        own, base = rates(row), bases.get(_setting(row), [])
+    def ratio_to_base(row: CellRow) -> str:
+        own, base = rates(row), bases.get(_base_key(row), [])
         return f"{own[0] / base[0]:.2f}x" if len(base) == len(own) == 1 else ""
 
     columns = (
         *(STRATEGY, LENGTH, RANKS, STATUS),
         Column("tokens/s", speed_text, sorted_by="tokens_per_s"),
-        Column("to the base", to_base),
-        *(Column(each.name, each.comparison, is_words=True) for each in REVISIONS),
+        Column("over one GPU", ratio_to_base),
+        *(Column(revision.name, revision.comparison, is_words=True) for revision in REVISIONS),
     )
     reading = f"{THROUGHPUT} {_reading(REVISIONS[0], 'faster or slower')}"
     return _section("Published throughput", (), Table.of(columns, rows, DISPENSABLE), reading)
@@ -253,32 +265,32 @@ def _section(title: str, lines: Sequence[str], table: Table, reading: str) -> Se
     return Section(title, lines, table, reading, prints_lines=True, prints_table=True, answers=True)
 
 
-def _reading(published: Published, beyond: str) -> str:
+def _reading(published: PublishedNumbers, beyond: str) -> str:
     near = round(100 * published.tolerance)
     return READING.format(near=near, far=2 * near, beyond=beyond)
 
 
-def _setting(row: Row) -> tuple[object, ...]:
+def _base_key(row: CellRow) -> tuple[object, ...]:
     return tuple(row[key] for key in SAME_AS_BASE)
 
 
-def _device(row: Row) -> str:
-    """Return the memory that the device held, or the predicted need of a rank."""
+def _device_text(row: CellRow) -> str:
+    """Return the memory used on the device, or the predicted need of a rank."""
     return predicted_band(row, "needed{}_bytes") if is_predicted(row) else text_of(row, "device_used_bytes")
 
 
-def _slopes(rows: Sequence[Row]) -> list[str]:
-    """Return the slope of each series on several GPUs of which two lengths or more are known."""
+def _slopes(rows: Sequence[CellRow]) -> list[str]:
+    """Return the slope of peak memory for every series on several GPUs with two lengths or more."""
     series: dict[str, dict[int, tuple[float, float]]] = {}
     for row in rows:
-        peaks, whose = peaks_gib(row), str(row["provenance"]).capitalize()
+        peaks, source = peaks_gib(row), str(row["provenance"]).capitalize()
         if is_predicted(row):
-            published, whose = PEAKS_GB.number(row), "Published"
-            is_known = published is not None and not isinf(published) and not differences(row, PEAKS_GB)
+            published, source = PEAKS_GB.number(row), "Published"
+            is_known = published is not None and not isinf(published) and not other_settings(row, PEAKS_GB)
             peaks = [published] if published is not None and is_known else []
         needed = known_numbers(row, ["needed_bytes"])
         if peaks and needed and row["cluster.world_size"] > 1:
-            points = series.setdefault(f"{whose} slope, {row[NAME]}", {})
+            points = series.setdefault(f"{source} slope, {row[NAME]}", {})
             points[row["seq_len"]] = peaks[0], needed[0] / GIB
     lines = []
     for label, points in series.items():
@@ -293,7 +305,11 @@ def _slopes(rows: Sequence[Row]) -> list[str]:
 
 MEMORY_COLUMNS = (
     *(STRATEGY, LENGTH, RANKS, STATUS),
-    Column("tensors", lambda row: with_band(row, "peak_allocated{}_bytes"), sorted_by="peak_allocated_bytes"),
-    Column("device", _device, sorted_by="device_used_bytes"),
+    Column(
+        "tensors",
+        lambda row: value_with_band(row, "peak_allocated{}_bytes"),
+        sorted_by="peak_allocated_bytes",
+    ),
+    Column("device", _device_text, sorted_by="device_used_bytes"),
     Column(PEAKS_GB.name, PEAKS_GB.comparison, is_words=True),
 )

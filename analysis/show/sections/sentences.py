@@ -1,35 +1,43 @@
-"""The sections of sentences: the answer, why cells failed, and what the figures show."""
+"""Sections without tables: the answer, the failures, and the captions of the figures."""
 
 from __future__ import annotations
 
 from analysis.answers.next_steps import next_steps
 from analysis.answers.no_result import failure_reasons
+from analysis.labels import status_label
 from analysis.show.findings import Findings
 from analysis.show.section import Section
+from bench.record.record import Status
 
 
-def answer(findings: Findings) -> Section:
-    """Return the answer; of predictions, which the first lines must tell apart, also each comparison."""
+def answer_section(findings: Findings) -> Section:
+    """Return the answer; if all cells are predicted, with all comparisons, which a terminal prints first."""
     verdict = findings.verdict
     details = verdict.details if findings.cells.is_all_predicted else []
     lines = [verdict.answer, *details, *filter(None, [verdict.caveat]), *verdict.notes]
     return Section("Answer", lines, prints_lines=True, answers=True, has_own_form=True)
 
 
-def failures(findings: Findings) -> Section | None:
-    """Return the reasons of cells without a result, and what to do about them."""
-    reasons = failure_reasons(findings.cells)
-    if not reasons:
+def failures_section(findings: Findings) -> Section | None:
+    """Return why cells have no result, and after the reasons of a status what to do about it."""
+    lines = failure_reasons(findings.cells)
+    if not lines:
         return None
-    return Section("Why cells failed", [*reasons, *next_steps(findings.cells)], prints_lines=True)
+    advice = next_steps(findings.cells)
+    for label in map(status_label, Status):
+        last = max((place for place, line in enumerate(lines) if line.startswith(label)), default=len(lines))
+        lines[last + 1 : last + 1] = [line for line in advice if label in line.partition(":")[0]]
+    return Section("Why cells failed", lines, prints_lines=True)
 
 
-def figures(findings: Findings) -> Section | None:
-    """Return the captions of the figures; those with equal captions share one."""
-    alike: dict[tuple[str, str], list[str]] = {}
+def figures_section(findings: Findings) -> Section | None:
+    """Return the captions of the figures; figures with equal captions share a line."""
+    files_by_caption: dict[tuple[str, str], list[str]] = {}
     for figure in findings.figures:
-        alike.setdefault((figure.title, figure.caption), []).append(f"figures/{figure.name}.png")
-    if not alike:
+        files_by_caption.setdefault((figure.title, figure.caption), []).append(f"figures/{figure.name}.png")
+    if not files_by_caption:
         return None
-    lines = [f"{title} ({', '.join(files)}): {caption}" for (title, caption), files in alike.items()]
+    lines = [
+        f"{title} ({', '.join(files)}): {caption}" for (title, caption), files in files_by_caption.items()
+    ]
     return Section("Figures", lines, has_own_form=True)

@@ -34,7 +34,7 @@ def replayed(strategy, processes_ms, link_ms=BUSY, repeats=6, **overrides):
 def test_replayed_rate_ranges_from_all_to_none_of_the_link(cells_of):
     (row,) = rows_of(cells_of(replayed("ring", [100.0], repeats=1)), View.PAGE)
     assert row["tokens/s"] == "78,019 to 81,920"  # 8,192 tokens in 105 ms, and in 100 ms
-    assert not {"speed-up", "attention exchange: transfer"} & {*row}
+    assert not {"speed-up", "attention communication: transfer"} & {*row}
 
 
 def test_replayed_rate_is_an_upper_bound_without_link_speed(cells_of):

@@ -54,7 +54,7 @@ def test_hardware_files_state_the_memory():
 def capacities(sheet):
     """Return the height of each horizontal line by its label."""
     across = [line for line in sheet.axes.lines if line.get_transform() == sheet.axes.get_yaxis_transform()]
-    return {line.get_label().removeprefix("may use: "): line.get_ydata()[0] for line in across}
+    return {line.get_label().removeprefix("capacity: "): line.get_ydata()[0] for line in across}
 
 
 def memory_of(cells_of, *records):
@@ -73,7 +73,7 @@ def test_memory_figure_has_a_labelled_line_per_capacity(cells_of):
 
 def test_memory_figure_draws_a_far_capacity_only_after_oom(cells_of):
     far = memory_of(cells_of, peak(0.01, **LIMIT))
-    assert (capacities(far), far.remarks) == ({}, ["1 other capacity in summary.csv"])
+    assert (capacities(far), far.remarks) == ({}, ["Left out: 1 other capacity (in summary.csv)"])
     oom = make_failure("out_of_memory", "no", config=LIMIT | {"seq_len": 65536})
     sheet = memory_of(cells_of, peak(0.01, **LIMIT), oom)
     assert capacities(sheet) == {"limit 4 GiB": 4 * GIB}
@@ -84,4 +84,4 @@ def test_memory_figure_draws_the_lowest_capacities(cells_of):
     limits = [{"cluster.memory_limit_gib": 4.0 + number} for number in range(5)]
     sheet = memory_of(cells_of, *(peak(2, **limit) for limit in limits))
     assert [*capacities(sheet)] == ["limit 4 GiB", "limit 5 GiB", "limit 6 GiB"]
-    assert sheet.remarks == ["2 other capacities in summary.csv"]
+    assert sheet.remarks == ["Left out: 2 other capacities (in summary.csv)"]

@@ -136,7 +136,7 @@ def test_logged_losses_are_compared_with_data_parallelism(compared):
     assert logged["local contiguous under transformers"] is None
     rows = rows_by_heading(Table.of(COLUMNS, found.rows), View.SUMMARY)
     (row,) = (row for row in rows if row["training"].startswith("ulysses"))
-    assert row["logged loss apart: mean / most"] == "1.0e-01 / 1.0e-01"
+    assert row["logged loss distance: mean / largest (nats)"] == "1.0e-01 / 1.0e-01"
 
 
 def test_report_has_loss_tables_figures_and_published_numbers(tmp_path, capsys, monkeypatch):

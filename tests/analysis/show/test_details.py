@@ -6,7 +6,7 @@ from analysis.read.hardware import node_links
 from analysis.read.views import View
 from analysis.show.columns import COLUMNS, NAME
 from analysis.show.page.page import render
-from analysis.show.page.record import attempt
+from analysis.show.page.record import record_details
 from analysis.show.section import Table
 from analysis.show.sections import sections_of
 from tests.support.records import CPU, STEPS_HELD, as_record, make_record, make_timing, on_ranks
@@ -27,40 +27,40 @@ FACTS = {
     "speed-up": "1.50 times local on 1 rank (cell {base})",
     "strong scaling": "1.50 times local on 1 rank (cell {base}), efficiency 75.0 %",
     "memory one rank may use": "h100_80gb: 79.6 GiB",
-    f"attention exchange {IN_FLIGHT}": "6.4 % / 12.7 %",
-    f"communication {IN_FLIGHT}": "10.0 % / 20.0 %",
+    f"attention communication: {IN_FLIGHT}": "6.4 % / 12.7 %",
+    f"all communication: {IN_FLIGHT}": "10.0 % / 20.0 %",
     "straggler gap (ms)": "0.00",
 }
 BASE = make_record(config={"strategy": "local"}, timing=make_timing([[150.0] * 8]))
 
 
 def details_of(cell):
-    """The details of a cell by heading."""
+    """Return the details of a cell by heading."""
     (row,) = rows_by_heading(Table.of(COLUMNS, [{**cell, NAME: ""}]), View.DETAILS)
     return row
 
 
 @pytest.fixture
 def cell(summary_of):
-    """Two ranks, next to one of local and four."""
+    """Return the cell with two ranks, from a sweep that also has `local` and four ranks."""
     own, four = make_record(analytic=FLOPS), on_ranks(["ulysses"], [8192], [4], lambda *_: 80.0)
     return summary_of([BASE, own, *four]).set_index("cell_id").loc[own["cell_id"]]
 
 
-def test_the_facts_of_a_cell_are_what_the_table_has_no_column_for(cell):
+def test_details_show_metrics_without_a_table_column(cell):
     facts = details_of(cell)
     expected = {name: text.format(base=BASE["cell_id"]) for name, text in FACTS.items()}
     assert {name: facts[name] for name in FACTS} == expected
 
 
-def test_the_facts_say_of_a_cpu_that_its_ranks_share_cores(summary_of):
+def test_details_say_that_cpu_ranks_share_cores(summary_of):
     cells = summary_of(on_ranks(["ring"], [8192], [2, 4], **CPU)).to_dict("records")
     assert all(SHARED_CORES in details_of(cell)["strong scaling"] for cell in cells)
 
 
-def test_the_facts_say_that_a_device_without_a_datasheet_has_no_mfu(summary_of):
+def test_details_say_why_unknown_hardware_has_no_mfu(summary_of):
     (cell,) = summary_of([make_record(config={"hardware": "unknown"}, analytic=FLOPS)]).to_dict("records")
-    assert details_of(cell)["MFU (causal / full)"].startswith("unknown: no file of conf/hardware/")
+    assert details_of(cell)["MFU (causal / full)"].startswith("unknown: no file in conf/hardware/")
     assert "MFU (causal / full)" not in details_of({**cell, "step_time_ms": None, "mfu_causal": None})
 
 
@@ -73,19 +73,19 @@ CHECKS = [
 
 
 @pytest.mark.parametrize(("status", "made"), [("ok", "passed"), ("wrong_result", "compared")])
-def test_a_record_s_checks_say_how_far_they_reach_or_why_they_were_not_made(status, made):
-    """Of a wrong result none is called passed: one of them found it."""
-    found = attempt(as_record(make_record(status=status, checks=CHECKS))).checks
-    assert [*found.rows] == [
+def test_check_rows_show_extent_or_reason(status, made):
+    """In a wrong result no check is called passed, because one of them failed."""
+    table = record_details(as_record(make_record(status=status, checks=CHECKS))).checks
+    assert [*table.rows] == [
         ("attention", "float64", "8,192", "32", "1", made),
         ("training signal", "another cell", "8,192", "all", "1 of 12", f"{made}; cell abc ran 1 step"),
         ("training signal", "another cell", "8,192", "all", "0 of 12", "not checked; the first"),
         ("objective", "float64", "", "", "", "not checked; no time"),
     ]
-    assert [*attempt(as_record(make_record(checks=None))).checks.rows] == []
+    assert [*record_details(as_record(make_record(checks=None))).checks.rows] == []
 
 
-def test_the_page_lists_the_checks_and_says_which_were_not_made(tmp_path):
+def test_page_lists_checks_and_names_missing_ones(tmp_path):
     findings = findings_of(tmp_path, [make_record(checks=CHECKS)])
     page = render(findings, sections_of(findings))
     assert "<dt>tokens/s per rank</dt><dd>40,960</dd>" in page
@@ -94,29 +94,28 @@ def test_the_page_lists_the_checks_and_says_which_were_not_made(tmp_path):
     assert "Not checked: objective in 1 of 1 cell." in page
 
 
-def test_the_facts_add_the_parts_of_the_step_up_to_the_whole(cell):
-    said = details_of(cell)["parts of the step"]
-    parts, _, whole = said.rpartition(" = ")
-    found_ms = [float(part.split()[-2]) for part in parts.split(" + ")]
-    assert sum(found_ms) == pytest.approx(step_ms(cell), abs=0.01 * len(found_ms))
+def test_step_parts_text_adds_up_to_the_step(cell):
+    parts, _, whole = details_of(cell)["parts of the step"].rpartition(" = ")
+    parts_ms = [float(part.split()[-2]) for part in parts.split(" + ")]
+    assert sum(parts_ms) == pytest.approx(step_ms(cell), abs=0.01 * len(parts_ms))
     assert whole == f"{number_label(step_ms(cell))} ms"
-    assert "attention: transfer" in said
+    assert ": transfer" in parts
 
 
-LINK = "attention exchange against the link"
+RATE = "attention communication rate"
 NVLINKS = {"gpu_p2p": {"0-1": "NVLink"}}
 
 
 @pytest.mark.parametrize(
     ("config", "environment", "expected"),
     [
-        ({}, NVLINKS, "0.90 GB/s a rank while in flight, waiting left out; 0.2 % of NVLink 4 (450 GB/s)"),
+        ({}, NVLINKS, "0.90 GB/s per rank while in flight and not waiting, 0.2 % of NVLink 4 (450 GB/s)"),
         ({}, {"gpu_p2p": {"0-1": "NVLink", "0-2": "ok"}}, None),
         ({"cluster.ranks_per_gpu": 2}, NVLINKS, None),
         ({"hardware": "cpu"}, NVLINKS, None),
     ],
 )
-def test_the_exchange_is_held_against_the_link_where_that_is_known(config, environment, expected):
+def test_attention_rate_is_compared_with_a_known_link(config, environment, expected):
     record = make_record(config=config, environment=environment)
-    record["engagement"]["sent_bytes"] = {"attention": [8_100_000] * 2}  # in 14 ms, of which 5 are waited
-    assert dict(attempt(as_record(record), node_links()).facts).get(LINK) == expected
+    record["engagement"]["sent_bytes"] = {"attention": [8_100_000] * 2}  # in 14 ms, 5 of them waiting
+    assert dict(record_details(as_record(record), node_links()).facts).get(RATE) == expected

@@ -37,12 +37,12 @@ LENGTHS = [8192, 16384, 32768, 65536, 98304]
 
 
 def complete(record):
-    """A record that every figure shows something of."""
+    """Return a record with values for every figure."""
     return with_prediction(of_attention(record))
 
 
 def of_each_kind():
-    """Long names and variants, calls of attention, a traced step of eleven days, failures."""
+    """Return records with long names, variants, attention calls, a step of eleven days, and failures."""
     slow = {"trace": make_trace(2, step_ms=[1e9] * 2)}
     return [
         *map(complete, on_ranks(["local", "ring_flash_attn_llama3"], LENGTHS, [1, 2], **CPU)),
@@ -55,7 +55,7 @@ def of_each_kind():
 
 
 def crowded():
-    """Many ranks, capacities near one another, and every seventh cell without a result."""
+    """Return records with many ranks and close capacities; every seventh cell has no result."""
     records = [
         complete(record)
         for limit in (4.0, 4.1, 40.0)
@@ -83,14 +83,14 @@ SLOW = {"hundreds", "thousands"}
 @pytest.mark.parametrize(
     "sweep", [pytest.param(each, marks=pytest.mark.slow if each in SLOW else ()) for each in SWEEPS]
 )
-def test_no_text_of_a_figure_overlaps_another_or_is_cut_off(cells_of, sweep):
+def test_figure_texts_do_not_overlap_and_are_not_cut_off(cells_of, sweep):
     cells = cells_of(SWEEPS[sweep]())
     drawn = {name: built(name, cells).figure for name in figures_for(cells)}
     assert {name: overlaps_in(figure) for name, figure in drawn.items()} == {name: [] for name in drawn}
     assert {name: cut_off_in(figure) for name, figure in drawn.items()} == {name: [] for name in drawn}
 
 
-def test_a_figure_in_a_page_has_names_of_its_own_and_nothing_that_two_figures_could_share(cells_of, tmp_path):
+def test_inline_svg_has_unique_ids(cells_of, tmp_path):
     svg = write_figure("throughput", for_figures(cells_of([make_record()])), tmp_path).svg
     names = re.findall(r'\bid="([^"]*)"', svg)
     assert names
@@ -98,17 +98,17 @@ def test_a_figure_in_a_page_has_names_of_its_own_and_nothing_that_two_figures_co
     assert {*re.findall(r'(?:url\(#|href="#)([^")]*)', svg)} <= {*names}
 
 
-def test_a_figure_without_values_is_left_out_and_of_failures_alone_one_stays(cells_of):
+def test_figures_without_values_are_left_out_except_one(cells_of):
     failed = make_failure("out_of_memory", "no room")
     assert figures_for(cells_of([failed])) == ["throughput"]
     assert figures_for(cells_of([])) == []
     assert "step_parts" not in figures_for(cells_of([make_record(trace=None)]))
-    said = texts(built("throughput", cells_of([failed])).figure)
-    assert {"No cell has a result (1 OOM)", "ulysses: out of memory"} <= {*said}
+    written = texts(built("throughput", cells_of([failed])).figure)
+    assert {"No cell has a result (1 OOM)", "ulysses: out of memory"} <= {*written}
 
 
 @pytest.mark.parametrize(("status", "glyph"), [("out_of_memory", "x"), ("timed_out", "*")])
-def test_a_failed_cell_has_a_mark_at_its_length_in_line_with_the_others_and_a_label(cells_of, status, glyph):
+def test_failed_cell_has_a_labelled_mark_at_its_length(cells_of, status, glyph):
     records = [complete(make_record()), make_failure(status, "no", config={"seq_len": 65536})]
     sheet = sheet_of("throughput", cells_of(records))
     strip, axes = sheet.panels
@@ -121,7 +121,7 @@ def test_a_failed_cell_has_a_mark_at_its_length_in_line_with_the_others_and_a_la
     assert f"ulysses: {status.replace('_', ' ')}" in texts(sheet.figure)
 
 
-def test_failures_of_one_series_and_status_are_one_row_and_of_too_many_series_are_told_by_status(cells_of):
+def test_failure_marks_are_grouped_by_status_if_too_many(cells_of):
     failing = [16384, 32768, 98304]
     records = [make_failure("out_of_memory", "no", config={"seq_len": each}) for each in failing]
     (mark,) = failure_marks(cells_of([*grid(["local"], LENGTHS), *records]).series)
@@ -135,26 +135,24 @@ def test_failures_of_one_series_and_status_are_one_row_and_of_too_many_series_ar
 @pytest.mark.parametrize(
     ("config", "banner"), [(CPU, CPU_CAVEAT), (SHARED_GPU, SHARED_GPU_CAVEAT), ({}, None)]
 )
-def test_a_figure_says_what_was_measured_on_what_that_it_ranks_nothing_and_that_it_is_a_part(
-    cells_of, config, banner
-):
+def test_figure_heading_has_setup_caveat_and_selection(cells_of, config, banner):
     cells = cells_of([make_record(config=config)])
-    said = {*texts(build("throughput", Selection(cells, None)).figure)}
-    assert "measured: qwen3_nano, zero3, bf16 on NVIDIA H100 80GB HBM3, 2 ranks" in said
-    assert {CPU_CAVEAT, SHARED_GPU_CAVEAT} & said == ({banner} if banner else set())
-    part = "A part of the series; all are in summary.csv."
+    written = {*texts(build("throughput", Selection(cells, None)).figure)}
+    assert "measured: qwen3_nano, zero3, bf16 on NVIDIA H100 80GB HBM3, 2 ranks" in written
+    assert {CPU_CAVEAT, SHARED_GPU_CAVEAT} & written == ({banner} if banner else set())
+    part = "Only a part of the series is drawn; all are in summary.csv."
     caveat = " ".join(filter(None, (banner, part)))
     assert caveat in texts(build("throughput", Selection(cells, "24 of 30")).figure)
 
 
-def test_a_line_does_not_run_across_a_failed_length(cells_of):
+def test_line_has_a_gap_at_a_failed_length(cells_of):
     records = [*grid(["ulysses"], [8192, 32768]), make_failure("error", "no", config={"seq_len": 16384})]
     line = axes_of("throughput", cells_of(records)).containers[0].lines[0]
     assert [value == value for value in line.get_ydata()] == [True, False, True]  # noqa: PLR0124  NaN
 
 
 @pytest.mark.parametrize(("lengths", "scale"), [([8192, 32768], "linear"), ([8192, 98304], "log")])
-def test_tokens_per_s_over_many_lengths_are_on_a_logarithmic_axis(cells_of, lengths, scale):
+def test_throughput_over_many_lengths_has_a_logarithmic_axis(cells_of, lengths, scale):
     records = on_ranks(["ulysses"], lengths, [2], lambda length, _: length**2 / 1e6)
     axes = axes_of("throughput", cells_of(records))
     assert axes.get_yscale() == scale
@@ -162,26 +160,26 @@ def test_tokens_per_s_over_many_lengths_are_on_a_logarithmic_axis(cells_of, leng
     assert {"8k", "96k" if scale == "log" else "32k"} <= labels
 
 
-def test_the_second_engine_of_a_strategy_has_hollow_markers(cells_of):
+def test_second_engine_of_a_strategy_has_hollow_markers(cells_of):
     lines = axes_of(
         "throughput", cells_of([make_record(config={"engine": each}) for each in ("ddp", "zero3")])
     ).lines
     assert [each.get_fillstyle() for each in lines if each.get_marker() == "s"] == ["full", "none"]
 
 
-def test_every_strategy_of_ours_has_a_style_and_a_marker_that_no_other_has():
+def test_built_in_strategies_have_unique_markers():
     styles = [facts.style for facts in STRATEGIES.built_in.values()]
     markers = [style.marker for style in styles]
     assert not [*itertools.chain.from_iterable(style.faults() for style in styles)]
     assert len({*markers, *OTHER_MARKERS}) == len(markers) + len(OTHER_MARKERS)
 
 
-def test_a_strategy_without_a_style_looks_the_same_whatever_is_drawn_with_it():
+def test_style_of_unknown_strategy_does_not_depend_on_others():
     alone = styles_of(["something_new"])["something_new"]
     assert styles_of([*STRATEGIES.built_in, "something_new"])["something_new"] == alone
 
 
-def test_two_strategies_without_a_style_never_look_alike():
+def test_unknown_strategies_have_different_styles():
     styles = styles_of(f"my_ring_{number}" for number in range(len(OTHER_STYLES))).values()
     assert len({style.color_and_marker for style in styles}) == len(OTHER_STYLES)
 
@@ -189,7 +187,7 @@ def test_two_strategies_without_a_style_never_look_alike():
 OWN = PlotStyle("#4B0082", (5, 1, 36), ":")
 
 
-def test_a_plug_in_is_drawn_in_its_own_style(monkeypatch, cells_of):
+def test_plug_in_is_drawn_in_its_own_style(monkeypatch, cells_of):
     monkeypatch.setitem(STRATEGIES._loaded, "indigo", SimpleNamespace(style=OWN))
     lines = axes_of("throughput", cells_of(grid(["indigo"], LENGTHS))).lines
     look = (OWN.color, OWN.marker, OWN.line)
@@ -205,20 +203,20 @@ LIKE_OURS = {
 
 
 @pytest.mark.parametrize("stated", LIKE_OURS.values(), ids=LIKE_OURS)
-def test_a_plug_in_never_looks_like_a_strategy_of_ours(monkeypatch, stated):
+def test_plug_in_never_looks_like_a_built_in_strategy(monkeypatch, stated):
     by_name = styles_of(["mine"])
     monkeypatch.setitem(STRATEGIES._loaded, "mine", SimpleNamespace(style=stated))
     assert styles_of(["mine"]) == by_name
 
 
-def test_the_bars_of_a_step_fill_it_and_none_is_cut_off(cells_of):
+def test_step_bars_reach_100_percent_within_the_axes(cells_of):
     failed = make_failure("error", "no", config={"seq_len": 2 * LENGTHS[-1]})
     for lengths, *failures in ((LENGTHS, failed), ([8192],)):
         sheet = sheet_of("step_parts", cells_of([*grid(["local", "ulysses"], lengths), *failures]))
         axes = sheet.axes
         labels = dict(zip(axes.get_xticks(), map(Text.get_text, axes.get_xticklabels()), strict=True))
         marks = [labels[place] for line in sheet.panels[0].lines for place in line.get_xdata() if failures]
-        assert marks == ["192k"] * len(failures)  # which stands where bars of its length would
+        assert marks == ["192k"] * len(failures)  # at the place of the bars of its length
         tops = {}
         for bar in axes.patches:
             tops[bar.get_x()] = max(tops.get(bar.get_x(), 0), bar.get_y() + bar.get_height())
@@ -228,7 +226,7 @@ def test_the_bars_of_a_step_fill_it_and_none_is_cut_off(cells_of):
         assert all(left <= bar.get_x() and bar.get_x() + bar.get_width() <= right for bar in axes.patches)
 
 
-def test_sizes_on_a_logarithmic_axis_are_powers_of_two(cells_of):
+def test_logarithmic_memory_ticks_are_powers_of_two(cells_of):
     memory = {"peak_allocated_bytes": [3 * 2**20]}, {"peak_allocated_bytes": [5 * 2**30]}
     records = [make_record(config={"seq_len": 8192 * 2**i}, memory=each) for i, each in enumerate(memory)]
     axes = axes_of("peak_memory", cells_of(records))
@@ -236,7 +234,7 @@ def test_sizes_on_a_logarithmic_axis_are_powers_of_two(cells_of):
     assert {math.log2(tick) % 1 for tick in axes.get_yticks()} == {0}
 
 
-def test_a_memory_axis_says_where_its_ticks_are(cells_of):
+def test_linear_memory_ticks_have_labels_of_their_values(cells_of):
     axes = axes_of("peak_memory", cells_of([make_record(memory={"peak_allocated_bytes": [2 * 2**30]})]))
     labels = [axes.yaxis.get_major_formatter()(tick, None) for tick in axes.get_yticks()]
     assert labels[:3] == ["0 GiB", "0.5 GiB", "1 GiB"]
@@ -247,7 +245,7 @@ UNKNOWN = {"purpose_exposed_ms": {"other": [11.0] * 2}, "purpose_exposed_waiting
 
 
 @pytest.mark.parametrize(
-    ("name", "without", "said"),
+    ("name", "trace_changes", "status"),
     [
         ("attention_communication", {"step_ms": [400.0] * 2}, EXCLUDED),
         ("step_parts", {"step_ms": [400.0] * 2}, EXCLUDED),
@@ -255,23 +253,23 @@ UNKNOWN = {"purpose_exposed_ms": {"other": [11.0] * 2}, "purpose_exposed_waiting
         ("communication_share", {"purposes_unknown": ["no tap"] * 2, **UNKNOWN}, NOT_KNOWN),
     ],
 )
-def test_a_traced_cell_without_a_value_is_marked_as_excluded(cells_of, name, without, said):
-    traces = {"ring": make_trace(2), "ulysses": make_trace(2, **without), "usp": None}
+def test_traced_cell_without_value_is_marked_as_excluded(cells_of, name, trace_changes, status):
+    traces = {"ring": make_trace(2), "ulysses": make_trace(2, **trace_changes), "usp": None}
     records = [make_record(config={"strategy": name}, trace=trace) for name, trace in traces.items()]
     sheet = sheet_of(name, cells_of(records))
-    assert f"ulysses: {said}" in texts(sheet.figure)
+    assert f"ulysses: {status}" in texts(sheet.figure)
     labels = [*legend_entries(sheet)]
     assert not any("usp" in text for text in [*texts(sheet.figure), *labels])
     assert name == "step_parts" or labels == ["ring", "waiting for the last rank"]
 
 
 def bars_of(axes):
-    """Both ends of every error bar of the first series."""
+    """Return both ends of every error bar of the first series."""
     (bars,) = axes.containers[0].lines[2]
     return [tuple(segment[:, 1]) for segment in bars.get_segments()]
 
 
-def test_a_prediction_s_bars_are_its_band_and_a_measurement_s_its_interval(cells_of):
+def test_error_bars_are_band_or_interval(cells_of):
     measured = with_prediction(make_record(), step_ms=(10.0, 20.0, 30.0))
     steady = bars_of(axes_of("throughput", cells_of([measured])))
     assert steady == [pytest.approx((81920, 81920))]
@@ -281,20 +279,20 @@ def test_a_prediction_s_bars_are_its_band_and_a_measurement_s_its_interval(cells
     assert not axes_of("throughput", cells_of([five_steps])).containers[0].has_yerr
 
 
-def test_where_memory_is_undecided_the_figure_of_memory_alone_marks_it(cells_of):
+def test_only_memory_figure_marks_undecided_memory(cells_of):
     cells = cells_of([make_predicted(fit="undecided"), make_predicted(config={"seq_len": 16384})])
     shown = {name: texts(sheet_of(name, cells).figure) for name in ("peak_memory", "throughput")}
-    said = "ulysses: undecided (predicted)"
-    assert said in shown["peak_memory"]
-    assert said not in shown["throughput"]
+    label = "ulysses: undecided (predicted)"
+    assert label in shown["peak_memory"]
+    assert label not in shown["throughput"]
     alone = sheet_of("throughput", cells_of([make_predicted(fit="out_of_memory")]))
     assert "ulysses: OOM (predicted)" in texts(alone.figure)
 
 
-def test_a_figure_of_predictions_speaks_of_no_sample_interval_or_trace(cells_of):
+def test_predicted_figure_mentions_no_sample_interval_or_trace(cells_of):
     cells = cells_of([make_predicted()])
     for name in figures_for(cells):
         sheet = built(name, cells)
-        said = " ".join([*texts(sheet.figure), FIGURES[name].reading_of(cells)])
-        assert not [words for words in ("95 % interval", "traced step", "median of") if words in said]
-        assert "Predicted: " in said
+        written = " ".join([*texts(sheet.figure), FIGURES[name].reading_of(cells)])
+        assert not [words for words in ("95 % interval", "traced step", "median") if words in written]
+        assert "Predicted: " in written

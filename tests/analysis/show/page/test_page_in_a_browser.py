@@ -1,4 +1,4 @@
-"""The page as a reader uses it, in headless Chromium, driven by scripts, each in a copy of the page."""
+"""The page in headless Chromium. Each script runs in its own copy of the page."""
 
 import html
 import json
@@ -34,11 +34,11 @@ const type = (text) => {
 WAIT = "new Promise((done) => setTimeout(done, 100))"
 
 
-POINTED = """
-const spot = document.querySelector(".spots rect"), said = spot.closest("figure").querySelector(".pointed");
+HOVER = """
+const spot = document.querySelector(".spots rect"), shown = spot.closest("figure").querySelector(".pointed");
 spot.dispatchEvent(new Event("pointerover", {bubbles: true}));
 const hint = document.querySelector(".scrolls + .hint");
-return [said.textContent === spot.dataset.say, hint !== null && getComputedStyle(hint).display === "block"];
+return [shown.textContent === spot.dataset.text, hint !== null && getComputedStyle(hint).display === "block"];
 """
 LABELS = """
 return [...document.querySelectorAll("figure")].map((figure) => {
@@ -96,30 +96,30 @@ SCRIPTS = {
     """,
 }
 AT_WIDTHS = {
-    "points": (POINTED, (390, 1400)),
+    "points": (HOVER, (390, 1400)),
     "labels": (LABELS, (390, 1400)),
     "unfolded": (UNFOLDED, (320, 768)),
 }
-"""Scripts whose page is so many pixels wide."""
-IN_TURNS = """
-const found = {};
+"""Scripts with the widths of their pages in pixels."""
+RUN_SCRIPTS = """
+const results = {};
 for (const [name, width, script] of scripts) {
   const frame = document.createElement("iframe");
   [frame.width, frame.height] = [width, 700];
   document.body.append(frame);
-  frame.getBoundingClientRect();  // its width stands before the page in it chooses among its pictures
-  const told = new Promise((tell) => (window.tell = tell));
+  frame.getBoundingClientRect();  // lay out the frame before its page is loaded
+  const result = new Promise((resolve) => (window.report = resolve));
   frame.srcdoc = source.replace("</body>", () => script + "</body>");
-  found[name] = await told;
+  results[name] = await result;
   frame.remove();
 }
-document.getElementById("found").textContent = JSON.stringify(found);
+document.getElementById("results").textContent = JSON.stringify(results);
 """
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """The source of the page of 60 cells, one of which failed with a long reason."""
+    """Return the source of a page with 60 cells, one of which failed with a long reason."""
     lengths = [1024 * thousands for thousands in (1, 2, 4, 8, 16, 32, 64, 96, 128, 256)]
     cells, long_reason = (
         grid([*STRATEGIES.built_in][:6], lengths),
@@ -132,8 +132,8 @@ def page(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(page, tmp_path_factory):
-    """What each of SCRIPTS returns, by name: each has the page to itself, one after the other."""
+def results(page, tmp_path_factory):
+    """Return the results of all scripts by name."""
     folder = tmp_path_factory.mktemp("browser")
     scripts = [[name, 1200, in_page(script)] for name, script in SCRIPTS.items()]
     scripts += [
@@ -141,76 +141,78 @@ def found(page, tmp_path_factory):
         for name, (script, widths) in AT_WIDTHS.items()
         for width in widths
     ]
-    given = json.dumps({"source": page, "scripts": scripts}).replace("</", r"<\/")
+    source = json.dumps({"source": page, "scripts": scripts}).replace("</", r"<\/")
     (folder / "driven.html").write_text(
-        '<!doctype html><meta charset="utf-8"><body><pre id="found"></pre>'
-        f"<script>const {{source, scripts}} = {given}; (async () => {{ {IN_TURNS} }})();</script>"
+        '<!doctype html><meta charset="utf-8"><body><pre id="results"></pre>'
+        f"<script>const {{source, scripts}} = {source}; (async () => {{ {RUN_SCRIPTS} }})();</script>"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [CHROMIUM, *FLAGS, f"--user-data-dir={folder}/profile", "--dump-dom", f"file://{folder}/driven.html"],
         capture_output=True,
         text=True,
         check=True,
         timeout=300,
     )
-    assert "CONSOLE" not in done.stderr, done.stderr
-    return json.loads(html.unescape(re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)[1]))
-
-
-def in_page(script):
-    """A script that runs when the page is there and tells the one around it what it returns, or its error."""
-    return (
-        f"<script>window.addEventListener('load', async () => {{ {HELPERS}\n"
-        f"const run = async () => {{ {script} }};"
-        "parent.tell(await run().catch((error) => `failed: ${error}`)); });</script>"
+    assert "CONSOLE" not in process.stderr, process.stderr
+    return json.loads(
+        html.unescape(re.search(r'<pre id="results">(.*?)</pre>', process.stdout, re.DOTALL)[1])
     )
 
 
-def test_a_click_on_a_heading_sorts_by_number_or_word_and_another_turns_it_round(found):
-    up, down, states = found["clicks on a heading"]
+def in_page(script):
+    """Return a script that runs on load and reports its result, or its error, to the parent page."""
+    return (
+        f"<script>window.addEventListener('load', async () => {{ {HELPERS}\n"
+        f"const run = async () => {{ {script} }};"
+        "parent.report(await run().catch((error) => `failed: ${error}`)); });</script>"
+    )
+
+
+def test_heading_click_sorts_and_second_click_reverses(results):
+    up, down, states = results["clicks on a heading"]
     numbers = sorted(float(each) for each in up[:-1])
     assert [float(each) for each in up[:-1]] == numbers
     assert [float(each) for each in down[:-1]] == numbers[::-1]
     assert up[-1] is down[-1] is None
     assert states == ["ascending", "descending"]
-    strategies, meaning = found["words of a column"]
+    strategies, meaning = results["words of a column"]
     assert strategies == sorted(strategies)
     assert meaning == METRICS["tokens_per_s"].quantity.meaning
 
 
-def test_words_narrow_the_table_and_it_says_to_how_many(found):
-    told = found["words"]
-    assert told["some"]
-    assert all("ulysses" in text and "64k" in text for text in told["some"])
-    assert told["count"] == f"{len(told['some'])} of 60 shown"
-    assert (told["none"], told["all"]) == (0, 60)
+def test_filter_words_narrow_the_table_and_show_the_count(results):
+    words = results["words"]
+    assert words["some"]
+    assert all("ulysses" in text and "64k" in text for text in words["some"])
+    assert words["count"] == f"{len(words['some'])} of 60 shown"
+    assert (words["none"], words["all"]) == (0, 60)
 
 
-def test_a_link_opens_what_it_points_at_and_the_buttons_open_and_close_all(found):
-    assert found["links and buttons"] == {"target": True, "counts": [0, 1, 60, 0]}
+def test_link_opens_its_cell_and_buttons_open_and_close_all(results):
+    assert results["links and buttons"] == {"target": True, "counts": [0, 1, 60, 0]}
 
 
-def test_everything_that_acts_is_reached_with_the_keyboard(found):
-    reached, focused = found["the keyboard"]
+def test_keyboard_reaches_every_control(results):
+    reached, focused = results["the keyboard"]
     assert reached == focused > 60
 
 
-def test_a_point_that_is_pointed_at_says_its_value_and_a_table_wider_than_the_page_that_it_is(found):
-    assert found["points, 1400"][0] is True
-    assert found["points, 390"] == [True, True]
+def test_hover_shows_a_value_and_wide_tables_show_a_hint(results):
+    assert results["points, 1400"][0] is True
+    assert results["points, 390"] == [True, True]
 
 
 @pytest.mark.parametrize("width", AT_WIDTHS["labels"][1])
-def test_no_label_of_a_figure_is_cut_off_overlaps_another_or_is_too_small(found, width):
-    told = found[f"labels, {width}"]
-    assert len(told) > 4
-    for figure in told:
+def test_figure_labels_are_whole_apart_and_legible(results, width):
+    figures = results[f"labels, {width}"]
+    assert len(figures) > 4
+    for figure in figures:
         assert (figure["name"], figure["cut"], figure["over"]) == (figure["name"], [], [])
         assert figure["smallest"] >= LEGIBLE_PX
 
 
 @pytest.mark.parametrize("width", AT_WIDTHS["unfolded"][1])
-def test_a_narrow_page_never_scrolls_sideways(found, width):
-    told = found[f"unfolded, {width}"]
-    assert told["inner"] == width
-    assert told["content"] <= told["visible"]
+def test_narrow_page_never_scrolls_sideways(results, width):
+    page = results[f"unfolded, {width}"]
+    assert page["inner"] == width
+    assert page["content"] <= page["visible"]

@@ -1,11 +1,16 @@
-"""The sections of `experiment=published_memory` and `published_throughput`, and the page of docs with one."""
+"""Sections of `experiment=published_memory` and `published_throughput`, and their page in docs."""
 
 import pytest
 from msgspec import to_builtins
 
 from analysis.report import write_report
 from analysis.show.markdown import markdown_section
-from analysis.show.sections.published import PEAKS_GB, REVISIONS, published_memory, published_throughput
+from analysis.show.sections.published import (
+    PEAKS_GB,
+    REVISIONS,
+    published_memory_section,
+    published_throughput_section,
+)
 from bench.common.environment import REPOSITORY
 from bench.common.labels import GIB
 from bench.cost.memory import memory_need
@@ -22,17 +27,17 @@ OUT = FAILED | {"status": "out_of_memory", "reason": "rank 0, timing loss: no ro
 
 @pytest.fixture
 def text_of(tmp_path):
-    """Records to the Markdown of their section."""
+    """Return a function from records to the Markdown of their section."""
 
     def text(*records):
         findings = findings_of(tmp_path, [*records])
-        return markdown_section(published_memory(findings) or published_throughput(findings))
+        return markdown_section(published_memory_section(findings) or published_throughput_section(findings))
 
     return text
 
 
 def record_of(cell, *, device="NVIDIA H100 80GB HBM3", seconds=None, gib=None, config=None, **fields):
-    """A record of the cell with steps of `seconds` and a peak of `gib`; measured by default."""
+    """Return a record of the cell with steps of `seconds` and a peak of `gib`; measured by default."""
     record = make_record(config={**cell.flat(), **(config or {})}, experiment=cell.experiment)
     record |= {
         "analytic": to_builtins(analytic(cell, need=memory_need(cell))),
@@ -49,18 +54,18 @@ def record_of(cell, *, device="NVIDIA H100 80GB HBM3", seconds=None, gib=None, c
 
 
 def rows_of(text):
-    """The cells of each row of the table."""
+    """Return the texts of each row of the table."""
     table = [line[2:-2].split(" | ") for line in text.splitlines() if line.startswith("|")]
     return table[2:]
 
 
 def cell_of(name, kilo, *words, ranks=4):
-    """The cell of four H100 at a length."""
+    """Return the cell at a length in thousands of tokens on four H100."""
     cells = cells_of(name, "trainer=native", "offload.optimizer=false", *words, machine=FOUR_H100)
     return next(c for c in cells if (c.seq_len // 1024, c.cluster.world_size) == (kilo, ranks))
 
 
-def test_the_page_has_the_numbers_that_the_command_prints(text_of):
+def test_docs_page_has_the_numbers_that_the_command_prints(text_of):
     cells = cells_of("memory", "trainer=native")
     records = [record_of(cell, **FAILED, provenance="predicted") for cell in cells]
     for cell, record in zip(cells, records, strict=True):
@@ -81,16 +86,16 @@ def test_the_page_has_the_numbers_that_the_command_prints(text_of):
             8,
             8 * 8192 / 3933,
             [
-                "2,315: faster than published; 1.46 s a micro-step more than ours",
-                "3,933: as published; 0.00 s a micro-step more than ours",
+                "2,315: faster than published; 1.46 s per micro-step more than ours",
+                "3,933: as published; 0.00 s per micro-step more than ours",
             ],
         ),
-        (32, 8 * 32768 / 3000, ["7,872: slower than published; 6.76 s a micro-step less than ours"]),
-        (64, 8 * 65536 / 13396 * 1.15, ["13,396: undecided; 0.73 s a micro-step less than ours"]),
+        (32, 8 * 32768 / 3000, ["7,872: slower than published; 6.76 s per micro-step less than ours"]),
+        (64, 8 * 65536 / 13396 * 1.15, ["13,396: undecided; 0.73 s per micro-step less than ours"]),
         (96, 60, ["nothing published", "nothing published"]),
     ],
 )
-def test_a_rate_is_compared_with_both_revisions(text_of, kilo, seconds, revisions):
+def test_rate_is_compared_with_both_revisions(text_of, kilo, seconds, revisions):
     (row,) = rows_of(text_of(record_of(cell_of("throughput", kilo), seconds=seconds)))
     assert row[-2:][: len(revisions)] == revisions
 
@@ -108,7 +113,7 @@ def test_a_rate_is_compared_with_both_revisions(text_of, kilo, seconds, revision
         (128, FAILED | {"status": "timed_out", "reason": "1800 s"}, "OOM: timed out"),
     ],
 )
-def test_a_peak_is_compared_with_both_ways_of_ending(text_of, kilo, fields, verdict):
+def test_peak_is_compared_with_number_or_out_of_memory(text_of, kilo, fields, verdict):
     assert rows_of(text_of(record_of(cell_of("memory", kilo), **fields)))[0][-1] == verdict
 
 
@@ -124,12 +129,12 @@ def test_a_peak_is_compared_with_both_ways_of_ending(text_of, kilo, fields, verd
         ({"device": "NVIDIA H100 PCIe"}, "device=NVIDIA H100 PCIe"),
     ],
 )
-def test_another_set_up_is_compared_with_nothing(text_of, fields, reason):
+def test_other_settings_are_not_comparable(text_of, fields, reason):
     (row,) = rows_of(text_of(record_of(cell_of("memory", 8), gib=23.4, **fields)))
     assert row[-1] == f"not comparable: {reason}"
 
 
-def test_another_kernel_trainer_and_place_of_the_optimizer_are_named_in_rows_of_their_own(text_of):
+def test_rows_name_kernel_trainer_and_optimizer_offload(text_of):
     cell = cell_of("throughput", 64)
     stacks = [("native", "torch_flash"), ("native", "cudnn"), ("trl", "torch_flash"), ("trl", "flash_attn_2")]
     configs = [
@@ -141,7 +146,7 @@ def test_another_kernel_trainer_and_place_of_the_optimizer_are_named_in_rows_of_
     assert all("as published" in row[-1] for row in rows)
 
 
-def test_a_ratio_is_to_the_base_of_the_same_kind(text_of):
+def test_ratio_over_one_gpu_has_base_of_same_settings(text_of):
     base, cell = cell_of("throughput", 8, ranks=1), cell_of("throughput", 64)
     other = record_of(cell, seconds=40, config={"kernel": "cudnn"})
     rows = rows_of(text_of(record_of(base, seconds=20), record_of(cell, seconds=40), other))
@@ -156,12 +161,12 @@ def test_a_ratio_is_to_the_base_of_the_same_kind(text_of):
 @pytest.mark.parametrize(
     ("seconds", "link_ms", "verdict"),
     [
-        (8 * 65536 / 13396 / 1.5, 100, "faster than published; 1.62 to 1.63 s a micro-step more"),
-        (8 * 65536 / 13396 / 1.5, 20000, "undecided; 0.87 s a micro-step less to 1.63 more"),
-        (8 * 65536 / 13396 * 1.5, 20000, "slower than published; 2.45 to 4.95 s a micro-step less"),
+        (8 * 65536 / 13396 / 1.5, 100, "faster than published; 1.62 to 1.63 s per micro-step more"),
+        (8 * 65536 / 13396 / 1.5, 20000, "undecided; 0.87 s per micro-step less to 1.63 more"),
+        (8 * 65536 / 13396 * 1.5, 20000, "slower than published; 2.45 to 4.95 s per micro-step less"),
     ],
 )
-def test_a_replay_has_a_verdict_where_both_ends_of_its_link_agree(text_of, seconds, link_ms, verdict):
+def test_replay_verdict_needs_both_ends_of_link_time(text_of, seconds, link_ms, verdict):
     record = record_of(cell_of("throughput", 64), seconds=seconds, provenance="replayed")
     record["analytic"] |= {"link_ms": {"attention": {"low": 1.0, "expected": 2.0, "high": float(link_ms)}}}
     (row,) = rows_of(text_of(record))
@@ -170,25 +175,25 @@ def test_a_replay_has_a_verdict_where_both_ends_of_its_link_agree(text_of, secon
 
 
 @pytest.mark.parametrize(("gib", "verdict"), [(70.0, "ran where"), (77.9, "undecided")])
-def test_a_replay_that_leaves_no_room_for_nccl_decides_no_fit(text_of, gib, verdict):
+def test_replay_without_room_for_nccl_is_undecided(text_of, gib, verdict):
     record = record_of(cell_of("memory", 128), gib=gib, provenance="replayed")
     record["environment"] |= {"gpu_memory_bytes": [80 * GIB]}
     (row,) = rows_of(text_of(record))
     assert row[-1].startswith(f"OOM: {verdict}")
 
 
-def test_the_slope_of_a_replay_stands_next_to_the_formula_s(text_of):
+def test_replay_slope_is_reported_with_the_formula(text_of):
     lengths = (8, 64, 96)
     records = [record_of(cell_of("memory", k), gib=19.0 + k / 2, provenance="replayed") for k in lengths]
     assert "- Replayed slope, deepspeed_ulysses: 16 GiB per 32k" in text_of(*records)
 
 
-def test_the_text_has_the_tolerances(text_of):
+def test_reading_states_the_tolerances(text_of):
     assert f"within {100 * PEAKS_GB.tolerance:.0f} %" in text_of(record_of(cell_of("memory", 8)))
     assert f"within {100 * REVISIONS[0].tolerance:.0f} %" in text_of(record_of(cell_of("throughput", 8)))
 
 
-def test_every_view_of_the_report_has_the_table_and_other_sweeps_have_none(tmp_path, capsys):
+def test_every_view_has_the_table_and_other_sweeps_do_not(tmp_path, capsys):
     assert write_report(write_sweep(tmp_path / "post", [record_of(cell_of("memory", 8), gib=23.0)]))
     texts = [(tmp_path / "post" / name).read_text() for name in ("summary.md", "report.html")]
     assert all("23.4: as published" in " ".join(text.split()) for text in (*texts, capsys.readouterr().out))
