@@ -20,12 +20,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from bench.common.command import again_command, outlive_readers
+from bench.common.command import outlive_readers, resume_command
 from bench.common.environment import this_machine
 from bench.config import ConfigError, ExitCode
 from bench.extras.nodes.machines import launcher_of
 from bench.extras.predict import time_modes
-from bench.extras.predict.prediction import modelled, timed_here
+from bench.extras.predict.prediction import expected_after_probe, expected_by_cost_model
 from bench.plan.estimate import Estimate
 from bench.plan.forecast import Forecast
 from bench.plan.plan import plan
@@ -88,10 +88,10 @@ def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategi
 
 def estimate_of(cells: Sequence[PlannedCell]) -> Estimate:
     """Return step times by the cost model or, if these cells take long by it, by a timing of this CPU."""
-    by_arithmetic = Estimate(modelled)
+    by_arithmetic = Estimate(expected_by_cost_model)
     is_long = sum(by_arithmetic.cell_s(cell) or 0.0 for cell in cells) >= PROBE_PAYS_S
     legal = (planned.cell for planned in cells if planned.reason is None)
-    return Estimate(timed_here(legal)) if is_long else by_arithmetic
+    return Estimate(expected_after_probe(legal)) if is_long else by_arithmetic
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
@@ -130,7 +130,7 @@ def room_for(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        again = again_command(sys.argv, folder)
+        again = resume_command(sys.argv, folder)
         print(
             f"{error.filename or folder}: {error.strerror}; records of finished cells are kept; free space"
             f" there, then run: {again}",

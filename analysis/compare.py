@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.cells.cells import SHARED_GPU_CAVEAT, shares_gpus
-from analysis.cells.difference import Processes, SpeedDifference, difference, processes_of
+from analysis.cells.difference import Processes, SpeedDifference, processes_of, speed_difference
 from analysis.cells.series import cell_names, keys_and_number
 from analysis.labels import count_label, more_label, number_label, status_label
 from analysis.read.archive import Archive, read_archive
@@ -135,7 +135,7 @@ def _change(key: CellKey, before: CellInSweep, after: CellInSweep) -> CellChange
     if key[1] == Provenance.PREDICTED:  # a prediction has one speed and no processes
         ratio = after.processes.tokens_per_s[0] / before.processes.tokens_per_s[0]
         return CellChange(key, before, after, SpeedDifference(None, ratio))
-    return CellChange(key, before, after, difference(after.processes, before.processes))
+    return CellChange(key, before, after, speed_difference(after.processes, before.processes))
 
 
 def _cell_in_sweep(archive: Archive, rows: pd.Index[int]) -> CellInSweep:

@@ -84,7 +84,7 @@ def more_label(count: int, noun: str) -> str:
     return f"and {count_label(count, f'more {noun}')}"
 
 
-def n_label(row: Mapping[Any, Any]) -> str:
+def samples_label(row: Mapping[Any, Any]) -> str:
     """Return the number of samples behind a cell's median: `8` steps or `3 repeats`; empty without any."""
     if pd.isna(row["n"]):
         return ""
@@ -105,7 +105,7 @@ def spread_label(row: Mapping[Any, Any]) -> str:
     if pd.isna(row["n"]):
         return ""
     interval = interval_label(row)
-    parts = [f"n={n_label(row)}", interval]
+    parts = [f"n={samples_label(row)}", interval]
     lowest, highest = row["tokens_per_s_lowest_repeat"], row["tokens_per_s_highest_repeat"]
     repeats = f"{number_label(lowest)} to {number_label(highest)}"
     if pd.notna(lowest) and repeats != interval:  # the interval of six repeats is their whole range

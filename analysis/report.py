@@ -13,10 +13,10 @@ import pandas as pd
 from analysis.answers.loss_agreement import is_as_expected
 from analysis.answers.provenance import origin_lines
 from analysis.cells.cells import Cells
-from analysis.cells.equivalence import Comparison
+from analysis.cells.equivalence import LossComparison
 from analysis.cells.selection import Selection
 from analysis.cells.summary import csv_text
-from analysis.read.archive import MADE_WITH, Archive, read_archive
+from analysis.read.archive import ORIGIN_COLUMNS, Archive, read_archive
 from analysis.read.hardware import peak_flops_per_s
 from analysis.read.views import View
 from analysis.show.columns import columns_of, named_rows
@@ -28,7 +28,7 @@ from analysis.show.sections import sections_of
 from analysis.show.terminal import terminal_text
 from bench.common.command import outlive_readers, tool_words
 from bench.config import ExitCode
-from bench.record.store import StoreError, warn_in_one_line, write_whole
+from bench.record.store import StoreError, warn_in_one_line, write_atomically
 
 
 def write_report(folder: Path) -> bool:
@@ -43,7 +43,7 @@ def write_report(folder: Path) -> bool:
     return _write(read_archive([folder], peak_flops_per_s()), folder)
 
 
-def draw_figures(drawn: Selection, folder: Path, compared: Sequence[Comparison]) -> Sequence[FigureFile]:
+def draw_figures(drawn: Selection, folder: Path, compared: Sequence[LossComparison]) -> Sequence[FigureFile]:
     """Write every figure into the folder. Imports matplotlib here, because the import is slow."""
     from analysis.show.figures.figures import write_figures
 
@@ -67,16 +67,18 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
         mix: Origins, such as `code` or `torch`, in which records may differ and still be compared.
     """
     output.mkdir(parents=True, exist_ok=True)
-    findings = Findings.of(archive.mixed(mix), origin_lines(archive, archive.frame, mix))
+    findings = Findings.from_archive(
+        archive.with_equal_origins(mix), origin_lines(archive, archive.frame, mix)
+    )
     figures = draw_figures(findings.drawn, output / "figures", findings.comparisons)
     findings = replace(findings, figures=figures)
     all_cells = Cells.of_records(findings.archive.frame) if findings.comparisons else findings.cells
     sections, page = sections_of(findings), output / "report.html"
     heading = markdown_cell(findings.cells.heading)
     summary = "\n\n".join(["# Summary", heading, *map(markdown_section, sections)])
-    write_whole(output / "summary.csv", csv_text(all_cells.frame))
-    write_whole(output / "summary.md", f"{summary}\n")
-    write_whole(page, render(findings, sections))
+    write_atomically(output / "summary.csv", csv_text(all_cells.frame))
+    write_atomically(output / "summary.md", f"{summary}\n")
+    write_atomically(page, render(findings, sections))
     printed = terminal_text(sections, answer_first=findings.cells.is_all_predicted)
     print(f"{printed}report: {page}", flush=True)
     return all(map(is_as_expected, findings.comparisons))
@@ -90,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--mix",
         action="append",
-        choices=[*MADE_WITH],
+        choices=[*ORIGIN_COLUMNS],
         default=[],
         help="compare records although they differ in this origin, in series and speed-ups; may be repeated",
     )
@@ -105,8 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         archive, mix = _read_records(chosen.folders), dict.fromkeys(chosen.mix)
         if chosen.table:
-            cells = Findings.of(archive.mixed(mix)).cells
-            table = Table.of(columns_of(cells), named_rows(cells))
+            cells = Findings.from_archive(archive.with_equal_origins(mix)).cells
+            table = Table.from_items(columns_of(cells), named_rows(cells))
             print(TABLE_FORMS[chosen.table](table.in_view(View.PAGE)))
         else:
             _write(archive, chosen.output or chosen.folders[0], mix)

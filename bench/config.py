@@ -25,20 +25,20 @@ AUTO: Final = "auto"
 UNKNOWN_HARDWARE = "unknown"
 """Value of `hardware` for a GPU without a file in conf/hardware/. Its peak FLOP/s is unknown, so records have
 no MFU."""
-NO_MISTAKE = "none"
+NO_FAULT = "none"
 """Value of `inject_fault` in a cell that computes correctly."""
-OWN = "own"
+USER_CODE = "own"
 """Value of a setting when user code replaces a built-in choice."""
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 LOW_PRECISION = ("bf16", "fp16")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 """Values of torchrun's `--numa-binding`: the CPUs near a GPU that a rank is bound to."""
 MASKS = ("causal", "full")
-DEALS = ("in_order", "reversed")
+RANK_ORDERS = ("in_order", "reversed")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 """Learning rate schedules, named as in transformers."""
 PACKING = ("none", "documents")
-LEAVES = (NOT_USED, "layer")
+ENGINE_LEAVES = (NOT_USED, "layer")
 
 
 MAX_WHOLE = 2**40
@@ -109,7 +109,7 @@ class Resume(StrEnum):
     """All final records."""
 
 
-class WhenTaken(StrEnum):
+class LeasePolicy(StrEnum):
     """Behaviour of a sweep while another sweep runs on the same devices."""
 
     WAIT = "wait"
@@ -118,7 +118,7 @@ class WhenTaken(StrEnum):
     """Run at the same time as the other sweep, without a lease."""
 
 
-LEASES = tuple(WhenTaken)
+LEASE_POLICIES = tuple(LeasePolicy)
 
 
 class ConfigError(ValueError):
@@ -172,7 +172,7 @@ class DataConfig:
     """Folder of a local tokenizer; None to use the bytes of the text as tokens."""
     prompt_tokens: CountOrZero
     """Number of tokens at the start of a sequence, or of a packed document, that the loss leaves out."""
-    rank_order: Annotated[str, _one_of(DEALS)] = "in_order"
+    rank_order: Annotated[str, _one_of(RANK_ORDERS)] = "in_order"
     """Order in which data-parallel ranks and micro-steps receive the sequences of a step."""
     packing: Annotated[str, _one_of(PACKING)] = "none"
     """`documents`: pack whole documents into a sequence, with attention within each document only; `none`:
@@ -271,7 +271,7 @@ class EngineConfig:
 
     name: str
     """`ddp`, `fsdp2` or `zero3`; NOT_USED when nothing is trained."""
-    leaf: Annotated[str, _one_of(LEAVES)] = NOT_USED
+    leaf: Annotated[str, _one_of(ENGINE_LEAVES)] = NOT_USED
     """Module that ZeRO-3 gathers as a whole: `layer` for a decoder layer, NOT_USED for every single
     module."""
 
@@ -409,7 +409,7 @@ class Cell:
     """Environment variables of the rank processes as pairs (name, value)."""
     experiment: str
     """Name of the experiment that planned the cell, or `none`."""
-    inject_fault: str = NO_MISTAKE
+    inject_fault: str = NO_FAULT
     """Name of a wrong computation made on purpose, to test that a check finds it."""
     padding: CountOrZero = 0
     """Tokens appended to a sequence so that the layout can divide it. Loss and rates leave them out."""

@@ -31,11 +31,11 @@ class CellSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         import run_sweep
-        from bench.request.composition import cells_of, composed_cells
+        from bench.request.composition import compose_cells, sweep_cell_words
 
-        cells = cells_of([*self.defaults, *arguments], self.loader)
+        cells = sweep_cell_words([*self.defaults, *arguments], self.loader)
         run_sweep.run_cells(
-            composed_cells(cells, lambda words: self.loader.load_sweep_config(self.config, words)),
+            compose_cells(cells, lambda words: self.loader.load_sweep_config(self.config, words)),
             default_strategies=not any(word.startswith("strategy=") for word in arguments),
         )
 

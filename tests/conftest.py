@@ -133,7 +133,7 @@ def _only_marked_tests_start_ranks(request, monkeypatch):
 @pytest.fixture
 def fake_gpus(launcher):
     """Simulate two GPUs on the CPU."""
-    from tests.support.cuda.fake_cuda import gpus_played  # imports torch and the code of ranks
+    from tests.support.cuda.fake_cuda import with_fake_gpus  # imports torch and the code of ranks
 
-    with gpus_played(launcher):
+    with with_fake_gpus(launcher):
         yield

@@ -12,7 +12,7 @@ from io import StringIO
 
 import pytest
 
-from tests.support.command import typed_here
+from tests.support.command import run_command_here
 from tests.support.quantity_pages import ROOT
 
 README = ROOT / "README.md"
@@ -51,7 +51,7 @@ def test_documented_sweep_can_be_planned(words, tmp_path):
     shown = re.sub(r"[A-Z]+\b", lambda m: STANDS_FOR.get(m[0], m[0]), " ".join(words[2:]))
     words = shown.replace("=results/reference", f"={ROOT}/results/reference").split()
     plans = [] if {"--help", "--help-all", "--plan"} & {*words} else ["--plan"]
-    done = typed_here(tmp_path, *plans, *words)
+    done = run_command_here(tmp_path, *plans, *words)
     messages = [message for word, message in NEEDS.items() if word in words]
     if messages:
         assert done.returncode == 2
@@ -116,7 +116,9 @@ def test_half_hour_sweeps_can_be_planned(half_hour, tmp_path):
     sweeps = [line.split() for line in half_hour[1] if line.startswith("run_sweep.py")]
     assert len(sweeps) == 5
     for _, *words in sweeps:
-        done = typed_here(tmp_path, "--plan", *(each for each in words if not each.startswith("sweep_dir=")))
+        done = run_command_here(
+            tmp_path, "--plan", *(each for each in words if not each.startswith("sweep_dir="))
+        )
         assert done.returncode == 0, done.stderr
 
 

@@ -10,7 +10,7 @@ import pytest
 from analysis.read import notes, traced_shares
 from analysis.read import quantities as q
 from analysis.read.metrics import QUANTITIES
-from bench.common.statistics import MAX_PROCESSES, MIN_PROCESSES, TOLD_RATIO, interval_rank, pair_rank
+from bench.common.statistics import DETECTABLE_RATIO, MAX_PROCESSES, MIN_PROCESSES, interval_rank, pair_rank
 from bench.config import DTYPE_BYTES
 from bench.cost import flops
 from bench.measure import calls
@@ -28,7 +28,7 @@ from bench.measure.probe import rank as probe
 from bench.measure.telemetry import rank as telemetry
 from bench.measure.timing import section as timing_section
 from bench.measure.trace.section import TRACED_PART, TRACED_STEPS
-from bench.record.trajectory_noise import LIMITS, MOVED, NOISE_FACTOR, UNMEASURED
+from bench.record.trajectory_noise import LIMITS, MOVEMENT_WEIGHT, NOISE_FACTOR, UNMEASURED
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, backwards_per_step, forwards_per_step
@@ -155,7 +155,7 @@ def test_samples_formula_has_the_interval_rank():
         (q.FULL_LENGTH, ", ".join(f"{x:.0e} {dtype}" for dtype, x in full_length.KEY_FLOORS.items())),
         (q.FULL_LENGTH, ", ".join(f"{x:.2g} {dtype}" for dtype, x in full_length.IDENTITY_LIMITS.items())),
         (q.FULL_LENGTH, ", ".join(f"{limit:.0e} {dtype}" for dtype, limit in full_length.OUT_FLOORS.items())),
-        (q.TRAINING_SIGNAL, f"+ {MOVED:g} * floor * max"),
+        (q.TRAINING_SIGNAL, f"+ {MOVEMENT_WEIGHT:g} * floor * max"),
         (q.TRAINING_SIGNAL, ", ".join(f"{limit.loss:.0e} {dtype}" for dtype, limit in LIMITS.items())),
         (q.TRAINING_SIGNAL, ", ".join(f"{limit.grad_norm:.0e} {dtype}" for dtype, limit in LIMITS.items())),
         (q.TRAINING_SIGNAL, f"max(floor, {NOISE_FACTOR:.0f} * noise)"),
@@ -163,17 +163,17 @@ def test_samples_formula_has_the_interval_rank():
         (q.ERROR_ULPS, f"up to {row_errors.SAMPLED_TOKENS} tokens"),
         (q.OUT_OF_MEMORY, f"the {WORDS_OF_NUMBERS[live_blocks.MAX_CLASSES]} classes of live blocks"),
         (q.PAYLOAD, f"under {calls.SMALL_BYTES:,} bytes"),
-        (q.ALLOCATED, f"at most {timing_section.FIRST_STEP_TOKENS:,} tokens"),
+        (q.PEAK_ALLOCATED, f"at most {timing_section.FIRST_STEP_TOKENS:,} tokens"),
         (q.STABILITY, f"more than {notes.UNSTABLE:.0%}, {notes.VERY_UNSTABLE:.0%} of the median"),
         (q.STABILITY, f"low - {notes.SEVERE_FENCE:.0f} (high - low)"),
         (q.STABILITY, f"> {notes.BUSY:.0f} * cores"),
         (q.STEP_PARTS, f"{WORDS_OF_NUMBERS[TRACED_STEPS]} traced ones"),
         (q.TRACED_TO_TIMED, f"{WORDS_OF_NUMBERS[TRACED_STEPS].capitalize()} steps are traced"),
-        (q.SWEEP_RATIO, f"{pair_rank(6, 6)} of the 36 ratios of six and six processes"),
-        (q.SWEEP_RATIO, f"fewer than {WORDS_OF_NUMBERS[MIN_PROCESSES]} processes"),
+        (q.SPEED_RATIO, f"{pair_rank(6, 6)} of the 36 ratios of six and six processes"),
+        (q.SPEED_RATIO, f"fewer than {WORDS_OF_NUMBERS[MIN_PROCESSES]} processes"),
         (q.SAMPLES, f"`measure.repeats_budget_s` ({make_cell().measure.repeats_budget_s:.0f})"),
         (q.SAMPLES, f"at most {MAX_PROCESSES} processes of each cell"),
-        (q.SAMPLES, f"too far to detect a difference of {TOLD_RATIO - 1:.0%}"),
+        (q.SAMPLES, f"too far to detect a difference of {DETECTABLE_RATIO - 1:.0%}"),
         (q.TELEMETRY, f"every {telemetry.PERIOD_S * 1e3:.0f} ms"),
         (q.TELEMETRY, f"{telemetry.MAX_SAMPLES:,} samples"),
         (q.TELEMETRY, f"< {telemetry.SLOW_CLOCK} * reference_clock_mhz"),

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.support.command import typed, typed_here
+from tests.support.command import run_command, run_command_here
 from tests.support.records import read_lines
 
 QUICK = ["measure.steps=2", "measure.warmup_steps=1", "measure.repeats=1"]
@@ -30,7 +30,7 @@ def swept(tmp_path_factory):
     """Run a short form of the README's command, from a cold start with stale variables; keep its traces."""
     folder = tmp_path_factory.mktemp("swept")
     words = ("-m", "seq_len=1k,1024", "sweep_dir=out", "measure.keep_traces=true", *QUICK)
-    done = typed(folder, *words, **STALE)
+    done = run_command(folder, *words, **STALE)
     assert (done.returncode, done.stderr) == (0, "")
     return done, folder / "out"
 
@@ -99,18 +99,18 @@ def test_illegal_combination_in_a_sweep_is_a_record(tmp_path):
         "-m", "seq_len=256", "strategy=ulysses", "sp_degree=2,3", "sweep_dir=out",
         "measure.reference_budget_s=0", "measure.trace=false", *QUICK,
     )  # fmt: skip
-    done = typed_here(tmp_path, *words)
+    done = run_command_here(tmp_path, *words)
     records = read_lines(tmp_path / "out" / "records.jsonl")
     assert done.returncode == 0
     assert sorted(r["status"] for r in records) == ["ok", "unsupported"]
     assert "unsupported" in (tmp_path / "out" / "summary.md").read_text()
-    again = typed_here(tmp_path, *words)
+    again = run_command_here(tmp_path, *words)
     assert (again.returncode, "add resume=true" in again.stderr) == (2, True)
 
 
 def test_bad_input_is_refused_in_one_line_with_exit_code_2(tmp_path):
     """Other wrong words are tried without a new process, in tests/bench/request/test_command_line.py."""
-    done = typed(tmp_path, "-m", "seq_len=1k,2k,3k,4k,5k,6k,8q")
+    done = run_command(tmp_path, "-m", "seq_len=1k,2k,3k,4k,5k,6k,8q")
     assert done.returncode == 2
     assert "seq_len=8q" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import bench
 from bench.attention.kernels import KERNELS
-from bench.common.environment import Machine, installed
+from bench.common.environment import Machine, installed_version
 from bench.config import Resume
 from bench.cost.memory import memory_need
 from bench.extras.observe.cell import ObserveRequest
@@ -34,10 +34,10 @@ from bench.run.progress import Progress
 from bench.run.resume import kept_records
 from bench.run.sweep import run_plan
 from bench.strategies import STRATEGIES
-from bench.strategies.torch_cp.attention import flash_operator_for_cpu
+from bench.strategies.torch_cp.attention import register_cpu_flash_operator
 from bench.training.models import empty_model
 from bench.training.trainers.stack_engines import STACK_ENGINES, prepare_accelerate
-from bench.training.weights import filled_layers, numbers_of
+from bench.training.weights import fill_layers, model_weights
 from tests.support.cells import (
     CHECKS,
     NEED_ALL_RANKS,
@@ -50,7 +50,7 @@ from tests.support.cells import (
 )
 from tests.support.cuda.fake_cuda import CUDA, OnDevice, notes_of, problems
 from tests.support.cuda.fake_nvml import MEMORY_BYTES, NAME
-from tests.support.many_cells import seen_inside
+from tests.support.many_cells import results_of_cells
 from tests.support.records import read_lines
 
 pytestmark = pytest.mark.ranks
@@ -90,7 +90,7 @@ CELLS = {
 
 @pytest.mark.parametrize("words", CELLS.values(), ids=CELLS)
 def test_cell_runs_on_fake_cuda(fake_gpus, launcher, tmp_path, words):
-    if "trainer=trl" in words and installed("trl") is None:
+    if "trainer=trl" in words and installed_version("trl") is None:
         pytest.skip("trl is not installed")
     without = ("parity", "full_length") if "measure.trace=true" in words else CHECKS
     record, folder = run_cell(launcher, fake_cell(*words), tmp_path, without=without)
@@ -139,7 +139,7 @@ RUNS_ON_FAKE = (
 
 def test_strategies_send_the_bytes_of_their_formulas(fake_gpus, launcher, tmp_path):
     cells = {name: fake_cell(f"strategy={name}", "engine=fsdp2", *words_for(name)) for name in RUNS_ON_FAKE}
-    inspections = seen_inside(launcher, tmp_path, cells)
+    inspections = results_of_cells(launcher, tmp_path, cells)
     for name, cell in cells.items():
         most = max(rank["sent_bytes"].get("attention", 0) for rank in inspections[name])
         assert most == (STRATEGIES[name].communication_bytes(cell) or 0), name
@@ -269,7 +269,7 @@ def observe_a_loop(job, log):
     """Train a DistributedDataParallel model in the user's own loop under `bench.observe`, on a rank."""
     device = join(job)
     model = empty_model(fake_cell().model, attention_name="sdpa", max_positions=64)
-    for _ in filled_layers(model, numbers_of(fake_cell().model, 0), device):
+    for _ in fill_layers(model, model_weights(fake_cell().model, 0), device):
         pass
     model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -300,7 +300,7 @@ def place_models(job, log):
         cell = fake_cell("strategy=local", f"engine={engine}", "trainer=accelerate", "dp_shard=2")
         prepare_accelerate(cell)
         model = empty_model(cell.model, attention_name="sdpa", max_positions=cell.seq_len)
-        layers = filled_layers(model, numbers_of(cell.model, 0), device)
+        layers = fill_layers(model, model_weights(cell.model, 0), device)
         placed_model = STACK_ENGINES[engine](cell, make_groups(cell)).place(model, layers, device)
         parameters = [*placed_model.parameters()]
         sides = {vars(parameter).get("_side") for parameter in parameters}
@@ -384,7 +384,7 @@ def cudnn_on_cpu():
 @pytest.mark.parametrize("name", ["cudnn", "torch_flash"])
 def test_kernel_calls_its_gpu_operators(name, cudnn_on_cpu):
     """The operators are replaced by CPU code with the same arguments that computes the formula."""
-    flash_operator_for_cpu()
+    register_cpu_flash_operator()
     torch.manual_seed(0)
     *qkv, dout = (torch.randn(2, 4, 32, 16).as_subclass(OnGpu) for _ in range(4))
     transposed = dout.transpose(1, 2).contiguous().transpose(1, 2)

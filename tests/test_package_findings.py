@@ -10,7 +10,7 @@ from bench.config import Cell
 from bench.plan.planned import PlannedCell
 from bench.run.cell.run import SharedSections, measure
 from tests.support.cells import INSTALLED
-from tests.support.command import typed_here
+from tests.support.command import run_command_here
 from tests.support.records import read_lines
 
 PAGE = (REPOSITORY / "docs" / "implementations.md").read_text()
@@ -30,7 +30,7 @@ def test_every_command_of_the_page_has_two_outcomes():
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding[0])
 def test_command_of_the_page_ends_as_stated(finding, launcher, tmp_path):
     words, status, reason, status_past, reason_past = finding
-    done = typed_here(tmp_path, *shlex.split(words))
+    done = run_command_here(tmp_path, *shlex.split(words))
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("results/sweeps/*/records.jsonl")
     records = [record for record in read_lines(path) if record["config"]["strategy"] in INSTALLED]

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from bench.common.environment import REPOSITORY
-from tests.support.command import typed_here
+from tests.support.command import run_command_here
 from tests.support.records import read_lines
 
 RUN_SWEEP = str(REPOSITORY / "run_sweep.py")
@@ -92,7 +92,7 @@ def test_ctrl_c_prints_a_command_that_resumes_the_sweep(tmp_path):
     assert last.startswith("to run what is missing: python ")
     program, script, *words = shlex.split(last.partition(": ")[2])
     assert (program, tmp_path / script) == ("python", Path(RUN_SWEEP))
-    done = typed_here(tmp_path, *words)
+    done = run_command_here(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     records = read_lines(tmp_path / "out" / "records.jsonl")
     assert sorted(r["config"]["seq_len"] for r in records if r["status"] == "ok") == [256, 2**12]
@@ -104,7 +104,7 @@ def output_in_terminal(folder, *words, **changed):
     ours, terminal = pty.openpty()
     with os.fdopen(terminal, "w") as out, ThreadPoolExecutor(1) as reader:
         output = reader.submit(_read_all, ours)
-        done = typed_here(folder, *words, out=out, **changed)
+        done = run_command_here(folder, *words, out=out, **changed)
         out.close()
         return done.returncode, output.result()
 

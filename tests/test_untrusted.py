@@ -9,8 +9,8 @@ import run_sweep
 from bench.common.environment import REPOSITORY
 from bench.config import ConfigError
 from bench.plan.stored import read_plan
-from bench.run.node.job import LOG_TAIL_BYTES, tail_of
-from tests.support.command import typed_here
+from bench.run.node.job import LOG_TAIL_BYTES, read_log_tail
+from tests.support.command import run_command_here
 
 SOURCES = [
     path
@@ -34,7 +34,7 @@ def refused(tmp_path, monkeypatch):
 
     def run_line(*words, **variables):
         monkeypatch.setattr(run_sweep, "run_plan", lambda *_, **__: pytest.fail("a cell would run"))
-        done = typed_here(tmp_path, *words, **variables)
+        done = run_command_here(tmp_path, *words, **variables)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         return done.stderr
 
@@ -90,5 +90,5 @@ def test_tail_of_reads_only_the_end_of_a_log(tmp_path):
         file.truncate(2**40)  # a sparse file, larger than any disk or memory
         file.seek(0, 2)
         file.write(b"the end")
-    assert tail_of(path).endswith("the end")
-    assert len(tail_of(path)) == LOG_TAIL_BYTES
+    assert read_log_tail(path).endswith("the end")
+    assert len(read_log_tail(path)) == LOG_TAIL_BYTES

@@ -17,8 +17,8 @@ from analysis.cells.difference import (
     RateBand,
     SpeedDifference,
     band_difference,
-    difference,
     predicted_difference,
+    speed_difference,
     too_few_processes,
 )
 from analysis.cells.selection import ALL_IN
@@ -204,7 +204,7 @@ def _ranking(seq_len: int, speeds: Sequence[CellSpeed], cells: Cells) -> Ranking
     if has_bands:
         return Ranking(seq_len, by_name, None, first, tuple(_band_differences(first, others)))
     processes = cells.processes(first.row)
-    lead = tuple((other, difference(processes, cells.processes(other.row))) for other in others)
+    lead = tuple((other, speed_difference(processes, cells.processes(other.row))) for other in others)
     undecided = next((speed.undecided for _, speed in lead if speed.undecided), None)
     return Ranking(seq_len, by_name, undecided, first, () if undecided else lead)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from analysis.answers.verdict import Verdict
 from analysis.answers.wording import join_words
-from analysis.cells.equivalence import Compared, Comparison
+from analysis.cells.equivalence import ComparedTraining, LossComparison
 from analysis.labels import count_label
 from bench.record.record import Role, Status
 from bench.record.trajectory_noise import FALSE_ALARMS, LEAST_FACTOR
@@ -26,7 +26,7 @@ FLOOR_READING = (
 )
 
 
-def with_equivalence(verdict: Verdict, comparisons: Sequence[Comparison], *, alone: bool) -> Verdict:
+def with_equivalence(verdict: Verdict, comparisons: Sequence[LossComparison], *, alone: bool) -> Verdict:
     """Return the verdict with the outcome of the comparisons of trainings before its answer.
 
     Args:
@@ -43,12 +43,12 @@ def with_equivalence(verdict: Verdict, comparisons: Sequence[Comparison], *, alo
     return replace(verdict, answer=answer, details=[], certainty="", to_decide=None, shares=[])
 
 
-def equivalence_line(comparison: Comparison) -> str:
+def equivalence_line(comparison: LossComparison) -> str:
     """Return the outcome of one comparison in sentences."""
     return " ".join(_sentences(comparison))
 
 
-def _answer(comparisons: Sequence[Comparison]) -> str:
+def _answer(comparisons: Sequence[LossComparison]) -> str:
     """Return one sentence for all comparisons, or the sentences of those that are not as expected."""
     unexpected = [comparison for comparison in comparisons if not is_as_expected(comparison)]
     if unexpected:
@@ -62,13 +62,13 @@ def _answer(comparisons: Sequence[Comparison]) -> str:
     )
 
 
-def is_as_expected(comparison: Comparison) -> bool:
+def is_as_expected(comparison: LossComparison) -> bool:
     """Return whether trainings are within the noise, mistakes beyond it, and the loss fell enough to tell."""
     rows_are = all(row.is_as_expected for row in comparison.rows)
     return rows_are and not [*_names_without_steps(comparison), *_shortcomings(comparison)]
 
 
-def _sentences(comparison: Comparison) -> list[str]:
+def _sentences(comparison: LossComparison) -> list[str]:
     rows = comparison.rows
     matching = [row for row in rows if row.training.role == Role.CELL and row.is_as_expected]
     sentences = [_match_text(matching, comparison)] if matching else []
@@ -84,7 +84,7 @@ def _sentences(comparison: Comparison) -> list[str]:
     return [*sentences, *_shortcomings(comparison)]
 
 
-def _mismatch_sentence(row: Compared) -> str:
+def _mismatch_sentence(row: ComparedTraining) -> str:
     """Return how a training differs from data parallelism, or why it does not count."""
     if row.departure is not None:
         return f"{row.training.label} does not match data parallelism: {row.departure}."
@@ -92,7 +92,7 @@ def _mismatch_sentence(row: Compared) -> str:
     return f"{row.training.label} ended as {row.training.record.status} and does not count: {reason}."
 
 
-def _shortcomings(comparison: Comparison) -> list[str]:
+def _shortcomings(comparison: LossComparison) -> list[str]:
     """Return the reasons why a comparison says little, whatever its outcome."""
     sentences = []
     roles = [row.training.role for row in comparison.rows]
@@ -114,7 +114,7 @@ def _shortcomings(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def _match_text(rows: Sequence[Compared], comparison: Comparison) -> str:
+def _match_text(rows: Sequence[ComparedTraining], comparison: LossComparison) -> str:
     """Return which trainings match data parallelism, and how closely."""
     names = join_words(dict.fromkeys(row.training.label for row in rows))
     mean, norm = max(row.mean_loss for row in rows), max(row.max_grad_norm for row in rows)
@@ -128,7 +128,7 @@ def _match_text(rows: Sequence[Compared], comparison: Comparison) -> str:
     )
 
 
-def _mistake_sentences(rows: Sequence[Compared]) -> list[str]:
+def _mistake_sentences(rows: Sequence[ComparedTraining]) -> list[str]:
     if not rows:
         return []
     mistakes = count_label(len(rows), "injected mistake")
@@ -140,9 +140,9 @@ def _mistake_sentences(rows: Sequence[Compared]) -> list[str]:
     return [f"{mistakes} {were} found, the nearest at {nearest:.2g} times the noise floor."]
 
 
-def _names_without_steps(comparison: Comparison) -> list[str]:
+def _names_without_steps(comparison: LossComparison) -> list[str]:
     return [
         f"{training.setting('strategy')} ({training.record.status})"
-        for training in comparison.others
+        for training in comparison.compared_trainings
         if not training.loss and training.record.status is not Status.UNSUPPORTED
     ]

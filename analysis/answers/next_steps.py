@@ -9,7 +9,7 @@ from analysis.cells.cells import Cells
 from analysis.labels import status_label
 from analysis.read.archive import Archive
 from analysis.read.hardware import hardware_facts
-from bench.common.command import again_command, is_sweep
+from bench.common.command import is_sweep, resume_command
 from bench.common.statistics import MIN_PROCESSES
 from bench.cost.newer_kernels import newer_kernel_lines
 from bench.record.record import Status
@@ -17,7 +17,7 @@ from bench.record.record import Status
 Config = Mapping[str, Any]
 """Settings of a record, by their names on the command line."""
 
-MAX_LENGTH = "max_length"
+MAX_LENGTH_EXPERIMENT = "max_length"
 """Experiment in which each length runs once."""
 LOGS = "cells/<cell>-<repeat>/rank_<rank>.log"
 """Log of a rank, relative to the sweep's folder."""
@@ -112,17 +112,17 @@ def deciding_command(archive: Archive) -> Callable[[str], str] | None:
     """
     folders = {path.parent for path, _ in archive.places}
     command_lines = {tuple(environment.argv or [""]) for environment in archive.environments}
-    if len(folders) != 1 or archive.frame["experiment"].eq(MAX_LENGTH).any():
+    if len(folders) != 1 or archive.frame["experiment"].eq(MAX_LENGTH_EXPERIMENT).any():
         return None
     (folder,) = folders
     if not all(is_sweep(words[0]) for words in command_lines):
         return None
     repeats = (f"measure.repeats={MIN_PROCESSES}", "measure.repeats_budget_s=0")
-    commands = {again_command(words, folder, *repeats): words for words in command_lines}
+    commands = {resume_command(words, folder, *repeats): words for words in command_lines}
     if len(commands) != 1:
         return None
     (words,) = commands.values()
-    return lambda word: again_command(words, folder, word)
+    return lambda word: resume_command(words, folder, word)
 
 
 def kernel_lines(archive: Archive) -> list[str]:

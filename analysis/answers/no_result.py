@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.answers.wording import bracket_settings, names_at_lengths
 from analysis.cells.cells import Cells
 from analysis.cells.selection import ALL_IN
-from analysis.cells.statuses import NO_SPARE, UNDECIDED, shown_statuses
+from analysis.cells.statuses import REPLAY_UNDECIDED, UNDECIDED, shown_statuses
 from analysis.labels import count_label, more_label, percent_label, status_label
 from bench.common.labels import length_label
 from bench.cost.band import Fit
@@ -81,7 +81,7 @@ def _highest_peak(measured: pd.DataFrame, cells: Cells) -> str:
 def _longest_of_names(summary: pd.DataFrame, names: pd.Series[str]) -> str:
     """Return `ring: 64k (96k runs out)` for each name; empty where all cells fit."""
     ran_out = summary["status"] == "out_of_memory"
-    may_run_out = shown_statuses(summary).isin([UNDECIDED, NO_SPARE])
+    may_run_out = shown_statuses(summary).isin([UNDECIDED, REPLAY_UNDECIDED])
     if not (ran_out | may_run_out).any():
         return ""
     lengths = summary["seq_len"]

@@ -20,9 +20,9 @@ from analysis.cells.prediction_errors import (
     WRONG,
     YES,
 )
-from analysis.cells.statuses import NO_SPARE, SPARE_BYTES, shown_statuses
+from analysis.cells.statuses import REPLAY_UNDECIDED, SPARE_BYTES, shown_statuses
 from analysis.labels import count_label, percent_label
-from analysis.read.archive import MADE_WITH, Archive, origins
+from analysis.read.archive import ORIGIN_COLUMNS, Archive, origins
 from analysis.read.checks import BETWEEN_NAMES
 from bench.common.command import sweep_words
 from bench.common.labels import length_label, size_label
@@ -52,7 +52,7 @@ def origin_lines(archive: Archive, frame: pd.DataFrame, mixed: Collection[str]) 
     Returns:
         Sentences; none for a sweep with one code and one torch in which no cell ran again.
     """
-    several = {kind: origins(frame, kind) for kind in MADE_WITH}
+    several = {kind: origins(frame, kind) for kind in ORIGIN_COLUMNS}
     different = {
         kind: values
         for kind, values in several.items()
@@ -123,7 +123,7 @@ def replay_lines(cells: Cells) -> list[str]:
     ok = cells.frame[cells.are_replayed & cells.frame["status"].eq(Status.OK)]
     if ok["link_ms"].isna().any():
         lines.append(NO_LINK_RATES)
-    tight = shown_statuses(cells.frame).eq(NO_SPARE)
+    tight = shown_statuses(cells.frame).eq(REPLAY_UNDECIDED)
     if tight.any():
         spare = size_label(SPARE_BYTES)
         lines.append(

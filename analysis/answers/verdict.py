@@ -21,11 +21,11 @@ from analysis.answers.wording import (
     names_at_lengths,
 )
 from analysis.cells.cells import Cells
-from analysis.cells.comparison import BASE
+from analysis.cells.comparison import BASE_STRATEGY
 from analysis.cells.difference import LEVEL_SHARE, MODEL_SHARE, NO_LINK
 from analysis.labels import count_label, percent_label, signed_percent_label
 from bench.common.labels import duration_label
-from bench.common.statistics import MIN_PROCESSES, SPARE
+from bench.common.statistics import MIN_PROCESSES, TIME_MARGIN
 from bench.config import AUTO
 
 
@@ -223,7 +223,7 @@ def _to_decide(ranked: Sequence[Ranking], cells: Cells, command: Callable[[str],
         return f"{start}: {'; '.join(ways)}."
     option = f"measure.repeats={MIN_PROCESSES}"
     if is_open:
-        budget_s = SPARE * (missing_s + float((cells.frame["wall_s"] * cells.frame["repeats"]).sum()))
+        budget_s = TIME_MARGIN * (missing_s + float((cells.frame["wall_s"] * cells.frame["repeats"]).sum()))
         option = f"measure.repeats_budget_s={math.ceil(budget_s / 100) * 100}"
     return f"{start}. Run: {command(option)} (about {duration_label(missing_s)})"
 
@@ -243,7 +243,7 @@ def _missing_of_fastest_s(ranked: Sequence[Ranking], cells: Cells) -> float:
     """
 
     def order(cell: CellSpeed) -> tuple[bool, float]:
-        return bool(cells.frame.loc[cell.row, "strategy"] == BASE), -cell.tokens_per_s
+        return bool(cells.frame.loc[cell.row, "strategy"] == BASE_STRATEGY), -cell.tokens_per_s
 
     fastest = [cell.row for ranking in ranked for cell in sorted(ranking.cells, key=order)[:2]]
     return _missing_s(cells.frame.loc[fastest])

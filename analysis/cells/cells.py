@@ -47,7 +47,7 @@ class Cells:
     def __len__(self) -> int:
         return len(self.frame)
 
-    def part(self, rows: pd.Series[bool] | pd.Index[Any]) -> Self:
+    def select(self, rows: pd.Series[bool] | pd.Index[Any]) -> Self:
         """Return the cells in some rows of the frame; their series and names are determined anew."""
         frame = self.frame.loc[rows].copy()  # one block of memory makes later selections fast
         is_in_part = self.all_processes.index.isin(frame.index)

@@ -12,9 +12,9 @@ from analysis.read.frame import config_columns
 from analysis.read.step_parts import BEYOND_IDEAL, IDEAL
 from bench.record.record import Provenance
 
-BASE = "local"
+BASE_STRATEGY = "local"
 SAME_ORIGIN = ("provenance", "device_name", "code", "torch")
-FREE = frozenset(
+FREE_SETTINGS = frozenset(
     {
         *("strategy", "layout", "kernel", "sp_degree", "ulysses_degree", "ring_degree"),
         *("dp_replicate", "dp_shard", "batch", "grad_accum", "cluster", "seed", "padding"),
@@ -24,7 +24,7 @@ FREE = frozenset(
 """Settings in which comparable cells may differ: they distribute the workload and do not change it. Batches
 count through `sequences_per_step`. A trainer may compute the loss in its own way, as its cost is part of its
 speed."""
-FREE_GROUPS = ("cluster.", "measure.", "env.", "strategy.", "replay.")
+FREE_PREFIXES = ("cluster.", "measure.", "env.", "strategy.", "replay.")
 RANKS = "cluster.world_size"
 BASE_COLUMNS = ("cell_id", "strategy", RANKS, "tokens_per_s")
 SCALING_COLUMNS = ("scaling_base_cell_id", "scaling_base_strategy", "scaling_base_ranks", "scaling_speed_up")
@@ -43,7 +43,11 @@ def work_keys(summary: pd.DataFrame) -> list[str]:
     A setting that is new to the configuration is among them until it is added to FREE, so that a comparison
     is left out rather than wrong.
     """
-    config = [key for key in config_columns(summary) if key not in FREE and not key.startswith(FREE_GROUPS)]
+    config = [
+        key
+        for key in config_columns(summary)
+        if key not in FREE_SETTINGS and not key.startswith(FREE_PREFIXES)
+    ]
     keys = [*SAME_ORIGIN, "sequences_per_step", *dict.fromkeys(config)]
     return [key for key in keys if varies(summary, key)]
 
@@ -66,7 +70,7 @@ def with_speed_up(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
 
     The columns are missing where no `local` cell has the same `work`, which includes machine and provenance.
     """
-    bases = summary[(summary["strategy"] == BASE) & _has_speed(summary)]
+    bases = summary[(summary["strategy"] == BASE_STRATEGY) & _has_speed(summary)]
     fastest = bases.loc[bases["tokens_per_s"].groupby(work[bases.index]).idxmax()]
     fastest = fastest.set_index(work[fastest.index])
     return summary.assign(
@@ -104,7 +108,7 @@ def with_scaling(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
     timed = summary.loc[_has_speed(summary) & summary[RANKS].notna(), [*BASE_COLUMNS]]
     timed = timed.sort_values([RANKS, "tokens_per_s"], ascending=[True, False], kind="stable")
     strategy_base = _first_of_groups(timed, strategy_number)
-    local_base = _first_of_groups(timed[timed["strategy"] == BASE], work)
+    local_base = _first_of_groups(timed[timed["strategy"] == BASE_STRATEGY], work)
     is_local = work.map(local_base[RANKS]) <= strategy_number.map(strategy_base[RANKS])
     scales = strategy_number.map(timed[RANKS].groupby(strategy_number[timed.index]).nunique()) > 1
     base = {
@@ -141,7 +145,7 @@ def with_ideal_attention(summary: pd.DataFrame, work: pd.Series[int]) -> pd.Data
     attention_ms = summary["part_attention_ms"]
     spent_ms = attention_ms * _compute_units(summary)
     key = summary.groupby([work, "kernel"], dropna=False).ngroup()
-    bases = summary["strategy"].eq(BASE) & attention_ms.notna()
+    bases = summary["strategy"].eq(BASE_STRATEGY) & attention_ms.notna()
     best_ms = spent_ms[bases].groupby(key[bases]).min()
     ideal_ms = (key.map(best_ms).astype("float64") / _compute_units(summary)).where(attention_ms.notna())
     columns = {IDEAL: ideal_ms, BEYOND_IDEAL: attention_ms - ideal_ms}

@@ -100,7 +100,7 @@ def processes_of(frame: pd.DataFrame) -> Processes:
     return Processes(tuple(frame["tokens_per_s"]), tuple(starts))
 
 
-def difference(one: Processes, other: Processes) -> SpeedDifference:
+def speed_difference(one: Processes, other: Processes) -> SpeedDifference:
     """Return the speed of `one` over that of `other`, or why it is undecided.
 
     Ratio and interval are those of Hodges and Lehmann, with the exact test of Mann and Whitney. Processes ran

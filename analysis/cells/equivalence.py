@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from analysis.cells.comparison import FREE, FREE_GROUPS
+from analysis.cells.comparison import FREE_PREFIXES, FREE_SETTINGS
 from analysis.labels import count_label
-from analysis.read.archive import MADE_WITH, Archive
+from analysis.read.archive import ORIGIN_COLUMNS, Archive
 from bench.common.labels import length_label
 from bench.record.record import Record, Role, Status
 from bench.record.trajectory_noise import (
-    NAMES,
+    SIGNAL_NAMES,
+    ControlledTraining,
     Deviation,
-    Draw,
     TrajectoryNoise,
-    distance_of,
+    deviation_of,
     first_departure,
     signals_of,
 )
 
-EXPERIMENT = "loss_equivalence"
+LOSS_EQUIVALENCE = "loss_equivalence"
 CONTROLLED = ("data.rank_order", "inject_fault")
 """Settings that only controls and injected mistakes change."""
 SEQUENCE_COUNTS = ("batch", "dp_replicate", "dp_shard", "grad_accum")
@@ -61,9 +61,9 @@ class Training:
     def work(self) -> dict[str, Any]:
         """Settings, origin and provenance in which trainings of the same workload agree, without the seed."""
         config = self.record.config
-        free = FREE.union(CONTROLLED)
+        free = FREE_SETTINGS.union(CONTROLLED)
         settings = {
-            key: value for key, value in config.items() if not (key in free or key.startswith(FREE_GROUPS))
+            key: value for key, value in config.items() if not (key in free or key.startswith(FREE_PREFIXES))
         }
         sequences = math.prod(config.get(key) or 1 for key in SEQUENCE_COUNTS)
         return {**settings, "sequences": sequences, **self.origin, "provenance": self.record.provenance}
@@ -75,7 +75,7 @@ class Training:
     @property
     def method_key(self) -> str:
         """Role, repeat and free settings as JSON, equal for trainings that differ only in the seed."""
-        free, groups = FREE.union(CONTROLLED) - {"seed"}, tuple({*FREE_GROUPS} - {"measure."})
+        free, groups = FREE_SETTINGS.union(CONTROLLED) - {"seed"}, tuple({*FREE_PREFIXES} - {"measure."})
         config = self.record.config.items()
         chosen = {key: value for key, value in config if key in free or key.startswith(groups)}
         return json.dumps([self.role, self.record.repeat, chosen], sort_keys=True)
@@ -110,13 +110,13 @@ class SeedTrainings:
         controls = [other for other in self.others if other.role == Role.CONTROL and other.is_ok]
         return [self.reference, *controls]
 
-    def draw(self, training: Training) -> Draw:
+    def draw(self, training: Training) -> ControlledTraining:
         """Return a training with the equivalent trainings that it is compared with, without itself."""
-        return Draw(training, [other for other in self.equivalent if other is not training])
+        return ControlledTraining(training, [other for other in self.equivalent if other is not training])
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedTraining:
     """Trainings that differ only in their seed, compared with the equivalent trainings of their seeds."""
 
     trainings: Sequence[Training]
@@ -156,7 +156,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LossComparison:
     """Trainings of the same workload, of every seed."""
 
     seeds: Sequence[SeedTrainings]
@@ -172,7 +172,7 @@ class Comparison:
         return TrajectoryNoise([seed.equivalent for seed in self.seeds])
 
     @property
-    def others(self) -> list[Training]:
+    def compared_trainings(self) -> list[Training]:
         """All trainings of all seeds but the references."""
         return [training for seed in self.seeds for training in seed.others]
 
@@ -187,11 +187,13 @@ class Comparison:
         Args:
             seeds: number of seeds in which the training ran; None for all seeds.
         """
-        compared = {other.method_key for other in self.others if other.role == Role.CELL and other.loss}
+        compared = {
+            other.method_key for other in self.compared_trainings if other.role == Role.CELL and other.loss
+        }
         return self.noise.floor(seeds or len(self.seeds), len(compared))
 
     @cached_property
-    def rows(self) -> list[Compared]:
+    def rows(self) -> list[ComparedTraining]:
         """Compared trainings: strategies first, then references, controls and mistakes."""
         order = (Role.CELL, Role.REFERENCE, Role.CONTROL, Role.INJECTED_FAULT)
         pairs: dict[str, list[tuple[SeedTrainings, Training]]] = {}
@@ -205,7 +207,7 @@ class Comparison:
     @property
     def steps(self) -> int:
         """Number of steps that the references and every compared strategy ran."""
-        strategies = [other for other in self.others if other.role == Role.CELL and other.loss]
+        strategies = [other for other in self.compared_trainings if other.role == Role.CELL and other.loss]
         references = [seed.reference for seed in self.seeds]
         return min(len(training.loss) for training in (*references, *strategies))
 
@@ -222,7 +224,7 @@ class Comparison:
         more += [f"{len(self.seeds)} seeds"] if len(self.seeds) > 1 else []
         return ", ".join([length_label(int(seq_len)), *map(str, others), *more])
 
-    def _compare(self, pairs: Sequence[tuple[SeedTrainings, Training]]) -> Compared:
+    def _compare(self, pairs: Sequence[tuple[SeedTrainings, Training]]) -> ComparedTraining:
         """Return the comparison of trainings that differ only in their seed."""
         losses = [
             abs(loss - reference_loss)
@@ -235,8 +237,8 @@ class Comparison:
             for norm, reference_norm in zip(training.grad_norm, seed.reference.grad_norm, strict=False)
         ]
         floor = self.floor(len(pairs))
-        noise = distance_of([seed.draw(training) for seed, training in pairs]).divided_by(floor)
-        return Compared(
+        noise = deviation_of([seed.draw(training) for seed, training in pairs]).divided_by(floor)
+        return ComparedTraining(
             trainings=[training for _, training in pairs],
             mean_loss=sum(losses) / len(losses),
             max_loss=max(losses),
@@ -253,7 +255,9 @@ class Comparison:
 
         If the mean over steps is beyond the floor, so is at least one step.
         """
-        beyond = {name: getattr(floor, name) if getattr(noise, name) > 1 else math.inf for name in NAMES}
+        beyond = {
+            name: getattr(floor, name) if getattr(noise, name) > 1 else math.inf for name in SIGNAL_NAMES
+        }
         for seed, training in pairs:
             draw = seed.draw(training)
             departure = first_departure(training, draw.centre, Deviation(**beyond).times(draw.widening))
@@ -283,20 +287,22 @@ def _logged_difference(pairs: Sequence[tuple[SeedTrainings, Training]]) -> tuple
     return (sum(differences) / len(differences), max(differences)) if differences else None
 
 
-def comparisons(archive: Archive) -> list[Comparison]:
+def loss_comparisons(archive: Archive) -> list[LossComparison]:
     """Return a comparison for each workload among the records of EXPERIMENT.
 
     Where a reference failed, a control takes its place. A workload without either is left out.
     """
-    rows = archive.frame[archive.frame["experiment"] == EXPERIMENT]
-    columns = [rows[name].astype("object").where(rows[name].notna(), None) for name in MADE_WITH.values()]
+    rows = archive.frame[archive.frame["experiment"] == LOSS_EQUIVALENCE]
+    columns = [
+        rows[name].astype("object").where(rows[name].notna(), None) for name in ORIGIN_COLUMNS.values()
+    ]
     groups: dict[str, list[Training]] = {}
     for row, *origin in zip(rows.index, *columns, strict=True):
-        training = _training(archive.record(row), dict(zip(MADE_WITH, origin, strict=True)))
+        training = _training(archive.record(row), dict(zip(ORIGIN_COLUMNS, origin, strict=True)))
         groups.setdefault(json.dumps(training.work, sort_keys=True), []).append(training)
     keys = _distinguishing_keys([group[0].work for group in groups.values()])
     seeds_of_groups = ([*_seeds(group)] for group in groups.values())
-    return [Comparison(seeds, keys) for seeds in seeds_of_groups if seeds]
+    return [LossComparison(seeds, keys) for seeds in seeds_of_groups if seeds]
 
 
 def _seeds(group: Sequence[Training]) -> Iterator[SeedTrainings]:

@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.labels import number_label, percent_label
 from analysis.read.step_parts import BEYOND_IDEAL, IDEAL, PART_COLUMNS
 
-SPLIT = "part_attention_ms"
+HAS_PARTS_COLUMN = "part_attention_ms"
 """Column with a value for every cell whose step is split into parts."""
 CellRow = Mapping[Any, Any] | pd.Series
 
@@ -32,7 +32,7 @@ class DrawnPart:
 
 
 # Attention is blue, communication red and yellow, the rest green and grey. Hatches are for print.
-ATTENTION = DrawnPart("attention compute", "#2171B5", (SPLIT,))
+ATTENTION = DrawnPart("attention compute", "#2171B5", (HAS_PARTS_COLUMN,))
 IMBALANCE = DrawnPart("load imbalance", "#BDD7E7", ("part_imbalance_ms",))
 WITH_IDEAL = (
     DrawnPart("ideal attention", "#08519C", (IDEAL,)),

@@ -21,7 +21,7 @@ class Selection:
     """Sentence on the cells that are left out; None where all are shown."""
 
 
-def for_figures(cells: Cells) -> Selection:
+def select_for_figures(cells: Cells) -> Selection:
     """Return the cells of at most MAX_SERIES series, those with the most results.
 
     Among series with equally many results, the first in the order of the cells is drawn.
@@ -33,14 +33,14 @@ def for_figures(cells: Cells) -> Selection:
     results = cells.frame["tokens_per_s"].notna().groupby(series, sort=False).sum()
     chosen = results.sort_values(ascending=False, kind="stable").index[:MAX_SERIES]
     note = f"Figures show the {MAX_SERIES} of {total:,} series with the most results; {ALL_IN}."
-    return Selection(cells.part(series.isin(chosen)), note)
+    return Selection(cells.select(series.isin(chosen)), note)
 
 
-def for_pages(cells: Cells) -> Selection:
+def select_for_pages(cells: Cells) -> Selection:
     """Return the MAX_SHOWN_CELLS cells that were started last."""
     if len(cells) <= MAX_SHOWN_CELLS:
         return Selection(cells, None)
     in_time = cells.frame["started_at"].sort_values(kind="stable", na_position="first")
     newest = in_time.index[-MAX_SHOWN_CELLS:]
     note = f"Only the last {MAX_SHOWN_CELLS:,} of {len(cells):,} started cells are listed; {ALL_IN}."
-    return Selection(cells.part(newest.sort_values()), note)
+    return Selection(cells.select(newest.sort_values()), note)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.cells.comparison import FREE, FREE_GROUPS, varies
+from analysis.cells.comparison import FREE_PREFIXES, FREE_SETTINGS, varies
 from analysis.read.frame import config_columns
 from bench.config import NOT_USED, ConfigError
 from bench.strategies import STRATEGIES
@@ -195,7 +195,7 @@ def _setting_text(key: str, value: Any) -> str:
 
 
 def _must_agree(key: str) -> bool:
-    is_free = key in FREE or key.startswith(FREE_GROUPS)
+    is_free = key in FREE_SETTINGS or key.startswith(FREE_PREFIXES)
     is_detail = "." in key or key == "device_name"
     return not is_free and not is_detail
 

@@ -13,7 +13,7 @@ from bench.cost.band import Fit
 from bench.record.record import Provenance, Status
 
 PREDICTED, FITS, UNDECIDED, RUNS_OUT = "predicted", "predicted_fits", "predicted_undecided", "predicted_out"
-NO_SPARE = "replayed_undecided"
+REPLAY_UNDECIDED = "replayed_undecided"
 """Status of a replay that left less than SPARE_BYTES of memory free."""
 SPARE_BYTES = 3 * GIB
 """Memory that NCCL and CUDA may need on a rank with peers, which a replay does not have. This is an
@@ -33,7 +33,7 @@ def shown_status(cell: Mapping[Any, Any]) -> str:
     if cell["provenance"] == Provenance.REPLAYED and status == Status.OK and cell["cluster.world_size"] > 1:
         # a comparison with a missing value is False
         has_no_spare = cell["device_memory_bytes"] - cell["device_used_bytes"] < SPARE_BYTES
-        return NO_SPARE if has_no_spare else status
+        return REPLAY_UNDECIDED if has_no_spare else status
     if cell["provenance"] != Provenance.PREDICTED or status not in REPLACED:
         return status
     return (
@@ -63,4 +63,4 @@ def excluded_statuses(frame: pd.DataFrame, column: str) -> pd.Series[str]:
 def undecided_statuses(frame: pd.DataFrame) -> pd.Series[str]:
     """Return the statuses, with UNDECIDED or NO_SPARE where it is open whether the cell fits in memory."""
     shown = shown_statuses(frame)
-    return shown.where(shown.isin([UNDECIDED, NO_SPARE]), frame["status"])
+    return shown.where(shown.isin([UNDECIDED, REPLAY_UNDECIDED]), frame["status"])

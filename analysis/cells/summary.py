@@ -11,7 +11,7 @@ from analysis.read.metrics import Reduction, metrics_reduced
 from analysis.read.results import tokens_per_s
 from bench.common.statistics import median_interval
 
-CELL = ["cell_id", "provenance", "hardware", "device_name", "code", "torch"]
+CELL_KEY = ["cell_id", "provenance", "hardware", "device_name", "code", "torch"]
 """Columns in which repeats of a cell agree: the same request, machine and software."""
 
 MEDIANS, RATES, FIRSTS = map(metrics_reduced, (Reduction.MEDIAN, Reduction.RATE, Reduction.FIRST))
@@ -84,7 +84,7 @@ def _processes(frame: pd.DataFrame, cell: pd.Series[int], cells_in_order: pd.Ind
 
 def _cell_numbers(frame: pd.DataFrame) -> pd.Series[int]:
     """Return the number of each record's cell, in order of first appearance."""
-    return frame.groupby(CELL, dropna=False, sort=False).ngroup()
+    return frame.groupby(CELL_KEY, dropna=False, sort=False).ngroup()
 
 
 def _shown_rows(frame: pd.DataFrame, cell: pd.Series[int], failed: pd.Series[bool]) -> pd.Index[int]:

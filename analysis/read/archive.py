@@ -17,12 +17,12 @@ from msgspec import json, structs
 
 from analysis.read.frame import frame_of, row_of
 from bench.common.environment import Environment
-from bench.record.record import Record, Status, is_finding
-from bench.record.store import RECORDS, StoreError, parse_record, placed_records
+from bench.record.record import Record, Status, is_result
+from bench.record.store import RECORDS, StoreError, parse_record, records_with_offsets
 
 VOLATILE: Mapping[str, None] = dict.fromkeys(("load_average", "gpu_temperature_c"))
 """Fields of an environment that change by the minute, with the value that replaces them."""
-MADE_WITH: Mapping[str, str] = {"code": "code", "torch": "torch", "device": "device_name"}
+ORIGIN_COLUMNS: Mapping[str, str] = {"code": "code", "torch": "torch", "device": "device_name"}
 """Origins that compared records must share unless `--mix` names them, each with its column."""
 
 
@@ -34,7 +34,7 @@ class Archive:
     """One row per record."""
     places: Sequence[tuple[Path, int]]
     """File and first byte of each row's record."""
-    shared: Mapping[str, Any]
+    shared_settings: Mapping[str, Any]
     """Settings that are equal in all records."""
     environments: Sequence[Environment]
     """Distinct environments of the records, without the VOLATILE fields."""
@@ -48,15 +48,15 @@ class Archive:
             file.seek(start)
             return parse_record(path, 0, file.readline())
 
-    def mixed(self, kinds: Collection[str]) -> Archive:
+    def with_equal_origins(self, kinds: Collection[str]) -> Archive:
         """Return the archive with these kinds of MADE_WITH made equal: their columns name all values."""
-        columns = {MADE_WITH[kind]: " and ".join(origins(self.frame, kind)) or None for kind in kinds}
+        columns = {ORIGIN_COLUMNS[kind]: " and ".join(origins(self.frame, kind)) or None for kind in kinds}
         return replace(self, frame=self.frame.assign(**columns))
 
 
 def origins(frame: pd.DataFrame, kind: str) -> list[str]:
     """Return the distinct recorded values of one kind of MADE_WITH in alphabetical order."""
-    return sorted(map(str, frame[MADE_WITH[kind]].dropna().unique()))
+    return sorted(map(str, frame[ORIGIN_COLUMNS[kind]].dropna().unique()))
 
 
 def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive:
@@ -83,7 +83,7 @@ def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive
     return Archive(
         frame=frame.assign(steps_compared=_compared_steps(frame, [str(path) for path, _ in places])),
         places=places,
-        shared=_shared_settings(configs),
+        shared_settings=_shared_settings(configs),
         environments=[*environments.values()],
         left_out=left_out,
     )
@@ -96,7 +96,7 @@ def _records(folders: Iterable[Path]) -> Iterator[tuple[tuple[Path, int], Record
         if not path.is_file():
             hint = "name a sweep's folder, for example results/sweeps/<time>"
             raise StoreError(f"{folder}: no file records.jsonl in this folder; {hint}")
-        yield from (((path, start), record) for start, record in placed_records(path))
+        yield from (((path, start), record) for start, record in records_with_offsets(path))
 
 
 def _shared_settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -131,14 +131,14 @@ def _last_attempts(frame: pd.DataFrame, files: Sequence[Path]) -> tuple[list[int
     """
     keys = [*zip(files, frame["cell_id"], frame["repeat"], strict=True)]
     last = {key: row for row, key in enumerate(keys)}
-    attempts = frame[["role", "status", *MADE_WITH.values()]].to_dict("records")
+    attempts = frame[["role", "status", *ORIGIN_COLUMNS.values()]].to_dict("records")
     earlier = ((row, last[key]) for row, key in enumerate(keys) if row != last[key])
     return [*last.values()], Counter(_rerun_reason(attempts[row], attempts[newer]) for row, newer in earlier)
 
 
 def _rerun_reason(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str:
     """Return the reason why the cell of an attempt ran again, as a remark on the attempt."""
-    if not is_finding(str(before["role"]), Status(before["status"])):
+    if not is_result(str(before["role"]), Status(before["status"])):
         return "failed or interrupted"
-    different = [name for name, column in MADE_WITH.items() if before[column] != after[column]]
+    different = [name for name, column in ORIGIN_COLUMNS.items() if before[column] != after[column]]
     return f"with other {' and '.join(different)}" if different else "duplicated"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.read.metrics import METRICS, OF_RECORD
+from analysis.read.metrics import METRICS, RECORD_METRICS
 from analysis.read.results import Results
 from bench.common.environment import code_label
 from bench.record.record import Provenance, Record
@@ -18,9 +18,9 @@ RECORD_COLUMNS = (
     "started_at", "wall_s", "fixed_cost_s",
 )  # fmt: skip
 DERIVED_COLUMNS = ("code", "torch", "device_name", "device_memory_bytes", "sequences_per_step")
-METRIC_COLUMNS = tuple(metric.name for metric in OF_RECORD)
+METRIC_COLUMNS = tuple(metric.name for metric in RECORD_METRICS)
 NUMBER_COLUMNS = frozenset(
-    {"device_memory_bytes", *(metric.name for metric in OF_RECORD if not metric.is_text)}
+    {"device_memory_bytes", *(metric.name for metric in RECORD_METRICS if not metric.is_text)}
 )
 NOT_SETTINGS = frozenset({*RECORD_COLUMNS, *DERIVED_COLUMNS, *METRICS})
 """Columns that are not part of a cell's configuration."""
@@ -77,7 +77,9 @@ def row_of(record: Record, peaks: Mapping[str, float]) -> dict[str, Any]:
         "device_memory_bytes": next(iter(environment.gpu_memory_bytes), None) if ran_here else None,
         "sequences_per_step": _sequences_per_step(record.config),
         **{
-            metric.name: metric.from_record(results) for metric in OF_RECORD if metric.from_record is not None
+            metric.name: metric.from_record(results)
+            for metric in RECORD_METRICS
+            if metric.from_record is not None
         },
     }
 

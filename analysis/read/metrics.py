@@ -221,18 +221,22 @@ METRIC_LIST: Sequence[Metric] = (
         "tokens_per_joule", q.ENERGY, lambda r: _ratio(r.window_tokens, r.window_joules), RATE,
         heading="tokens/J", shown_in=LISTED,
     ),
-    Metric("peak_allocated_bytes", q.ALLOCATED, _worst_rank(lambda m: m.peak_allocated_bytes)),
+    Metric("peak_allocated_bytes", q.PEAK_ALLOCATED, _worst_rank(lambda m: m.peak_allocated_bytes)),
     Metric("peak_reserved_bytes", q.OTHER_MEMORY, _worst_rank(lambda m: m.peak_reserved_bytes)),
     Metric("peak_resident_bytes", q.OTHER_MEMORY, _worst_rank(lambda m: m.peak_resident_bytes)),
     Metric("resident_above_base_bytes", q.OTHER_MEMORY, _worst_rank(_resident_above_base)),
-    Metric("whole_life_allocated_bytes", q.ALLOCATED, _worst_rank(lambda m: m.whole_life_allocated_bytes)),
-    Metric("forward_peak_bytes", q.ALLOCATED, _worst_rank(lambda m: m.forward_peak_bytes)),
-    Metric("backward_peak_bytes", q.ALLOCATED, _worst_rank(lambda m: m.backward_peak_bytes)),
+    Metric(
+        "whole_life_allocated_bytes",
+        q.PEAK_ALLOCATED,
+        _worst_rank(lambda m: m.whole_life_allocated_bytes),
+    ),
+    Metric("forward_peak_bytes", q.PEAK_ALLOCATED, _worst_rank(lambda m: m.forward_peak_bytes)),
+    Metric("backward_peak_bytes", q.PEAK_ALLOCATED, _worst_rank(lambda m: m.backward_peak_bytes)),
     Metric("device_used_bytes", q.OTHER_MEMORY, _worst_rank(lambda m: m.device_used_bytes)),
     Metric("needed_bytes", q.SAVED_MEMORY, lambda r: r.analytic and r.analytic.needed_bytes, FIRST),
     Metric("offloaded_activation_bytes", q.SAVED_MEMORY, _worst_rank(lambda m: m.offloaded_activation_bytes)),
     Metric("offloaded_optimizer_bytes", q.SAVED_MEMORY, _worst_rank(lambda m: m.offloaded_optimizer_bytes)),
-    *_share_metrics("attention_transfer", q.ATTENTION_EXCHANGE_SHARE, _attention, lambda s: s.transfer),
+    *_share_metrics("attention_transfer", q.ATTENTION_COMMUNICATION_SHARE, _attention, lambda s: s.transfer),
     *_share_metrics("attention_waiting", q.WAITING, _attention, lambda s: s.waiting),
     *_share_metrics(
         "communication_transfer",
@@ -247,11 +251,11 @@ METRIC_LIST: Sequence[Metric] = (
     Metric("communication_exposed_share", q.COMMUNICATION_SHARE, _traced_share(lambda t: t.exposed_ms)),
     Metric(
         "attention_in_flight_share",
-        q.ATTENTION_EXCHANGE_SHARE,
+        q.ATTENTION_COMMUNICATION_SHARE,
         _purpose_share("attention", exposed=False),
     ),
     Metric(
-        "attention_exposed_share", q.ATTENTION_EXCHANGE_SHARE, _purpose_share("attention", exposed=True)
+        "attention_exposed_share", q.ATTENTION_COMMUNICATION_SHARE, _purpose_share("attention", exposed=True)
     ),
     Metric("traced_to_timed", q.TRACED_TO_TIMED, lambda r: r.traced_to_timed, format=ratio_label),
     Metric("straggler_gap_ms", q.STRAGGLER_GAP, lambda r: r.straggler_gap_ms),
@@ -323,17 +327,17 @@ METRIC_LIST: Sequence[Metric] = (
 """Metrics in the order of their columns; metrics that are computed from one record come first."""
 
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in METRIC_LIST}
-OF_RECORD = tuple(metric for metric in METRIC_LIST if metric.from_record is not None)
+RECORD_METRICS = tuple(metric for metric in METRIC_LIST if metric.from_record is not None)
 """Metrics that are computed from one record alone."""
 QUANTITIES = tuple(dict.fromkeys([*(metric.quantity for metric in METRIC_LIST), *q.WITHOUT_METRIC]))
 
 
 def metrics_reduced(reduction: Reduction) -> list[str]:
     """Return the names of the metrics with this reduction over repeats."""
-    return [metric.name for metric in OF_RECORD if metric.over_repeats is reduction]
+    return [metric.name for metric in RECORD_METRICS if metric.over_repeats is reduction]
 
 
-def text_of(cell: Mapping[Any, Any], name: str) -> str:
+def metric_text(cell: Mapping[Any, Any], name: str) -> str:
     """Return the text of a cell's value of a metric; empty where the value is missing."""
     return METRICS[name].text(cell[name])
 

@@ -46,11 +46,11 @@ OVER_DATA_PARALLEL = Quantity(
     "comparison#speed-up-over-data-parallelism", "Speed-up over data parallelism", "ratio",
     "Tokens per second over those of equally many ranks without sequence parallelism.",
 )  # fmt: skip
-SWEEP_RATIO = Quantity(
+SPEED_RATIO = Quantity(
     "comparison#speed-ratio", "Speed ratio", "ratio",
     "Speed of one side over the other, with a 95 % interval from the processes of both sides.",
 )  # fmt: skip
-ALLOCATED = Quantity(
+PEAK_ALLOCATED = Quantity(
     "memory#peak-allocated-memory", "Peak allocated memory", "bytes",
     "Largest number of bytes in tensors at one moment on the worst rank, in steady state.",
 )  # fmt: skip
@@ -70,7 +70,7 @@ OUT_OF_MEMORY = Quantity(
     "memory#out-of-memory", "Out of memory", "bytes, tokens",
     "The allocation that failed, the largest blocks at that time, and the longest length that fits.",
 )  # fmt: skip
-ATTENTION_EXCHANGE_SHARE = Quantity(
+ATTENTION_COMMUNICATION_SHARE = Quantity(
     "communication#attention-communication-share", "Attention communication share", "fraction 0..1",
     "Share of the traced steps in which data moved for attention while the rank computed nothing.",
 )  # fmt: skip
@@ -194,6 +194,6 @@ CELL_TIME = Quantity(
 WITHOUT_METRIC = (
     OUT_OF_MEMORY, CAUSAL_AREA, DOCUMENTS, PAYLOAD, ATTENTION_PARITY, FULL_LENGTH,
     OBJECTIVE, UPDATES, POSITIONS, PROBE,
-    TELEMETRY, SWEEP_RATIO,
+    TELEMETRY, SPEED_RATIO,
 )  # fmt: skip
 """Quantities that appear in the record or in another command, but in no column of the summary."""

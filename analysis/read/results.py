@@ -14,7 +14,7 @@ from analysis.read.checks import checks_sentence
 from analysis.read.notes import note_of
 from analysis.read.step_parts import StepParts, step_parts
 from analysis.read.traced_shares import PurposeShares, TracedShares, expected_shares, is_void, traced_shares
-from bench.common.statistics import Interval, median_interval, slowest, slowest_median
+from bench.common.statistics import Interval, median_interval, slowest_median, slowest_rank_times
 from bench.cost.band import Band
 from bench.measure.attention.section import AttentionSection
 from bench.measure.check import Check
@@ -55,7 +55,7 @@ class Results:
     @cached_property
     def steps_ms(self) -> list[float]:
         """Milliseconds of each timed step on its slowest rank, sorted; of a prediction the expected step."""
-        return [] if self.timing is None else sorted(slowest(self.timing.step_times_ms))
+        return [] if self.timing is None else sorted(slowest_rank_times(self.timing.step_times_ms))
 
     @property
     def timed_steps(self) -> int | None:
@@ -213,7 +213,9 @@ class Results:
         """Median time of a forward and backward call of attention alone, in milliseconds."""
         if self.attention is None:
             return None
-        return _median_sum_ms(slowest(self.attention.forward_ms), slowest(self.attention.backward_ms))
+        return _median_sum_ms(
+            slowest_rank_times(self.attention.forward_ms), slowest_rank_times(self.attention.backward_ms)
+        )
 
     @property
     def attention_flops_per_s(self) -> float | None:

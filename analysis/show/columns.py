@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.cells.capacity import capacity_label
 from analysis.cells.cells import Cells
-from analysis.cells.comparison import BASE
+from analysis.cells.comparison import BASE_STRATEGY
 from analysis.cells.parts import parts_of, step_ms
 from analysis.cells.series import variants
 from analysis.cells.statuses import shown_status
@@ -20,13 +20,13 @@ from analysis.labels import (
     band_label,
     count_label,
     interval_label,
-    n_label,
     number_label,
     percent_label,
+    samples_label,
     spread_label,
     status_label,
 )
-from analysis.read.metrics import METRICS, text_of
+from analysis.read.metrics import METRICS, metric_text
 from analysis.read.views import View
 from analysis.show.section import Column
 from bench.common.labels import length_label, rate_range_label
@@ -75,7 +75,7 @@ def columns_of(cells: Cells) -> list[Column]:
 
 def metric_column(name: str, heading: str, views: frozenset[View]) -> Column:
     """Return a column that shows one metric."""
-    return Column(heading, lambda cell: text_of(cell, name), sorted_by=name, views=views)
+    return Column(heading, lambda cell: metric_text(cell, name), sorted_by=name, views=views)
 
 
 def _pair_column(heading: str, metric: str, parts: tuple[str, str], views: frozenset[View]) -> Column:
@@ -126,7 +126,7 @@ def value_with_band(cell: CellRow, column: str) -> str:
     """Return the value of a cell, with its band if the cell is predicted; `column` as in predicted_band."""
     if is_predicted(cell) and cell["status"] == "ok":
         return predicted_band(cell, column)
-    return text_of(cell, column.format(""))
+    return metric_text(cell, column.format(""))
 
 
 def _status_text(cell: CellRow) -> str:
@@ -144,7 +144,7 @@ def _ranks_text(cell: CellRow) -> str:
 def _spread_text(cell: CellRow) -> str:
     """Return the number of samples and the interval; for a replay only the number of samples."""
     if is_replayed(cell):
-        return f"replayed, n={n_label(cell)}" if n_label(cell) else ""
+        return f"replayed, n={samples_label(cell)}" if samples_label(cell) else ""
     return "" if is_predicted(cell) else spread_label(cell)
 
 
@@ -163,8 +163,8 @@ def _peak_text(cell: CellRow) -> str:
 
 def _share_with_range(share: str, cell: CellRow) -> str:
     """Return the median of the traced steps, and the range of several: `0.1 % (0.0 % to 0.4 %)`."""
-    median = text_of(cell, f"{share}_share")
-    low, high = (text_of(cell, f"{share}_{end}_share") for end in ("low", "high"))
+    median = metric_text(cell, f"{share}_share")
+    low, high = (metric_text(cell, f"{share}_{end}_share") for end in ("low", "high"))
     return median if not low or cell["traced_steps"] == 1 else f"{median} ({low} to {high})"
 
 
@@ -194,26 +194,26 @@ def _count_text(part: Any, whole: Any) -> str:
 
 def _pair_text(names: Sequence[str], cell: CellRow) -> str:
     """Return two metrics, `38.1 % / 61.0 %`, with a dash for an unknown one; empty if both are unknown."""
-    texts = [text_of(cell, name) for name in names]
+    texts = [metric_text(cell, name) for name in names]
     return " / ".join(text or "-" for text in texts) if any(texts) else ""
 
 
 def _mfu_text(cell: CellRow) -> str:
     """Return MFU by causal and full FLOPs, or a note that the peak of the device is unknown."""
-    is_unknown = cell["hardware"] == UNKNOWN_HARDWARE and bool(text_of(cell, "step_time_ms"))
+    is_unknown = cell["hardware"] == UNKNOWN_HARDWARE and bool(metric_text(cell, "step_time_ms"))
     return _pair_text(("mfu_causal", "mfu_full"), cell) or (NO_PEAK if is_unknown else "")
 
 
 def _speed_up_text(cell: CellRow) -> str:
     """Return the speed-up over the fastest `local` cell, and the id of that cell."""
-    return _ratio_to_base(cell, "speed_up", BASE, "speed_up_base")
+    return _ratio_to_base(cell, "speed_up", BASE_STRATEGY, "speed_up_base")
 
 
 def _scaling_text(cell: CellRow) -> str:
     """Return the speed-up over the cell with the fewest ranks, and the parallel efficiency."""
     text = _ratio_to_base(cell, "scaling_speed_up", cell["scaling_base_strategy"], "scaling_base")
     caveat = f"; {SHARED_CORES}" if cell["cluster.device"] == "cpu" else ""
-    return f"{text}, efficiency {text_of(cell, 'scaling_efficiency')}{caveat}" if text else ""
+    return f"{text}, efficiency {metric_text(cell, 'scaling_efficiency')}{caveat}" if text else ""
 
 
 def _ratio_to_base(cell: CellRow, column: str, strategy: str, base: str) -> str:
@@ -222,7 +222,7 @@ def _ratio_to_base(cell: CellRow, column: str, strategy: str, base: str) -> str:
         return ""
     ranks = cell[f"{base}_ranks"]
     where = "" if pd.isna(ranks) else f" on {count_label(int(ranks), 'rank')}"
-    return f"{text_of(cell, column)} times {strategy}{where} (cell {cell[f'{base}_cell_id']})"
+    return f"{metric_text(cell, column)} times {strategy}{where} (cell {cell[f'{base}_cell_id']})"
 
 
 def _step_parts_text(cell: CellRow) -> str:
@@ -256,7 +256,7 @@ COLUMNS: Sequence[Column] = (
     STATUS,
     Column("tokens/s", speed_text, sorted_by="tokens_per_s"),
     Column("n and 95 % interval", _spread_text, sorted_by="n", views=WIDE),
-    Column("n", lambda cell: n_label(cell).replace("repeats", "rep."), views=TERMINAL),
+    Column("n", lambda cell: samples_label(cell).replace("repeats", "rep."), views=TERMINAL),
     Column("95 % interval", _interval_text, views=TERMINAL),
     STEP_TIME,
     metric_column("step_time_ms", "step ms", TERMINAL),

@@ -10,9 +10,8 @@ from analysis.answers.loss_agreement import with_equivalence
 from analysis.answers.next_steps import deciding_command, kernel_lines
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
-from analysis.cells.equivalence import EXPERIMENT as LOSS_EQUIVALENCE
-from analysis.cells.equivalence import Comparison, comparisons
-from analysis.cells.selection import Selection, for_figures, for_pages
+from analysis.cells.equivalence import LOSS_EQUIVALENCE, LossComparison, loss_comparisons
+from analysis.cells.selection import Selection, select_for_figures, select_for_pages
 from analysis.read.archive import Archive
 from analysis.show.columns import DISPENSABLE, columns_of, named_rows
 from analysis.show.section import FigureFile, Table
@@ -36,7 +35,7 @@ class Findings:
     """Rows of the listed cells, with names."""
     cell_table: Table
     """Table of the listed cells with the columns of all views."""
-    comparisons: Sequence[Comparison]
+    comparisons: Sequence[LossComparison]
     """Trainings compared with data parallelism; trainings of equal work share a comparison."""
     verdict: Verdict
     """Answer of the sweep, in sentences."""
@@ -45,7 +44,7 @@ class Findings:
     figures: Sequence[FigureFile] = ()
 
     @classmethod
-    def of(cls, archive: Archive, origins: Sequence[str] = ()) -> Self:
+    def from_archive(cls, archive: Archive, origins: Sequence[str] = ()) -> Self:
         """Return the findings, without figures.
 
         Args:
@@ -53,8 +52,8 @@ class Findings:
             origins: Sentences on how the records of different origins are used.
         """
         frame = archive.frame
-        cells, compared = Cells.of_records(frame[~frame["role"].isin(NO_ANSWERS)]), comparisons(archive)
-        shown = for_pages(cells)
+        cells, compared = Cells.of_records(frame[~frame["role"].isin(NO_ANSWERS)]), loss_comparisons(archive)
+        shown = select_for_pages(cells)
         rows = named_rows(shown.cells)
         answer = verdict(cells, deciding_command(archive))
         answer = replace(answer, origins=[*origins], kernels=kernel_lines(archive))
@@ -64,8 +63,8 @@ class Findings:
             cells=cells,
             shown=shown,
             shown_rows=rows,
-            cell_table=Table.of(columns_of(shown.cells), rows, DISPENSABLE),
+            cell_table=Table.from_items(columns_of(shown.cells), rows, DISPENSABLE),
             comparisons=compared,
             verdict=with_equivalence(answer, compared, alone=alone),
-            drawn=for_figures(cells),
+            drawn=select_for_figures(cells),
         )

@@ -44,7 +44,9 @@ class Table:
     """
 
     @classmethod
-    def of(cls, columns: Sequence[Column], items: Iterable[Any], dispensable: Sequence[str] = ()) -> Self:
+    def from_items(
+        cls, columns: Sequence[Column], items: Iterable[Any], dispensable: Sequence[str] = ()
+    ) -> Self:
         """Return a table with one row for each item."""
         return cls(columns, [[column.text(item) for column in columns] for item in items], dispensable)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.common.environment import installed
+from bench.common.environment import installed_version
 from bench.config import Cell
 
 ANY_DTYPE = ("bf16", "fp16", "fp32", "fp64")
@@ -53,7 +53,7 @@ class KernelFacts:
     @property
     def is_installed(self) -> bool:
         """Whether the package is installed. Its metadata says so; nothing is imported."""
-        return self.package is None or installed(self.package) is not None
+        return self.package is None or installed_version(self.package) is not None
 
     def takes_heads_of(self, cell: Cell) -> bool:
         """Return whether the kernel takes the cell's head size. On a CPU every size is valid."""

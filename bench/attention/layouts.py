@@ -99,7 +99,7 @@ def _striped_tile(shard_len: int, rank: int, source: int) -> Tile | None:
     return Tile(slice(1, shard_len), slice(0, shard_len - 1), causal=True) if shard_len > 1 else None
 
 
-def cut(pieces: tuple[slice, ...], seq_len: int, start: int, stop: int) -> tuple[slice, ...]:
+def cut_pieces(pieces: tuple[slice, ...], seq_len: int, start: int, stop: int) -> tuple[slice, ...]:
     """Return the pieces of a sequence that contain the local tokens `start` to `stop` of a shard.
 
     Args:

@@ -81,12 +81,12 @@ def packing_of(documents: Documents, scale: float, device: torch.device) -> Pack
         for sequence in range(len(documents.ends))
         for document in documents.positions_of(sequence)
     ]
-    offsets = sent(torch.tensor([0, *ends], dtype=torch.int32), device)
+    offsets = copy_to_device(torch.tensor([0, *ends], dtype=torch.int32), device)
     longest = max(stop - start for start, stop in pairwise([0, *ends]))
     return Packing(offsets, offsets, longest, longest, causal=True, scale=scale, ends=(0, *ends))
 
 
-def sent(rows: Tensor, device: torch.device) -> Tensor:
+def copy_to_device(rows: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor from the host to a device.
 
     A GPU copies from pinned memory, in stream order and without blocking the host. Expanded rows are made
@@ -97,7 +97,7 @@ def sent(rows: Tensor, device: torch.device) -> Tensor:
     return rows.contiguous().pin_memory().to(device, non_blocking=True)
 
 
-def restarted(documents: Documents) -> Tensor:
+def positions_in_documents(documents: Documents) -> Tensor:
     """Return the positions of all tokens in their documents, [B, T], in host memory."""
     rows = range(len(documents.ends))
     return torch.stack(
@@ -109,8 +109,8 @@ def attend_packed(
     q_BNTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, packing: Packing
 ) -> Tensor:
     """Return differentiable causal attention within the documents of whole sequences, [B, N, T, D]."""
-    qkv = [end_to_end(x) for x in (q_BNTD, k_BKTD, v_BKTD)]
-    return in_batches(attend_end_to_end(*qkv, kernel=kernel, packing=packing)[0], len(q_BNTD))
+    qkv = [flatten_batch(x) for x in (q_BNTD, k_BKTD, v_BKTD)]
+    return unflatten_batch(attend_end_to_end(*qkv, kernel=kernel, packing=packing)[0], len(q_BNTD))
 
 
 def attend_end_to_end(
@@ -123,7 +123,7 @@ def attend_end_to_end(
 
 def packed_lse(q_BNTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, kernel: Kernel, packing: Packing) -> Tensor:
     """Return the LSE of causal attention within the documents of whole sequences, [B, N, T]."""
-    q, k, v = (end_to_end(x) for x in (q_BNTD, k_BKTD, v_BKTD))
+    q, k, v = (flatten_batch(x) for x in (q_BNTD, k_BKTD, v_BKTD))
     lse_NBT: Tensor = packed_forward(kernel, q, k, v, packing)[1].unflatten(1, (len(q_BNTD), -1))
     return lse_NBT.transpose(0, 1)
 
@@ -149,12 +149,12 @@ class _AttendPacked(torch.autograd.Function):
         return *into, None, None
 
 
-def end_to_end(x_BNTD: Tensor) -> Tensor:
+def flatten_batch(x_BNTD: Tensor) -> Tensor:
     """Reshape [B, N, T, D] to [B * T, N, D], without a copy if the memory already has this order."""
     return x_BNTD.transpose(1, 2).flatten(0, 1)
 
 
-def in_batches(x_TND: Tensor, batch: int) -> Tensor:
+def unflatten_batch(x_TND: Tensor, batch: int) -> Tensor:
     """Reshape [B * T, N, D] back to [B, N, T, D]."""
     x_BTND: Tensor = x_TND.unflatten(0, (batch, -1))
     return x_BTND.transpose(1, 2)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class PendingSendRecv:
     """Pending sends to one rank and receives from another."""
 
     sent_tensors: tuple[Tensor, ...]
@@ -27,9 +27,9 @@ class HandOver:
         return self.received
 
 
-def hand_over(
+def start_send_recv(
     sent: Sequence[Tensor], to: int, like: Sequence[Tensor], source: int, group: dist.ProcessGroup
-) -> HandOver:
+) -> PendingSendRecv:
     """Start sending tensors to one rank of the group and receiving tensors from another.
 
     Args:
@@ -49,15 +49,15 @@ def hand_over(
         *(dist.P2POp(dist.isend, tensor, receiver, group=group) for tensor in leaving),
         *(dist.P2POp(dist.irecv, tensor, sender, group=group) for tensor in received),
     ]
-    return HandOver(leaving, received, tuple(dist.batch_isend_irecv(calls)) if calls else ())
+    return PendingSendRecv(leaving, received, tuple(dist.batch_isend_irecv(calls)) if calls else ())
 
 
-def rotate(tensor: Tensor, group: dist.ProcessGroup) -> HandOver:
+def rotate(tensor: Tensor, group: dist.ProcessGroup) -> PendingSendRecv:
     """Start sending `tensor` to the next rank of the ring and receiving that of the previous rank.
 
     In a ring of one rank, `wait` returns `tensor` itself.
     """
     if group.size() == 1:
-        return HandOver((), (tensor,), ())
+        return PendingSendRecv((), (tensor,), ())
     following, previous = ((group.rank() + step) % group.size() for step in (1, -1))
-    return hand_over((tensor,), following, (tensor,), previous, group)
+    return start_send_recv((tensor,), following, (tensor,), previous, group)

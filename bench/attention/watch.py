@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bench.attention.documents import Documents
-from bench.common.kept_errors import KeptErrors
+from bench.common.deferred_errors import DeferredErrors
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -92,7 +92,7 @@ class AttentionWatch:
         self.is_inside = False
         self.shapes = set()
         self.spans_ns = []
-        self.errors = KeptErrors()
+        self.errors = DeferredErrors()
         self._entered_ns = 0
 
     def run(

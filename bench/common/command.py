@@ -62,7 +62,7 @@ def tool_words(module: str) -> str:
     return shlex.join([*command, word])
 
 
-def again_command(arguments: Sequence[str], folder: Path, *words: str) -> str:
+def resume_command(arguments: Sequence[str], folder: Path, *words: str) -> str:
     """Return the command line that runs the cells that a sweep's folder still lacks.
 
     Args:

@@ -21,7 +21,7 @@ import psutil
 from msgspec import Struct
 
 from bench.common.nvml import VisibleGpus, gpu_facts, visible_gpus
-from bench.common.rules import Count, Whole
+from bench.common.rules import NonNegativeInt, PositiveInt
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 """Root of the checkout, or the folder that contains `bench` in an installed copy."""
@@ -103,10 +103,10 @@ def _unusable_by_torch(visible: VisibleGpus) -> str | None:
     if built_for and (newest is None or newest[0] >= int(built_for.partition(".")[0])):
         return None
     driver = "" if newest is None else f", whose driver supports CUDA {newest[0]}.{newest[1]} and older"
+    build = f"for CUDA {built_for}" if built_for else "without CUDA"
     return (
-        f"torch {installed('torch')} is built {f'for CUDA {built_for}' if built_for else 'without CUDA'} and"
-        f" cannot use {visible.names[0]}{driver}; install a build of torch for the driver's CUDA"
-        " (docs/gpus.md), or update the driver"
+        f"torch {installed_version('torch')} is built {build} and cannot use {visible.names[0]}{driver};"
+        " install a build of torch for the driver's CUDA (docs/gpus.md), or update the driver"
     )
 
 
@@ -123,7 +123,7 @@ def torch_cuda() -> str:
 
 
 @cache
-def installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     """Return the version of a distribution, or None if it is not installed.
 
     The version is cached, as reading it takes milliseconds.
@@ -141,11 +141,11 @@ class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     gpus: list[str]
-    cores: Count | None
+    cores: PositiveInt | None
     """CPU cores that the launcher may use."""
     cpu: str | None
-    memory_bytes: Whole | None
-    gpu_memory_bytes: list[Whole]
+    memory_bytes: NonNegativeInt | None
+    gpu_memory_bytes: list[NonNegativeInt]
     """Total memory of each GPU as NVML reports it; less of it is available for tensors."""
     gpu_capabilities: list[str]
     """Compute capability of each GPU, for example `9.0`."""
@@ -188,7 +188,7 @@ class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Host and address of each node, and its differences from the first; empty for one machine."""
 
 
-def describe(strategy_package: Mapping[str, str]) -> Environment:
+def describe_environment(strategy_package: Mapping[str, str]) -> Environment:
     """Return the environment of this process, which a record stores.
 
     Args:
@@ -196,7 +196,7 @@ def describe(strategy_package: Mapping[str, str]) -> Environment:
             project.
     """
     # An installed copy has no commit, even if the user's virtual environment is inside a repository.
-    commit = git(REPOSITORY, "rev-parse", "HEAD") if (REPOSITORY / ".git").exists() else None
+    commit = git_output(REPOSITORY, "rev-parse", "HEAD") if (REPOSITORY / ".git").exists() else None
     machine: dict[str, Any] = {
         name: [*value] if isinstance(value, tuple) else value
         for name, value in asdict(this_machine()).items()
@@ -207,10 +207,10 @@ def describe(strategy_package: Mapping[str, str]) -> Environment:
         device_name=this_machine().device_name,
         os=platform.platform(),
         python=platform.python_version(),
-        packages={name: installed(name) for name in PACKAGES} | dict(strategy_package),
+        packages={name: installed_version(name) for name in PACKAGES} | dict(strategy_package),
         strategy_package=min(strategy_package, default=None),
         git_commit=commit,
-        git_dirty=None if commit is None else bool(git(REPOSITORY, "status", "--porcelain")),
+        git_dirty=None if commit is None else bool(git_output(REPOSITORY, "status", "--porcelain")),
         sources=sources_digest(),
         load_average=os.getloadavg()[0],
         argv=[*sys.argv],
@@ -235,7 +235,7 @@ def _cpu_name() -> str:
     return match[1].strip() if match else platform.processor() or platform.machine()
 
 
-def git(folder: Path, *arguments: str) -> str | None:
+def git_output(folder: Path, *arguments: str) -> str | None:
     """Return the output of a git command in a folder; None outside of a repository or without git."""
     try:
         process = subprocess.run(  # noqa: S603  fixed arguments, no shell
@@ -250,7 +250,7 @@ def git(folder: Path, *arguments: str) -> str | None:
     return process.stdout.strip()
 
 
-def departures(then: Environment, here: Environment, packages: Collection[str] | None) -> list[str]:
+def environment_changes(then: Environment, here: Environment, packages: Collection[str] | None) -> list[str]:
     """Return the differences between two environments in code, device, torch and some other packages.
 
     A difference reads `other code (1a2b3c4-0f1e2d, here 5d6e7f8-9a8b7c)`. Unknown code and an unknown device

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 
-def not_finite(value: object, place: str) -> Iterator[str]:
+def find_not_finite(value: object, place: str) -> Iterator[str]:
     """Yield a text such as `losses.loss[2] is nan` for each number that is not finite.
 
     Args:
@@ -20,19 +20,19 @@ def not_finite(value: object, place: str) -> Iterator[str]:
     if isinstance(value, float) and not math.isfinite(value):
         yield f"{place} is {value}"
     for part_place, part in _parts(value, place):
-        yield from not_finite(part, part_place)
+        yield from find_not_finite(part, part_place)
 
 
-def finite(value: Any) -> Any:
+def replace_not_finite(value: Any) -> Any:
     """Return JSON values with None in place of each number that is not finite."""
     if isinstance(value, Mapping):
-        return {name: finite(part) for name, part in value.items()}
+        return {name: replace_not_finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(part) for part in value]
+        return [replace_not_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def worst(errors: Iterable[float]) -> float:
+def largest_error(errors: Iterable[float]) -> float:
     """Return the largest error. An error that is not finite counts as larger than all others."""
     return max(errors, key=lambda error: error if math.isfinite(error) else math.inf)
 

@@ -38,14 +38,14 @@ def rate_range_label(least: float | None, most: float) -> str:
     return f"at most {ends[0]}" if least is None else " to ".join(dict.fromkeys(ends))
 
 
-def shown(value: Any) -> str:
+def value_label(value: Any) -> str:
     """Return a value as the user may have typed it, in one line of at most MAX_SHOWN characters."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return f"[{','.join(map(shown, value))}]"
+        return f"[{','.join(map(value_label, value))}]"
     line = str(value)
     if isinstance(value, str) and (value.strip() != value or not value.isprintable()):
         line = repr(value)

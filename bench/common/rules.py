@@ -8,15 +8,15 @@ from typing import Annotated
 from msgspec import Meta
 
 Name = Annotated[str, Meta(min_length=1)]
-Whole = Annotated[int, Meta(ge=0)]
-Count = Annotated[int, Meta(ge=1)]
-Amount = Annotated[float, Meta(ge=0)]
-Positive = Annotated[float, Meta(gt=0)]
-Times = Annotated[list[Positive], Meta(min_length=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+Times = Annotated[list[PositiveFloat], Meta(min_length=1)]
 """Milliseconds, above zero, of at least one rank or step."""
 PerRank = Annotated[list[float], Meta(min_length=1)]
 """One number for each rank."""
-SizesPerRank = Annotated[list[Whole], Meta(min_length=1)]
+SizesPerRank = Annotated[list[NonNegativeInt], Meta(min_length=1)]
 """Bytes, one number for each rank."""
 
 

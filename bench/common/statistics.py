@@ -15,13 +15,13 @@ MIN_PROCESSES = 6
 median."""
 MAX_PROCESSES = 20
 """Maximum number of processes on each side if `measure.repeats=auto` chooses it, however far they spread."""
-SPARE = 1.1
+TIME_MARGIN = 1.1
 """Factor on the estimated seconds of further processes, as they may take longer than the earlier ones."""
-TOLD_RATIO = 1.10
+DETECTABLE_RATIO = 1.10
 """Speed ratio that the planned number of processes must be able to detect."""
 POWER = 0.8
 """Probability with which they must detect it."""
-ERROR_SHARE = 1 - 0.95
+SIGNIFICANCE_LEVEL = 1 - 0.95
 """Probability that an interval does not contain the true value."""
 
 
@@ -33,7 +33,7 @@ class Interval:
     high: float
 
 
-def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
+def slowest_rank_times(by_rank: Sequence[Sequence[float]]) -> list[float]:
     """Return the time of the slowest rank in each step or call.
 
     Args:
@@ -44,7 +44,7 @@ def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
 
 def slowest_median(by_rank: Sequence[Sequence[float]]) -> float:
     """Return the median over steps or calls of the slowest rank's time, in the unit of the samples."""
-    return float(statistics.median(slowest(by_rank)))
+    return float(statistics.median(slowest_rank_times(by_rank)))
 
 
 @cache
@@ -57,7 +57,7 @@ def interval_rank(n: int) -> int:
     tail, k = 0.0, 0
     while k < n:
         tail += math.comb(n, k) / 2**n
-        if 2 * tail > ERROR_SHARE:
+        if 2 * tail > SIGNIFICANCE_LEVEL:
             break
         k += 1
     return k
@@ -87,7 +87,7 @@ def pair_rank(n: int, m: int) -> int:
     # Samples that are larger than those of range(m) in u pairs.
     ones = np.clip(u - m * np.arange(n), 0, m) - 0.5
     chances = mannwhitneyu(ones, np.arange(m)[None, :], method="exact", axis=1).pvalue
-    return int((chances <= ERROR_SHARE).sum())
+    return int((chances <= SIGNIFICANCE_LEVEL).sum())
 
 
 def ratio_interval(
@@ -127,6 +127,6 @@ def enough_processes(spread: float) -> int:
     normal = statistics.NormalDist()
     if spread == 0:
         return MIN_PROCESSES
-    advantage = normal.cdf(math.log(TOLD_RATIO) / (spread * math.sqrt(2))) - 1 / 2
-    deviations = normal.inv_cdf(1 - ERROR_SHARE / 2) + normal.inv_cdf(POWER)
+    advantage = normal.cdf(math.log(DETECTABLE_RATIO) / (spread * math.sqrt(2))) - 1 / 2
+    deviations = normal.inv_cdf(1 - SIGNIFICANCE_LEVEL / 2) + normal.inv_cdf(POWER)
     return min(MAX_PROCESSES, max(MIN_PROCESSES, math.ceil((deviations / advantage) ** 2 / 6)))

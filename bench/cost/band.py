@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class End(StrEnum):
+class BandEnd(StrEnum):
     """Lower bound, expected value or upper bound of an estimate."""
 
     LOW = "low"
@@ -24,18 +24,18 @@ class Band:
     high: float
 
     @classmethod
-    def from_function(cls, value: Callable[[End], float]) -> Band:
+    def from_function(cls, value: Callable[[BandEnd], float]) -> Band:
         """Return the band of a function's values.
 
         The smallest and the largest of the three values are the bounds, because the function may fall from
         LOW to HIGH.
         """
-        values = {end: value(end) for end in End}
-        return cls(min(values.values()), values[End.EXPECTED], max(values.values()))
+        values = {end: value(end) for end in BandEnd}
+        return cls(min(values.values()), values[BandEnd.EXPECTED], max(values.values()))
 
-    def value_at(self, end: End) -> float:
+    def value_at(self, end: BandEnd) -> float:
         """Return a bound, or the expected value."""
-        return {End.LOW: self.low, End.EXPECTED: self.expected, End.HIGH: self.high}[end]
+        return {BandEnd.LOW: self.low, BandEnd.EXPECTED: self.expected, BandEnd.HIGH: self.high}[end]
 
 
 class Fit(StrEnum):

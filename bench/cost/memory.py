@@ -16,7 +16,7 @@ from bench.common.labels import GIB
 from bench.config import DTYPE_BYTES, Cell
 from bench.cost.band import Band
 from bench.strategies import STRATEGIES
-from bench.strategies.facts import activation_bytes, kv_heads_held, repeats_kv
+from bench.strategies.facts import activation_bytes, kernel_repeats_kv, kv_heads_with_repeats
 from bench.strategies.schedule import Stage, Stages
 from bench.training.engines import ENGINE_FACTS, is_autocast, stream_bytes
 from bench.training.engines.facts import EngineMemory
@@ -170,7 +170,7 @@ def layer_bytes_per_token(cell: Cell) -> int:
         head_norms = (FLOAT32_BYTES + e) * (q + kv) + FLOAT32_BYTES * heads
     inputs = (5 if is_autocast(cell) else 2) * e * model.hidden_size
     lse = max(FLOAT32_BYTES, e) * model.num_heads
-    attention = 2 * e * (q + kv_heads_held(cell) * model.head_dim) + lse
+    attention = 2 * e * (q + kv_heads_with_repeats(cell) * model.head_dim) + lse
     attention += STRATEGIES[cell.strategy].saved_bytes_per_token(cell)
     mlp = 0 if cell.tiled_mlp else _mlp_bytes_per_token(cell)
     return norms + head_norms + inputs + attention + mlp
@@ -253,7 +253,7 @@ def _attention_backward_bytes(cell: Cell, rows: int) -> int:
     q, kv = q_size(model), kv_size(model)
     gradients = e * (model.hidden_size + 2 * q + 2 * kv)
     is_known = STRATEGIES[cell.strategy].call_memory(cell) is not None
-    repeated = 4 * e * q if repeats_kv(cell) and not is_known else 0
+    repeated = 4 * e * q if kernel_repeats_kv(cell) and not is_known else 0
     freed = _norm_bytes(cell, model.hidden_size) + FLOAT32_BYTES + e * model.hidden_size
     freed += 0 if cell.tiled_mlp else _mlp_bytes_per_token(cell)
     return rows * (gradients + repeated - freed + _shared_bytes_per_token(cell))
@@ -282,7 +282,7 @@ def communication_bytes(cell: Cell) -> int:
     facts = STRATEGIES[cell.strategy]
     known = facts.call_memory(cell)
     if known is not None:
-        return known.backward - activation_bytes(cell, cell.model.num_heads + 2 * kv_heads_held(cell))
+        return known.backward - activation_bytes(cell, cell.model.num_heads + 2 * kv_heads_with_repeats(cell))
     schedules = [facts.rank_schedule(cell, rank) for rank in facts.extreme_ranks(cell)]
     return max(0 if schedule is None else _buffer_bytes(schedule.backward) for schedule in schedules)
 

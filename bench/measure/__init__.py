@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from bench.common.finite import not_finite
+from bench.common.finite import find_not_finite
 from bench.config import Cell, MeasureConfig
 from bench.measure.check import Check
 from bench.measure.facts import NO_OTHER_RANKS, PassFacts, RankReport
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Sections = Mapping[str, Any]
 """Sections of a record by the name of their pass; None if the pass did not run."""
 
-NAMES = (
+PASS_NAMES = (
     "updates",
     "probe",
     "objective",
@@ -45,7 +45,7 @@ NAMES = (
 """Names of all passes, in the order in which they request steps."""
 
 PASSES: Mapping[str, PassFacts[Any, Any]] = {
-    name: importlib.import_module(f"bench.measure.{name}.section").FACTS for name in NAMES
+    name: importlib.import_module(f"bench.measure.{name}.section").FACTS for name in PASS_NAMES
 }
 
 
@@ -55,7 +55,7 @@ def rank_code(name: str) -> type[RankPass]:
     return code
 
 
-def decoded(reports: Sequence[Mapping[str, Any]]) -> list[RankReport]:
+def decode_reports(reports: Sequence[Mapping[str, Any]]) -> list[RankReport]:
     """Return the reports of all ranks, converted from their JSON values.
 
     If the part of any rank breaks the rules of its type, the pass is dropped from all reports, and the `flaw`
@@ -87,11 +87,11 @@ def _decode_part(report: Mapping[str, Any], name: str) -> Any:
 
 def _first_not_finite(report: Mapping[str, Any]) -> str | None:
     """Return a message about the first number of a rank's parts that is not finite; None if all are."""
-    places = (place for name in PASSES if name in report for place in not_finite(report[name], name))
+    places = (place for name in PASSES if name in report for place in find_not_finite(report[name], name))
     return next((f"{place}, which is no finite number" for place in places), None)
 
 
-def merge(
+def merge_reports(
     reports: Sequence[RankReport], cell: Cell, known: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the sections of a cell's record, merged from the reports of its ranks.
@@ -130,7 +130,7 @@ def _replay_check(check: Check, facts: PassFacts[Any, Any], cell: Cell) -> Check
     return replace(check, tokens=tokens, reason=NO_OTHER_RANKS if facts.needs_all_ranks else check.reason)
 
 
-def evidence(sections: Sections) -> dict[str, Any]:
+def evidence_sections(sections: Sections) -> dict[str, Any]:
     """Return the sections that the record of a wrong result keeps; no section with a speed is among them."""
     return {name: section for name, section in sections.items() if PASSES[name].is_evidence}
 

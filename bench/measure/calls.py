@@ -34,7 +34,7 @@ SHARE_OF_KIND: Mapping[str, Callable[[int], float]] = {
 Calls of other kinds send nothing.
 """
 
-Meeting = tuple[str, str, tuple[int, ...], int]
+RendezvousKey = tuple[str, str, tuple[int, ...], int]
 """Kind, group, members and ordinal of a call: equal on all ranks that take part in it."""
 
 
@@ -73,7 +73,7 @@ class CollectiveCall:
     """Bytes of a receive; 0 for other kinds."""
 
     @property
-    def rendezvous_key(self) -> Meeting:
+    def rendezvous_key(self) -> RendezvousKey:
         """Key of this call that is equal on all its members; a send and its receive have the same key."""
         kind = "send_recv" if self.kind in {"send", "recv"} else self.kind
         return kind, self.group, self.members, self.ordinal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from bench.common.rules import Name, Whole
+from bench.common.rules import Name, NonNegativeInt
 
 
 class Check(Struct, frozen=True, kw_only=True):
@@ -14,13 +14,13 @@ class Check(Struct, frozen=True, kw_only=True):
     """Name of the compared quantity, unique among the checks of a cell."""
     against: str
     """Source of the values that the quantity is compared with."""
-    tokens: Whole | None = None
+    tokens: NonNegativeInt | None = None
     """Tokens of the compared sequence; null where nothing was compared along a sequence."""
-    rows: Whole | None = None
+    rows: NonNegativeInt | None = None
     """Sampled tokens of the compared sequence; null where all tokens were compared."""
-    steps: Whole | None = None
+    steps: NonNegativeInt | None = None
     """Full-length steps of the cell that were compared; null where the check runs a step only for itself."""
-    of_steps: Whole | None = None
+    of_steps: NonNegativeInt | None = None
     """Full-length steps that ran; null where the check can only be about some of them."""
     compares_training: bool = False
     """True if the check compares loss and gradients of its steps with those of another computation. Losses of

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from msgspec.structs import replace
 
-from bench.common.finite import worst
+from bench.common.finite import largest_error
 from bench.config import Cell, MeasureConfig
 from bench.measure.check import Check
 from bench.ranks.log import RankStage
@@ -23,7 +23,7 @@ SectionT = TypeVar("SectionT")
 """Section of a record, merged from the parts of all ranks."""
 ValueT = TypeVar("ValueT")
 KeyT = TypeVar("KeyT")
-Compared = tuple[float, float]
+ErrorAndLimit = tuple[float, float]
 """Error and its limit."""
 NOT_RUN = "its pass did not run"
 """Reason of a missing check if the pass has no section, or its section gives no reason."""
@@ -31,7 +31,7 @@ NO_OTHER_RANKS = "a replay has no data of other ranks"
 """Reason of a missing check that needs the numbers of other ranks."""
 
 
-class Moment(IntEnum):
+class FaultOrigin(IntEnum):
     """Origin of the faults that a gate finds, in order of time.
 
     Gates run in this order, so that a record names the earliest of several faults.
@@ -71,7 +71,7 @@ class PassFacts(ABC, Generic[PartT, SectionT]):
     """True if the seconds of this pass are work of the cell, False if they are a fixed cost."""
     is_evidence: ClassVar[bool] = False
     """True if the record of a wrong result keeps the section of this pass."""
-    fault_origin: ClassVar[Moment] = Moment.ANY_STEP
+    fault_origin: ClassVar[FaultOrigin] = FaultOrigin.ANY_STEP
     """Origin of the faults that the gate finds; it decides the order of the gates."""
     ignored_fields: ClassVar[frozenset[str] | None] = None
     """Fields of a cell on which the section does not depend. Cells that differ only in these fields share one
@@ -151,7 +151,7 @@ class ErrorFacts(PassFacts[SectionT, SectionT]):
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> SectionT:  # noqa: ARG002
         """Return the section of the first rank with the largest errors and limits of any rank."""
         parts: list[Any] = self.parts(reports)
-        errors, limits = (worst_by_name(by_rank(parts, name)) for name in ("errors", "limits"))
+        errors, limits = (worst_by_name(field_by_rank(parts, name)) for name in ("errors", "limits"))
         merged: SectionT = replace(parts[0], errors=errors, limits=limits)
         return merged
 
@@ -182,28 +182,28 @@ class ErrorFacts(PassFacts[SectionT, SectionT]):
         """
 
 
-def by_rank(parts: Sequence[Any], field: str) -> list[Any]:
+def field_by_rank(parts: Sequence[Any], field: str) -> list[Any]:
     """Return the values of one field in the parts of all ranks."""
     return [getattr(part, field) for part in parts]
 
 
-def of_one(value: ValueT | None) -> list[ValueT] | None:
+def one_rank_list(value: ValueT | None) -> list[ValueT] | None:
     """Return a value as the list by rank of one rank; None if the rank has no value."""
     return None if value is None else [value]
 
 
-def together(parts: Sequence[Any], *fields: str) -> dict[str, Any]:
+def join_by_rank(parts: Sequence[Any], *fields: str) -> dict[str, Any]:
     """Return fields as lists by rank, joined from parts that have a list of one entry for each field.
 
     The list of a field is None if any rank has None.
     """
-    lists = {field: by_rank(parts, field) for field in fields}
+    lists = {field: field_by_rank(parts, field) for field in fields}
     return {
         name: None if None in values else [*chain.from_iterable(values)] for name, values in lists.items()
     }
 
 
-def by_name(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def lists_by_name(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the values of all ranks as lists by rank, by name; 0 where a rank does not have the name."""
     names = sorted({name for values in per_rank for name in values})
     return {name: [values.get(name, 0) for values in per_rank] for name in names}
@@ -212,7 +212,7 @@ def by_name(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def worst_by_name(per_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the worst value of any rank, by name, among the ranks that have the name."""
     names = dict.fromkeys(name for values in per_rank for name in values)
-    return {name: worst(values[name] for values in per_rank if name in values) for name in names}
+    return {name: largest_error(values[name] for values in per_rank if name in values) for name in names}
 
 
 def is_within(error: float | None, limit: float | None) -> bool:
@@ -225,7 +225,7 @@ def first_beyond(errors: Mapping[str, float | None], limits: Mapping[str, float 
     return next((name for name, error in errors.items() if not is_within(error, limits[name])), None)
 
 
-def nearest_to_limit(compared: Mapping[KeyT, Compared]) -> KeyT:
+def nearest_to_limit(compared: Mapping[KeyT, ErrorAndLimit]) -> KeyT:
     """Return the name whose error is the largest share of its limit.
 
     Errors beyond their limit come before all others, and an error that is not finite before them.
@@ -238,7 +238,7 @@ def nearest_to_limit(compared: Mapping[KeyT, Compared]) -> KeyT:
     return max(compared, key=nearness)
 
 
-def errors_and_limits(compared: Mapping[str, Compared]) -> tuple[dict[str, float], dict[str, float]]:
+def errors_and_limits(compared: Mapping[str, ErrorAndLimit]) -> tuple[dict[str, float], dict[str, float]]:
     """Return a dictionary of the errors and one of the limits."""
     errors = {name: error for name, (error, _) in compared.items()}
     return errors, {name: limit for name, (_, limit) in compared.items()}

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from bench.common.kept_errors import KeptErrors
+from bench.common.deferred_errors import DeferredErrors
 from bench.ranks.log import StepPhase
 
 
@@ -59,12 +59,12 @@ def method_spans(owner: object | None, method: str) -> Iterator[Spans]:
 
 
 @contextmanager
-def step_spans(phase: StepPhase) -> Iterator[Spans]:
+def optimizer_step_spans(phase: StepPhase) -> Iterator[Spans]:
     """Record the steps of every torch optimizer in this context, and report them to `phase`."""
     spans_ns: Spans = []
     starts_ns: list[int] = []
 
-    errors = KeptErrors()
+    errors = DeferredErrors()
 
     def enter(*_: object) -> None:
         with errors:

@@ -38,8 +38,8 @@ class StepRequest(Enum):
     """Run one full-length step and send its result to the pass."""
 
 
-Steps = Generator[StepRequest, Any, None]
-Around = Callable[[], AbstractContextManager[Any]]
+StepRequests = Generator[StepRequest, Any, None]
+ContextFactory = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class RankPass:
     def before_steps(self) -> None:
         """Prepare the pass before any step changes the parameters; every rank calls this."""
 
-    def run(self) -> Steps:
+    def run(self) -> StepRequests:
         """Run the pass; every rank calls this.
 
         Yields:
@@ -169,7 +169,7 @@ class Measurement:
         """Return the contexts of all passes for a window of timed steps."""
         return self._enter_all(lambda rank_pass: rank_pass.around_window())
 
-    def steps(self, subject: Subject) -> Steps:
+    def steps(self, subject: Subject) -> StepRequests:
         """Run all passes on a subject that is built, one after another; yield their requests."""
         self.subject = subject
         for rank_pass in self.passes.values():
@@ -177,7 +177,7 @@ class Measurement:
         for rank_pass in self.passes.values():
             yield from rank_pass.run()
 
-    def first_step(self) -> Steps:
+    def first_step(self) -> StepRequests:
         """Request the first step, in the contexts of all passes."""
         yield StepRequest.BETWEEN
         with (
@@ -186,7 +186,7 @@ class Measurement:
         ):
             yield StepRequest.FIRST
 
-    def step(self, around: Around) -> Steps:
+    def step(self, around: ContextFactory) -> StepRequests:
         """Request one full-length step that runs in the context that `around` returns."""
         yield StepRequest.BETWEEN
         with around():

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.attention.watch import AttentionWatch
-from bench.common.kept_errors import KeptErrors
+from bench.common.deferred_errors import DeferredErrors
 from bench.measure.calls import SHARE_OF_KIND, Collective, CollectiveCall, collective_of, purpose_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class CommunicationTap(TorchDispatchMode):
     def __init__(self, watch: AttentionWatch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.watch = watch
-        self.errors = KeptErrors()
+        self.errors = DeferredErrors()
         self.calls: list[CollectiveCall] = []
         self._counts: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
 
@@ -115,7 +115,7 @@ def _tensor_bytes(arg: Any) -> int:
     return sum(map(_tensor_bytes, arg)) if isinstance(arg, list | tuple) else 0
 
 
-def group_named(name: str) -> dist.ProcessGroup:
+def process_group_by_name(name: str) -> dist.ProcessGroup:
     """Return the process group with this name, which calls and traces contain."""
     return _resolve_process_group(cast("GroupName", name))
 
@@ -129,5 +129,5 @@ def _group(args: Sequence[Any]) -> dist.ProcessGroup:
         if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
             return dist.ProcessGroup.unbox(arg)
         if isinstance(arg, str):
-            return group_named(arg)
+            return process_group_by_name(arg)
     raise TypeError("this collective has no process group among its arguments")

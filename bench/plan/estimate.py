@@ -28,12 +28,12 @@ START_S = 6.0
 """Additional seconds of the first cell of a sweep, for importing packages (results/reference/cpu)."""
 LATE_S = 5.0
 """Seconds by which a cell may exceed its estimate and still count as on time, as estimates are no better."""
-IMPORTING = "packages are imported"
+IMPORTING_PACKAGES = "packages are imported"
 """Progress of the first cell of a sweep until its ranks report."""
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedStep:
     """Estimated seconds of one full-length step."""
 
     seconds: float
@@ -50,7 +50,7 @@ class Estimate:
     Long steps run at other rates than short steps, so it stores a ratio for each doubling of a step's FLOPs.
     """
 
-    def __init__(self, expected: Callable[[Cell], Expected | None] = lambda _: None) -> None:
+    def __init__(self, expected: Callable[[Cell], ExpectedStep | None] = lambda _: None) -> None:
         self._expected = cache(expected)
         self._ratios: dict[tuple[bool, str], dict[int, float]] = {}
 
@@ -64,7 +64,7 @@ class Estimate:
         expected = self.step(cell)
         return None if expected is None else expected.seconds
 
-    def step(self, cell: Cell) -> Expected | None:
+    def step(self, cell: Cell) -> ExpectedStep | None:
         """Return the seconds of one step and their source.
 
         The rate is that of the strategy's measured step of the nearest size, or else of the slowest other
@@ -76,7 +76,7 @@ class Estimate:
         known = [self._ratios[kind]] if kind in self._ratios else of_all
         doublings = _doublings(cell)
         ratios = [ratios[min(ratios, key=lambda size: abs(size - doublings))] for ratios in known]
-        return Expected(max(ratios) * self._work(cell), "steps of this sweep") if ratios else expected
+        return ExpectedStep(max(ratios) * self._work(cell), "steps of this sweep") if ratios else expected
 
     def remaining_s(self, cells: Iterable[PlannedCell]) -> float | None:
         """Return the seconds of these cells from start to record; None if those of a cell are unknown."""
@@ -127,7 +127,7 @@ class CellProgress:
         self._now_s = now_s
         self._imports_s = START_S if imports else 0.0
         self._begun_s = self._entered_s = now_s()
-        self._stage = RankStage("starting", IMPORTING if imports else None)
+        self._stage = RankStage("starting", IMPORTING_PACKAGES if imports else None)
 
     def enter(self, stage: RankStage) -> None:
         """Record the stage that has just begun."""

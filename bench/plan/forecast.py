@@ -11,11 +11,11 @@ from bench.common.statistics import interval_rank
 from bench.config import AUTO, Cell
 from bench.cost.band import Fit
 from bench.measure.timing.section import affordable_steps
-from bench.plan.estimate import FIXED_S, START_S, Estimate, Expected
-from bench.plan.local_cells import why_not_tried
+from bench.plan.estimate import FIXED_S, START_S, Estimate, ExpectedStep
+from bench.plan.local_cells import reason_to_skip
 from bench.plan.plan import Plan
 from bench.plan.planned import MemoryRoom, PlannedCell
-from bench.plan.repeats import CellProcess, RepeatPlan, choose
+from bench.plan.repeats import CellProcess, RepeatPlan, choose_repeats
 from bench.plan.work import work_of
 from bench.request.modes import starts_ranks
 
@@ -28,7 +28,7 @@ class CellForecast:
     """Expected time and memory of one cell of a plan."""
 
     planned: PlannedCell
-    step: Expected | None
+    step: ExpectedStep | None
     """Estimated step; None if its time is unknown."""
     cell_s: float | None
     """Seconds from start to record if the ranks run; None if the time of a step is unknown.
@@ -84,7 +84,7 @@ class Forecast:
         self.cells = tuple(replace(forecasts[planned.cell.cell_id], planned=planned) for planned in pending)
         pending_work = {work_of(planned.cell) for planned in distinct.values()}
         references = [reference for work, reference in plan.references.items() if work in pending_work]
-        reasons = [why_not_tried(reference) for reference in references]
+        reasons = [reason_to_skip(reference) for reference in references]
         self.references = tuple(
             reference.cell for reference, reason in zip(references, reasons, strict=True) if reason is None
         )
@@ -115,7 +115,7 @@ class Forecast:
             for entry in self.cells
             if entry.runs_to_end and entry.cell_s is not None and entry.step is not None
         }
-        return choose(left_open, ran, left_open[0].measure.repeats_budget_s - self.total_s)
+        return choose_repeats(left_open, ran, left_open[0].measure.repeats_budget_s - self.total_s)
 
     @property
     def illegal(self) -> list[CellForecast]:

@@ -87,7 +87,7 @@ def reference_cells(planned: Iterable[PlannedCell], machine: Machine) -> dict[st
     return references
 
 
-def why_not_tried(reference: PlannedCell) -> str | None:
+def reason_to_skip(reference: PlannedCell) -> str | None:
     """Return why a reference does not run, in one line: it would run out of memory. None if it may fit."""
     room = reference.room
     if room is None or room.fit is not Fit.OUT_OF_MEMORY:

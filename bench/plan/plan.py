@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.environment import Machine
-from bench.config import AUTO, LEASES, Cell, ConfigError, Resume, WhenTaken
+from bench.config import AUTO, LEASE_POLICIES, Cell, ConfigError, LeasePolicy, Resume
 from bench.plan.auto_choices import choice_lines
 from bench.plan.experiments import EXPERIMENTS, Experiment, experiment_of
 from bench.plan.experiments.max_length import Grow
 from bench.plan.local_cells import reference_cells, with_fitting_base
 from bench.plan.planned import PlannedCell, planned_cell
-from bench.plan.repeats import CellRepeat, choose, chosen_line, interleave, least_repeats, processes_of
+from bench.plan.repeats import (
+    CellRepeat,
+    choose_repeats,
+    chosen_line,
+    interleave,
+    least_repeats,
+    processes_of,
+)
 from bench.plan.stored import StoredSweep, stored_sweep
 from bench.record.record import Record, Role, Status
 from bench.request import values
@@ -41,7 +48,7 @@ class Plan:
     """Rule for which of the stored records count."""
     experiment: Experiment = EXPERIMENTS["none"]
     """Experiment that chose the cells."""
-    lease: WhenTaken = WhenTaken.WAIT
+    lease: LeasePolicy = LeasePolicy.WAIT
     """Behaviour while another sweep runs on the same devices."""
     open_cells: tuple[Cell, ...] = ()
     """Cells that may be repeated after every cell has run."""
@@ -89,7 +96,7 @@ class Plan:
         relevant = [record for record in records if record.cell_id in left_open]
         spent_s = references_s + sum(record.wall_s for record in records)
         budget_s = self.open_cells[0].measure.repeats_budget_s - spent_s
-        repeat_plans = choose([*left_open.values()], processes_of(relevant), budget_s)
+        repeat_plans = choose_repeats([*left_open.values()], processes_of(relevant), budget_s)
         chosen = next((repeat_plan for repeat_plan in repeat_plans if repeat_plan.added), None)
         planned = {(entry.cell.cell_id, entry.repeat) for entry in self.cells}
         repeats = [(left_open[record.cell_id], record.repeat) for record in relevant]
@@ -142,7 +149,7 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
     first = raws[0]
     resume = values.resume("resume", first["resume"])
     folder = Path(values.text("sweep_dir", first["sweep_dir"]))
-    lease = WhenTaken(values.choice("lease", first["lease"], LEASES))
+    lease = LeasePolicy(values.choice("lease", first["lease"], LEASE_POLICIES))
     left_open = tuple(c for c in cells.values() if c.measure.repeats == AUTO and c.mode != PREDICT)
     planned = _plan_repeats(repeats, (), experiment.roles([*cells.values()]), machine)
     reason = next((entry.reason for entry in planned if entry.reason is not None), None)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bench.common.labels import duration_label, shown, size_label
+from bench.common.labels import duration_label, size_label, value_label
 from bench.config import Cell
 from bench.cost.band import Fit
 from bench.plan.auto_choices import chosen_value, keys_at_auto
@@ -202,7 +202,8 @@ def _common_lines(forecast: Forecast, raws: Sequence[Raw]) -> Iterator[str]:
     chosen = {key: value for key, value in values.items() if key not in ALWAYS_NAMED and value is not None}
     yield f"cells run with {' '.join(f'{key}={_distinct_values(cells, key)}' for key in ALWAYS_NAMED)}"
     if chosen:
-        yield f"automatic choices in all cells: {' '.join(f'{k}={shown(v)}' for k, v in chosen.items())}"
+        choices = " ".join(f"{key}={value_label(value)}" for key, value in chosen.items())
+        yield f"automatic choices in all cells: {choices}"
     if any(cell.cluster.ranks_per_gpu > 1 for cell in cells):
         yield "ranks share GPUs: such cells check results, and their times mean nothing"
 

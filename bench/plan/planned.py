@@ -78,11 +78,11 @@ def planned_cell(cell: Cell, machine: Machine, role: Role = Role.CELL) -> Planne
     reason = refusal(cell)
     with STRATEGIES.name_plugin_in_errors(cell.strategy):
         need = memory_need(cell) if reason is None else None
-    room = None if need is None else room_of(cell, need, machine)
+    room = None if need is None else memory_room(cell, need, machine)
     return PlannedCell(cell, repeat=0, order=0, role=role, reason=reason, need=need, room=room)
 
 
-def room_of(cell: Cell, need: MemoryNeed, machine: Machine) -> MemoryRoom | None:
+def memory_room(cell: Cell, need: MemoryNeed, machine: Machine) -> MemoryRoom | None:
     """Return the needed and usable memory of one rank of a legal cell; None if the usable memory is unknown.
 
     CPU ranks without a limit share the memory of their hosts equally.

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from bench.common.labels import duration_label, length_label
-from bench.common.statistics import MIN_PROCESSES, SPARE, enough_processes, pooled_spread, slowest_median
+from bench.common.statistics import (
+    MIN_PROCESSES,
+    TIME_MARGIN,
+    enough_processes,
+    pooled_spread,
+    slowest_median,
+)
 from bench.config import AUTO, Cell
 from bench.plan.cell_labels import CellLabels
 from bench.plan.work import REFERENCE_STRATEGY
@@ -101,7 +107,7 @@ def processes_of(records: Iterable[Record]) -> Processes:
     return processes
 
 
-def choose(cells: Iterable[Cell], ran: Processes, budget_s: float) -> list[RepeatPlan]:
+def choose_repeats(cells: Iterable[Cell], ran: Processes, budget_s: float) -> list[RepeatPlan]:
     """Return the repeats of each kind of work with missing processes, the longest sequences first.
 
     The kinds of work share `budget_s` seconds in this order. The processes up to MIN_PROCESSES run all or not
@@ -191,7 +197,7 @@ def planned_lines(repeat_plans: Sequence[RepeatPlan], first_s: float, budget_s: 
     undecided = sorted({plan.seq_len for plan in repeat_plans if not plan.added})
     if undecided:
         missing_s = sum(plan.missing_s for plan in repeat_plans)
-        enough_s = ROUNDED_S * math.ceil((first_s + SPARE * missing_s) / ROUNDED_S)
+        enough_s = ROUNDED_S * math.ceil((first_s + TIME_MARGIN * missing_s) / ROUNDED_S)
         lines.append(
             f"{', '.join(map(length_label, undecided))} will stay undecided, with one process of each cell,"
             f" because repeats do not fit in measure.repeats_budget_s={budget_s:g};"

@@ -18,7 +18,7 @@ DEADLINE_MARGIN_S = 60
 hang."""
 
 
-def deadline(cell: Cell) -> timedelta:
+def collective_timeout(cell: Cell) -> timedelta:
     """Return the timeout of the cell's collectives.
 
     Every new group needs it, as torch's default for NCCL is 10 minutes.
@@ -26,14 +26,14 @@ def deadline(cell: Cell) -> timedelta:
     return timedelta(seconds=cell.measure.timeout_s + DEADLINE_MARGIN_S)
 
 
-def outwait_the_launcher(cell: Cell) -> None:
+def extend_group_timeouts(cell: Cell) -> None:
     """Set the cell's timeout on all existing process groups, including those of engines and packages.
 
     Otherwise NCCL's watchdog would end a rank after 10 minutes, even in a step that takes longer, and with a
     less useful message than the launcher's.
     """
     for group in dist.distributed_c10d._world.pg_map:
-        dist.distributed_c10d._set_pg_timeout(deadline(cell), group)
+        dist.distributed_c10d._set_pg_timeout(collective_timeout(cell), group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def make_groups(cell: Cell) -> RankGroups:
     groups: dict[str, dist.ProcessGroup] = {}
 
     def group(rows: Tensor) -> dist.ProcessGroup:
-        return _group(rows, groups, deadline(cell))
+        return _group(rows, groups, collective_timeout(cell))
 
     return RankGroups(
         rank=rank,

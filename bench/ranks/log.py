@@ -116,7 +116,7 @@ class RankLog:
         self.phases_s[phase] = time.monotonic() - start
 
 
-PLACE_BYTES = 128
+STATE_BYTES = 128
 """Size of the file with a rank's state."""
 
 
@@ -141,19 +141,19 @@ class RankStateFile:
             OSError: If the disk has no room for it.
         """
         # Write before mapping: the first write to a mapped page of a full disk would kill the process.
-        path.write_bytes(b" " * PLACE_BYTES)
+        path.write_bytes(b" " * STATE_BYTES)
         with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), PLACE_BYTES)
+            self._map = mmap.mmap(file.fileno(), STATE_BYTES)
         self._count = 0
 
     def write(self, phase: str, step_phase: str | None) -> None:
         """Write the state."""
         self._count += 1
         state = f"{self._count} {phase} {step_phase or ''}"
-        self._map[:] = state.encode()[:PLACE_BYTES].ljust(PLACE_BYTES)
+        self._map[:] = state.encode()[:STATE_BYTES].ljust(STATE_BYTES)
 
 
-def read_place(path: Path) -> RankState | None:
+def read_rank_state(path: Path) -> RankState | None:
     """Return the last state that a rank wrote; None if it wrote none."""
     try:
         count, *words = path.read_bytes().decode(errors="replace").split()
@@ -162,6 +162,6 @@ def read_place(path: Path) -> RankState | None:
     return RankState(words[0], words[1] if len(words) > 1 else None, int(count))
 
 
-def place_path(folder: Path, rank: int) -> Path:
+def rank_state_path(folder: Path, rank: int) -> Path:
     """Return the path of a rank's state file in the temporary folder of a cell."""
     return folder / f"rank_{rank}.place"

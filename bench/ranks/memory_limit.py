@@ -82,7 +82,7 @@ def without_memory_limit() -> Iterator[None]:
     _set_soft_limit(limit + max(0, process_bytes("VmData") - before_bytes))
 
 
-def held_bytes(limit_gib: float) -> int | None:
+def used_limit_bytes(limit_gib: float) -> int | None:
     """Return the bytes of its limit that this CPU rank uses now; None if no limit is in force."""
     soft = resource.getrlimit(resource.RLIMIT_DATA)[0]
     if soft == resource.RLIM_INFINITY:

@@ -40,11 +40,11 @@ LIMITED_SIGNS = (
     r"could not (create|execute) a (primitive|memory)",
 )
 """Texts that mean exhausted host memory only in a cell with a memory limit."""
-KINDS = {"OutOfMemoryError": "device", "MemoryError": "host"}
+MEMORY_OF_TYPE = {"OutOfMemoryError": "device", "MemoryError": "host"}
 """Memory that is exhausted if an exception of this type is raised."""
 
 
-def memory_of_text(text: str, *, limited: bool = False) -> str | None:
+def exhausted_memory_by_text(text: str, *, limited: bool = False) -> str | None:
     """Return which memory is exhausted by the text of an error.
 
     The word "memory" alone is no sign.
@@ -62,13 +62,13 @@ def memory_of_text(text: str, *, limited: bool = False) -> str | None:
     return "host" if any(re.search(sign, text) for sign in signs) else None
 
 
-def memory_of_error(error: BaseException, *, limited: bool = False) -> str | None:
+def exhausted_memory(error: BaseException, *, limited: bool = False) -> str | None:
     """Return which memory is exhausted by the type or text of an exception, as `memory_of_text`."""
     names = (cls.__name__ for cls in type(error).__mro__)
-    memories = (KINDS[name] for name in names if name in KINDS)
+    memories = (MEMORY_OF_TYPE[name] for name in names if name in MEMORY_OF_TYPE)
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "host"
-    return next(memories, None) or memory_of_text(str(error), limited=limited)
+    return next(memories, None) or exhausted_memory_by_text(str(error), limited=limited)
 
 
 def root_cause(error: BaseException, *, limited: bool = False) -> tuple[BaseException, str | None]:
@@ -78,7 +78,7 @@ def root_cause(error: BaseException, *, limited: bool = False) -> tuple[BaseExce
     of a library may raise another error after an allocation has failed.
     """
     for cause in _chain(error):
-        memory = memory_of_error(cause, limited=limited)
+        memory = exhausted_memory(cause, limited=limited)
         if memory is not None:
             return cause, memory
     return error, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from bench.common.rules import Amount, Count, Whole
+from bench.common.rules import NonNegativeFloat, NonNegativeInt, PositiveInt
 from bench.cost.band import Band, Fit
 
 
@@ -20,7 +20,7 @@ class PredictedStep(Struct, frozen=True, kw_only=True):
     """Peak bytes of tensors, CUDA's context and fragmentation of the allocator."""
     memory: dict[str, float]
     """Bytes of each term of the expected peak."""
-    usable_bytes: Whole | None
+    usable_bytes: NonNegativeInt | None
     """Bytes that one rank may use; null if they are unknown."""
     fit: Fit | None
     """Whether `needed_bytes` fits into `usable_bytes`; null if these are unknown."""
@@ -34,27 +34,27 @@ class PredictedStep(Struct, frozen=True, kw_only=True):
 class Analytic(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Computed numbers of one step. Unknown numbers are not stored."""
 
-    tokens_per_step: Count
+    tokens_per_step: PositiveInt
     """Tokens that all ranks together process in one step, without padding."""
-    model_flops_causal: Amount | None = None
+    model_flops_causal: NonNegativeFloat | None = None
     """FLOPs of forward and backward on all ranks without recomputation, counting scores that the mask
     leaves."""
-    model_flops_full: Amount | None = None
+    model_flops_full: NonNegativeFloat | None = None
     """`model_flops_causal`, counting all scores."""
-    hardware_flops_causal: Amount | None = None
+    hardware_flops_causal: NonNegativeFloat | None = None
     """FLOPs that all ranks execute, including recomputation and padding, counting scores that the mask
     leaves."""
-    hardware_flops_full: Amount | None = None
+    hardware_flops_full: NonNegativeFloat | None = None
     """`hardware_flops_causal`, counting all scores."""
-    attention_forward_flops: Amount | None = None
+    attention_forward_flops: NonNegativeFloat | None = None
     """FLOPs of one forward attention call on all ranks, counting scores that the mask leaves."""
-    attention_backward_flops: Amount | None = None
+    attention_backward_flops: NonNegativeFloat | None = None
     """FLOPs of one backward attention call on all ranks, counting scores that the mask leaves."""
-    attention_bytes: Whole | None = None
+    attention_bytes: NonNegativeInt | None = None
     """Bytes that one rank sends in attention; null for a strategy without a formula."""
-    payload_bytes: dict[str, Amount] | None = None
+    payload_bytes: dict[str, NonNegativeFloat] | None = None
     """Bytes that one rank sends, by purpose."""
-    needed_bytes: Whole | None = None
+    needed_bytes: NonNegativeInt | None = None
     """Predicted peak memory of one rank."""
     link_ms: dict[str, Band] | None = None
     """Milliseconds of a replayed step on the link, by purpose; null if the link's rates are unknown."""

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, ValidationError, convert, field
 
 from bench.common.environment import Environment
-from bench.common.rules import Amount, Count, Name, Whole
+from bench.common.rules import Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from bench.measure import PASSES
 from bench.measure.attention.section import AttentionSection
 from bench.measure.check import Check
@@ -49,7 +49,7 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-FINDINGS = frozenset({Status.OK, Status.UNSUPPORTED, Status.OUT_OF_MEMORY})
+RESULT_STATUSES = frozenset({Status.OK, Status.UNSUPPORTED, Status.OUT_OF_MEMORY})
 """Statuses that are results. Any other status makes the exit code of a sweep 1."""
 
 
@@ -68,9 +68,9 @@ class Role(StrEnum):
     """User's training loop, which no command of this project can run again."""
 
 
-def is_finding(role: str, status: Status) -> bool:
+def is_result(role: str, status: Status) -> bool:
     """Return whether a status is a result. For an injected fault the only result is WRONG_RESULT."""
-    return status is Status.WRONG_RESULT if role == Role.INJECTED_FAULT else status in FINDINGS
+    return status is Status.WRONG_RESULT if role == Role.INJECTED_FAULT else status in RESULT_STATUSES
 
 
 class Provenance(StrEnum):
@@ -127,14 +127,14 @@ class Failure(Struct, frozen=True, kw_only=True):
 class ComputedSettings(Struct):
     """Settings of a cell that analysis computes with, out of all settings in `Record.config`."""
 
-    seq_len: Count
+    seq_len: PositiveInt
     strategy: Name
-    batch: Count = 1
-    grad_accum: Count = 1
-    sp_degree: Count = 1
-    dp_replicate: Count = 1
-    dp_shard: Count = 1
-    world_size: Count = field(default=1, name="cluster.world_size")
+    batch: PositiveInt = 1
+    grad_accum: PositiveInt = 1
+    sp_degree: PositiveInt = 1
+    dp_replicate: PositiveInt = 1
+    dp_shard: PositiveInt = 1
+    world_size: PositiveInt = field(default=1, name="cluster.world_size")
 
 
 class Record(Struct, frozen=True, kw_only=True):
@@ -148,8 +148,8 @@ class Record(Struct, frozen=True, kw_only=True):
     cell_id: Name
     experiment: str
     role: Role
-    repeat: Whole
-    order: Whole
+    repeat: NonNegativeInt
+    order: NonNegativeInt
     """Position of the cell in the order in which its sweep runs cells and repeats."""
     status: Status
     reason: str | None
@@ -161,7 +161,7 @@ class Record(Struct, frozen=True, kw_only=True):
     analytic: Analytic
     started_at: str
     """Start of the cell in UTC, ISO 8601."""
-    wall_s: Amount
+    wall_s: NonNegativeFloat
     """Seconds from start to end of the cell."""
     fixed_cost_s: float | None
     """Seconds of the cell outside of steps and checks; null without a result."""

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO, Self
 import msgspec
 from filelock import FileLock, Timeout
 
-from bench.common.finite import finite
-from bench.common.labels import shown
+from bench.common.finite import replace_not_finite
+from bench.common.labels import value_label
 from bench.config import ConfigError
 from bench.record.record import SCHEMA_VERSION, Record
 
@@ -109,10 +109,10 @@ def read_records(path: Path) -> list[Record]:
         StoreError: If the file cannot be read, or a line is not a record of this schema version. The message
             names the file and the line.
     """
-    return [record for _, record in placed_records(path)]
+    return [record for _, record in records_with_offsets(path)]
 
 
-def placed_records(path: Path) -> Iterator[tuple[int, Record]]:
+def records_with_offsets(path: Path) -> Iterator[tuple[int, Record]]:
     """Yield the offset of each record's first byte in a file, and the record; see `read_records`."""
     start = 0
     try:
@@ -127,7 +127,7 @@ def placed_records(path: Path) -> Iterator[tuple[int, Record]]:
         raise StoreError(f"{path}: cannot be read ({error.strerror or error}); {CHECK_PATH}") from None
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file atomically: write a temporary file in its folder, then rename it.
 
     Raises:
@@ -170,8 +170,8 @@ def parse_record(path: Path, number: int, line: bytes) -> Record:
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}:{number}: not a record: {_flaw(error)}; {DELETE_LINE}") from None
     raise StoreError(
-        f"{path}:{number}: schema_version {shown(version)}, this version reads {SCHEMA_VERSION}; run the"
-        " sweep again, or read it with the version that wrote it"
+        f"{path}:{number}: schema_version {value_label(version)}, this version reads {SCHEMA_VERSION}; run"
+        " the sweep again, or read it with the version that wrote it"
     )
 
 
@@ -189,7 +189,9 @@ def line_of(record: Record) -> bytes:
     Raises:
         ValueError: If a number outside of the sections is not finite.
     """
-    sections = {name: finite(msgspec.to_builtins(section)) for name, section in record.sections.items()}
+    sections = {
+        name: replace_not_finite(msgspec.to_builtins(section)) for name, section in record.sections.items()
+    }
     values = msgspec.to_builtins(record) | sections
     line = json.dumps(values, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     return line.encode(errors="replace") + b"\n"

@@ -19,11 +19,11 @@ from typing import Protocol
 from bench.config import LOW_PRECISION
 from bench.measure.losses.section import LossesSection
 
-NAMES: Mapping[str, str] = {"loss": "loss", "grad_norm": "gradient norm"}
+SIGNAL_NAMES: Mapping[str, str] = {"loss": "loss", "grad_norm": "gradient norm"}
 """Signals of a training, with their names in sentences."""
 ROUNDING = 2.0**-23
 """Relative rounding error of a signal, which is a float32 number."""
-MOVED = 10.0
+MOVEMENT_WEIGHT = 10.0
 """Weight, in the unit of the loss, of the nats by which the loss has moved, relative to the nats of the loss
 itself. In bf16, losses that SGD without clipping moved by 1.9 nats in 5 steps differed by 1e-3 of this
 movement."""
@@ -96,21 +96,23 @@ def limit_for(dtype: str, noise: Mapping[str, float | None]) -> Deviation:
     floor = LIMITS[dtype]
     if not noise:
         return UNMEASURED if dtype in LOW_PRECISION else floor
-    return Deviation(*(max(getattr(floor, name), NOISE_FACTOR * (noise[name] or 0.0)) for name in NAMES))
+    return Deviation(
+        *(max(getattr(floor, name), NOISE_FACTOR * (noise[name] or 0.0)) for name in SIGNAL_NAMES)
+    )
 
 
-def moved_for(dtype: str, limit: Deviation) -> float:
+def movement_weight(dtype: str, limit: Deviation) -> float:
     """Return the weight of the loss's movement that goes with a limit.
 
     The movement of the loss is weighted by the smallest limit of the dtype, not by measured noise. The noise
     of trained weights is that of single rows. Weighted by this noise, losses that differ from batch to
     batch would hide a lost update.
     """
-    return MOVED * LIMITS[dtype].loss / limit.loss
+    return MOVEMENT_WEIGHT * LIMITS[dtype].loss / limit.loss
 
 
 def first_departure(
-    training: Trajectory, reference: Trajectory, limit: Deviation, moved: float = MOVED
+    training: Trajectory, reference: Trajectory, limit: Deviation, moved: float = MOVEMENT_WEIGHT
 ) -> str | None:
     """Describe the first step in which a training exceeds the limit of its deviation from a reference.
 
@@ -128,15 +130,15 @@ def first_departure(
         allowed = getattr(limit, pair.signal) * pair.unit
         if not abs(pair.value - pair.reference) <= allowed:
             return (
-                f"step {pair.step}: the {NAMES[pair.signal]} is {pair.value:.6g}, not within"
+                f"step {pair.step}: the {SIGNAL_NAMES[pair.signal]} is {pair.value:.6g}, not within"
                 f" {allowed / (abs(pair.reference) or 1.0):.1e} of the {pair.reference:.6g}"
             )
     return None
 
 
-def distance(training: Trajectory, reference: Trajectory) -> Deviation:
+def deviation_between(training: Trajectory, reference: Trajectory) -> Deviation:
     """Return the mean deviation of a training from a reference over all common steps."""
-    deviations: dict[str, list[float]] = {name: [] for name in NAMES}
+    deviations: dict[str, list[float]] = {name: [] for name in SIGNAL_NAMES}
     for pair in _pairs(training, reference):
         deviation = abs(pair.value - pair.reference) / (pair.unit or 1.0)
         deviations[pair.signal].append(deviation if math.isfinite(deviation) else math.inf)
@@ -146,12 +148,13 @@ def distance(training: Trajectory, reference: Trajectory) -> Deviation:
 def mean_of(trajectories: Sequence[Trajectory]) -> Trajectory:
     """Return the mean of several trainings in every step that all of them have."""
     losses, norms = (
-        zip(*(getattr(trajectory, name) for trajectory in trajectories), strict=False) for name in NAMES
+        zip(*(getattr(trajectory, name) for trajectory in trajectories), strict=False)
+        for name in SIGNAL_NAMES
     )
     return Signals([*map(fmean, losses)], [*map(fmean, norms)])
 
 
-def units(reference: Trajectory, moved: float = MOVED) -> Mapping[str, list[float]]:
+def units(reference: Trajectory, moved: float = MOVEMENT_WEIGHT) -> Mapping[str, list[float]]:
     """Return the unit of each step, in which limits and deviations are expressed, for both signals."""
     steps = range(len(reference.loss))
     nats = [max(abs(loss - reference.loss[0]) for loss in reference.loss[: step + 1]) for step in steps]
@@ -176,11 +179,13 @@ class SignalPair:
     """Unit of the step's deviation."""
 
 
-def _pairs(training: Trajectory, reference: Trajectory, moved: float = MOVED) -> Iterator[SignalPair]:
+def _pairs(
+    training: Trajectory, reference: Trajectory, moved: float = MOVEMENT_WEIGHT
+) -> Iterator[SignalPair]:
     """Yield the values of both signals in every common step."""
     unit = units(reference, moved)
     for step in range(min(len(training.loss), len(reference.loss))):
-        for name in NAMES:
+        for name in SIGNAL_NAMES:
             values = getattr(training, name)[step], getattr(reference, name)[step]
             yield SignalPair(step, name, *values, unit[name][step])
 
@@ -216,7 +221,7 @@ class TrajectoryNoise:
     def deviation(self) -> Deviation:
         """Root mean square deviation of a control from its seed's mean, at least one rounding per step."""
         deviations = [
-            distance(control, mean_of(controls))
+            deviation_between(control, mean_of(controls))
             for controls in self.seeds
             if len(controls) > 1
             for control in controls
@@ -236,13 +241,13 @@ class TrajectoryNoise:
         """
         from scipy.stats import f  # takes a second
 
-        chance = FALSE_ALARMS / (max(trainings, 1) * len(NAMES))
+        chance = FALSE_ALARMS / (max(trainings, 1) * len(SIGNAL_NAMES))
         by_chance = math.sqrt(float(f.isf(chance, seeds, max(self.freedom, 1))))
         return self.deviation.times(max(LEAST_FACTOR, by_chance))
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class ControlledTraining:
     """A training of one seed, and the controls that it is compared with."""
 
     training: Trajectory
@@ -260,22 +265,22 @@ class Draw:
         return math.sqrt(1 + 1 / len(self.controls))
 
 
-def distance_of(draws: Sequence[Draw]) -> Deviation:
+def deviation_of(draws: Sequence[ControlledTraining]) -> Deviation:
     """Return the root mean square deviation of a training from its controls over its seeds."""
-    deviations = [distance(draw.training, draw.centre).times(1 / draw.widening) for draw in draws]
+    deviations = [deviation_between(draw.training, draw.centre).times(1 / draw.widening) for draw in draws]
     return _reduce(lambda *values: _root(sum(value * value for value in values) / len(values)), deviations)
 
 
 def _rounding_deviation(training: Trajectory) -> Deviation:
     """Return the deviation from a training of one that is off by one float32 rounding in every step."""
-    rounded = [[(1 + ROUNDING) * value for value in getattr(training, name)] for name in NAMES]
-    return distance(Signals(*rounded), training)
+    rounded = [[(1 + ROUNDING) * value for value in getattr(training, name)] for name in SIGNAL_NAMES]
+    return deviation_between(Signals(*rounded), training)
 
 
 def _reduce(function: Callable[..., float], deviations: Sequence[Deviation]) -> Deviation:
     """Reduce several deviations to one, separately for both signals."""
     return Deviation(
-        **{name: function(*(asdict(deviation)[name] for deviation in deviations)) for name in NAMES}
+        **{name: function(*(asdict(deviation)[name] for deviation in deviations)) for name in SIGNAL_NAMES}
     )
 
 

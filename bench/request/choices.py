@@ -17,10 +17,10 @@ from omegaconf import OmegaConf
 from bench.common.environment import REPOSITORY
 from bench.config import ConfigError
 from bench.request import values
-from bench.request.layer_types import MODELS_WITH_EXPERTS, experts_refused
+from bench.request.layer_types import MODELS_WITH_EXPERTS, experts_error
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import StrategyFacts
-from bench.strategies.options import in_yaml
+from bench.strategies.options import yaml_default
 
 CONF = REPOSITORY / "conf"
 
@@ -48,7 +48,7 @@ def options(group: str) -> list[str]:
 def check_option(group: str, value: Any) -> str:
     """Return `value` if it is an option of this choice; raise ConfigError otherwise."""
     if group == "model" and value in MODELS_WITH_EXPERTS:
-        raise experts_refused(f"model={value}", "this model")
+        raise experts_error(f"model={value}", "this model")
     return values.choice(group, value, options(group))
 
 
@@ -82,4 +82,4 @@ def register_plugins_with_hydra() -> None:
 
 def strategy_content(facts: StrategyFacts) -> dict[str, Any]:
     """Return what the file of a strategy holds: its name and the default of each of its options."""
-    return {"name": facts.name, **{key: in_yaml(option) for key, option in facts.options.items()}}
+    return {"name": facts.name, **{key: yaml_default(option) for key, option in facts.options.items()}}

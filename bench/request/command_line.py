@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 
 from bench.common.command import sweep_words
-from bench.common.labels import shown
+from bench.common.labels import value_label
 from bench.config import ConfigError
 from bench.request import values
 from bench.request.choices import check_option, groups, options
@@ -74,7 +74,9 @@ def parse_word(word: str) -> Override:
         return OverridesParser.create().parse_overrides([word])[0]
     except (ValueError, RecursionError) as error:
         problem = "nested too deeply" if isinstance(error, RecursionError) else "too long"
-        raise ConfigError(f"{shown(word)}: cannot be read, it is {problem}; write a shorter value") from None
+        raise ConfigError(
+            f"{value_label(word)}: cannot be read, it is {problem}; write a shorter value"
+        ) from None
 
 
 def _split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -34,7 +34,7 @@ def _environment_value(name: str, *default: str | None) -> str | None:
     return oc.env(name, *default)
 
 
-def composed(*overrides: str) -> Raw:
+def compose_words(*overrides: str) -> Raw:
     """Return what the command line composes of these words, for a cell that belongs to no sweep."""
     refuse_secret_variables()
     for name in SWEEP_PATHS:
@@ -44,14 +44,14 @@ def composed(*overrides: str) -> Raw:
         return plain(compose("config", [*overrides]))
 
 
-def cells_of(words: Sequence[str], loader: ConfigLoader) -> list[list[str]]:
+def sweep_cell_words(words: Sequence[str], loader: ConfigLoader) -> list[list[str]]:
     """Return the words of every cell of a sweep, in order; the last word of a key counts."""
     overrides = OverridesParser.create(loader).parse_overrides([*words])
-    axes = {override.get_key_element(): words_of(override) for override in overrides}
+    axes = {override.get_key_element(): value_words(override) for override in overrides}
     return [[*cell] for cell in product(*axes.values())]
 
 
-def words_of(override: Override) -> list[str]:
+def value_words(override: Override) -> list[str]:
     """Return one word `key=value` for each value of an override."""
     if not override.is_sweep_override():
         assert override.input_line is not None
@@ -59,7 +59,7 @@ def words_of(override: Override) -> list[str]:
     return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
-def composed_cells(
+def compose_cells(
     cells: Sequence[list[str]], compose_one: Callable[[list[str]], DictConfig]
 ) -> Iterator[Raw]:
     """Return the configuration of each cell; print a line first if there are many."""

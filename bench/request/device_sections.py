@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bench.common.labels import shown
+from bench.common.labels import value_label
 from bench.config import ALLOCATOR_VARIABLES, AUTO, ConfigError, MeasureConfig, Seconds
 from bench.request import values
 from bench.request.choices import Raw
@@ -17,7 +17,7 @@ ENV_ALLOWED = (
     *ALLOCATOR_VARIABLES,
     "TORCH_NCCL_",
 )
-WINDOWS: Mapping[str, Mapping[str, Any]] = {
+DEVICE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "cpu": {
         "budget_s": 20.0, "warmup_s": 0.0, "min_timed_steps": 0, "reference_budget_s": 60.0, "repeats": 1,
     },
@@ -37,7 +37,7 @@ half a minute to start.
 
 def measure_config(raw: Raw, device: str) -> MeasureConfig:
     """Return the numbers of `measure` for ranks on this device; raise ConfigError for a bad value."""
-    defaults = WINDOWS[device]
+    defaults = DEVICE_DEFAULTS[device]
     numbers = {key: defaults.get(key, value) if value == AUTO else value for key, value in raw.items()}
     for key in ("budget_s", "repeats_budget_s", "timeout_s"):  # only bench.observe may use 0
         values.convert(f"measure.{key}", numbers[key], Seconds)
@@ -50,7 +50,7 @@ def measure_config(raw: Raw, device: str) -> MeasureConfig:
 def env_pairs(raw: Any, device: str) -> tuple[tuple[str, str], ...]:
     """Return sorted pairs of name and value; raise ConfigError for a variable that would have no effect."""
     if not isinstance(raw, Mapping):
-        raise ConfigError(f"env={shown(raw)}: must be variables with their names; write env.NAME=value")
+        raise ConfigError(f"env={value_label(raw)}: must be variables with their names; write env.NAME=value")
     for name, value in raw.items():
         if not name.startswith(ENV_ALLOWED):
             raise ConfigError(
@@ -58,7 +58,7 @@ def env_pairs(raw: Any, device: str) -> tuple[tuple[str, str], ...]:
                 f" ({', '.join(ENV_ALLOWED)}); set others before the command"
             )
         if isinstance(value, list | Mapping) or value is None:
-            raise ConfigError(f"env.{name}={shown(value)}: must be text; write env.{name}=value")
+            raise ConfigError(f"env.{name}={value_label(value)}: must be text; write env.{name}=value")
     pairs = tuple(sorted((name, str(value)) for name, value in raw.items()))
     for name, value in pairs:
         if name in ALLOCATOR_VARIABLES:
@@ -67,7 +67,7 @@ def env_pairs(raw: Any, device: str) -> tuple[tuple[str, str], ...]:
 
 
 def _refuse_allocator_settings(name: str, value: str, device: str) -> None:
-    setting = f"env.{name}={shown(value)}"
+    setting = f"env.{name}={value_label(value)}"
     if device != "cuda":
         raise ConfigError(
             f"{setting}: configures the CUDA allocator, but the ranks run on the CPU; leave it out"

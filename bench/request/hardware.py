@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from bench.common.environment import Machine
-from bench.common.labels import GIB, shown
+from bench.common.labels import GIB, value_label
 from bench.config import UNKNOWN_HARDWARE, Cell, ConfigError
 from bench.request.choices import Raw, options, read_option
 
@@ -29,12 +29,12 @@ def refuse_changed_numbers(raw: Raw) -> None:
     for key, value in raw.items():
         if value != content.get(key):
             raise ConfigError(
-                f"hardware.{key}={shown(value)}: the numbers of a device come from its file; copy"
+                f"hardware.{key}={value_label(value)}: the numbers of a device come from its file; copy"
                 f" conf/hardware/{name}.yaml, change the copy and name it in hardware=... (docs/hardware.md)"
             )
 
 
-def this_hardware(machine: Machine, device: str) -> str:
+def hardware_of_machine(machine: Machine, device: str) -> str:
     """Return this machine's device by its name in conf/hardware/; UNKNOWN_HARDWARE without a file."""
     if device == "cpu":
         return "cpu"

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.common.command import sweep_words
-from bench.common.labels import shown
+from bench.common.labels import value_label
 from bench.config import ConfigError
 from bench.request.choices import CONF, default_strategies, groups, options
 from bench.request.resolve import all_keys
 from bench.strategies import STRATEGIES
-from bench.strategies.options import in_words, in_yaml
+from bench.strategies.options import legal_values, yaml_default
 
 COLUMNS, WIDEST = 110, 40
 """Largest number of characters in a line, and in the left column."""
@@ -79,8 +79,8 @@ def key_lines() -> dict[str, tuple[str, str]]:
                 lines.setdefault(key, (value, words))
     for facts in STRATEGIES.usable():
         for name, option in facts.options.items():
-            words = f"strategy={facts.name}: {in_words(option)}"
-            lines.setdefault(f"strategy.{name}", (shown(in_yaml(option)), words))
+            words = f"strategy={facts.name}: {legal_values(option)}"
+            lines.setdefault(f"strategy.{name}", (value_label(yaml_default(option)), words))
     known = all_keys()
     return {key: line for key, line in lines.items() if key in known}
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from hydra.errors import OverrideParseException
 
 from bench.common.command import sweep_words
-from bench.common.labels import shown
+from bench.common.labels import value_label
 from bench.request import values
 from bench.request.choices import groups, options
 from bench.request.resolve import all_keys
@@ -38,7 +38,7 @@ def _error_chain(error: BaseException | None) -> list[str]:
 
 
 def _unreadable_word(override: str) -> str:
-    word = shown(override)
+    word = value_label(override)
     key, is_pair, value = "".join(filter(str.isprintable, override)).partition("=")
     if not is_pair:
         return f"{word}: is not of the form key=value; write for example seq_len=8k"

@@ -11,7 +11,7 @@ from math import isclose
 from typing import Any
 
 from bench.config import ConfigError
-from bench.training.text_model import Numbers, text_numbers
+from bench.training.text_model import ConfigDict, text_config
 
 READ_NO_LIST = ("llama", "mistral")
 """Families that ignore a list of layer types, because all of their layers have one type."""
@@ -71,34 +71,34 @@ SAME_SCALE = 1e-6
 """Relative tolerance for equal scales, as files store a scale in decimals."""
 
 
-def unplain_layers(numbers: Numbers, tokens: int) -> list[str]:
+def layers_not_plain(numbers: ConfigDict, tokens: int) -> list[str]:
     """Return short descriptions of all that is not plain causal attention in a sequence of `tokens` tokens.
 
     `attention_dropout` covers dropout of the scores, which changes training and not the type of a layer.
     """
-    text = text_numbers(numbers)
+    text = text_config(numbers)
     rules = PLAIN_RULES if text.get("model_type") in PLAIN_FAMILIES else RULES
     return [*_short_windows(text, tokens), *(reason for rule in rules for reason in rule(text))]
 
 
-def shortest_window(numbers: Numbers) -> int | None:
+def shortest_window(numbers: ConfigDict) -> int | None:
     """Return the longest sequence in which no window hides a token from a layer; None without a window."""
-    return min((size for size, _ in _layer_windows(text_numbers(numbers))), default=None)
+    return min((size for size, _ in _layer_windows(text_config(numbers))), default=None)
 
 
-def attention_dropout(numbers: Numbers) -> float:
+def attention_dropout(numbers: ConfigDict) -> float:
     """Return the probability with which training drops a score."""
     return float(numbers.get("attention_dropout") or 0)
 
 
-def has_experts(numbers: Numbers) -> bool:
+def has_experts(numbers: ConfigDict) -> bool:
     """Return whether a transformers configuration describes a mixture of experts."""
     return numbers.get("model_type") not in PLAIN_FAMILIES and any(
         numbers.get(name) for name in EXPERT_COUNTS
     )
 
 
-def experts_refused(what: str, model: str) -> ConfigError:
+def experts_error(what: str, model: str) -> ConfigError:
     """Return the error that refuses a model with experts; `what` is the user's word for it."""
     return ConfigError(
         f"{what}: {model} has experts, whose operations and memory are not counted; the checks' float64"
@@ -106,11 +106,11 @@ def experts_refused(what: str, model: str) -> ConfigError:
     )
 
 
-def _short_windows(numbers: Numbers, tokens: int) -> list[str]:
+def _short_windows(numbers: ConfigDict, tokens: int) -> list[str]:
     return [description for size, description in _layer_windows(numbers) if size < tokens]
 
 
-def _layer_windows(numbers: Numbers) -> list[tuple[int, str]]:
+def _layer_windows(numbers: ConfigDict) -> list[tuple[int, str]]:
     """Return the size of each window with a description of the layers that have it."""
     types = _layer_types(numbers)
     if types:
@@ -136,7 +136,7 @@ def _layer_windows(numbers: Numbers) -> list[tuple[int, str]]:
     return [(window, f"layers have sliding_window={window}")]
 
 
-def _other_layer_types(numbers: Numbers) -> list[str]:
+def _other_layer_types(numbers: ConfigDict) -> list[str]:
     """Describe the layers of other types, except layers with a window, which `_layer_windows` describes."""
     types = _layer_types(numbers)
     counts = Counter(kind for kind in types if kind not in PLAIN_TYPES)
@@ -147,7 +147,7 @@ def _other_layer_types(numbers: Numbers) -> list[str]:
     ]
 
 
-def _window_size(numbers: Numbers, kind: str) -> int | None:
+def _window_size(numbers: ConfigDict, kind: str) -> int | None:
     """Return the window of layers of this type; None without one, or if transformers ignores it."""
     if numbers.get("model_type") in READ_A_LIST and not (
         kind == "sliding_attention" and numbers.get("use_sliding_window")
@@ -156,32 +156,32 @@ def _window_size(numbers: Numbers, kind: str) -> int | None:
     return numbers.get(WINDOW_KEYS.get(kind, "")) or None
 
 
-def _layer_types(numbers: Numbers) -> Sequence[str]:
+def _layer_types(numbers: ConfigDict) -> Sequence[str]:
     """Return the type of every layer; empty if the family reads no list of types."""
     family = numbers.get("model_type")
     keys = () if family in READ_NO_LIST else ("layer_types",) if family in READ_A_LIST else TYPES_KEYS
     return next((numbers[key] for key in keys if numbers.get(key)), ())
 
 
-def _other_mixers(numbers: Numbers) -> list[str]:
+def _other_mixers(numbers: ConfigDict) -> list[str]:
     if _layer_types(numbers):
         return []
     keys = _keys_with_values(numbers, OTHER_MIXERS)
     return [f"layers have {what} ({key}={numbers[key]})" for key, what in keys]
 
 
-def _other_scores(numbers: Numbers) -> list[str]:
+def _other_scores(numbers: ConfigDict) -> list[str]:
     ignored = NOT_READ.get(str(numbers.get("model_type")))
     keys = _keys_with_values(numbers, OTHER_SCORES)
     return [f"attention has {what} ({key}={numbers[key]})" for key, what in keys if key != ignored]
 
 
-def _other_mask(numbers: Numbers) -> list[str]:
+def _other_mask(numbers: ConfigDict) -> list[str]:
     is_causal = numbers.get("is_causal") is not False
     return [] if is_causal else ["attention has no causal mask (is_causal=false)"]
 
 
-def _other_scale(numbers: Numbers) -> list[str]:
+def _other_scale(numbers: ConfigDict) -> list[str]:
     """Describe a scale of the scores that does not follow from the head dimension."""
     size = _head_dim(numbers)
     if not isinstance(size, int):
@@ -195,28 +195,28 @@ def _other_scale(numbers: Numbers) -> list[str]:
     ]
 
 
-def _head_dim(numbers: Numbers) -> Any:
+def _head_dim(numbers: ConfigDict) -> Any:
     size, heads = numbers.get("head_dim"), numbers.get("num_attention_heads")
     if size is None and isinstance(heads, int) and heads > 0 and numbers.get("hidden_size"):
         return numbers["hidden_size"] // heads
     return size
 
 
-def _per_layer_heads(numbers: Numbers) -> list[str]:
+def _per_layer_heads(numbers: ConfigDict) -> list[str]:
     return _differing_heads(numbers, [key for key in PER_LAYER if isinstance(numbers.get(key), list | tuple)])
 
 
-def _second_heads(numbers: Numbers) -> list[str]:
+def _second_heads(numbers: ConfigDict) -> list[str]:
     size = _head_dim(numbers)
     keys = [key for key in OTHER_HEAD_DIMS if numbers.get(key) not in (None, 0, size)]
     return _differing_heads(numbers, [*keys, *(["block_configs"] if numbers.get("block_configs") else [])])
 
 
-def _differing_heads(numbers: Numbers, keys: Sequence[str]) -> list[str]:
+def _differing_heads(numbers: ConfigDict, keys: Sequence[str]) -> list[str]:
     return [f"heads differ from layer to layer ({key}={numbers[key]})" for key in keys]
 
 
-def _keys_with_values(numbers: Numbers, known: Mapping[str, str]) -> list[tuple[str, str]]:
+def _keys_with_values(numbers: ConfigDict, known: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the known keys that have a value, with their meaning; one key for each meaning."""
     keys: dict[str, str] = {}
     for key, meaning in known.items():
@@ -225,6 +225,10 @@ def _keys_with_values(numbers: Numbers, known: Mapping[str, str]) -> list[tuple[
     return [(key, meaning) for meaning, key in keys.items()]
 
 
-PLAIN_RULES: tuple[Callable[[Numbers], list[str]], ...] = (_other_layer_types, _other_mask, _per_layer_heads)
+PLAIN_RULES: tuple[Callable[[ConfigDict], list[str]], ...] = (
+    _other_layer_types,
+    _other_mask,
+    _per_layer_heads,
+)
 """Rules for PLAIN_FAMILIES; each returns descriptions of layers that are not plain."""
 RULES = (*PLAIN_RULES, _other_mixers, _other_scores, _other_scale, _second_heads)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.config import NOT_USED, Cell
-from bench.request.layer_types import shortest_window, unplain_layers
+from bench.request.layer_types import layers_not_plain, shortest_window
 from bench.request.model_numbers import read_config
 from bench.request.modes import mode_of
 from bench.strategies import STRATEGIES
@@ -44,7 +44,7 @@ def _window_refusals(cell: Cell) -> list[str]:
     return [
         f"{layers}, less than seq_len={cell.seq_len}, and strategies compute only plain causal attention;"
         f" take seq_len={shortest_window(numbers)} or less"
-        for layers in unplain_layers(numbers, cell.seq_len)
+        for layers in layers_not_plain(numbers, cell.seq_len)
     ]
 
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.common.labels import shown
+from bench.common.labels import value_label
 from bench.config import ConfigError, ModelConfig
 from bench.request import values
 from bench.request.choices import Raw, options, read_option
-from bench.request.layer_types import attention_dropout, experts_refused, has_experts, unplain_layers
-from bench.training.text_model import text_numbers
+from bench.request.layer_types import attention_dropout, experts_error, has_experts, layers_not_plain
+from bench.training.text_model import text_config
 
 FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
@@ -75,7 +75,7 @@ def _read_checkpoint(path: Any) -> dict[str, Any]:
         folder = Path(values.text("model.path", path))
     except ConfigError:
         raise ConfigError(
-            f"model.path={shown(path)}: is not the name of a folder; write for example"
+            f"model.path={value_label(path)}: is not the name of a folder; write for example"
             " model.path=/path/to/model"
         ) from None
     try:
@@ -100,14 +100,14 @@ def _cause_text(error: Exception) -> str:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the numbers of the text model in a folder's config.json."""
-    return text_numbers(json.loads((folder / "config.json").read_text()))
+    return text_config(json.loads((folder / "config.json").read_text()))
 
 
 def _refuse_untrainable(folder: Path, numbers: Mapping[str, Any]) -> None:
     """Raise ConfigError for a checkpoint that no cell can train, however short the sequences."""
     if has_experts(numbers):
-        raise experts_refused(f"model.path={folder}", f"a {numbers['model_type']}")
-    family, unplain = numbers["model_type"], unplain_layers(numbers, tokens=1)
+        raise experts_error(f"model.path={folder}", f"a {numbers['model_type']}")
+    family, unplain = numbers["model_type"], layers_not_plain(numbers, tokens=1)
     rope = numbers.get("rope_parameters") or numbers.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     dropout, families, rope_types = attention_dropout(numbers), ", ".join(FAMILIES), ", ".join(ROPE_TYPES)
@@ -135,7 +135,7 @@ def transformers_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
     For a model of images and text these are the numbers of the text model. Raises KeyError for a missing key.
     """
-    numbers = text_numbers(numbers)
+    numbers = text_config(numbers)
     heads = numbers["num_attention_heads"]
     return {
         "family": numbers["model_type"],

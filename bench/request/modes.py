@@ -12,9 +12,9 @@ from bench.config import AUTO, Cell, ConfigError, ReplayConfig
 from bench.record.record import Provenance, Record
 from bench.request import values
 from bench.request.choices import Raw, options
-from bench.request.hardware import known_hardware, this_hardware
+from bench.request.hardware import hardware_of_machine, known_hardware
 from bench.request.packages import package_refusals
-from bench.request.placement import GATHERED
+from bench.request.placement import MULTI_NODE_CLUSTERS
 from bench.strategies import STRATEGIES
 from bench.training.trainer_facts import NATIVE, is_stack
 
@@ -80,7 +80,7 @@ def target_machine(raw: Raw, machine: Machine) -> Machine:
 
 
 def _with_copies_of_first_gpu(machine: Machine, cluster: Raw) -> Machine:
-    count = _ranks_of_node(cluster, known_hardware().get(this_hardware(machine, "cuda"), {}))
+    count = _ranks_of_node(cluster, known_hardware().get(hardware_of_machine(machine, "cuda"), {}))
     return replace(
         machine,
         gpus=machine.gpus[:1] * count,
@@ -92,7 +92,7 @@ def _with_copies_of_first_gpu(machine: Machine, cluster: Raw) -> Machine:
 def _ranks_of_node(cluster: Raw, facts: Raw) -> int:
     if cluster["world_size"] == "auto":
         return int(facts.get("devices_per_node", 8))
-    ranks = values.whole("cluster.world_size", cluster["world_size"])
+    ranks = values.whole_number("cluster.world_size", cluster["world_size"])
     nodes = cluster["nodes"] if isinstance(cluster["nodes"], int) else 1
     return math.ceil(ranks / max(1, nodes))
 
@@ -102,7 +102,7 @@ def with_replayed_rank(cell: Cell, requested: Any) -> Cell:
 
     Raises ConfigError for a rank that the cell does not have, and for a rank in another mode.
     """
-    rank = None if requested == AUTO else values.whole("replay.rank", requested, least=0)
+    rank = None if requested == AUTO else values.whole_number("replay.rank", requested, least=0)
     if cell.mode != REPLAY:
         if rank is not None:
             raise ConfigError(f"replay.rank={rank}: belongs to mode=replay; add mode=replay, or leave it out")
@@ -142,7 +142,10 @@ def replay_refusals(cell: Cell) -> list[str]:
         (is_stack(cell.trainer), stack),
         (measure.gradients, "measure.gradients=true needs the gradients of all ranks; leave it out"),
         (measure.keep_traces, "measure.keep_traces=true needs a traced step; leave it out"),
-        (cluster.name in GATHERED, f"cluster={cluster.name} starts ranks on other machines; leave it out"),
+        (
+            cluster.name in MULTI_NODE_CLUSTERS,
+            f"cluster={cluster.name} starts ranks on other machines; leave it out",
+        ),
         (cluster.ranks_per_gpu > 1, shared),
     )
     return [f"mode=replay runs one rank: {reason}" for applies, reason in reasons if applies]

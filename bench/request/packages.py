@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.attention.kernel_facts import KERNEL_FACTS
-from bench.common.environment import CUDA_PACKAGES, installed
+from bench.common.environment import CUDA_PACKAGES, installed_version
 from bench.config import Cell
 from bench.strategies import STRATEGIES
 from bench.training.engines import ENGINE_FACTS
@@ -40,7 +40,9 @@ def package_refusals(cell: Cell) -> list[str]:
     """Return the reasons why the cell cannot run with the installed packages, each with a way out."""
     facts = STRATEGIES[cell.strategy]
     missing = {
-        choice: package for choice, package in needed_packages(cell).items() if installed(package) is None
+        choice: package
+        for choice, package in needed_packages(cell).items()
+        if installed_version(package) is None
     }
     return [
         *KERNEL_FACTS[cell.kernel].package_refusals(cell),

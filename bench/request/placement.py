@@ -29,7 +29,7 @@ MAX_RANKS_PER_GPU = 16
 
 A rank has a CUDA context of half a gigabyte, and a collective waits until every rank has had its time slice.
 """
-GATHERED = ("nodes", "slurm")
+MULTI_NODE_CLUSTERS = ("nodes", "slurm")
 """Choices of `cluster` with several machines, on which agents start the ranks."""
 
 
@@ -73,7 +73,7 @@ def place(raw: Raw, machine: Machine) -> Placement:
     world_size = raw["world_size"]
     if world_size == "auto":
         world_size = nodes * (len(machine.gpus) * ranks_per_gpu if device == "cuda" else CPU_RANKS)
-    world_size = values.whole("cluster.world_size", world_size)
+    world_size = values.whole_number("cluster.world_size", world_size)
     if name == "auto":
         name = "gpu" if device == "cuda" else "cpu"
     is_open = raw["world_size"] == "auto" and device == "cuda" and nodes == 1
@@ -88,8 +88,8 @@ def _node_count(raw: Raw, name: str) -> int:
     nodes = raw["nodes"]
     if name == "slurm" and nodes == "auto":
         nodes = os.environ.get(SLURM_NODES) or 1  # the sweep itself refuses to run outside of an allocation
-    nodes = values.whole("cluster.nodes", nodes)
-    if nodes > 1 and name not in GATHERED:
+    nodes = values.whole_number("cluster.nodes", nodes)
+    if nodes > 1 and name not in MULTI_NODE_CLUSTERS:
         raise ConfigError(
             f"cluster.nodes={nodes}: cluster={name} is this machine alone; take cluster=slurm in a Slurm"
             " allocation, or cluster=nodes"
@@ -99,7 +99,7 @@ def _node_count(raw: Raw, name: str) -> int:
 
 def _ranks_per_gpu(raw: Raw, device: str) -> int:
     key = "cluster.ranks_per_gpu"
-    ranks = values.whole(key, raw["ranks_per_gpu"])
+    ranks = values.whole_number(key, raw["ranks_per_gpu"])
     if ranks > 1 and device != "cuda":
         raise ConfigError(f"{key}={ranks}: the ranks run on the CPU, not on a GPU; write {key}=1")
     if ranks > MAX_RANKS_PER_GPU:
@@ -163,7 +163,7 @@ def degrees(raw: Raw, placement: Placement) -> Degrees:
     A degree at `auto` takes the ranks that the other degrees leave. If no degree is at `auto`, `legality`
     compares the product with the number of ranks.
     """
-    replicate = values.whole("dp_replicate", raw["dp_replicate"])
+    replicate = values.whole_number("dp_replicate", raw["dp_replicate"])
     shard = _number_unless_auto("dp_shard", raw["dp_shard"])
     sp_degree = _number_unless_auto("sp_degree", raw["sp_degree"])
     remaining = max(1, placement.world_size // (replicate * (shard or 1) * (sp_degree or 1)))
@@ -207,7 +207,7 @@ def unshared_degrees(raw: Raw, placement: Placement, machine: Machine) -> Degree
     Neither sp_degree nor the size of the cluster changes what such a cell computes.
     """
     _number_unless_auto("sp_degree", raw["sp_degree"])
-    replicate = values.whole("dp_replicate", raw["dp_replicate"])
+    replicate = values.whole_number("dp_replicate", raw["dp_replicate"])
     shard = _number_unless_auto("dp_shard", raw["dp_shard"]) or 1
     ranks = replicate * shard
     if ranks > (largest := _max_ranks(placement, machine)):
@@ -224,7 +224,7 @@ def threads_per_rank(raw: Raw, machine: Machine, ranks: int) -> int:
     """Return the requested threads; for `auto` an equal share of the cores for `ranks` ranks, at least 1."""
     if raw["threads_per_rank"] == "auto":
         return max(1, machine.cores // ranks)
-    threads = values.whole("cluster.threads_per_rank", raw["threads_per_rank"])
+    threads = values.whole_number("cluster.threads_per_rank", raw["threads_per_rank"])
     if threads > machine.cores:
         raise ConfigError(
             f"cluster.threads_per_rank={threads}: this process may use {machine.cores} cores; write"
@@ -249,4 +249,4 @@ def memory_limit_gib(value: Any, device: str) -> float:
 
 
 def _number_unless_auto(key: str, value: Any) -> int | None:
-    return None if value == "auto" else values.whole(key, value)
+    return None if value == "auto" else values.whole_number(key, value)

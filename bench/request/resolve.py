@@ -9,11 +9,11 @@ from typing import Any
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.common.environment import Machine
-from bench.common.labels import shown
+from bench.common.labels import value_label
 from bench.config import (
     AUTO,
     DTYPE_BYTES,
-    LEAVES,
+    ENGINE_LEAVES,
     MASKS,
     NOT_USED,
     NUMA_BINDINGS,
@@ -36,11 +36,11 @@ from bench.measure.workloads import WORKLOADS
 from bench.request import values
 from bench.request.choices import Raw, options
 from bench.request.device_sections import env_pairs, measure_config
-from bench.request.hardware import refuse_changed_numbers, this_hardware
+from bench.request.hardware import hardware_of_machine, refuse_changed_numbers
 from bench.request.model_numbers import model_config
 from bench.request.modes import MEASURE, MODE_NAMES, PREDICT, REPLAY, target_machine, with_replayed_rank
 from bench.request.placement import (
-    GATHERED,
+    MULTI_NODE_CLUSTERS,
     Placement,
     degrees,
     memory_limit_gib,
@@ -51,10 +51,10 @@ from bench.request.placement import (
     used_ranks,
 )
 from bench.strategies import STRATEGIES
-from bench.strategies.options import Flag, Option, WholeNumber, default_text, flag_text, in_yaml
+from bench.strategies.options import Flag, Option, WholeNumber, default_text, flag_text, yaml_default
 from bench.training.engines import DEFAULT_ENGINE, ENGINE_FACTS
 from bench.training.optimizer_facts import OPTIMIZER_FACTS
-from bench.training.text import beginning, refuse_tokenizer
+from bench.training.text import check_tokenizer, read_beginning
 from bench.training.trainer_facts import STACK_ENGINE, TRAINER_FACTS, UNTILED
 
 DATA, LOSSES = ("text", "synthetic"), ("chunked", "untiled")
@@ -146,8 +146,8 @@ def _read_cell(raw: Raw, machine: Machine) -> Cell:
     model = model_config(raw["model"], len(machine.gpus) if placement.device == "cuda" else 0)
     cell = Cell(
         seq_len=seq_len,
-        batch=values.whole("batch", raw["batch"]),
-        grad_accum=values.whole("grad_accum", raw["grad_accum"]),
+        batch=values.whole_number("batch", raw["batch"]),
+        grad_accum=values.whole_number("grad_accum", raw["grad_accum"]),
         strategy=strategy,
         options=(),
         layout=AUTO,
@@ -174,7 +174,7 @@ def _read_cell(raw: Raw, machine: Machine) -> Cell:
         tiled_mlp=values.flag("tiled_mlp", raw["tiled_mlp"]),
         offload=values.section("offload", raw["offload"], OffloadConfig),
         measure=measure_config(raw["measure"], placement.device),
-        seed=values.whole("seed", raw["seed"], least=0),
+        seed=values.whole_number("seed", raw["seed"], least=0),
         env=() if raw["env"] == {} else env_pairs(raw["env"], placement.device),
         experiment=values.choice("experiment", raw["experiment"]["name"], options("experiment")),
     )
@@ -227,7 +227,7 @@ def _refuse_unknown(raw: Raw) -> None:
         section = raw if path == "" else raw[path]
         if not isinstance(section, Mapping):
             raise ConfigError(
-                f"{path}={shown(section)}: must be values with their keys; write {path}.{known[0]}=..."
+                f"{path}={value_label(section)}: must be values with their keys; write {path}.{known[0]}=..."
             )
         for key in section:
             if key not in known:
@@ -246,7 +246,7 @@ def _ulysses_degree(raw: Raw, sp_degree: int, model: ModelConfig) -> int:
         strategy = raw["strategy"]["name"]
         with STRATEGIES.name_plugin_in_errors(strategy):
             return STRATEGIES[strategy].ulysses_degree(sp_degree, model)
-    return values.whole("ulysses_degree", raw["ulysses_degree"])
+    return values.whole_number("ulysses_degree", raw["ulysses_degree"])
 
 
 def _strategy_options(raw: Raw, cell: Cell) -> tuple[tuple[str, str], ...]:
@@ -263,12 +263,12 @@ def _strategy_options(raw: Raw, cell: Cell) -> tuple[tuple[str, str], ...]:
 def _strategy_option(key: str, value: Any, option: Option, cell: Cell) -> str:
     """Return an option of a strategy as the text that a cell stores."""
     name = f"strategy.{key}"
-    if value == AUTO and in_yaml(option) == AUTO:
+    if value == AUTO and yaml_default(option) == AUTO:
         return default_text(option, cell)
     if isinstance(option, Flag):
         return flag_text(values.flag(name, value))
     if isinstance(option, WholeNumber):
-        return str(values.whole(name, value, least=option.least))
+        return str(values.whole_number(name, value, least=option.least))
     return values.choice(name, value, option)
 
 
@@ -297,7 +297,7 @@ def _engine(raw: Raw, strategy: str, trainer: str) -> EngineConfig:
     if name == AUTO:
         is_offloaded = values.flag("offload.optimizer", raw["offload"]["optimizer"])
         name = default_engine(strategy, trainer, offloads_optimizer=is_offloaded)
-    leaf = values.choice("engine.leaf", raw["engine"]["leaf"], LEAVES)
+    leaf = values.choice("engine.leaf", raw["engine"]["leaf"], ENGINE_LEAVES)
     return EngineConfig(name=values.choice("engine", name, ENGINE_FACTS), leaf=leaf)
 
 
@@ -336,28 +336,32 @@ def _data(raw: Raw, vocab_size: int) -> DataConfig:
         None if raw[key] is None else values.path(f"data.{key}", raw[key]) for key in ("path", "tokenizer")
     )
     if name == "text" and (path or tokenizer) is not None:
-        text = beginning(path)
+        text = read_beginning(path)
         if tokenizer is not None:
-            refuse_tokenizer(tokenizer, text, vocab_size)
-    prompt = values.whole("data.prompt_tokens", raw["prompt_tokens"], least=0)
+            check_tokenizer(tokenizer, text, vocab_size)
+    prompt = values.whole_number("data.prompt_tokens", raw["prompt_tokens"], least=0)
     packing = values.choice("data.packing", raw.get("packing", NOT_USED), PACKING)
     return DataConfig(name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt, packing=packing)
 
 
 def _hardware(raw: Raw, machine: Machine, placement: Placement, mode: str) -> str:
     """Return the name in conf/hardware/ of the device that ranks run on, or that a prediction is about."""
-    here = this_hardware(machine, placement.device)
+    here = hardware_of_machine(machine, placement.device)
     if mode == REPLAY and raw["name"] not in (AUTO, here):
         raise ConfigError(
-            f"hardware={shown(raw['name'])}: mode=replay runs a rank on this machine, hardware={here}; leave"
-            " hardware out, or take mode=predict"
+            f"hardware={value_label(raw['name'])}: mode=replay runs a rank on this machine, hardware={here};"
+            " leave hardware out, or take mode=predict"
         )
     if raw["name"] == AUTO:
         return here
     refuse_changed_numbers(raw)
     name = values.choice("hardware", raw["name"], options("hardware"))
     # Nodes may have other devices, and the user may name a file for a GPU that has none.
-    if mode == "measure" and placement.name not in GATHERED and here not in (name, UNKNOWN_HARDWARE):
+    if (
+        mode == "measure"
+        and placement.name not in MULTI_NODE_CLUSTERS
+        and here not in (name, UNKNOWN_HARDWARE)
+    ):
         raise ConfigError(
             f"hardware={name}: this machine has no such device, and ranks run on hardware={here}; add"
             " mode=predict, or leave hardware out"

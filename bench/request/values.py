@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from bench.common.labels import LENGTH_UNITS, shown
+from bench.common.labels import LENGTH_UNITS, value_label
 from bench.config import MAX_WHOLE as MAX_WHOLE  # noqa: PLC0414  bench.plan.experiments reads it here
 from bench.config import ConfigError, Flag, Resume, positive_rule, whole_rule
 
@@ -55,13 +55,13 @@ def tokens(key: str, value: Any) -> int:
     count = int(match[1]) * LENGTH_UNITS[match[2].lower()] if match else 0
     if not 1 <= count <= MAX_WHOLE:
         raise ConfigError(
-            f"{key}={shown(value)}: a length is a whole number of tokens from 1 to {MAX_WHOLE}, with k for"
-            f" 1024 or m for 1048576; write for example {key}=8k{_sweep_hint(key, value, '8k,64k')}"
+            f"{key}={value_label(value)}: a length is a whole number of tokens from 1 to {MAX_WHOLE}, with k"
+            f" for 1024 or m for 1048576; write for example {key}=8k{_sweep_hint(key, value, '8k,64k')}"
         )
     return count
 
 
-def whole(key: str, value: Any, *, least: int = 1) -> int:
+def whole_number(key: str, value: Any, *, least: int = 1) -> int:
     """Return a whole number from `least` to MAX_WHOLE."""
     return int(convert(key, value, Annotated[int, whole_rule(least)]))
 
@@ -91,7 +91,7 @@ def convert(key: str, value: Any, rule: Any) -> Any:
         meta = _rule_meta(rule)
         example = meta.examples[0]
         raise ConfigError(
-            f"{key}={shown(value)}: must be {meta.description}; write for example {key}={example}"
+            f"{key}={value_label(value)}: must be {meta.description}; write for example {key}={example}"
             f"{_sweep_hint(key, value, f'{example},...')}"
         ) from None
 
@@ -110,7 +110,9 @@ def text(key: str, value: Any) -> str:
     """Return a name or a path: one line that is not empty."""
     line = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
     if not line.strip() or not line.isprintable():
-        raise ConfigError(f"{key}={shown(value)}: must be a line of text; write {key}=... or leave it out")
+        raise ConfigError(
+            f"{key}={value_label(value)}: must be a line of text; write {key}=... or leave it out"
+        )
     return line
 
 
@@ -124,11 +126,13 @@ def path(key: str, value: Any) -> str:
     except (OSError, ValueError):
         exists = is_readable = is_endless = False
     if not exists:
-        raise ConfigError(f"{key}={shown(name)}: no such file or folder; check the path")
+        raise ConfigError(f"{key}={value_label(name)}: no such file or folder; check the path")
     if is_endless:
-        raise ConfigError(f"{key}={shown(name)}: is a device, pipe or socket; name a file or folder")
+        raise ConfigError(f"{key}={value_label(name)}: is a device, pipe or socket; name a file or folder")
     if not is_readable:
-        raise ConfigError(f"{key}={shown(name)}: cannot be read; change its permissions, or name another")
+        raise ConfigError(
+            f"{key}={value_label(name)}: cannot be read; change its permissions, or name another"
+        )
     return name
 
 
@@ -136,7 +140,7 @@ def resume(key: str, value: Any) -> Resume:
     """Return NEVER for false, MATCHING for true, ANY for `any`."""
     modes = {False: Resume.NEVER, True: Resume.MATCHING, Resume.ANY.value: Resume.ANY}
     if not isinstance(value, bool | str) or value not in modes:
-        raise ConfigError(f"{key}={shown(value)}: must be true, false or any; write {key}=true")
+        raise ConfigError(f"{key}={value_label(value)}: must be true, false or any; write {key}=true")
     return modes[value]
 
 
@@ -150,7 +154,7 @@ def choice(key: str, value: Any, known: Collection[str]) -> str:
         if word in SYNONYMS.get(str(near), ()) and PACKAGES.get(str(near)) in known:
             package = PACKAGES[str(near)]
             hint = f"did you mean {key}={near}, or {key}={package}, which runs the published package?"
-        raise ConfigError(f"{key}={shown(value)}: must be one of {', '.join(sorted(known))}; {hint}")
+        raise ConfigError(f"{key}={value_label(value)}: must be one of {', '.join(sorted(known))}; {hint}")
     return value
 
 

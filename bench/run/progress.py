@@ -22,7 +22,7 @@ from bench.plan.cell_labels import CellLabels, short_label
 from bench.plan.estimate import LATE_S, CellProgress, Estimate
 from bench.plan.planned import PlannedCell
 from bench.ranks.log import RankStage
-from bench.record.record import FINDINGS, Record
+from bench.record.record import RESULT_STATUSES, Record
 from bench.request.modes import starts_ranks
 from bench.run.cell.outcome import outcome
 from bench.run.cell.rank_watch import Listener
@@ -162,7 +162,7 @@ class Progress(Listener):
         if timing is not None:
             self._estimate.learn(planned.cell, max(map(statistics.median, timing.step_times_ms)) / 1e3)
         self._estimate_waiting()
-        if record.status not in FINDINGS and record.failure is not None:
+        if record.status not in RESULT_STATUSES and record.failure is not None:
             folder = self._folder / "cells" / planned.folder_name
             line = f"{line}; log: {folder / f'rank_{record.failure.rank}.log'}"
         self.print_line(f"{line}; {self._eta()}" if self._remaining and self._waiting_s is not None else line)

@@ -19,11 +19,11 @@ from bench.common.labels import duration_label, length_label
 from bench.config import Cell
 from bench.measure import checks
 from bench.measure.losses.section import LossesSection
-from bench.plan.local_cells import why_not_tried
+from bench.plan.local_cells import reason_to_skip
 from bench.plan.planned import PlannedCell
 from bench.plan.work import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, is_base, work_of
 from bench.record.record import Record, Status
-from bench.record.trajectory_noise import first_departure, limit_for, moved_for, signals_of
+from bench.record.trajectory_noise import first_departure, limit_for, movement_weight, signals_of
 from bench.run.cell.launcher import Launcher
 from bench.run.cell.outcome import as_wrong_result
 from bench.run.cell.rank_watch import SILENT, Listener
@@ -65,7 +65,9 @@ class Trajectories:
             record = replace(record, losses=losses)
             record = replace(record, checks=checks(cell, record.sections))
             compared, reference_signals = signals_of(losses, steps), signals_of(reference_losses, steps)
-            departure = first_departure(compared, reference_signals, limit, moved_for(cell.dtype, limit))
+            departure = first_departure(
+                compared, reference_signals, limit, movement_weight(cell.dtype, limit)
+            )
             if departure is not None:
                 reason = f"{departure} of {reference_cell.strategy} on the same data"
                 return as_wrong_result(record, reason)
@@ -116,7 +118,7 @@ class References:
         if cell.cell_id in self.tried or trajectories.has_reference(work_of(cell)):
             return
         self.tried.add(cell.cell_id)
-        reason = why_not_tried(reference)
+        reason = reason_to_skip(reference)
         if reason is not None:
             self.say(reason)
             return

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from bench.common.environment import Environment, departures, describe
+from bench.common.environment import Environment, describe_environment, environment_changes
 from bench.config import Cell, ConfigError, Resume
 from bench.plan.cell_labels import CellLabels
 from bench.plan.plan import Plan
 from bench.plan.planned import PlannedCell
 from bench.plan.stored import stored_sweep
-from bench.record.record import Provenance, Record, Status, is_finding
+from bench.record.record import Provenance, Record, Status, is_result
 from bench.record.store import RECORDS
 from bench.request.packages import used_packages
 from bench.strategies import STRATEGIES
@@ -101,7 +101,7 @@ def _missing(plan: Plan, records: Sequence[Record], attempted: Collection[str]) 
 
     A cell whose first run ran out of memory is not repeated.
     """
-    done = {(record.cell_id, record.repeat) for record in records if is_finding(record.role, record.status)}
+    done = {(record.cell_id, record.repeat) for record in records if is_result(record.role, record.status)}
     out_of_memory = {
         record.cell_id for record in records if record.status is Status.OUT_OF_MEMORY and not record.repeat
     }
@@ -153,14 +153,14 @@ def kept_records(plan: Plan, records: Iterable[Record]) -> KeptRecords:
     cells = {planned.cell.cell_id: planned.cell for planned in plan.cells}
     if not newest:
         return KeptRecords([], ())
-    here = cache(lambda strategy: describe(STRATEGIES.packages(strategy)))
+    here = cache(lambda strategy: describe_environment(STRATEGIES.packages(strategy)))
     kept, differing = [], Counter[str]()
     for record in newest.values():
         cell = cells.get(record.cell_id)
         differences = _origin_differences(cell, record, here(str(record.config["strategy"])))
         if not differences or plan.resume is Resume.ANY:
             kept.append(record)
-        if differences and is_finding(record.role, record.status):
+        if differences and is_result(record.role, record.status):
             differing[" and ".join(differences)] += 1
     lines = (
         f"{count} {'record' if count == 1 else 'records'} of {differences}: {CONSEQUENCES[plan.resume]}"
@@ -176,4 +176,4 @@ def _origin_differences(cell: Cell | None, record: Record, here: Environment) ->
     """
     packages = frozenset[str]() if cell is None else used_packages(cell)
     is_predicted = record.provenance is Provenance.PREDICTED
-    return departures(record.environment, here, None if is_predicted else packages)
+    return environment_changes(record.environment, here, None if is_predicted else packages)

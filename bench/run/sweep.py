@@ -11,16 +11,16 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from bench.common.command import again_command, tool_words
+from bench.common.command import resume_command, tool_words
 from bench.config import ExitCode
-from bench.measure.trace.reader import KEPT_TRACE
+from bench.measure.trace.reader import KEPT_TRACE_NAME
 from bench.plan.plan import Plan
 from bench.plan.planned import PlannedCell
 from bench.plan.stored import CONFIG
 from bench.plan.work import work_of
 from bench.ranks.log import JOIN
-from bench.record.record import Record, Status, is_finding
-from bench.record.store import RECORDS, Store, write_whole
+from bench.record.record import Record, Status, is_result
+from bench.record.store import RECORDS, Store, write_atomically
 from bench.request.modes import starts_ranks
 from bench.run.cell.launcher import Launcher
 from bench.run.cell.run import CellInterrupted, SharedSections, run
@@ -172,13 +172,13 @@ def _run_cell(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> bo
     sweep.store.append(record)
     sweep.progress.end(planned, record)
     _count_failures(planned, record, sweep)
-    return is_finding(record.role, record.status)
+    return is_result(record.role, record.status)
 
 
 def _gather_traces(planned: PlannedCell, cells: Path, traces: Path) -> None:
     """Move the kept traces of a cell's ranks into one folder, as `<cell>-<rank>.json.gz`."""
     for rank in range(planned.cell.cluster.world_size):
-        trace = cells / planned.folder_name / KEPT_TRACE.format(rank=rank)
+        trace = cells / planned.folder_name / KEPT_TRACE_NAME.format(rank=rank)
         if trace.exists():
             traces.mkdir(exist_ok=True)
             trace.rename(traces / f"{planned.folder_name}-{rank}.json.gz")
@@ -255,7 +255,7 @@ def _conclude(
             f"interrupted while writing the report; to write it: {tool_words('analysis.report')} {folder}"
         )
     interrupts.begin_to_close()
-    again = again_command(sys.argv, folder)
+    again = resume_command(sys.argv, folder)
     failed = sweep.findings.count(False)
     if is_interrupted:
         progress.print_line(f"to run what is missing: {again}")
@@ -268,4 +268,4 @@ def _conclude(
 def _write_config(plan: Plan) -> None:
     """Write the resolved request next to the records, with one entry for each cell in running order."""
     content = {"argv": sys.argv, "cells": [planned.cell.flat() for planned in plan.cells]}
-    write_whole(plan.folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(content)))
+    write_atomically(plan.folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(content)))

@@ -58,7 +58,7 @@ STRATEGIES = StrategyTable(
 )
 
 
-def runnable(name: str) -> type[Strategy]:
+def load_strategy_class(name: str) -> type[Strategy]:
     """Return the class that runs a strategy, from `attention.py` in the folder of its `facts.py`.
 
     Only ranks call it: `attention.py` imports torch, which processes that read facts must not import.

@@ -11,7 +11,7 @@ from bench.attention.layouts import LAYOUTS
 from bench.config import DTYPE_BYTES, Cell, ModelConfig
 from bench.strategies.options import Option
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.schedule import WIDE_BYTES, Schedule, wide_bytes
+from bench.strategies.schedule import WIDE_NUMBER_BYTES, Schedule, wide_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class StrategyFacts(ABC):
         Q, K, V, the output and its LSE are not counted. The default is the size of `saved_copies`.
         """
         q_copies, kv_copies = self.saved_copies
-        heads = q_copies * cell.model.num_heads + kv_copies * kv_heads_held(cell)
+        heads = q_copies * cell.model.num_heads + kv_copies * kv_heads_with_repeats(cell)
         return heads * cell.model.head_dim * DTYPE_BYTES[cell.dtype]
 
     def slices(self, cell: Cell, seq_len: int, group_rank: int) -> tuple[slice, ...]:
@@ -238,7 +238,7 @@ class StrategyFacts(ABC):
             return 0
         block = cell.padded_len // cell.ring_degree
         scores = cell.batch * cell.model.num_heads // cell.ulysses_degree * block**2
-        return 3 * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype]) * scores
+        return 3 * max(WIDE_NUMBER_BYTES, DTYPE_BYTES[cell.dtype]) * scores
 
     def call_memory(self, cell: Cell) -> CallMemory | None:  # noqa: ARG002
         """Return the memory of one call of attention, or None if it is unknown.
@@ -339,7 +339,7 @@ def lse_bytes(cell: Cell) -> int:
     return wide_bytes(cell, activation_bytes(cell, cell.model.num_heads)) // cell.model.head_dim
 
 
-def repeats_kv(cell: Cell) -> bool:
+def kernel_repeats_kv(cell: Cell) -> bool:
     """Return whether KV heads are repeated to the number of query heads, which CPU kernels require."""
     return cell.cluster.device == "cpu" and cell.model.num_kv_heads < cell.model.num_heads
 
@@ -388,7 +388,7 @@ def sent_kv_heads(cell: Cell) -> int:
     return max(cell.model.num_kv_heads, cell.ulysses_degree)
 
 
-def kv_heads_held(cell: Cell) -> int:
+def kv_heads_with_repeats(cell: Cell) -> int:
     """Return the number of KV heads of a token that a rank computes with, repeated heads included."""
     return sent_kv_heads(cell) if cell.ulysses_degree > 1 else cell.model.num_kv_heads
 

@@ -45,7 +45,7 @@ def flag_text(flag: bool) -> str:
     return TRUE if flag else FALSE
 
 
-def in_yaml(option: Option) -> Any:
+def yaml_default(option: Option) -> Any:
     """Return the default of an option as the strategy's YAML states it."""
     if isinstance(option, Flag):
         return AUTO if callable(option.default) else option.default
@@ -61,7 +61,7 @@ def default_text(option: Option, cell: Cell) -> str:
     return option[0]
 
 
-def in_words(option: Option) -> str:
+def legal_values(option: Option) -> str:
     """Return a list of the legal values for the help text."""
     if isinstance(option, WholeNumber):
         return f"{AUTO}, or a whole number from {option.least}"

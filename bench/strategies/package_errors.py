@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.kernels import KERNELS, Kernel
-from bench.common.environment import installed
+from bench.common.environment import installed_version
 from bench.ranks.log import RefusedError
 from bench.strategies.facts import StrategyFacts
-from bench.strategies.table import in_one_line
+from bench.strategies.table import error_in_one_line
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def import_kernel(name: str) -> Kernel:
 
 
 def _package_refusal(choice: str, package: str | None, error: Exception, way_out: str) -> RefusedError:
-    version = installed(package or "")
+    version = installed_version(package or "")
     return RefusedError(
-        f"{choice}: the package {package} {version} cannot be used: {in_one_line(error)}; {way_out}"
+        f"{choice}: the package {package} {version} cannot be used: {error_in_one_line(error)}; {way_out}"
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from bench.attention.layouts import EVERYTHING, LAYOUTS, Tile
 from bench.config import DTYPE_BYTES, Cell
 
-WIDE_BYTES = 4
+WIDE_NUMBER_BYTES = 4
 """Bytes of one number of a partial result or of its gradient; 8 if the cell computes in float64."""
 
 
@@ -169,4 +169,4 @@ def tensor_bytes(cell: Cell, heads: int, tokens: int) -> int:
 
 def wide_bytes(cell: Cell, size: int) -> int:
     """Return the bytes of a tensor of `size` bytes after it was cast to the precision of partial results."""
-    return size // DTYPE_BYTES[cell.dtype] * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype])
+    return size // DTYPE_BYTES[cell.dtype] * max(WIDE_NUMBER_BYTES, DTYPE_BYTES[cell.dtype])

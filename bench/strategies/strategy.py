@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.documents import Documents
 from bench.attention.kernels import Packing, attend
-from bench.attention.packed import attend_packed, packing_of, sent
+from bench.attention.packed import attend_packed, copy_to_device, packing_of
 from bench.attention.watch import AttentionWatch
 from bench.config import Cell
 from bench.ranks.groups import RankGroups
@@ -67,7 +67,7 @@ class Batch:
     def to_device(self, device: torch.device) -> Batch:
         """Return the batch on a device without waiting for the copy; `samples` stay in host memory."""
         rows = (self.input_ids, self.labels, self.position_ids)
-        ids, labels, positions = (sent(row, device) for row in rows)
+        ids, labels, positions = (copy_to_device(row, device) for row in rows)
         return Batch(self.samples, ids, labels, positions, self.documents)
 
 
@@ -84,7 +84,7 @@ class Wiring:
 
 
 @contextmanager
-def attention_replaced(name: str, function: Callable[..., Any]) -> Iterator[None]:
+def register_attention(name: str, function: Callable[..., Any]) -> Iterator[None]:
     """Register an attention function with transformers under this name inside the context.
 
     Args:
@@ -222,7 +222,7 @@ class Strategy(ABC):
     @contextmanager
     def install(self) -> Iterator[Wiring]:
         """Register the attention with transformers inside the context and yield the trainer's wiring."""
-        with attention_replaced(ATTENTION_NAME, self._transformers_attention):
+        with register_attention(ATTENTION_NAME, self._transformers_attention):
             yield Wiring(
                 attention_name=ATTENTION_NAME,
                 shards_batch=self.cell.sp_degree > 1,

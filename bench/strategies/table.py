@@ -101,7 +101,7 @@ class StrategyTable(Mapping[str, StrategyFacts]):
         except Exception as error:
             if name in self.built_in:
                 raise
-            fault = f"fails when its facts are read: {in_one_line(error)}"
+            fault = f"fails when its facts are read: {error_in_one_line(error)}"
             raise self._plugins[name][0].refusal(fault) from error
 
     @cached_property
@@ -132,7 +132,7 @@ class Plugin:
             facts = self.entry.load()()
             fault = next(_faults(self.entry.name, facts), None)
         except Exception as error:
-            raise self.refusal(f"cannot be loaded: {in_one_line(error)}") from error
+            raise self.refusal(f"cannot be loaded: {error_in_one_line(error)}") from error
         if fault is not None:
             raise self.refusal(fault)
         valid_facts: StrategyFacts = facts
@@ -150,7 +150,7 @@ class Plugin:
         )
 
 
-def in_one_line(error: BaseException) -> str:
+def error_in_one_line(error: BaseException) -> str:
     """Return type, first message line and origin of an error, as `ValueError: message (facts.py:12)`."""
     message = next(iter(str(error).strip().splitlines()), "")
     frames = traceback.extract_tb(error.__traceback__)

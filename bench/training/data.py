@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bench.attention.documents import Documents
-from bench.attention.packed import restarted
+from bench.attention.packed import positions_in_documents
 from bench.config import Cell
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import IGNORED_LABEL, Batch
@@ -106,7 +106,7 @@ class StepData:
         tokens = torch.stack([self.source.tokens(i, length + 1) for i in samples])
         in_sequence = torch.arange(seq_len).expand(len(samples), -1)
         documents = self.documents(samples, seq_len)
-        positions = in_sequence if documents is None else restarted(documents)
+        positions = in_sequence if documents is None else positions_in_documents(documents)
         unchecked = (in_sequence < 2 * self.uncounted_tokens) & (in_sequence % 2 == 0)
         uncounted = unchecked | (positions < self.cell.data.prompt_tokens)
         if documents is not None:
@@ -143,13 +143,13 @@ def open_data(cell: Cell, device: torch.device, *, uncounted_tokens: int = 0) ->
     return StepData(cell, SOURCES[cell.data.name](cell), device, uncounted_tokens=uncounted_tokens)
 
 
-def digest(input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
+def batch_digest(input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
     """Return a sum over (position, token, label) that sharding does not change, an int64 scalar.
 
     If a rank gets a token twice, misses one or has a wrong position, the sum over the ranks differs from that
     of the whole step. Nothing waits for the device, so that every step can afford it.
     """
-    return mixed((position_ids * 1_000_003 + input_ids) * 1_000_003 + labels).sum()
+    return splitmix64((position_ids * 1_000_003 + input_ids) * 1_000_003 + labels).sum()
 
 
 class InputDigest:
@@ -164,7 +164,7 @@ class InputDigest:
         """Add the inputs of one forward pass."""
         if not self._digests:
             self.positions = position_ids
-        self._digests.append(digest(input_ids, labels, position_ids))
+        self._digests.append(batch_digest(input_ids, labels, position_ids))
 
     def take(self) -> Tensor:
         """Return the digest, an int64 scalar, and reset it; 0 if no forward pass was added."""
@@ -178,7 +178,7 @@ def count_valid(labels: Tensor) -> Tensor:
     return (labels != IGNORED_LABEL).sum()
 
 
-def mixed(x: Tensor) -> Tensor:
+def splitmix64(x: Tensor) -> Tensor:
     """Return the hash of each number: the finaliser of splitmix64, with arithmetic shifts of int64."""
     x = (x ^ (x >> 30)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 27)) * -0x6B2FB644ECCEEE15
@@ -209,7 +209,7 @@ def _text_source(cell: Cell) -> SampleSource:
 
 def _synthetic_source(cell: Cell) -> SampleSource:
     def sample_tokens(sample: int, length: int) -> Tensor:
-        hashed = mixed(torch.tensor(cell.seed * 1_000_003 + sample) * 1_000_003 + torch.arange(length))
+        hashed = splitmix64(torch.tensor(cell.seed * 1_000_003 + sample) * 1_000_003 + torch.arange(length))
         return hashed.remainder(cell.model.vocab_size)
 
     def sample_ends(sample: int, length: int) -> tuple[int, ...]:

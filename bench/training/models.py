@@ -26,8 +26,8 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bench.config import ModelConfig
-from bench.training.text_model import BY_LENGTH, text_numbers
-from bench.training.weights import filled_layers, numbers_of
+from bench.training.text_model import LENGTH_DEPENDENT_ROPE, text_config
+from bench.training.weights import fill_layers, model_weights
 
 FAMILIES: Mapping[str, tuple[type[Any], type[Any]]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
@@ -54,7 +54,7 @@ def empty_model(config: ModelConfig, *, attention_name: str, max_positions: int)
     config_class, model_class = FAMILIES[config.family]
     if config.path is not None:
         stored = json.loads((Path(config.path) / "config.json").read_text())
-        settings = config_class.from_dict(text_numbers(stored))
+        settings = config_class.from_dict(text_config(stored))
         _set_length(settings, max_positions)
     else:
         settings = _transformers_config(config_class, config, max_positions)
@@ -74,7 +74,7 @@ def _set_length(settings: Any, tokens: int) -> None:
     if (getattr(settings, "sliding_window", None) or 0) >= tokens:
         settings.sliding_window, settings.layer_types = None, ["full_attention"] * settings.num_hidden_layers
     rope_type = settings.rope_parameters.get("rope_type")
-    if rope_type in BY_LENGTH:
+    if rope_type in LENGTH_DEPENDENT_ROPE:
         # The new name keeps transformers from updating the frequencies in every forward pass.
         fixed_type = f"{rope_type.replace('dynamic', 'ntk')} of {tokens} tokens"
         ROPE_INIT_FUNCTIONS[fixed_type] = partial(
@@ -97,7 +97,7 @@ def build_model(
     `device` is a GPU, and equal the weights that engines shard.
     """
     model = empty_model(config, attention_name=attention_name, max_positions=max_positions)
-    deque(filled_layers(model, numbers_of(config, seed), device or torch.device("cpu")), maxlen=0)
+    deque(fill_layers(model, model_weights(config, seed), device or torch.device("cpu")), maxlen=0)
     return model
 
 

@@ -70,6 +70,6 @@ def random_ends(seed: int, sample: int, seq_len: int, length: int) -> tuple[int,
     return (*ends, length)
 
 
-def drawn_documents(sequences: int, tokens: int, seed: int = 0) -> Documents:
+def random_documents(sequences: int, tokens: int, seed: int = 0) -> Documents:
     """Return random documents of a batch for a check; every sequence has different boundaries."""
     return Documents(tuple(random_ends(seed, sequence, tokens, tokens) for sequence in range(sequences)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.common.labels import shown
+from bench.common.labels import value_label
 from bench.config import ConfigError, DataConfig
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def read_documents(data: DataConfig) -> list[str]:
     return documents
 
 
-def beginning(name: str | None) -> str:
+def read_beginning(name: str | None) -> str:
     """Return the beginning of the first text in a file or folder.
 
     At most CHECKED_CHARACTERS of a file are read. Raises ConfigError if they are not text, and if a file of
@@ -126,7 +126,7 @@ def token_ids(text: str, tokenizer: str, vocab_size: int) -> NDArray[Any]:
 
 
 @cache
-def refuse_tokenizer(tokenizer: str, beginning: str, vocab_size: int) -> None:
+def check_tokenizer(tokenizer: str, beginning: str, vocab_size: int) -> None:
     """Raise ConfigError if the tokenizer cannot be used on the beginning of a text."""
     token_ids(beginning, tokenizer, vocab_size)
 
@@ -140,4 +140,4 @@ def _encoder(tokenizer: str) -> Any:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return shown(lines[0].rstrip(":")) if lines else type(error).__name__
+    return value_label(lines[0].rstrip(":")) if lines else type(error).__name__

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-Numbers = Mapping[str, Any]
+ConfigDict = Mapping[str, Any]
 """Content of the config.json of a transformers model, which is also the result of `to_dict`."""
 
 TEXT_FAMILIES: Mapping[str, str] = {
@@ -26,7 +26,7 @@ _LLAMA_SIZES = {
     "num_hidden_layers": 32, "num_attention_heads": 32,
 }  # fmt: skip
 _QWEN_SIZES = _LLAMA_SIZES | {"vocab_size": 151_936, "intermediate_size": 22_016, "num_key_value_heads": 32}
-DEFAULTS: Mapping[str, Numbers] = {
+DEFAULTS: Mapping[str, ConfigDict] = {
     "llama": _LLAMA_SIZES,
     "mistral": _LLAMA_SIZES | {"intermediate_size": 14_336, "num_key_value_heads": 8},
     "qwen2": _QWEN_SIZES,
@@ -36,12 +36,12 @@ DEFAULTS: Mapping[str, Numbers] = {
 
 The `text_config` of LLaVA, for example, has only the values that differ from the defaults.
 """
-BY_LENGTH = ("dynamic", "longrope")
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 """RoPE types of transformers whose frequencies depend on the largest position in the forward pass."""
 _TEXT_MODEL_PREFIX = re.compile(r"\b(language|text)_model\.")
 
 
-def text_numbers(numbers: Numbers) -> dict[str, Any]:
+def text_config(numbers: ConfigDict) -> dict[str, Any]:
     """Return the configuration of the text model; `model_type` is a family of `bench.training.models`."""
     inner = numbers.get("text_config") or {}
     text = {**DEFAULTS.get(_family(inner), {}), **numbers, **inner} if inner else dict(numbers)
@@ -54,13 +54,13 @@ def text_numbers(numbers: Numbers) -> dict[str, Any]:
     return {**text, "model_type": _family(text), **{key: _text_rope(value) for key, value in rope.items()}}
 
 
-def _family(numbers: Numbers) -> str:
+def _family(numbers: ConfigDict) -> str:
     """Return the family of the text model."""
     model_type = str(numbers.get("model_type"))
     return TEXT_FAMILIES.get(model_type, model_type)
 
 
-def _text_rope(rope: Numbers) -> dict[str, Any]:
+def _text_rope(rope: ConfigDict) -> dict[str, Any]:
     """Return RoPE parameters for one row of positions instead of three."""
     text = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved")}
     return {key: "default" if value == "mrope" else value for key, value in text.items()}

@@ -108,25 +108,25 @@ class CheckpointWeights:
 Weights = RandomWeights | CheckpointWeights
 
 
-def numbers_of(config: ModelConfig, seed: int) -> Weights:
+def model_weights(config: ModelConfig, seed: int) -> Weights:
     """Return the weights of the checkpoint at `config.path`, or random weights without a path."""
     return RandomWeights(seed) if config.path is None else CheckpointWeights(config.path)
 
 
-def filled_layers(model: PreTrainedModel, weights: Weights, device: torch.device) -> Iterator[nn.Module]:
+def fill_layers(model: PreTrainedModel, weights: Weights, device: torch.device) -> Iterator[nn.Module]:
     """Yield the decoder layers of a model on the meta device, filled with weights on `device`.
 
     A layer is filled just before it is yielded, and may be sharded at once. The rest of the model is filled
     after the last layer. Tied parameters stay tied.
     """
-    filling = Filling(model, weights, device)
+    filling = WeightFiller(model, weights, device)
     for layer in model.model.layers:
         filling.fill(layer.modules())
         yield layer
     filling.fill(model.modules())
 
 
-class Filling:
+class WeightFiller:
     """Filler of a model on the meta device with weights on another device, module by module."""
 
     def __init__(self, model: PreTrainedModel, weights: Weights, device: torch.device) -> None:

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from analysis.answers.verdict import verdict
-from bench.common.environment import describe
+from bench.common.environment import describe_environment
 from bench.config import ExitCode
-from bench.extras.predict.prediction import modelled
+from bench.extras.predict.prediction import expected_by_cost_model
 from bench.plan.estimate import Estimate
 from bench.plan.plan import plan
 from bench.run import sweep as sweep_run
@@ -38,7 +38,7 @@ def swept(tmp_path, monkeypatch):
     """Function that runs the default sweep with ring slower by a factor, and returns the records."""
 
     def sweep(ring_factor):
-        estimate, noise = Estimate(modelled), random.Random(0)
+        estimate, noise = Estimate(expected_by_cost_model), random.Random(0)
         now = [datetime(2026, 1, 1, tzinfo=UTC)]
 
         def run_cell(planned, running, _):
@@ -53,7 +53,7 @@ def swept(tmp_path, monkeypatch):
                 wall_s=wall_s,
                 started_at=now[0].isoformat(),
                 timing=make_timing([[step_ms] * 6] * ranks, cell.tokens_per_step),
-                environment=replace(describe({}), argv=["run_sweep.py", "seq_len=8k,64k,96k"]),
+                environment=replace(describe_environment({}), argv=["run_sweep.py", "seq_len=8k,64k,96k"]),
             )
             now[0] += timedelta(seconds=wall_s)
             with running.store.path.open("a") as file:

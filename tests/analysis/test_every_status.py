@@ -3,9 +3,9 @@
 import pytest
 
 from analysis import compare, report
-from bench.common.environment import describe
+from bench.common.environment import describe_environment
 from bench.plan.plan import plan
-from bench.record.record import FINDINGS, Status
+from bench.record.record import RESULT_STATUSES, Status
 from bench.run.resume import sweep_start
 from tests.support.cells import TWO_CORES, make_raw
 from tests.support.records import make_failure, make_record, write_sweep
@@ -16,7 +16,7 @@ def planned(folder, *words):
 
 
 def record_of(cell, status):
-    own = {"config": cell.flat(), "cell_id": cell.cell_id, "environment": describe({})}
+    own = {"config": cell.flat(), "cell_id": cell.cell_id, "environment": describe_environment({})}
     if status is Status.OK:
         return make_record(**own)
     return make_failure(status, "why", **own)
@@ -36,5 +36,5 @@ def test_every_status_is_reported_compared_and_resumed(status, tmp_path, capsys)
     assert "Traceback" not in "".join(capsys.readouterr())
     again = planned(folders[0], "seq_len=1k", "resume=true")
     start = sweep_start(again)
-    assert len(start.pending) == (status not in FINDINGS)
+    assert len(start.pending) == (status not in RESULT_STATUSES)
     assert start.lines == ()

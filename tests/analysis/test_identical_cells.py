@@ -5,11 +5,17 @@ import random
 import pytest
 from scipy.stats import binomtest
 
-from analysis.cells.difference import Processes, difference, processes_of
+from analysis.cells.difference import Processes, processes_of, speed_difference
 from analysis.read.archive import read_archive
 from analysis.read.hardware import peak_flops_per_s
-from bench.common.statistics import ERROR_SHARE, MAX_PROCESSES, MIN_PROCESSES, enough_processes, pooled_spread
-from tests.support.command import typed
+from bench.common.statistics import (
+    MAX_PROCESSES,
+    MIN_PROCESSES,
+    SIGNIFICANCE_LEVEL,
+    enough_processes,
+    pooled_spread,
+)
+from tests.support.command import run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks]
 
@@ -18,12 +24,12 @@ WORDS = ("seq_len=1k", "strategy=ulysses", "measure.repeats=60", "measure.steps=
 
 
 def test_identical_measured_cells_seldom_differ(tmp_path):
-    typed(tmp_path, "-m", *WORDS, f"sweep_dir={tmp_path / 'sweep'}").check_returncode()
+    run_command(tmp_path, "-m", *WORDS, f"sweep_dir={tmp_path / 'sweep'}").check_returncode()
     frame = read_archive([tmp_path / "sweep"], peak_flops_per_s()).frame
     cell, numbers = processes_of(frame.sort_values("started_at")), random.Random(0)
-    differences = [difference(*sides(cell, numbers)) for _ in range(COMPARISONS)]
+    differences = [speed_difference(*sides(cell, numbers)) for _ in range(COMPARISONS)]
     claims = sum(speed.is_faster or speed.is_slower for speed in differences)
-    assert binomtest(claims, COMPARISONS).proportion_ci(method="wilson").low <= ERROR_SHARE
+    assert binomtest(claims, COMPARISONS).proportion_ci(method="wilson").low <= SIGNIFICANCE_LEVEL
 
 
 def sides(cell, numbers):

@@ -5,7 +5,7 @@ import pytest
 from analysis import report
 from analysis.answers.provenance import origin_lines
 from analysis.cells.cells import Cells
-from analysis.cells.equivalence import comparisons
+from analysis.cells.equivalence import loss_comparisons
 from analysis.read.archive import read_archive
 from tests.support.records import make_record, write_sweep
 
@@ -52,9 +52,9 @@ def test_trainings_with_different_torch_are_not_compared(tmp_path):
         for number, role in enumerate(("reference", "cell"))
     ]  # fmt: skip
     archive = archive_of(tmp_path, trainings)
-    found = comparisons(archive)
+    found = loss_comparisons(archive)
     assert [each.name.partition("torch=")[2] for each in found] == ["2.13.0", "2.12.0"]
-    assert len(comparisons(archive.mixed(["torch"]))) == 1
+    assert len(loss_comparisons(archive.mixed(["torch"]))) == 1
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -27,7 +27,7 @@ from tests.support.records import (
     make_predicted,
     make_record,
     make_timing,
-    of_attention,
+    with_attention_calls,
     write_sweep,
 )
 from tests.support.sections import findings_of
@@ -133,7 +133,7 @@ def test_report_of_a_sweep_without_records(tmp_path):
 
 
 def test_page_headings_have_the_meaning_as_title(page_of):
-    source = page_of([of_attention(make_record())])
+    source = page_of([with_attention_calls(make_record())])
     heads = re.findall(r'<th scope="col" title="([^"]*)">([^<]*)</th>', source)
     said = {heading: html.unescape(title) for title, heading in heads}
     for heading, column in (("tokens/s", "tokens_per_s"), ("out, ulps (kernel alone)", "out_error_ulps")):

@@ -21,17 +21,17 @@ import torch
 import torch.distributed as dist
 
 from bench.attention.watch import AttentionWatch
-from bench.common.statistics import ERROR_SHARE, Interval
-from bench.config import WhenTaken
+from bench.common.statistics import SIGNIFICANCE_LEVEL, Interval
+from bench.config import LeasePolicy
 from bench.measure.tap import CommunicationTap
 from bench.measure.timing.clock import StepClock
 from bench.measure.workloads.train import TrainWorkload
-from bench.measure.workloads.workload import Rank
+from bench.measure.workloads.workload import WorkloadRank
 from bench.ranks.groups import make_groups
 from bench.run.cell.launcher import Launcher
 from bench.run.node.lease import lease
 from bench.run.node.worker import join
-from bench.strategies import STRATEGIES, runnable
+from bench.strategies import STRATEGIES, load_strategy_class
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.data import InputDigest
 from tests.support.cells import make_cell
@@ -120,9 +120,9 @@ def compare(job, log, rounds):
     """Compare the steps on a rank; all ranks return the times of the slowest rank."""
     with log.run_phase("compare"):
         device, cell = join(job), job.cell
-        strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
+        strategy = load_strategy_class(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
         with strategy.install() as wiring:
-            steps = Steps(TrainWorkload(Rank(strategy, wiring, device, log.step)))
+            steps = Steps(TrainWorkload(WorkloadRank(strategy, wiring, device, log.step)))
             steps.round(0)  # includes one-time costs
             calls = {"bare": steps.calls(steps.bare), "timed": steps.calls(steps.timed)}
             logs = [steps.round(number) for number in range(rounds)]
@@ -150,7 +150,9 @@ def signed_rank(n):
     """
     pairs = n * (n + 1) / 2
     deviation = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
-    return max(0, math.floor(pairs / 2 - statistics.NormalDist().inv_cdf(1 - ERROR_SHARE / 2) * deviation))
+    return max(
+        0, math.floor(pairs / 2 - statistics.NormalDist().inv_cdf(1 - SIGNIFICANCE_LEVEL / 2) * deviation)
+    )
 
 
 def centre_interval(samples):
@@ -190,7 +192,7 @@ def main():
     from tests.benchmarks.overhead import compare as entry  # ranks cannot import it from `__main__`
 
     cell = make_cell(*sys.argv[1:], *CELL)
-    with lease((), WhenTaken.WAIT, print):
+    with lease((), LeasePolicy.WAIT, print):
         lines, missed = verdict(measure_overhead(cell, Launcher(), entry=entry))
     print(f"a step, {cell.strategy} ddp, {cell.seq_len} tokens, 2 CPU ranks, against a bare loop's")
     print(*lines, sep="\n")

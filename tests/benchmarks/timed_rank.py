@@ -3,10 +3,10 @@
 import time
 
 from bench.measure.workloads import workload_code
-from bench.measure.workloads.workload import Rank
+from bench.measure.workloads.workload import WorkloadRank
 from bench.ranks.groups import make_groups
 from bench.run.node.worker import join
-from bench.strategies import STRATEGIES, runnable
+from bench.strategies import STRATEGIES, load_strategy_class
 
 STEPS = 3
 
@@ -14,9 +14,9 @@ STEPS = 3
 def time_steps(job, log):
     """Return the main-thread CPU milliseconds of all full-length steps but the first, on a rank."""
     device, cell = join(job), job.cell
-    strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
+    strategy = load_strategy_class(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
     with strategy.install() as wiring:
-        workload = workload_code(cell.workload.name)(Rank(strategy, wiring, device, log.step))
+        workload = workload_code(cell.workload.name)(WorkloadRank(strategy, wiring, device, log.step))
         workload.short_step()
         times_ms = []
         for number in range(1 + STEPS):

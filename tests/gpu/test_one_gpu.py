@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from bench.common.environment import REPOSITORY, installed
+from bench.common.environment import REPOSITORY, installed_version
 from bench.cost.memory import memory_need
 from bench.measure.telemetry.rank import TelemetrySampler, open_nvml
 from bench.training.engines import ENGINE_FACTS
@@ -32,7 +32,7 @@ FIRST_LOSS = (2, 14)
 )
 def test_real_model_trains_at_8k_from_the_command_line(tmp_path, engine, checkpointing, strangers):
     package = ENGINE_FACTS[engine].package
-    if package and installed(package) is None:
+    if package and installed_version(package) is None:
         pytest.skip(f"engine={engine} needs the package {package}")
     total_bytes = torch.cuda.get_device_properties(0).total_memory
     if total_bytes < ENOUGH_BYTES:

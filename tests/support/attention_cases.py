@@ -14,8 +14,8 @@ from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
-from bench.strategies import STRATEGIES, runnable
-from bench.training.packing import drawn_documents
+from bench.strategies import STRATEGIES, load_strategy_class
+from bench.training.packing import random_documents
 from tests.support.cells import TWO_CORES, make_raw, variants, with_strategy, words_of_choices
 from tests.support.cuda.synchronisations import synchronisations
 
@@ -82,7 +82,7 @@ def check_cases(job, log):
         cell = Cell.from_flat(fields)
         with log.run_phase(f"{cell.strategy} {cell.layout} {cell.dtype}"):
             forget_kernel_of_ringmaster()
-            strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
+            strategy = load_strategy_class(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             outcomes.append(check_attention(strategy, device, causal=causal)[0])
             variant = cell.strategy, cell.layout, cell.options, cell.data.packs, causal
             if cell.cluster.world_size == max(WORLD_SIZES) and variant not in checked:
@@ -110,7 +110,7 @@ def waits_in_a_layer(strategy, device, causal):
     pieces = strategy.slices(inputs[0].shape[2])
     q, k, v, dout = (torch.cat([x[:, :, piece] for piece in pieces], dim=2) for x in inputs)
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    documents = drawn_documents(strategy.cell.batch, q.shape[2] * strategy.cell.sp_degree)
+    documents = random_documents(strategy.cell.batch, q.shape[2] * strategy.cell.sp_degree)
     packed = documents if strategy.cell.data.packs else None
     with strategy.use_documents(packed), synchronisations() as found:
         strategy.attention(*leaves, causal=causal).backward(dout)
@@ -135,7 +135,7 @@ def errors_of(launcher, folder, cases, entry=check_cases):
     return dict(zip(cases, json.loads((folder / "errors.json").read_text()), strict=True))
 
 
-def beyond_their_limits(errors):
+def errors_beyond_limits(errors):
     """Return the cases with an error beyond its limit, and their errors."""
     assert all({"out", "dq", "dk", "dv"} <= by_tensor.keys() for by_tensor in errors.values())
     return {

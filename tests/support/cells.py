@@ -8,11 +8,11 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from bench.common.environment import Machine, installed
+from bench.common.environment import Machine, installed_version
 from bench.measure import PASSES
 from bench.plan.planned import planned_cell
 from bench.request.choices import default_strategies, groups, read_option
-from bench.request.composition import composed
+from bench.request.composition import compose_words
 from bench.request.resolve import resolve
 from bench.run.cell.run import SharedSections, run
 from bench.strategies import STRATEGIES
@@ -30,7 +30,7 @@ TINY = (
 SHARE_EVERY_HEAD = ("deepspeed_fpdt", "ringmaster_ulysses", "yunchang_ulysses")
 """Strategies that repeat no KV head, so that a cell needs at least one KV head per rank."""
 
-_composed_once = cache(composed)
+_composed_once = cache(compose_words)
 
 
 @cache
@@ -149,7 +149,7 @@ def run_cell(launcher, cell, folder, entry=None, *, without=()):
     return record, Path(folder) / planned.folder_name
 
 
-def counted_and_computed(record):
+def counted_and_expected_bytes(record):
     """Return the counted bytes by purpose and rank, and those of the formula, without zeros."""
     ranks = record.config["cluster.world_size"]
     counted = record.engagement.sent_bytes
@@ -160,11 +160,13 @@ def counted_and_computed(record):
     )
 
 
-INSTALLED = [name for name, facts in STRATEGIES.items() if facts.package is None or installed(facts.package)]
+INSTALLED = [
+    name for name, facts in STRATEGIES.items() if facts.package is None or installed_version(facts.package)
+]
 """Strategies that can run here; the packages of some are optional and often not installed."""
 
 
-def see_what_is_installed_now(monkeypatch):
+def forget_installed_packages(monkeypatch):
     """Let this process look again for packages that have strategies; undone at the end of the test."""
     len(STRATEGIES)  # fills the caches that monkeypatch restores
     monkeypatch.delitem(vars(STRATEGIES), "_plugins")

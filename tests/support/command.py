@@ -18,7 +18,7 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 """Variables that make tests run on CPU ranks, also on a machine with GPUs."""
 
 
-def typed(folder, *words, **changed):
+def run_command(folder, *words, **changed):
     """Run the command in a new process with a new fork server; None removes a variable."""
     environment = {k: v for k, v in (os.environ | NO_GPU | changed).items() if v is not None}
     return subprocess.run(
@@ -26,7 +26,7 @@ def typed(folder, *words, **changed):
     )
 
 
-def typed_here(folder, *words, out=None, main=run_sweep.main, **changed):
+def run_command_here(folder, *words, out=None, main=run_sweep.main, **changed):
     """Run the command in this process, which has a warm fork server; return its output and exit code.
 
     `out` is a file that gets the output, `main` the function of another command.

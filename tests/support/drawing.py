@@ -5,8 +5,8 @@ import itertools
 import matplotlib as mpl
 from matplotlib.text import Text
 
-from analysis.cells.selection import for_figures
-from analysis.show.figures.figures import FIGURES, build
+from analysis.cells.selection import select_for_figures
+from analysis.show.figures.figures import FIGURES, draw_figure
 from analysis.show.figures.sheet import Heading
 from analysis.show.figures.style import RC
 
@@ -22,12 +22,12 @@ def axes_of(name, cells):
     return sheet_of(name, cells).axes
 
 
-def built(name, cells):
+def built_figure(name, cells):
     """Return a figure laid out as in a report."""
-    return build(name, for_figures(cells))
+    return draw_figure(name, select_for_figures(cells))
 
 
-def texts(figure):
+def texts_of(figure):
     """Return every text of a figure."""
     return [text.get_text() for text in figure.findobj(Text)]
 

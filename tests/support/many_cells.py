@@ -9,19 +9,19 @@ from bench.config import Cell
 from bench.measure.gradients import rank as gradients
 from bench.measure.tap import CommunicationTap
 from bench.measure.workloads import workload_code
-from bench.measure.workloads.workload import Rank
+from bench.measure.workloads.workload import WorkloadRank
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.request.legality import refusal
 from bench.run.node.worker import join
-from bench.strategies import STRATEGIES, runnable
+from bench.strategies import STRATEGIES, load_strategy_class
 
 CELLS = "cells.json"
 
 
 def write_gradients(job, log):
     """Write in a rank the loss, gradient norm and gradients of every cell, each into its own folder."""
-    for name, workload in built(job, log):
+    for name, workload in built_workloads(job, log):
         (job.folder / name).mkdir(exist_ok=True)
         gradients.write_gradients(workload.trainer, job.folder / name)
     return {}
@@ -30,7 +30,7 @@ def write_gradients(job, log):
 def watch_offloading(job, log):
     """Run in a rank a short step of every cell, and another step whose offloaded bytes are reported."""
     results = {}
-    for name, workload in built(job, log):
+    for name, workload in built_workloads(job, log):
         workload.short_step()
         offload = workload.activation_offload
         before = offload.packed_bytes if offload else 0
@@ -46,7 +46,7 @@ def look_inside(job, log, before=0):
     Run `before` steps first, from which engines learn their order.
     """
     results = {}
-    for name, workload in built(job, log):
+    for name, workload in built_workloads(job, log):
         for number in range(before):
             workload.step(number)
         watch = AttentionWatch()
@@ -58,15 +58,18 @@ def look_inside(job, log, before=0):
     return {"results": results}
 
 
-def built(job, log):
+def built_workloads(job, log):
     """Yield the name and the workload of every cell in the folder's list, built as `run_cell` does."""
     device = join(job)
     for name, fields in json.loads((job.folder / CELLS).read_text()).items():
         cell = Cell.from_flat(fields)
         with log.run_phase(f"{cell.strategy} {cell.layout} {cell.engine.name} {cell.dtype}"):
-            strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
+            strategy = load_strategy_class(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             with strategy.install() as wiring:
-                yield name, workload_code(cell.workload.name)(Rank(strategy, wiring, device, log.step))
+                yield (
+                    name,
+                    workload_code(cell.workload.name)(WorkloadRank(strategy, wiring, device, log.step)),
+                )
     finish_together(device)
 
 
@@ -100,7 +103,7 @@ def gradients_of(launcher, folder, cells):
     }
 
 
-def seen_inside(launcher, folder, cells, entry=look_inside):
+def results_of_cells(launcher, folder, cells, entry=look_inside):
     """Return the results of `entry` by rank for every cell, or the failures of ranks before it."""
     ran = run_together(launcher, folder, cells, entry)
     return {
@@ -122,7 +125,7 @@ def _read(path):
         return {name.removeprefix("module."): arrays[name] for name in arrays}
 
 
-def chosen(request, fixture, param):
+def selected_params(request, fixture, param):
     """Return the distinct values of `param` in the selected tests of this module that use `fixture`."""
     items = [item for item in request.session.items if item.path == request.path]
     return list(dict.fromkeys(item.callspec.params[param] for item in items if fixture in item.fixturenames))

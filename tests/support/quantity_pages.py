@@ -8,10 +8,10 @@ from msgspec import to_builtins
 
 from analysis.cells.cells import Cells
 from bench.cost.memory import memory_need
-from bench.extras.predict.predicted import prediction_of
+from bench.extras.predict.predicted_record import prediction_of
 from bench.run.cell.outcome import analytic
 from tests.support.cells import FOUR_H100, make_cell
-from tests.support.records import frame_of_records, make_record, make_timing, make_trace, of_attention
+from tests.support.records import frame_of_records, make_record, make_timing, make_trace, with_attention_calls
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "quantities"
@@ -72,7 +72,7 @@ def distinct_record():
         losses={"loss": [5.5, 5.0, 4.5]},
         telemetry={"power_w": [[400.0, 600.0] * 3, [410.0, 430.0] * 3, [300.0] * 7]},
     )
-    return of_attention(record, forward_ms=[[1.0, 2.0, 1.0], [2.5, 1.0, 1.5], [1.0, 1.0, 3.5]],
+    return with_attention_calls(record, forward_ms=[[1.0, 2.0, 1.0], [2.5, 1.0, 1.5], [1.0, 1.0, 3.5]],
                         backward_ms=[[3.0, 3.5, 3.0], [4.0, 2.0, 4.0], [1.0, 1.0, 1.0]])  # fmt: skip
 
 

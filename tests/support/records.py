@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from msgspec import convert, to_builtins
 
 from analysis.read.archive import read_archive
-from analysis.read.metrics import OF_RECORD
+from analysis.read.metrics import RECORD_METRICS
 from analysis.read.results import Results
 from bench.measure.check import Check
 from bench.record.record import SCHEMA_VERSION, Record
@@ -46,7 +46,7 @@ SHARED_GPU = {"cluster.ranks_per_gpu": 2}
 FAILED = {"timing": None, "memory": None, "trace": None, "losses": None, "engagement": None, "parity": None,
           "checks": None}  # fmt: skip
 ATTENTION_CHECKED = to_builtins(Check(what="attention", against="float64", tokens=512))
-STEPS_HELD = to_builtins(
+TRAINING_COMPARED = to_builtins(
     Check(
         what="training signal",
         against="another cell",
@@ -156,7 +156,7 @@ def make_record(*, config=None, **overrides):
         },
         "trace": make_trace(ranks),
         "failure": None,
-        "checks": [ATTENTION_CHECKED, STEPS_HELD],
+        "checks": [ATTENTION_CHECKED, TRAINING_COMPARED],
     }
     return whole(record | overrides)
 
@@ -241,7 +241,7 @@ def write_sweep(folder, records):
     return folder
 
 
-def of_attention(record, **calls):
+def with_attention_calls(record, **calls):
     """Return the record with a section of 3 attention calls on 2 ranks, which take 4 + 8 ms on one device."""
     section = {
         "forward_ms": [[1.0, 2.0, 1.0], [2.0, 1.0, 1.0]],
@@ -263,7 +263,7 @@ PEAKS = {"h100_80gb": 1e15}
 def metrics_of(record, peaks=PEAKS):
     """Return the record's metrics by name; None for a metric that it does not have."""
     results = Results(as_record(record), peaks)
-    return SimpleNamespace(**{metric.name: metric.from_record(results) for metric in OF_RECORD})
+    return SimpleNamespace(**{metric.name: metric.from_record(results) for metric in RECORD_METRICS})
 
 
 def frame_of_records(folder, records, peaks=PEAKS):

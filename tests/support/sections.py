@@ -9,7 +9,7 @@ from tests.support.records import write_sweep
 
 def findings_of(folder, records, peaks=None):
     """Return the findings of a report, without figures, on these records."""
-    return Findings.of(read_archive([write_sweep(folder, records)], peaks or {}))
+    return Findings.from_archive(read_archive([write_sweep(folder, records)], peaks or {}))
 
 
 def rows_by_heading(table, view):
@@ -21,4 +21,4 @@ def rows_by_heading(table, view):
 
 def rows_of(cells, view):
     """Return the rows of the table of these cells."""
-    return rows_by_heading(Table.of(columns_of(cells), named_rows(cells)), view)
+    return rows_by_heading(Table.from_items(columns_of(cells), named_rows(cells)), view)

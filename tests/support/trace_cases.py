@@ -13,9 +13,9 @@ from torch.profiler import profile
 from bench.attention.watch import AttentionWatch
 from bench.measure.hooks import method_spans
 from bench.measure.tap import CommunicationTap
-from bench.measure.trace import trace
+from bench.measure.trace import tracer as tracer_module
 from bench.measure.trace.section import RankTracedSteps
-from bench.measure.trace.trace import StepTracer, read_step
+from bench.measure.trace.tracer import StepTracer, read_step
 
 SLEEP_S = 0.4
 PROFILER_STARTS_LATE_S = 0.2
@@ -89,7 +89,7 @@ def trace_case(job, log):
     from bench.run.node.worker import join
 
     if job.folder.name == Case.pass_on_late.__name__:
-        trace.profile = LateProfiler
+        tracer_module.profile = LateProfiler
     device = join(job)
     case = Case(job.rank, AttentionWatch(), Optimizer())
     run_step = getattr(case, job.folder.name)

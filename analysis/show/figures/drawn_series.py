@@ -12,8 +12,8 @@ import pandas as pd
 from analysis.cells.cells import Cells
 from analysis.cells.series import Series
 from analysis.cells.statuses import shown_status
-from analysis.labels import n_label, status_label
-from analysis.read.metrics import text_of
+from analysis.labels import samples_label, status_label
+from analysis.read.metrics import metric_text
 from analysis.show.figures.sheet import Sheet
 from analysis.show.figures.style import MUTED_COLOR, dodge, plot_options
 from bench.common.labels import length_label
@@ -45,7 +45,9 @@ class DrawnColumn:
     """Column of a replayed cell's value with all of the link's time exposed."""
     unit: str = ""
     """Unit after the value, if the text of the column has none."""
-    samples: Callable[[Mapping[Any, Any]], str] = lambda cell: f"n={n_label(cell)}" if n_label(cell) else ""
+    samples: Callable[[Mapping[Any, Any]], str] = lambda cell: (
+        f"n={samples_label(cell)}" if samples_label(cell) else ""
+    )
     """Function that returns the number of samples of a cell as text."""
 
 
@@ -102,7 +104,7 @@ def _add_hover_points(sheet: Sheet, cells: Cells, line: LinePoints, quantity: Dr
 
 def point_text(name: str, cell: Mapping[Any, Any], quantity: DrawnColumn) -> str:
     """Return `ulysses, 8k: 81,920 tokens/s, 95 % interval 80,100 to 83,000, n=12, ok`."""
-    value = " ".join(filter(None, [text_of(cell, quantity.column), quantity.unit]))
+    value = " ".join(filter(None, [metric_text(cell, quantity.column), quantity.unit]))
     parts = [value, _range_text(cell, quantity), quantity.samples(cell), status_label(shown_status(cell))]
     return f"{name}, {length_label(int(cell['seq_len']))}: {', '.join(filter(None, parts))}"
 
@@ -115,7 +117,7 @@ def _range_text(cell: Mapping[Any, Any], quantity: DrawnColumn) -> str:
         noun, low, high = LINK_RANGE, quantity.with_link, quantity.column
     if low is None or high is None or pd.isna(cell[low]) or pd.isna(cell[high]):
         return ""
-    return f"{noun} {text_of(cell, low)} to {text_of(cell, high)}"
+    return f"{noun} {metric_text(cell, low)} to {metric_text(cell, high)}"
 
 
 def _error_bars(rows: pd.DataFrame, quantity: DrawnColumn) -> list[pd.Series[float]] | None:

@@ -14,9 +14,9 @@ from analysis.cells.cells import Cells
 from analysis.cells.series import Series
 from analysis.cells.statuses import (
     EXCLUDED,
-    NO_SPARE,
     NOT_KNOWN,
     PREDICTED,
+    REPLAY_UNDECIDED,
     RUNS_OUT,
     UNDECIDED,
     shown_statuses,
@@ -34,7 +34,8 @@ from analysis.show.figures.sheet import (
 from analysis.show.figures.style import LENGTH, MUTED_COLOR, XScale, style_x_axis, x_limits
 
 GLYPHS: Mapping[str, str] = {
-    "out_of_memory": "x", RUNS_OUT: "x", UNDECIDED: "$?$", NO_SPARE: "$?$", EXCLUDED: "o", NOT_KNOWN: "o",
+    "out_of_memory": "x", RUNS_OUT: "x", UNDECIDED: "$?$", REPLAY_UNDECIDED: "$?$",
+    EXCLUDED: "o", NOT_KNOWN: "o",
 }  # fmt: skip
 OTHER_GLYPH = "*"
 LINE_INCHES = 0.16
@@ -70,7 +71,7 @@ class FailureMark:
     @property
     def label(self) -> str:
         """Name and status, `ring: out of memory`."""
-        has_label = self.status.startswith(PREDICTED) or self.status == NO_SPARE
+        has_label = self.status.startswith(PREDICTED) or self.status == REPLAY_UNDECIDED
         text = status_label(self.status) if has_label else self.status.replace("_", " ")
         return f"{self.name}: {text}" if self.name else text
 

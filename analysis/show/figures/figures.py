@@ -16,8 +16,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from analysis.cells.capacity import capacities_of
 from analysis.cells.cells import Cells
-from analysis.cells.equivalence import Comparison
-from analysis.cells.parts import SPLIT
+from analysis.cells.equivalence import LossComparison
+from analysis.cells.parts import HAS_PARTS_COLUMN
 from analysis.cells.selection import Selection
 from analysis.cells.statuses import excluded_statuses, undecided_statuses
 from analysis.labels import bytes_label, count_label
@@ -67,7 +67,7 @@ class FigureSpec:
     statuses: Callable[[pd.DataFrame], pd.Series[str]] | None = None
     """Function that returns the statuses by which cells are marked; None for their own statuses."""
 
-    def reading_of(self, cells: Cells) -> str:
+    def caption_for(self, cells: Cells) -> str:
         """Return the caption for these cells."""
         captions = ((self.of_replayed, cells.are_replayed), (self.of_predicted, cells.are_predicted))
         special = [caption for caption, rows in captions if caption and rows.any()]
@@ -240,7 +240,7 @@ FIGURES: Mapping[str, FigureSpec] = {
         "Parts of a step", "",
         "Parts of the traced step as shares, on the rank that attention kept busiest. Every instant counts"
         " once: as compute, else as exposed communication, else as idle. Marks below the bars: series",
-        needs=SPLIT, make=step_parts_sheet,
+        needs=HAS_PARTS_COLUMN, make=step_parts_sheet,
         of_predicted="Predicted: parts of the expected step as shares, on the rank with most work",
     ),
     "scaling": FigureSpec(
@@ -271,7 +271,7 @@ def figures_for(cells: Cells) -> list[str]:
     return names or [*FIGURES][: min(len(cells), 1)]
 
 
-def build(name: str, selected: Selection) -> Sheet:
+def draw_figure(name: str, selected: Selection) -> Sheet:
     """Return the complete figure of this name in FIGURES."""
     spec, cells = FIGURES[name], selected.cells
     caveats = [cells.banner, SELECTED if selected.note else None]
@@ -281,10 +281,12 @@ def build(name: str, selected: Selection) -> Sheet:
 
 def write_figure(name: str, selected: Selection, folder: Path) -> FigureFile:
     """Write a figure as PNG and SVG into the folder, and return it for the page."""
-    return save_figure(build(name, selected), folder / name, FIGURES[name].reading_of(selected.cells))
+    return save_figure(draw_figure(name, selected), folder / name, FIGURES[name].caption_for(selected.cells))
 
 
-def write_figures(selected: Selection, folder: Path, compared: Sequence[Comparison] = ()) -> list[FigureFile]:
+def write_figures(
+    selected: Selection, folder: Path, compared: Sequence[LossComparison] = ()
+) -> list[FigureFile]:
     """Write every figure of these cells and return them, figures of compared trainings first."""
     folder.mkdir(exist_ok=True)
     losses = write_equivalence(compared, folder, selected.cells.banner)

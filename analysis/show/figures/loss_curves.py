@@ -14,13 +14,13 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from analysis.cells.equivalence import Compared, Comparison, Training
+from analysis.cells.equivalence import ComparedTraining, LossComparison, Training
 from analysis.cells.series import styles_of
 from analysis.show.figures.sheet import Heading, Sheet, complete_sheet, new_sheet, save_figure
 from analysis.show.figures.style import MUTED_COLOR, plot_options
 from analysis.show.section import FigureFile
 from bench.record.record import Role
-from bench.record.trajectory_noise import NAMES, units
+from bench.record.trajectory_noise import SIGNAL_NAMES, units
 from bench.strategies.plot_style import PlotStyle
 
 PANEL_INCHES = (1.9, 1.7, 1.7)
@@ -47,31 +47,31 @@ class TrainingCurve:
 
 
 def write_equivalence(
-    comparisons: Sequence[Comparison], folder: Path, banner: str | None
+    comparisons: Sequence[LossComparison], folder: Path, banner: str | None
 ) -> list[FigureFile]:
     """Write a figure for each comparison as PNG and SVG into the folder, and return them for the page."""
     return [
         save_figure(
             complete_sheet(partial(_sheet, comparison, banner)),
-            folder / name_of(comparison),
+            folder / figure_name(comparison),
             _caption(comparison),
         )
         for comparison in comparisons
     ]
 
 
-def _caption(comparison: Comparison) -> str:
+def _caption(comparison: LossComparison) -> str:
     if len(comparison.seeds) == 1:
         return CAPTION.format(of_seed="", over_seeds="")
     return CAPTION.format(of_seed=", for the first seed", over_seeds=", root mean square over the seeds")
 
 
-def name_of(comparison: Comparison) -> str:
+def figure_name(comparison: LossComparison) -> str:
     """Return the name of the figure's files, such as `loss_equivalence_1k_qwen3_nano_fp32_zero3_adamw`."""
     return "loss_equivalence_" + re.sub(r"[^\w.=-]+", "_", comparison.name)
 
 
-def _sheet(comparison: Comparison, banner: str | None) -> Sheet:
+def _sheet(comparison: LossComparison, banner: str | None) -> Sheet:
     sheet = new_sheet(Heading(TITLE, f"{_machine(comparison)}: {comparison.name}", banner), PANEL_INCHES)
     losses, loss_distances, norm_distances = sheet.panels
     curves = [*_curves(comparison)]
@@ -90,7 +90,7 @@ def _sheet(comparison: Comparison, banner: str | None) -> Sheet:
     return sheet
 
 
-def _curves(comparison: Comparison) -> Iterator[TrainingCurve]:
+def _curves(comparison: LossComparison) -> Iterator[TrainingCurve]:
     """Yield the reference, then the trainings in the order of the comparison."""
     styles = styles_of(str(row.training.setting("strategy")) for row in comparison.rows)
     plain = {"color": "black", "linewidth": 2.6, "alpha": 0.4}
@@ -106,13 +106,13 @@ def _curves(comparison: Comparison) -> Iterator[TrainingCurve]:
         yield TrainingCurve(row.trainings[0].loss, label, options, _distances(comparison, row))
 
 
-def _machine(comparison: Comparison) -> str:
+def _machine(comparison: LossComparison) -> str:
     """Return provenance and device, `measured, AMD EPYC`."""
     record = comparison.reference.record
     return ", ".join(filter(None, (record.provenance, record.environment.device_name)))
 
 
-def _distances(comparison: Comparison, row: Compared) -> dict[str, list[float]]:
+def _distances(comparison: LossComparison, row: ComparedTraining) -> dict[str, list[float]]:
     """Return the distance from the mean of the equivalent trainings by signal and step.
 
     The distance of the gradient norm is relative. For several seeds it is the root mean square.
@@ -131,7 +131,7 @@ def _distances(comparison: Comparison, row: Compared) -> dict[str, list[float]]:
     return _root_mean_square(distances)
 
 
-def _floor_by_step(comparison: Comparison) -> dict[str, list[float]]:
+def _floor_by_step(comparison: LossComparison) -> dict[str, list[float]]:
     """Return the distances, as `_distances` does, of a training that is at the noise floor in every step."""
     floor, distances = comparison.floor(), []
     for seed in comparison.seeds:
@@ -145,7 +145,7 @@ def _floor_by_step(comparison: Comparison) -> dict[str, list[float]]:
 def _root_mean_square(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
     """Return the root mean square over seeds, by signal and step."""
     means = {}
-    for name in NAMES:
+    for name in SIGNAL_NAMES:
         steps = zip(*(seed[name] for seed in seeds), strict=False)
         means[name] = [statistics.fmean(value * value for value in step) ** 0.5 for step in steps]
     return means

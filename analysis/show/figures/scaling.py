@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pandas as pd
 
 from analysis.cells.cells import Cells
-from analysis.cells.comparison import BASE, within_strategy, work_keys
+from analysis.cells.comparison import BASE_STRATEGY, within_strategy, work_keys
 from analysis.cells.series import Series, styles_of, variant
 from analysis.labels import SHARED_CORES, count_label
-from analysis.read.metrics import text_of
+from analysis.read.metrics import metric_text
 from analysis.show.figures.drawn_series import line_points
 from analysis.show.figures.failures import failure_marks, sheet_against
 from analysis.show.figures.sheet import Heading, Sheet
@@ -41,7 +41,7 @@ def scaling_sheet(cells: Cells, heading: Heading) -> Sheet:
             if pd.notna(cell[EFFICIENCY]):
                 count = count_label(int(cell[RANKS.column]), "rank")
                 base = f"{cell['scaling_base_strategy']} on {int(cell['scaling_base_ranks'])}"
-                efficiency = text_of(cell, EFFICIENCY)
+                efficiency = metric_text(cell, EFFICIENCY)
                 text = f"{line.series.label}, {count}: {efficiency} of the rate per rank of {base}"
                 sheet.add_hover_point(place, cell[EFFICIENCY], text)
     scale_y(sheet.axes, pd.concat([shown.frame[EFFICIENCY], pd.Series([1.0])]))
@@ -56,14 +56,14 @@ def scaling_cells(cells: Cells) -> tuple[Cells, list[str]]:
     If there are more than MAX_LINES lines, only the longest lengths are returned.
     """
     group = within_strategy(cells.frame, cells.work)
-    shown = cells.part(cells.frame[EFFICIENCY].notna().groupby(group).transform("any"))
+    shown = cells.select(cells.frame[EFFICIENCY].notna().groupby(group).transform("any"))
     seq_len = shown.frame["seq_len"]
     lines = group[shown.frame.index].groupby(seq_len).nunique().sort_index(ascending=False)
     left_out = lines.index[1:][lines.cumsum()[1:] > MAX_LINES]
     remarks = [BASES, *([SHARED_CORES] if cells.is_cpu else [])]
     if len(left_out):
         remarks.append(f"Left out: {count_label(len(left_out), 'other length')} (in summary.csv)")
-    return shown.part(~seq_len.isin(left_out)), remarks
+    return shown.select(~seq_len.isin(left_out)), remarks
 
 
 def scaling_series(cells: pd.DataFrame) -> Iterator[Series]:
@@ -74,7 +74,7 @@ def scaling_series(cells: pd.DataFrame) -> Iterator[Series]:
     keys = _distinguishing_work_keys(cells)
     kinds = cells.groupby(["seq_len", *keys], dropna=False, sort=True).ngroup()
     styles = styles_of(cells["strategy"].unique())
-    for strategy in sorted(styles, key=lambda name: (name != BASE, name)):
+    for strategy in sorted(styles, key=lambda name: (name != BASE_STRATEGY, name)):
         own = cells[cells["strategy"] == strategy]
         for number, rows in own.groupby(kinds, sort=True):
             first = rows.iloc[0]

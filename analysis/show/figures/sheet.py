@@ -23,7 +23,7 @@ from matplotlib.textpath import TextPath
 
 from analysis.show.figures.style import BANNER_COLOR, MUTED_COLOR, RC
 from analysis.show.section import FigureFile
-from bench.record.store import write_whole
+from bench.record.store import write_atomically
 
 WIDTH_INCHES = 4.4
 """Width of a figure: a page of 390 px shows 9 pt as 10 px; in a paper it is one and a half columns wide."""
@@ -85,7 +85,7 @@ class Sheet:
     """Height of each row of panels."""
     heading: Heading
     columns: int = 1
-    spots: list[HoverArea] = field(default_factory=list)
+    hover_areas: list[HoverArea] = field(default_factory=list)
     """Areas that show a value on hover."""
     remarks: list[str] = field(default_factory=list)
     """Sentences about these cells for the end of the caption."""
@@ -98,7 +98,7 @@ class Sheet:
 
     def add_hover_point(self, x: float, y: float, text: str) -> None:
         """Show a text when the pointer is on this point of the lowest panel."""
-        self.spots.append(HoverArea(self.axes, (x, x), (y, y), text))
+        self.hover_areas.append(HoverArea(self.axes, (x, x), (y, y), text))
 
 
 def new_sheet(heading: Heading, inches: Sequence[float] = (AXES_INCHES,), columns: int = 1) -> Sheet:
@@ -224,9 +224,9 @@ def save_figure(sheet: Sheet, path: Path, caption: str) -> FigureFile:
     # savefig would draw the figure twice, the first time only to lay it out
     sheet.figure.canvas.print_png(buffer, metadata={"Software": None})  # type: ignore[attr-defined]
     svg = _svg_text(sheet.figure)
-    write_whole(path.with_name(f"{path.name}.png"), buffer.getvalue())
-    write_whole(path.with_name(f"{path.name}.svg"), svg.encode())
-    element = inline_svg(svg, path.name, _hover_rectangles(sheet.spots, sheet.figure), text)
+    write_atomically(path.with_name(f"{path.name}.png"), buffer.getvalue())
+    write_atomically(path.with_name(f"{path.name}.svg"), svg.encode())
+    element = inline_svg(svg, path.name, _hover_rectangles(sheet.hover_areas, sheet.figure), text)
     return FigureFile(path.name, sheet.heading.title, text, element)
 
 

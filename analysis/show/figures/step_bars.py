@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from analysis.cells.cells import Cells
-from analysis.cells.parts import SPLIT, part_text, parts_of, step_ms
+from analysis.cells.parts import HAS_PARTS_COLUMN, part_text, parts_of, step_ms
 from analysis.cells.statuses import excluded_statuses
 from analysis.read.step_parts import BEYOND_IDEAL
 from analysis.show.figures.failures import failure_marks, sheet_against
@@ -32,7 +32,9 @@ def step_parts_sheet(cells: Cells, heading: Heading) -> Sheet:
     scale = replace(LENGTH, label=lambda place: length_label(lengths[place.bit_length() - 1]))
     marks = [
         replace(mark, places=tuple(places[length] for length in mark.places))
-        for mark in failure_marks(cells.with_statuses(excluded_statuses(cells.frame, SPLIT)).series)
+        for mark in failure_marks(
+            cells.with_statuses(excluded_statuses(cells.frame, HAS_PARTS_COLUMN)).series
+        )
     ]
     label = f"share of the {'expected' if cells.is_all_predicted else 'traced'} step"
     sheet = sheet_against(scale, [*places.values()], heading, marks, label)
@@ -41,10 +43,10 @@ def step_parts_sheet(cells: Cells, heading: Heading) -> Sheet:
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes.yaxis.set_major_formatter(PERCENT)
     axes.grid(visible=False, axis="x")
-    drawn = [series for series in cells.series if series.rows[SPLIT].notna().any()]
+    drawn = [series for series in cells.series if series.rows[HAS_PARTS_COLUMN].notna().any()]
     width, left = BARS_SHARE / len(drawn), MAX_BARS
     for number, series in enumerate(drawn):
-        rows = series.rows[series.rows[SPLIT].notna()].head(left)
+        rows = series.rows[series.rows[HAS_PARTS_COLUMN].notna()].head(left)
         if rows.empty:
             break
         left -= len(rows)
@@ -56,7 +58,7 @@ def step_parts_sheet(cells: Cells, heading: Heading) -> Sheet:
             _draw_bar(sheet, series.label, cell, ends)
     if cells.frame[BEYOND_IDEAL].gt(0).any():
         sheet.remarks.append(IDEAL_REMARK)
-    if cells.frame[SPLIT].notna().sum() > MAX_BARS:
+    if cells.frame[HAS_PARTS_COLUMN].notna().sum() > MAX_BARS:
         sheet.remarks.append(f"Left out: cells after the first {MAX_BARS}")
     return sheet
 
@@ -71,5 +73,5 @@ def _draw_bar(sheet: Sheet, label: str, cell: Mapping[Any, Any], ends: tuple[flo
             hatch=part.hatch, edgecolor="white", linewidth=0,
         )  # fmt: skip
         text = f"{label}, {length_label(int(cell['seq_len']))}: {part_text(part.label, ms, cell)}"
-        sheet.spots.append(HoverArea(sheet.axes, ends, (bottom, bottom + share), text))
+        sheet.hover_areas.append(HoverArea(sheet.axes, ends, (bottom, bottom + share), text))
         bottom += share

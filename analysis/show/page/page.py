@@ -12,7 +12,7 @@ from jinja2 import Environment as Templates
 from jinja2 import PackageLoader, StrictUndefined
 from msgspec import to_builtins
 
-from analysis.cells.summary import CELL
+from analysis.cells.summary import CELL_KEY
 from analysis.labels import count_label, more_label
 from analysis.read.hardware import node_links
 from analysis.read.views import View
@@ -74,7 +74,7 @@ def render(findings: Findings, sections: Sequence[Section]) -> str:
         answers=[section for section in generic if section.answers],
         others=[section for section in generic if not section.answers],
         view=View.PAGE,
-        shared=[(key, value_text(value)) for key, value in archive.shared.items()],
+        shared=[(key, value_text(value)) for key, value in archive.shared_settings.items()],
         environment=environment_facts(archive.environments),
     )
 
@@ -114,7 +114,9 @@ def _shown_cells(findings: Findings) -> list[ShownCell]:
                     for column, text in texts.items()
                     if text and View.DETAILS in column.views
                 ],
-                settings=[(key, value_text(value)) for key, value in settings if key not in archive.shared],
+                settings=[
+                    (key, value_text(value)) for key, value in settings if key not in archive.shared_settings
+                ],
                 records=[record_details(record, links) for record in records],
             )
         )
@@ -137,7 +139,7 @@ def _record_rows(frame: pd.DataFrame, shown: pd.DataFrame) -> dict[tuple[str, ..
 
 def _identities(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     """Yield the values that identify the cell of every row: id, provenance, machine and software."""
-    columns = (frame[key].fillna("").tolist() for key in CELL)
+    columns = (frame[key].fillna("").tolist() for key in CELL_KEY)
     return zip(*columns, strict=True)
 
 

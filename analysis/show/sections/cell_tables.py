@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.answers.provenance import prediction_lines
 from analysis.cells.prediction_errors import FIT_OUTCOME, PREDICTION_COLUMNS
-from analysis.read.metrics import text_of
+from analysis.read.metrics import metric_text
 from analysis.show.columns import (
     LENGTH,
     RANKS,
@@ -44,12 +44,12 @@ def cells_section(findings: Findings) -> Section:
     )
 
 
-def attention(findings: Findings) -> Section | None:
+def attention_section(findings: Findings) -> Section | None:
     """Return the table of the cells that run attention alone."""
     rows = [cell for cell in findings.shown_rows if pd.notna(cell["attention_forward_ms"])]
     if not rows:
         return None
-    table = Table.of(ATTENTION_COLUMNS, rows)
+    table = Table.from_items(ATTENTION_COLUMNS, rows)
     return Section("Attention alone", (), table, ATTENTION_READING, prints_table=True)
 
 
@@ -58,13 +58,13 @@ def predictions_section(findings: Findings) -> Section | None:
     rows = [cell for cell in findings.shown_rows if any(pd.notna(cell[key]) for key in PREDICTION_COLUMNS)]
     if not rows:
         return None
-    lines, table = prediction_lines(findings.cells), Table.of(PREDICTED_COLUMNS, rows)
+    lines, table = prediction_lines(findings.cells), Table.from_items(PREDICTED_COLUMNS, rows)
     return Section("Predicted next to measured", lines, table, PREDICTION_READING, prints_lines=True)
 
 
 def _efficiency_text(cell: CellRow) -> str:
     """Return the parallel efficiency of attention; for a replay, which has no link, an upper bound."""
-    text = text_of(cell, "attention_of_one_device")
+    text = metric_text(cell, "attention_of_one_device")
     return f"at most {text}" if text and is_replayed(cell) else text
 
 
@@ -78,7 +78,7 @@ def _fit_text(cell: CellRow) -> str:
 
 
 def _metric_column(name: str, heading: str, short: str | None = None) -> Column:
-    return Column(heading, lambda cell: text_of(cell, name), short, sorted_by=name)
+    return Column(heading, lambda cell: metric_text(cell, name), short, sorted_by=name)
 
 
 def _error_column(tensor: str) -> Column:
@@ -86,7 +86,7 @@ def _error_column(tensor: str) -> Column:
     name = f"{tensor}_error_ulps"
 
     def text(cell: CellRow) -> str:
-        error, control = text_of(cell, name), text_of(cell, f"control_{name}")
+        error, control = metric_text(cell, name), metric_text(cell, f"control_{name}")
         return f"{error} ({control})" if control else error
 
     return Column(f"{tensor}, ulps (kernel alone)", text, f"{tensor} ulps", sorted_by=name)

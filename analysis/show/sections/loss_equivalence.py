@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.answers.loss_agreement import FLOOR_READING, equivalence_line, is_as_expected
-from analysis.cells.equivalence import Compared, Comparison
+from analysis.cells.equivalence import ComparedTraining, LossComparison
 from analysis.show.findings import Findings
 from analysis.show.section import Column, Section, Table
 from bench.record.record import Role
@@ -31,7 +31,7 @@ def loss_equivalence_section(findings: Findings) -> Section | None:
     """Return a table for each comparison, then the published differences."""
     if not findings.comparisons:
         return None
-    published = Table.of(PUBLISHED_COLUMNS, PUBLISHED)
+    published = Table.from_items(PUBLISHED_COLUMNS, PUBLISHED)
     parts = [
         *map(_comparison_part, findings.comparisons),
         Section("Published loss differences", (), published, f"{READING} Published: {POST}."),
@@ -39,17 +39,17 @@ def loss_equivalence_section(findings: Findings) -> Section | None:
     return Section("Loss equivalence", parts=parts, prints_lines=True, answers=True)
 
 
-def _comparison_part(comparison: Comparison) -> Section:
+def _comparison_part(comparison: LossComparison) -> Section:
     """Return the table of a comparison, with its sentence unless the answer already has it."""
     lines = [equivalence_line(comparison)] if is_as_expected(comparison) else []
-    return Section(comparison.name, lines, Table.of(COLUMNS, comparison.rows))
+    return Section(comparison.name, lines, Table.from_items(COLUMNS, comparison.rows))
 
 
-def _logged_distance(row: Compared) -> str:
+def _logged_distance(row: ComparedTraining) -> str:
     return "" if row.logged is None else f"{row.logged[0]:.1e} / {row.logged[1]:.1e}"
 
 
-def _outcome(row: Compared) -> str:
+def _outcome(row: ComparedTraining) -> str:
     if row.training.role == Role.INJECTED_FAULT:
         return "not found" if row.is_within else "found"
     return "equivalent" if row.is_within else "different"

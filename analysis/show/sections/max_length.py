@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.answers.next_steps import MAX_LENGTH
+from analysis.answers.next_steps import MAX_LENGTH_EXPERIMENT
 from analysis.cells.capacity import capacity_label
 from analysis.cells.series import Series
 from analysis.cells.statuses import shown_status
 from analysis.labels import percent_label, status_label
-from analysis.read.metrics import text_of
+from analysis.read.metrics import metric_text
 from analysis.read.views import View
 from analysis.show.columns import CellRow, speed_text
 from analysis.show.findings import Findings
@@ -41,11 +41,11 @@ class LongestLength:
 
 def max_length_section(findings: Findings) -> Section | None:
     """Return the table of longest lengths, with a sentence for every search without a clear answer."""
-    is_searched = findings.cells.frame["experiment"].eq(MAX_LENGTH)
+    is_searched = findings.cells.frame["experiment"].eq(MAX_LENGTH_EXPERIMENT)
     if not is_searched.any():
         return None
-    lengths = [*map(_longest_length, findings.cells.part(is_searched).series)]
-    title, table = "The longest sequence that trains", Table.of(COLUMNS, lengths)
+    lengths = [*map(_longest_length, findings.cells.select(is_searched).series)]
+    title, table = "The longest sequence that trains", Table.from_items(COLUMNS, lengths)
     lines = [line for length in lengths for line in _doubts(length)]
     return Section(title, lines, table, READING, prints_lines=True, prints_table=True, answers=True)
 
@@ -109,7 +109,7 @@ COLUMNS = (
     ),
     Column(
         "peak at the longest",
-        lambda series: text_of(series.longest, "peak_allocated_bytes") if series.longest else "",
+        lambda series: metric_text(series.longest, "peak_allocated_bytes") if series.longest else "",
         "peak",
         sorted_by="peak_allocated_bytes",
     ),

@@ -37,7 +37,7 @@ class ProbedPart:
         return str(self.record.config[key])
 
 
-def probe(findings: Findings) -> Section | None:
+def probe_section(findings: Findings) -> Section | None:
     """Return the table of the probed parts of all cells."""
     frame = findings.archive.frame
     records = map(findings.archive.record, frame.index[frame["experiment"].eq(EXPERIMENT)])
@@ -45,7 +45,7 @@ def probe(findings: Findings) -> Section | None:
     rows = [ProbedPart(record, section, kind) for record, section in probed for kind in section.moved]
     if not rows:
         return None
-    table = Table.of(COLUMNS, rows, DISPENSABLE)
+    table = Table.from_items(COLUMNS, rows, DISPENSABLE)
     return Section("Leak probe", (), table, READING, prints_table=True, answers=True)
 
 

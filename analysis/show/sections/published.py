@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.cells.statuses import NO_SPARE, shown_status
+from analysis.cells.statuses import REPLAY_UNDECIDED, shown_status
 from analysis.labels import number_label, status_label
 from analysis.read.hardware import device_names
-from analysis.read.metrics import text_of
+from analysis.read.metrics import metric_text
 from analysis.show.columns import (
     LENGTH,
     NAME,
@@ -29,7 +29,7 @@ from analysis.show.columns import (
 from analysis.show.findings import Findings
 from analysis.show.section import Column, Section, Table
 from bench.common.labels import GIB, LENGTH_UNITS
-from bench.config import NO_MISTAKE
+from bench.config import NO_FAULT
 from bench.record.record import Provenance, Status
 
 POST = "huggingface/blog, ulysses-sp.md"
@@ -53,7 +53,7 @@ SETTINGS: Mapping[str, str | int | bool] = {
 The trainer, the kernel and the place of the optimizer may differ; a row names those that do.
 """
 USUAL: Mapping[str, str | int] = {
-    "inject_fault": NO_MISTAKE,
+    "inject_fault": NO_FAULT,
     "cluster.ranks_per_gpu": 1,
     "cluster.memory_limit_gib": 0,
     "engine.leaf": "none",
@@ -113,8 +113,8 @@ class PublishedNumbers:
         status = shown_status(row)
         if row["provenance"] == Provenance.PREDICTED:
             return "predicted"
-        if isinf(number) and status in (NO_SPARE, Status.OK):
-            return UNDECIDED if status == NO_SPARE else "ran where the source ran out of memory"
+        if isinf(number) and status in (REPLAY_UNDECIDED, Status.OK):
+            return UNDECIDED if status == REPLAY_UNDECIDED else "ran where the source ran out of memory"
         if status == Status.OUT_OF_MEMORY:
             return "out of memory as published" if isinf(number) else "out of memory where the source ran"
         if isinf(number) or not bounds:
@@ -237,7 +237,9 @@ def published_memory_section(findings: Findings) -> Section | None:
     """Return peaks compared with the post, and the slopes of peak memory by length."""
     rows = [row for row in findings.shown_rows if row["experiment"] == "published_memory"]
     reading = f"{MEMORY} {_reading(PEAKS_GB, 'more or less memory')}"
-    return _section("Published memory", _slopes(rows), Table.of(MEMORY_COLUMNS, rows, DISPENSABLE), reading)
+    return _section(
+        "Published memory", _slopes(rows), Table.from_items(MEMORY_COLUMNS, rows, DISPENSABLE), reading
+    )
 
 
 def published_throughput_section(findings: Findings) -> Section | None:
@@ -256,7 +258,7 @@ def published_throughput_section(findings: Findings) -> Section | None:
         *(Column(revision.name, revision.comparison, is_words=True) for revision in REVISIONS),
     )
     reading = f"{THROUGHPUT} {_reading(REVISIONS[0], 'faster or slower')}"
-    return _section("Published throughput", (), Table.of(columns, rows, DISPENSABLE), reading)
+    return _section("Published throughput", (), Table.from_items(columns, rows, DISPENSABLE), reading)
 
 
 def _section(title: str, lines: Sequence[str], table: Table, reading: str) -> Section | None:
@@ -276,7 +278,9 @@ def _base_key(row: CellRow) -> tuple[object, ...]:
 
 def _device_text(row: CellRow) -> str:
     """Return the memory used on the device, or the predicted need of a rank."""
-    return predicted_band(row, "needed{}_bytes") if is_predicted(row) else text_of(row, "device_used_bytes")
+    return (
+        predicted_band(row, "needed{}_bytes") if is_predicted(row) else metric_text(row, "device_used_bytes")
+    )
 
 
 def _slopes(rows: Sequence[CellRow]) -> list[str]:

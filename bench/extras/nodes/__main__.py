@@ -14,9 +14,9 @@ from pathlib import Path
 from msgspec import to_builtins
 
 from bench.common.command import outlive_readers
-from bench.common.environment import describe
+from bench.common.environment import describe_environment
 from bench.common.nvml import visible_uuids
-from bench.config import LEASES, ConfigError, ExitCode, WhenTaken
+from bench.config import LEASE_POLICIES, ConfigError, ExitCode, LeasePolicy
 from bench.extras.nodes.agent import Agent, keep_store
 from bench.extras.nodes.interface import interface_of
 from bench.extras.nodes.link import Hello, LinkLostError, MessageLink, ToAgent, key_from_environment
@@ -38,12 +38,12 @@ def main() -> int:
     parser.add_argument("launcher", metavar="ADDRESS:PORT", help="address of the launcher, as it printed it")
     parser.add_argument(
         "--lease",
-        choices=LEASES,
-        default=WhenTaken.WAIT.value,
+        choices=LEASE_POLICIES,
+        default=LeasePolicy.WAIT.value,
         help="if another sweep uses these devices: wait, refuse, or (none) run at the same time",
     )
     arguments = parser.parse_args()
-    when_taken, say = WhenTaken(arguments.lease), partial(print, flush=True)
+    when_taken, say = LeasePolicy(arguments.lease), partial(print, flush=True)
     try:
         address, key = _address(arguments.launcher), key_from_environment()
         with lease(visible_uuids(), when_taken, say, folder=Path.cwd()):
@@ -69,7 +69,7 @@ def serve(host: str, port: int, key: bytes) -> ExitCode:
     import torch  # noqa: F401  the store needs it
 
     node.import_all()
-    environment = to_builtins(describe({}))
+    environment = to_builtins(describe_environment({}))
     link = MessageLink(_connect(host, port), key, ToAgent, is_launcher=False)
     node.interface = interface_of(link.address)
     store = keep_store(link.address)

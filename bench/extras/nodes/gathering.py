@@ -14,8 +14,8 @@ from typing import Any
 from msgspec import to_builtins
 
 from bench.common.command import tool_words
-from bench.common.environment import describe
-from bench.config import ConfigError, WhenTaken
+from bench.common.environment import describe_environment
+from bench.config import ConfigError, LeasePolicy
 from bench.extras.nodes.interface import family_of
 from bench.extras.nodes.link import KEY, Hello, Leave, LinkLostError, MessageLink, ToLauncher
 from bench.extras.nodes.remote import RemoteNode
@@ -30,7 +30,7 @@ class Gathering(AbstractContextManager["Gathering"]):
     """Listens for agents, and has a node for every agent that was admitted."""
 
     def __init__(
-        self, address: str, port: int, key: bytes | None = None, lease: WhenTaken = WhenTaken.WAIT
+        self, address: str, port: int, key: bytes | None = None, lease: LeasePolicy = LeasePolicy.WAIT
     ) -> None:
         """Listen for agents.
 
@@ -74,7 +74,7 @@ class Gathering(AbstractContextManager["Gathering"]):
     @property
     def arguments(self) -> list[str]:
         """Command-line arguments of an agent: the address of the launcher, and its `--lease`."""
-        lease = [] if self._lease is WhenTaken.WAIT else [f"--lease={self._lease}"]
+        lease = [] if self._lease is LeasePolicy.WAIT else [f"--lease={self._lease}"]
         return [f"{self.address}:{self.port}", *lease]
 
     @property
@@ -126,7 +126,7 @@ class Gathering(AbstractContextManager["Gathering"]):
 
 def _refuse_other_software(hello: Hello) -> None:
     """Raise ConfigError for a node whose software differs, as its results could not be compared."""
-    here = to_builtins(describe({}))
+    here = to_builtins(describe_environment({}))
     for name in SAME_ON_ALL:
         if hello.environment.get(name) != here.get(name):
             difference = _describe_difference(hello.environment.get(name), here.get(name))

@@ -14,7 +14,7 @@ from bench.extras.nodes.slurm import allocated_nodes, own_address, slurm_agents
 from bench.plan.plan import Plan
 from bench.request import values
 from bench.request.choices import Raw
-from bench.request.placement import GATHERED
+from bench.request.placement import MULTI_NODE_CLUSTERS
 from bench.run.cell.launcher import Launcher
 
 Say = Callable[[str], None]
@@ -30,7 +30,9 @@ def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
         ConfigError: The agents of the nodes cannot be started or do not connect.
     """
     cluster = raw["cluster"]["name"]
-    if cluster not in GATHERED or not any(planned.cell.mode == "measure" for planned in plan.cells):
+    if cluster not in MULTI_NODE_CLUSTERS or not any(
+        planned.cell.mode == "measure" for planned in plan.cells
+    ):
         yield Launcher()
         return
     nodes = max(planned.cell.cluster.nodes for planned in plan.cells)
@@ -44,7 +46,7 @@ def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
 
 
 def _port(raw: Raw) -> int:
-    port = values.whole("cluster.port", raw["port"], least=0)
+    port = values.whole_number("cluster.port", raw["port"], least=0)
     if port >= 1 << 16:
         raise ConfigError(
             f"cluster.port={port}: the largest port is 65535; cluster.port=0 takes any free one"

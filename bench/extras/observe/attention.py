@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.watch import AttentionWatch
-from bench.common.kept_errors import KeptErrors
-from bench.strategies.strategy import attention_replaced
+from bench.common.deferred_errors import DeferredErrors
+from bench.strategies.strategy import register_attention
 
 AttentionResult = tuple[Tensor, Any]
 """Output of an attention function of transformers, and the attention weights or None."""
@@ -79,7 +79,7 @@ def watch_attention(attention_name: str, watch: AttentionWatch) -> Iterator[None
 @contextmanager
 def report_dtype(attention_name: str, callback: Callable[[torch.dtype], None]) -> Iterator[None]:
     """Call `callback` with the dtype of every attention call that has gradients enabled."""
-    errors = KeptErrors()
+    errors = DeferredErrors()
 
     def run_and_report(run: RunAttention, inputs: Inputs, *_: Any) -> AttentionResult:
         out, weights = run(*inputs)
@@ -100,7 +100,7 @@ def capture_attention(attention_name: str, sequence_ranks: int) -> Iterator[Capt
     The tensors of that one layer stay alive as long as the result does. `sequence_ranks` is the number of
     ranks that share a sequence.
     """
-    captured, errors = CapturedAttention(), KeptErrors()
+    captured, errors = CapturedAttention(), DeferredErrors()
 
     def store_gradient(name: str, gradient: Tensor) -> None:
         with errors:
@@ -161,4 +161,4 @@ def _wrap_attention(
             lambda *inputs: function(module, *inputs, mask, **arguments), (q, k, v), module, mask, arguments
         )
 
-    return attention_replaced(attention_name, attention)
+    return register_attention(attention_name, attention)

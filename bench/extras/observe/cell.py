@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from bench.common.environment import this_machine
 from bench.config import (
-    OWN,
+    USER_CODE,
     Cell,
     ClusterConfig,
     ConfigError,
@@ -25,7 +25,7 @@ from bench.extras.observe.loop import ObservedLoop
 from bench.extras.observe.tokens import ShardTokens, find_layout, seq_len
 from bench.measure import planned_stages
 from bench.request import values
-from bench.request.hardware import this_hardware
+from bench.request.hardware import hardware_of_machine
 from bench.strategies import STRATEGIES
 
 
@@ -44,8 +44,8 @@ class ObserveRequest:
     """Whether tables, figures and the page are written after the record."""
 
     def __post_init__(self) -> None:
-        values.whole("steps", self.steps)
-        values.whole("warmup_steps", self.warmup_steps, least=0)
+        values.whole_number("steps", self.steps)
+        values.whole_number("warmup_steps", self.warmup_steps, least=0)
         facts = STRATEGIES.get(self.strategy)
         if facts is not None and facts.options:
             raise ConfigError(
@@ -87,7 +87,7 @@ def observed_cell(
     first, sp_degree, world_size = shards[0], len(shards[0].group), dist.get_world_size()
     facts = STRATEGIES.get(request.strategy)
     cluster = ClusterConfig(
-        name=OWN,
+        name=USER_CODE,
         world_size=world_size,
         device=loop.device.type,
         backend=str(dist.get_backend()),
@@ -106,18 +106,18 @@ def observed_cell(
         dtype=loop.dtype,
         model=model,
         engine=EngineConfig(name=loop.model.engine),
-        trainer=OWN,
+        trainer=USER_CODE,
         workload=WorkloadConfig(name="train", mask="causal"),
-        data=DataConfig(name=OWN, path=None, tokenizer=None, prompt_tokens=0),
+        data=DataConfig(name=USER_CODE, path=None, tokenizer=None, prompt_tokens=0),
         mode="measure",
-        hardware=this_hardware(this_machine(), cluster.device),
+        hardware=hardware_of_machine(this_machine(), cluster.device),
         cluster=cluster,
         sp_degree=sp_degree,
         ulysses_degree=facts.ulysses_degree(sp_degree, model) if facts else 1,
         dp_replicate=1,
         dp_shard=world_size // sp_degree,
         checkpointing=loop.model.checkpointing,
-        loss=OWN,
+        loss=USER_CODE,
         measure=request.measure,
         seed=0,
         env=(),

@@ -19,11 +19,11 @@ from bench.extras.observe.parity import DTYPE_NAMES, SequenceGroup, compare_atte
 from bench.extras.observe.tokens import ModelInputWatch, ShardTokens, StepSize, shard_positions
 from bench.extras.observe.trained_tokens import TrainedTokens
 from bench.measure.full_length.section import FullLengthSection
-from bench.measure.hooks import Spans, step_spans
+from bench.measure.hooks import Spans, optimizer_step_spans
 from bench.measure.parity.section import ParitySection
-from bench.measure.rank_pass import RankPass, StepRequest, Steps
+from bench.measure.rank_pass import RankPass, StepRequest, StepRequests
 from bench.measure.subject import Subject
-from bench.measure.updates.rank import digest, not_finite
+from bench.measure.updates.rank import digest, names_not_finite
 from bench.measure.updates.section import RankUpdates
 from bench.ranks.log import StepPhase
 
@@ -59,7 +59,7 @@ class ObservedLoop(Subject):
         return watch_attention(self.attention_name, watch)
 
     def optimizer_spans(self) -> AbstractContextManager[Spans]:
-        return step_spans(self.phase)
+        return optimizer_step_spans(self.phase)
 
     @contextmanager
     def around_untimed_step(self) -> Iterator[None]:
@@ -68,7 +68,7 @@ class ObservedLoop(Subject):
         Raises ConfigError after a step in which no forward and backward of the model was seen.
         """
         dtypes = report_dtype(self.attention_name, self._set_dtype)
-        with dtypes, step_spans(self.phase) as spans, self.input_watch.watch_step():
+        with dtypes, optimizer_step_spans(self.phase) as spans, self.input_watch.watch_step():
             yield
         self.always_updates &= bool(spans)
         self.step_sizes.append(self.tokens.size)
@@ -114,7 +114,7 @@ class LoopParity(RankPass):
     heads: ParitySection
     rows: FullLengthSection
 
-    def run(self) -> Steps:
+    def run(self) -> StepRequests:
         loop = self.measurement.subject
         assert isinstance(loop, ObservedLoop)
         yield StepRequest.BETWEEN
@@ -158,7 +158,7 @@ class LoopReplicas(RankPass):
             shard_index=0,  # the names contain the shard
             digests={name: digest(values) for name, values in shards.items()},
             unmoved=[],
-            not_finite=[*not_finite(shards.items())],
+            not_finite=[*names_not_finite(shards.items())],
         )
 
 

@@ -44,7 +44,7 @@ from bench.extras.observe.observed_record import (
 )
 from bench.extras.observe.parity import SequenceGroup
 from bench.extras.observe.tokens import LoopReport
-from bench.measure import decoded
+from bench.measure import decode_reports
 from bench.measure.rank_pass import Measurement, StepRequest
 from bench.ranks.device import nccl_version
 from bench.ranks.log import RankLog
@@ -52,7 +52,7 @@ from bench.record.record import Record, Status
 from bench.record.store import Store, StoreError
 from bench.run.cell.outcome import outcome
 from bench.run.node.failure import describe_failure
-from bench.run.node.ranks import RankEnd, lost_a_peer
+from bench.run.node.ranks import RankEnd, is_lost_peer_failure
 
 LOST_PEER_WAIT_S = 1.0
 """Time for a failed peer to write its record; torchrun stops the other ranks soon afterwards."""
@@ -262,7 +262,7 @@ class Observation:
         """Return this rank's report."""
         loop, software = self._loop, nccl_version(self._measurement.device)
         values = {**self._measurement.report(), "phases_s": self._log.phases_s, "software": software}
-        (rank_report,) = decoded([values])
+        (rank_report,) = decode_reports([values])
         return LoopReport(
             rank_report=rank_report,
             tokens=loop.tokens,
@@ -284,7 +284,7 @@ class Observation:
             return
         cell = observed_cell(self._loop, self._model, self.request, [tokens])
         failure = describe_failure(error, self._log, cell.cluster)
-        if lost_a_peer(failure):
+        if is_lost_peer_failure(failure):
             # A peer has ended. If it can still store its own error, that record is the one that counts.
             time.sleep(LOST_PEER_WAIT_S)
         elif is_internal:

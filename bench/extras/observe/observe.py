@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, TrainerCallback
 
-from bench.config import OWN, ConfigError
+from bench.config import USER_CODE, ConfigError
 from bench.extras.observe.cell import ObserveRequest
 from bench.extras.observe.loop_ranks import process_group
 from bench.extras.observe.observation import Observation
-from bench.measure.probe.leaks import Places, changes_of, leaks, parts_of
-from bench.measure.probe.rank import added_up
+from bench.measure.probe.leaks import TokenPlaces, choose_changes, count_moved, model_parts
+from bench.measure.probe.rank import sum_over_ranks
 from bench.measure.probe.section import Moved
 
 
@@ -26,7 +26,7 @@ def observe(
     model: nn.Module,
     group: dist.ProcessGroup | DeviceMesh | None = None,
     *,
-    strategy: str = OWN,
+    strategy: str = USER_CODE,
     folder: str | Path = "results/observed",
     steps: int = 20,
     warmup_steps: int = 2,
@@ -168,14 +168,14 @@ def probe(
     """
     if positions is None:
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-    local = Places(documents, positions)
-    changes = changes_of(local if group is None else _gather_places(local, group))
-    counts, _ = leaks(parts_of(model, input_ids, named), local, changes)
-    return added_up(counts, group)
+    local = TokenPlaces(documents, positions)
+    changes = choose_changes(local if group is None else _gather_places(local, group))
+    counts, _ = count_moved(model_parts(model, input_ids, named), local, changes)
+    return sum_over_ranks(counts, group)
 
 
-def _gather_places(local: Places, group: dist.ProcessGroup) -> Places:
+def _gather_places(local: TokenPlaces, group: dist.ProcessGroup) -> TokenPlaces:
     """Return documents and positions of all ranks' tokens, in rank order."""
     gathered: list[Any] = [None] * group.size()
     dist.all_gather_object(gathered, (local.documents.cpu(), local.positions.cpu()), group=group)
-    return Places(*(torch.cat(shards, dim=1) for shards in zip(*gathered, strict=True)))
+    return TokenPlaces(*(torch.cat(shards, dim=1) for shards in zip(*gathered, strict=True)))

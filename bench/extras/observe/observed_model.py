@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from bench.config import NOT_USED, ConfigError, ModelConfig
-from bench.request.layer_types import experts_refused, has_experts, unplain_layers
+from bench.request.layer_types import experts_error, has_experts, layers_not_plain
 from bench.request.model_numbers import transformers_numbers
 from bench.training.engines import ENGINE_FACTS
-from bench.training.text_model import text_numbers
+from bench.training.text_model import text_config
 
 ENGINE_OF_WRAPPER: Mapping[str, str] = {
     **{facts.wrapper: name for name, facts in ENGINE_FACTS.items() if facts.wrapper is not None},
@@ -53,9 +53,9 @@ class ObservedModel:
         """
         config = self.networks[0].config
         path = config.name_or_path or None
-        numbers, model = text_numbers(config.to_dict()), type(self.networks[0]).__name__
+        numbers, model = text_config(config.to_dict()), type(self.networks[0]).__name__
         if has_experts(numbers):
-            raise experts_refused("bench.observe", model)
+            raise experts_error("bench.observe", model)
         try:
             sizes = transformers_numbers(numbers)
         except KeyError as error:
@@ -92,7 +92,10 @@ class ObservedModel:
 
         They are found in the configuration and in the layers' modules.
         """
-        return [*unplain_layers(self.networks[0].config.to_dict(), tokens), *_other_modules(self.networks[0])]
+        return [
+            *layers_not_plain(self.networks[0].config.to_dict(), tokens),
+            *_other_modules(self.networks[0]),
+        ]
 
 
 def _other_modules(network: nn.Module) -> dict[str, None]:

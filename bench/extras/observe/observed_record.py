@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from bench.common.environment import REPOSITORY, git
+from bench.common.environment import REPOSITORY, git_output
 from bench.config import Cell, ConfigError
 from bench.cost.memory import MemoryNeed, memory_need
 from bench.extras.observe.objective import (
@@ -22,14 +22,14 @@ from bench.extras.observe.objective import (
     wrong_objective,
 )
 from bench.extras.observe.tokens import LoopReport, ShardTokens, is_packed, wrong_tokens
-from bench.measure import Sections, checks, first_failure, merge
+from bench.measure import Sections, checks, first_failure, merge_reports
 from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN
 from bench.plan.planned import PlannedCell
 from bench.record.record import Record, Role
 from bench.record.store import Store, read_records
 from bench.run.cell.ends import classify
-from bench.run.cell.outcome import failed, flaw_of_a_rank, judged, refused
+from bench.run.cell.outcome import completed_record, failure_record, first_rank_flaw, unsupported_record
 from bench.run.node.ranks import RankEnd
 from bench.strategies import STRATEGIES
 from bench.training.engines import ENGINE_FACTS
@@ -56,13 +56,13 @@ def observed_record(
     planned = PlannedCell(cell, repeat, repeat, Role.OBSERVED, need=loop_need(cell))
     uneven = _uneven_sizes(reports)
     if uneven is not None:
-        return refused(planned, uneven, wall_s, started_at)
+        return unsupported_record(planned, uneven, wall_s, started_at)
     ranks = [report.rank_report for report in reports]
-    sections = merge(ranks, cell)
+    sections = merge_reports(ranks, cell)
     wrong_inputs = next(filter(None, map(wrong_tokens, groups)), None)
     unchecked = None if wrong_inputs else _unchecked_layers(reports)
     if unchecked is not None:
-        return refused(planned, unchecked, wall_s, started_at)
+        return unsupported_record(planned, unchecked, wall_s, started_at)
     objectives = [report.objective for report in reports]
     not_finite = [report.stated_not_finite for report in reports if report.stated_not_finite is not None]
     wrong = (
@@ -70,11 +70,11 @@ def observed_record(
         or wrong_inputs
         or (min(not_finite)[1] if not_finite else None)
         or first_failure(cell, sections)
-        or flaw_of_a_rank(ranks, range(len(ranks)))
+        or first_rank_flaw(ranks, range(len(ranks)))
         or wrong_objective(objectives, [[*group[0].group] for group in groups], cell.dtype)
     )
     made = loop_checks(cell, sections, groups, objectives)
-    return judged(planned, ranks, sections, made, wrong, wall_s, started_at)
+    return completed_record(planned, ranks, sections, made, wrong, wall_s, started_at)
 
 
 def loop_need(cell: Cell) -> MemoryNeed | None:
@@ -87,7 +87,7 @@ def failed_record(cell: Cell, end: RankEnd, wall_s: float, started_at: datetime)
     """Return the record of a loop that was ended by an error, seen from the rank that raised it."""
     status, failure = classify([end])
     assert failure is not None
-    return failed(PlannedCell(cell, 0, 0, Role.OBSERVED), status, failure, wall_s, started_at)
+    return failure_record(PlannedCell(cell, 0, 0, Role.OBSERVED), status, failure, wall_s, started_at)
 
 
 def store_once(record: Record, store: Store) -> Record:
@@ -115,10 +115,10 @@ def script_facts(script: Path | None, argv: Sequence[str]) -> dict[str, Any]:
     at its root, and other paths are reduced to their last part, because they may contain a user's name.
     """
     folder = None if script is None else script.resolve().parent
-    top = None if folder is None else git(folder, "rev-parse", "--show-toplevel")
+    top = None if folder is None else git_output(folder, "rev-parse", "--show-toplevel")
     root = None if top is None else Path(top)
-    commit = None if root is None else git(root, "rev-parse", "HEAD")
-    changes = None if root is None or commit is None else git(root, "status", "--porcelain")
+    commit = None if root is None else git_output(root, "rev-parse", "HEAD")
+    changes = None if root is None or commit is None else git_output(root, "status", "--porcelain")
     return {
         "script_commit": commit,
         "script_dirty": None if changes is None else bool(changes),

@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.common.finite import worst
+from bench.common.finite import largest_error
 from bench.common.labels import size_label
 from bench.extras.observe.attention import CapturedAttention, coarsest_dtype
 from bench.measure.full_length.comparison import compare as compare_rows
 from bench.measure.full_length.section import FullLengthSection
 from bench.measure.full_length.shards import AttentionSettings, Shards
 from bench.measure.parity.exact import CHUNK, relative_error, whole_attention, whole_attention_flops
-from bench.measure.parity.section import ParitySection, limit_of
+from bench.measure.parity.section import ParitySection, parity_limit
 from bench.training.models import TORCH_DTYPES
 
 BUDGET_FLOPS: Mapping[str, float] = {"cpu": 1e11, "cuda": 1e14}
@@ -186,7 +186,9 @@ def _compare_heads(
         whole = {name: shards.gather(shard) for name, shard in _one_head(x, head, queries).items()}
         if is_first_rank:
             of_head = _head_errors(whole, attention)
-            errors = {name: worst((error, errors.get(name, 0.0))) for name, (error, _) in of_head.items()}
+            errors = {
+                name: largest_error((error, errors.get(name, 0.0))) for name, (error, _) in of_head.items()
+            }
             limits = {name: max(limit, limits.get(name, 0.0)) for name, (_, limit) in of_head.items()}
     return ParitySection(tokens=tokens, errors=errors, limits=limits)
 
@@ -212,7 +214,7 @@ def _head_errors(whole: Mapping[str, Tensor], attention: AttentionSettings) -> d
     errors = {}
     for name, tensor in exact.items():
         floor = 0.0 if name == "out" else GRADIENT_FLOORS.get(attention.dtype, 0.0)
-        limit = limit_of(name, attention.dtype, _relative_error(control[name], tensor))
+        limit = parity_limit(name, attention.dtype, _relative_error(control[name], tensor))
         errors[name] = _relative_error(whole[name].view_as(tensor), tensor), max(limit, floor)
     return errors
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bench.attention.layouts import LAYOUTS
-from bench.common.kept_errors import KeptErrors
-from bench.config import OWN, ConfigError
+from bench.common.deferred_errors import DeferredErrors
+from bench.config import USER_CODE, ConfigError
 from bench.extras.observe.objective import RankObjective
 from bench.measure.facts import RankReport
 from bench.measure.hooks import Hook
@@ -128,7 +128,7 @@ def find_layout(shards: Sequence[ShardTokens]) -> str:
     """
     tokens, degree = seq_len(shards[0]), len(shards[0].group)
     legal = (name for name, layout in LAYOUTS.items() if tokens % layout.length_multiple(degree) == 0)
-    return next((name for name in legal if all(_has_layout(shard, name) for shard in shards)), OWN)
+    return next((name for name in legal if all(_has_layout(shard, name) for shard in shards)), USER_CODE)
 
 
 def _has_layout(shard: ShardTokens, layout: str) -> bool:
@@ -171,7 +171,7 @@ class ModelInputWatch:
         self._calls = self._depth = 0
         self._has_own_loss = False
         self._backwards: list[None] = []
-        self._errors = KeptErrors()
+        self._errors = DeferredErrors()
 
     @contextmanager
     def watch_step(self) -> Iterator[None]:

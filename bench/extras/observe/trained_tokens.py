@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.common.kept_errors import KeptErrors
+from bench.common.deferred_errors import DeferredErrors
 from bench.extras.observe.objective import UNTRAINED, MicroStep
 from bench.extras.observe.tokens import tensor_arguments
 from bench.measure.hooks import Hook
@@ -79,7 +79,7 @@ class TrainedTokens:
         self.stated_in_step: Sequence[StatedLoss] = ()
         """Losses stated in the watched step."""
         self._calls: list[_ModelCall] = []
-        self._errors = KeptErrors()
+        self._errors = DeferredErrors()
 
     def state(self, step: int, *numbers: Tensor | float | None) -> None:
         """Store the loss and the number of valid tokens that the loop states in a step."""

@@ -16,7 +16,7 @@ import msgspec
 
 from bench.common.environment import REPOSITORY
 from bench.config import DTYPE_BYTES, Cell
-from bench.cost.band import End
+from bench.cost.band import BandEnd
 from bench.extras.predict.hardware_file import Hardware
 from bench.extras.predict.operations import Operation
 from bench.extras.predict.speeds import Speeds
@@ -121,7 +121,7 @@ def step_s_on_this_cpu(cell: Cell, parts: PredictedParts, other_cpu: Hardware, t
         other_cpu: Rates of one thread of the other CPU.
         times: Times of the cell's `ProbeTask` on this CPU.
     """
-    speeds, task, e = Speeds(other_cpu, End.EXPECTED), ProbeTask.for_cell(cell), DTYPE_BYTES[cell.dtype]
+    speeds, task, e = Speeds(other_cpu, BandEnd.EXPECTED), ProbeTask.for_cell(cell), DTYPE_BYTES[cell.dtype]
     block = Block(1, 1, 1, LENGTH, LENGTH, is_causal=True)
     head_s = sum(
         speeds.block_s(block, task.head_dim, cell.kernel, number_bytes=e, backward=backward)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from bench.config import ConfigError
-from bench.cost.band import Band, End
+from bench.cost.band import Band, BandEnd
 from bench.request.choices import options, read_option
 
 
@@ -52,7 +52,11 @@ class Hardware:
     """Seconds that Python takes to start one operation."""
 
 
-RATE_END: Mapping[End, End] = {End.LOW: End.HIGH, End.EXPECTED: End.EXPECTED, End.HIGH: End.LOW}
+RATE_END: Mapping[BandEnd, BandEnd] = {
+    BandEnd.LOW: BandEnd.HIGH,
+    BandEnd.EXPECTED: BandEnd.EXPECTED,
+    BandEnd.HIGH: BandEnd.LOW,
+}
 """End of a rate's band for each end of a time: the lowest rate gives the highest time."""
 REQUIRED_KEYS = ("links", "rates", "host_s_per_operation", "devices_per_node")
 """Keys that a file must have for times to be predicted."""

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 
 from bench.config import Cell
-from bench.cost.band import Band, End, Fit, fit_of
+from bench.cost.band import Band, BandEnd, Fit, fit_of
 from bench.cost.memory import MemoryNeed, allocated_band, memory_need, needed_band
 from bench.extras.predict.cpu_speed import ProbeTask, ProbeTimes, run_probe, step_s_on_this_cpu
 from bench.extras.predict.hardware_file import Hardware, another_cpu, hardware_of, has_rates
 from bench.extras.predict.speeds import Speeds
 from bench.extras.predict.time import PredictedParts, step_parts, step_work
-from bench.plan.estimate import Expected
+from bench.plan.estimate import ExpectedStep
 from bench.record.analytic import PredictedStep
 from bench.request.modes import starts_ranks
 
@@ -72,12 +72,12 @@ def predict(cell: Cell, hardware: Hardware, usable_bytes: int | None) -> Predict
     work = None if memory is None or cell.data.packs else step_work(cell)
     if memory is None or work is None:
         return None
-    if not Speeds(hardware, End.EXPECTED).has_rates_of(cell):
+    if not Speeds(hardware, BandEnd.EXPECTED).has_rates_of(cell):
         return None
-    ends = {end: step_parts(cell, work, Speeds(hardware, end)) for end in End}
+    ends = {end: step_parts(cell, work, Speeds(hardware, end)) for end in BandEnd}
     return Prediction(
         step_time_ms=Band.from_function(lambda end: ends[end].step_ms),
-        parts=ends[End.EXPECTED],
+        parts=ends[BandEnd.EXPECTED],
         peak_allocated_bytes=allocated_band(cell, memory),
         needed_bytes=needed_band(cell, memory),
         memory=memory,
@@ -85,7 +85,7 @@ def predict(cell: Cell, hardware: Hardware, usable_bytes: int | None) -> Predict
     )
 
 
-def timed_here(cells: Iterable[Cell]) -> Callable[[Cell], Expected | None]:
+def expected_after_probe(cells: Iterable[Cell]) -> Callable[[Cell], ExpectedStep | None]:
     """Return a function from a legal cell to its expected step time, after a probe of this CPU.
 
     Args:
@@ -93,19 +93,19 @@ def timed_here(cells: Iterable[Cell]) -> Callable[[Cell], Expected | None]:
     """
     on_cpu = (cell for cell in cells if starts_ranks(cell) and cell.cluster.device == "cpu")
     times = run_probe(ProbeTask.for_cell(cell) for cell in on_cpu)
-    return lambda cell: _from_probe(cell, times) or modelled(cell)
+    return lambda cell: _from_probe(cell, times) or expected_by_cost_model(cell)
 
 
-def _from_probe(cell: Cell, times: dict[ProbeTask, ProbeTimes]) -> Expected | None:
+def _from_probe(cell: Cell, times: dict[ProbeTask, ProbeTimes]) -> ExpectedStep | None:
     """Return the expected step time by the probe; None if it did not time the cell's task."""
     task_times = times.get(ProbeTask.for_cell(cell))
     prediction = None if task_times is None else predict(cell, another_cpu(), None)
     if task_times is None or prediction is None:
         return None
-    return Expected(step_s_on_this_cpu(cell, prediction.parts, another_cpu(), task_times), PROBED)
+    return ExpectedStep(step_s_on_this_cpu(cell, prediction.parts, another_cpu(), task_times), PROBED)
 
 
-def modelled(cell: Cell) -> Expected | None:
+def expected_by_cost_model(cell: Cell) -> ExpectedStep | None:
     """Return the step time by the cost model: with the rates of a GPU's file, or on a CPU of another CPU.
 
     None if there is no formula or no rate.
@@ -118,7 +118,9 @@ def modelled(cell: Cell) -> Expected | None:
     return _by_cost_model(cell, hardware_of(cell.hardware), f"the cost model on hardware={cell.hardware}")
 
 
-def _by_cost_model(cell: Cell, hardware: Hardware, basis: str, threads: int = 1) -> Expected | None:
+def _by_cost_model(cell: Cell, hardware: Hardware, basis: str, threads: int = 1) -> ExpectedStep | None:
     """Return the expected step time if `threads` units of the hardware share the workload of a rank."""
     prediction = predict(cell, hardware, None)
-    return None if prediction is None else Expected(prediction.step_time_ms.expected / 1e3 / threads, basis)
+    return (
+        None if prediction is None else ExpectedStep(prediction.step_time_ms.expected / 1e3 / threads, basis)
+    )

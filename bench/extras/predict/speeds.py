@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from bench.config import Cell
-from bench.cost.band import End
+from bench.cost.band import BandEnd
 from bench.extras.predict.hardware_file import RATE_END, DeviceLink, Hardware
 from bench.extras.predict.operations import (
     BACKWARD_PRODUCTS,
@@ -36,7 +36,7 @@ class Speeds:
     """Time model of one device at one end of the bands of its rates."""
 
     hardware: Hardware
-    end: End
+    end: BandEnd
     """End of the predicted times; the high end has the lowest rates."""
 
     def has_rates_of(self, cell: Cell) -> bool:

@@ -15,7 +15,7 @@ from bench.cost.traffic import messages
 from bench.extras.predict.operations import Operation, micro_step, optimizer_update
 from bench.extras.predict.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_COMMUNICATION, Speeds
 from bench.strategies import STRATEGIES
-from bench.strategies.schedule import WIDE_BYTES, Stage
+from bench.strategies.schedule import WIDE_NUMBER_BYTES, Stage
 from bench.training.messages import Messages
 
 StageCounts = Mapping[Stage, int]
@@ -167,7 +167,7 @@ def _stage_time(cell: Cell, stage: Stage, speeds: Speeds, *, backward: bool) -> 
     Hidden communication is exposed only as far as it takes longer than the stage's blocks.
     """
     e, head_dim = DTYPE_BYTES[cell.dtype], cell.model.head_dim
-    merged_rows = stage.merged_bytes // (max(WIDE_BYTES, e) * head_dim)
+    merged_rows = stage.merged_bytes // (max(WIDE_NUMBER_BYTES, e) * head_dim)
     merging = Operation("accumulate" if backward else "merge", merged_rows, head_dim, number_bytes=e)
     packing = Operation("pack", stage.packed_bytes // (e * head_dim), head_dim, number_bytes=e)
     kernels_s = _rows_s(merging, speeds) + sum(

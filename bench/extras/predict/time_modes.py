@@ -9,9 +9,9 @@ from dataclasses import replace
 from msgspec import structs
 
 from bench.config import Cell, ConfigError
-from bench.cost.band import Band, End
+from bench.cost.band import Band, BandEnd
 from bench.extras.predict.hardware_file import Hardware, hardware_of, has_rates
-from bench.extras.predict.predicted import complete_predicted
+from bench.extras.predict.predicted_record import complete_predicted
 from bench.extras.predict.speeds import Speeds
 from bench.record.record import Provenance, Record
 from bench.request.modes import MODES, PREDICT, REPLAY, Mode, replay_refusals
@@ -59,7 +59,7 @@ def link_ms(messages: Sequence[Messages], hardware: Hardware) -> dict[str, Band]
 
     Messages follow one another at the rates of the hardware's file.
     """
-    low, expected, high = (_ms_by_purpose(messages, Speeds(hardware, end)) for end in End)
+    low, expected, high = (_ms_by_purpose(messages, Speeds(hardware, end)) for end in BandEnd)
     return {purpose: Band(low[purpose], ms, high[purpose]) for purpose, ms in expected.items()}
 
 
@@ -116,7 +116,7 @@ def prediction_refusals(cell: Cell) -> list[str]:
 
 def _rate_refusals(cell: Cell, hardware: Hardware) -> list[str]:
     """Return a refusal if the hardware's file has no rate of the cell's kernel."""
-    if Speeds(hardware, End.EXPECTED).has_rates_of(cell):
+    if Speeds(hardware, BandEnd.EXPECTED).has_rates_of(cell):
         return []
     bound = STRATEGIES[cell.strategy].kernels
     known = [kernel for kernel in hardware.attention_forward if bound is None or kernel in bound]

@@ -16,11 +16,11 @@ from torch import Tensor
 from bench.attention.kernels import attend
 from bench.measure.attention.section import AttentionSection
 from bench.measure.full_length.shards import attention_rows, hidden_keys
-from bench.measure.parity.rank import laid_out_as_by_a_model, random_input
-from bench.measure.rank_pass import RankPass, Steps
+from bench.measure.parity.rank import random_input, with_model_strides
+from bench.measure.rank_pass import RankPass, StepRequests
 from bench.measure.subject import AttentionCall
 from bench.measure.timing.clock import StepClock
-from bench.ranks.out_of_memory import memory_of_error
+from bench.ranks.out_of_memory import exhausted_memory
 from bench.strategies.strategy import Strategy
 
 SAMPLED_TOKENS = 32
@@ -120,7 +120,7 @@ MAX_CALLS = 5
 class AttentionPass(RankPass):
     section: AttentionSection | None = None
 
-    def run(self) -> Steps:
+    def run(self) -> StepRequests:
         call, strategy = self.measurement.subject.attention_call(), self.measurement.subject.strategy
         if call is not None and strategy is not None:
             with self.measurement.log.run_phase("attention"):
@@ -152,7 +152,7 @@ class AttentionPass(RankPass):
             try:
                 section = _add_one_device(section, strategy, row_errors)
             except (RuntimeError, MemoryError) as error:
-                if memory_of_error(error, limited=True) is None:
+                if exhausted_memory(error, limited=True) is None:
                     raise
                 section = replace(section, one_device_reason="whole sequences do not fit on one device")
         dist.barrier()
@@ -163,8 +163,7 @@ def _add_one_device(section: AttentionSection, strategy: Strategy, row_errors: R
     """Return the section with times and errors of the cell's kernel on whole sequences on this device."""
     cell = strategy.cell
     *qkv, dout = (
-        laid_out_as_by_a_model(random_input(cell, which, cell.seq_len, row_errors.device))
-        for which in range(4)
+        with_model_strides(random_input(cell, which, cell.seq_len, row_errors.device)) for which in range(4)
     )
     leaves = [x.requires_grad_() for x in qkv]
     clocks: list[StepClock] = []

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from bench.common.rules import Times, check_lengths
 from bench.config import Cell
 from bench.measure.check import Check
-from bench.measure.facts import NO_OTHER_RANKS, NOT_RUN, PassFacts, RankReport, first_beyond, together
+from bench.measure.facts import NO_OTHER_RANKS, NOT_RUN, PassFacts, RankReport, first_beyond, join_by_rank
 from bench.measure.parity.section import FLOORS
 
 ERROR_FACTORS: Mapping[str, float] = {"out": 4.0, "dq": 10.0}
@@ -61,7 +61,7 @@ class AttentionFacts(PassFacts[AttentionSection, AttentionSection]):
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> AttentionSection:  # noqa: ARG002
         """Return rank 0's section with the times of all ranks."""
         parts = self.parts(reports)
-        return replace(parts[0], **together(parts, "forward_ms", "backward_ms"))
+        return replace(parts[0], **join_by_rank(parts, "forward_ms", "backward_ms"))
 
     def gate(self, cell: Cell, section: AttentionSection) -> str | None:
         """Return a message if a result of a timed call is not finite, or too far from float64.

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bench.config import Cell
-from bench.measure.facts import PassFacts, RankReport, together
+from bench.measure.facts import PassFacts, RankReport, join_by_rank
 
 
 class DocumentsSection(Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class DocumentsFacts(PassFacts[DocumentsSection, DocumentsSection]):
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> DocumentsSection:
         parts = self.parts(reports)
-        area = together(parts, "area")
+        area = join_by_rank(parts, "area")
         ratios = [max(areas) / statistics.fmean(areas) for areas in zip(*area["area"], strict=True)]
         imbalance = statistics.median(ratios) if cell.replay.rank is None else None
         return replace(parts[0], **area, imbalance=imbalance)

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from bench.measure.calls import CollectiveCall
 from bench.measure.engagement.section import EngagementSection
-from bench.measure.rank_pass import RankPass, Steps
-from bench.measure.tap import group_named
+from bench.measure.rank_pass import RankPass, StepRequests
+from bench.measure.tap import process_group_by_name
 from bench.strategies.schedule import Communication
 from bench.training.messages import Messages
 
@@ -43,7 +43,7 @@ class EngagementPass(RankPass):
     def around_inspected_step(self) -> AbstractContextManager[Any]:
         return self.measurement.tap
 
-    def run(self) -> Steps:
+    def run(self) -> StepRequests:
         if self.measurement.inspects_traced_step:
             return
         with self.measurement.log.run_phase("engagement", 1, self.measurement.step_s):
@@ -66,7 +66,7 @@ def messages_of(calls: Sequence[CollectiveCall]) -> list[Messages]:
     """Return equal calls counted together; a send or receive counts all ranks of its group."""
     counts = Counter[tuple[str, Communication]]()
     for call in calls:
-        ranks = dist.get_process_group_ranks(group_named(call.group))
+        ranks = dist.get_process_group_ranks(process_group_by_name(call.group))
         stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
         moved_bytes = call.received_bytes if call.kind == "recv" else call.sent_bytes
         counts[call.purpose, Communication(call.kind, moved_bytes, len(ranks), stride)] += 1

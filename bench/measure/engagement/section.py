@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from bench.config import Cell, MeasureConfig
 from bench.measure.check import Check
-from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, together
+from bench.measure.facts import NOT_RUN, FaultOrigin, PassFacts, RankReport, join_by_rank, lists_by_name
 from bench.measure.timing.section import affordable_steps
 from bench.ranks.log import RankStage
 from bench.strategies import STRATEGIES
@@ -41,7 +41,7 @@ class EngagementFacts(PassFacts[EngagementSection, EngagementSection]):
     name = "engagement"
     part_type = EngagementSection
     is_evidence = True
-    fault_origin = Moment.INSPECTED_STEP
+    fault_origin = FaultOrigin.INSPECTED_STEP
 
     def stages(self, measure: MeasureConfig, step_s: float) -> list[RankStage]:
         return [] if will_share_traced_step(measure, step_s) else [RankStage("engagement", steps=1)]
@@ -49,7 +49,7 @@ class EngagementFacts(PassFacts[EngagementSection, EngagementSection]):
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> EngagementSection:  # noqa: ARG002
         parts = self.parts(reports)
         sent = [{name: sent[0] for name, sent in part.sent_bytes.items()} for part in parts]
-        return replace(parts[0], **together(parts, "attention_shapes"), sent_bytes=by_name(sent))
+        return replace(parts[0], **join_by_rank(parts, "attention_shapes"), sent_bytes=lists_by_name(sent))
 
     def gate(self, cell: Cell, section: EngagementSection) -> str | None:
         """Return a message if shapes or bytes differ from the strategy's formula.

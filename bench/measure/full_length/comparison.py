@@ -19,8 +19,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from bench.common.finite import worst
-from bench.measure.facts import Compared, errors_and_limits
+from bench.common.finite import largest_error
+from bench.measure.facts import ErrorAndLimit, errors_and_limits
 from bench.measure.full_length.key_errors import key_errors
 from bench.measure.full_length.section import (
     GRADIENT_FLOORS,
@@ -79,7 +79,7 @@ def compare(x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shard
 
 def _row_errors(
     x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards, local: Tensor
-) -> dict[str, Compared]:
+) -> dict[str, ErrorAndLimit]:
     """Return relative error and limit of all ranks' sampled rows, by tensor."""
     shared = x["q"].shape[1] // x["k"].shape[1]
     positions_R = shards.positions.to(local.device)[local]
@@ -126,7 +126,7 @@ def _identity_errors(x: Mapping[str, Tensor], shards: Shards) -> dict[str, float
             size = (terms + (key_sum.square().sum() + query_sum.square().sum())).sqrt()
             difference = (key_sum - query_sum).norm()
             differences.append(float(difference / size) if size else float(difference))
-        errors[name] = worst(differences)
+        errors[name] = largest_error(differences)
     return errors
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench.measure.facts import Compared, nearest_to_limit
+from bench.measure.facts import ErrorAndLimit, nearest_to_limit
 from bench.measure.full_length.section import KEY_FLOORS, SAMPLED_KEYS, error_limit
 from bench.measure.full_length.shards import AttentionSettings, Shards, hidden_keys, sample_tokens
 from bench.training.models import TORCH_DTYPES
@@ -51,7 +51,7 @@ def sample_keys(tokens: int, count: int, seed: int) -> Tensor:
 
 def key_errors(
     x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards
-) -> tuple[int, dict[str, Compared]]:
+) -> tuple[int, dict[str, ErrorAndLimit]]:
     """Return the number of sampled keys, and error and limit of `dk` and `dv`.
 
     The KV head whose error is nearest to its limit counts. Every rank that shares the sequence must call it;
@@ -190,7 +190,7 @@ def _relative_squares(difference: Tensor, sizes: Tensor) -> Tensor:
     return (difference.square().sum(dim=-1) / sizes.where(sizes > 0, 1.0)).sum(dim=(2, 3))
 
 
-def _worst_head(by_head: list[tuple[float, float]], floor: float) -> Compared:
+def _worst_head(by_head: list[tuple[float, float]], floor: float) -> ErrorAndLimit:
     """Return error and limit of the head that is beyond its limit or nearest to it.
 
     `by_head` has the errors of result and control.

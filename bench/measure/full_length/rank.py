@@ -16,7 +16,7 @@ from bench.measure.full_length.comparison import compare
 from bench.measure.full_length.section import FullLengthSection
 from bench.measure.full_length.shards import AttentionSettings, Shards, first_keys
 from bench.measure.parity.rank import gather_sequence
-from bench.measure.rank_pass import Measurement, RankPass, Steps
+from bench.measure.rank_pass import Measurement, RankPass, StepRequests
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import Strategy
 
@@ -37,7 +37,7 @@ class FullLengthPass(RankPass):
         finally:
             self.measurement.watch.captured = None
 
-    def run(self) -> Steps:
+    def run(self) -> StepRequests:
         subject = self.measurement.subject
         if subject.strategy is not None:
             with self.measurement.log.run_phase("full_length"), without_memory_limit():

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from bench.config import Cell
 from bench.measure.check import Check
-from bench.measure.facts import ErrorFacts, Moment
+from bench.measure.facts import ErrorFacts, FaultOrigin
 
 CONTROL_FACTOR = 2.5
 """Largest error of a sound result, as a multiple of the control's error."""
@@ -85,7 +85,7 @@ class FullLengthSection(Struct, frozen=True, kw_only=True):
 class FullLengthFacts(ErrorFacts[FullLengthSection]):
     name = "full_length"
     part_type = FullLengthSection
-    fault_origin = Moment.INSPECTED_STEP
+    fault_origin = FaultOrigin.INSPECTED_STEP
     check_names = ROWS_CHECK, KEYS_CHECK
     too_large = "attention at {tokens:,} tokens: {label} {error:.1e} (limit {limit:.1e})"
     not_finite = "attention at {tokens:,} tokens: {name} is not finite"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench.measure.losses.section import LossesSection
 from bench.measure.rank_pass import RankPass
-from bench.training.data import StepData, digest
+from bench.training.data import StepData, batch_digest
 from bench.training.trainers.trainer import StepOutcome, Trainer
 
 
@@ -67,7 +67,7 @@ def global_digest(local: Tensor) -> str:
 def expected_digest(data: StepData, step: int, seq_len: int) -> str:
     """Return the digest of a step's unsharded data, which `global_digest` has to be equal to."""
     batches = data.whole_step(step, seq_len)
-    digests = [digest(batch.input_ids, batch.labels, batch.position_ids) for batch in batches]
+    digests = [batch_digest(batch.input_ids, batch.labels, batch.position_ids) for batch in batches]
     return _hexadecimal(torch.stack(digests).sum())
 
 

@@ -9,10 +9,10 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from bench.common.finite import worst
+from bench.common.finite import largest_error
 from bench.config import Cell
 from bench.measure.check import Check
-from bench.measure.facts import NOT_RUN, PassFacts, RankReport, by_rank, together
+from bench.measure.facts import NOT_RUN, PassFacts, RankReport, field_by_rank, join_by_rank
 
 COMPARED = {
     "tokens": "the data",
@@ -67,8 +67,10 @@ class LossesFacts(PassFacts[LossesSection, LossesSection]):
         parts = self.parts(reports)
         return replace(
             parts[0],
-            **together(parts, "loss_sums"),
-            grad_norm=[worst(norms) for norms in zip(*by_rank(parts, "grad_norm"), strict=True)],
+            **join_by_rank(parts, "loss_sums"),
+            grad_norm=[
+                largest_error(norms) for norms in zip(*field_by_rank(parts, "grad_norm"), strict=True)
+            ],
             logged_max_difference=_logged_max_difference(parts[0]),
         )
 

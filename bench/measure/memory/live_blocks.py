@@ -37,7 +37,7 @@ class _LiveBlock:
     shape: tuple[int, ...] = ()
 
 
-def largest_classes(device_type: str) -> list[BlockClass]:
+def largest_block_classes(device_type: str) -> list[BlockClass]:
     """Return the classes of live blocks on this type of device, those with the most bytes first.
 
     A class has one role, dtype and shape. At most MAX_CLASSES are returned.

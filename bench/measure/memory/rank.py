@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bench.measure.facts import of_one
+from bench.measure.facts import one_rank_list
 from bench.measure.memory.section import MemorySection
 from bench.measure.memory.trackers import AllocationTracker, CudaTracker
 from bench.measure.rank_pass import Measurement, RankPass
@@ -72,21 +72,21 @@ class MemoryPass(RankPass):
         longest = max(self.life, self.steady, key=lambda tracker: tracker.peak_bytes)
         phases = self.steady.phases
         return MemorySection(
-            peak_allocated_bytes=of_one(self.steady.peak_bytes),
-            peak_reserved_bytes=of_one(_peak_reserved_bytes(self.steady)),
-            peak_phase=of_one(self.steady.peak_phase),
-            forward_peak_bytes=of_one(phases.peak_bytes["forward"]),
-            forward_saved_bytes=of_one(phases.saved_bytes["forward"]),
-            backward_peak_bytes=of_one(phases.peak_bytes["backward"]),
-            whole_life_allocated_bytes=of_one(longest.peak_bytes),
-            whole_life_reserved_bytes=of_one(_peak_reserved_bytes(self.life, self.steady)),
-            whole_life_phase=of_one(longest.peak_phase),
-            peak_resident_bytes=of_one(process_bytes("VmHWM")),
-            base_resident_bytes=of_one(self.base_resident_bytes),
-            limit_base_bytes=of_one(self.measurement.log.limit_base_bytes),
+            peak_allocated_bytes=one_rank_list(self.steady.peak_bytes),
+            peak_reserved_bytes=one_rank_list(_peak_reserved_bytes(self.steady)),
+            peak_phase=one_rank_list(self.steady.peak_phase),
+            forward_peak_bytes=one_rank_list(phases.peak_bytes["forward"]),
+            forward_saved_bytes=one_rank_list(phases.saved_bytes["forward"]),
+            backward_peak_bytes=one_rank_list(phases.peak_bytes["backward"]),
+            whole_life_allocated_bytes=one_rank_list(longest.peak_bytes),
+            whole_life_reserved_bytes=one_rank_list(_peak_reserved_bytes(self.life, self.steady)),
+            whole_life_phase=one_rank_list(longest.peak_phase),
+            peak_resident_bytes=one_rank_list(process_bytes("VmHWM")),
+            base_resident_bytes=one_rank_list(self.base_resident_bytes),
+            limit_base_bytes=one_rank_list(self.measurement.log.limit_base_bytes),
             allocator_settings=self.allocator_settings,
-            offloaded_activation_bytes=of_one(self.offloaded_activation_bytes),
-            offloaded_optimizer_bytes=of_one(trainer.engine.offloaded_bytes() if trainer else None),
+            offloaded_activation_bytes=one_rank_list(self.offloaded_activation_bytes),
+            offloaded_optimizer_bytes=one_rank_list(trainer.engine.offloaded_bytes() if trainer else None),
         )
 
 

@@ -8,10 +8,10 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from bench.common.finite import worst
-from bench.common.rules import Amount, SizesPerRank, check_lengths
+from bench.common.finite import largest_error
+from bench.common.rules import NonNegativeFloat, SizesPerRank, check_lengths
 from bench.config import Cell
-from bench.measure.facts import PassFacts, RankReport, together
+from bench.measure.facts import PassFacts, RankReport, join_by_rank
 from bench.measure.telemetry import section as telemetry
 
 
@@ -62,7 +62,7 @@ class MemorySection(Struct, frozen=True, kw_only=True):
     """Peak bytes that CUDA's allocator reserved over the whole life; null on a CPU."""
     whole_life_phase: list[str] | None = None
     """Phase in which the whole life first reached its peak."""
-    device_used_bytes: Annotated[list[Amount], Meta(min_length=1)] | None = None
+    device_used_bytes: Annotated[list[NonNegativeFloat], Meta(min_length=1)] | None = None
     """Largest memory in use on the rank's whole device within the timed window, by NVML."""
     device_used_reason: str | None = None
     """Reason why `device_used_bytes` is null."""
@@ -101,12 +101,12 @@ class MemoryFacts(PassFacts[MemorySection, MemorySection]):
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> MemorySection:  # noqa: ARG002
         parts, telemetries = self.parts(reports), telemetry.FACTS.parts(reports)
-        used = together(telemetries, "device_used_bytes")["device_used_bytes"]
+        used = join_by_rank(telemetries, "device_used_bytes")["device_used_bytes"]
         per_rank = [name for name in MemorySection.__struct_fields__ if name not in NOT_PER_RANK]
         return replace(
             parts[0],
-            **together(parts, *per_rank),
-            device_used_bytes=used and [worst(samples) for samples in used],
+            **join_by_rank(parts, *per_rank),
+            device_used_bytes=used and [largest_error(samples) for samples in used],
             device_used_reason=None if used else telemetry.joined_reasons(telemetries),
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.common.kept_errors import KeptErrors
+from bench.common.deferred_errors import DeferredErrors
 from bench.measure.memory.live_blocks import reachable_objects
 from bench.ranks.log import StepPhase
 
@@ -85,7 +85,7 @@ class AllocationTracker(TorchDispatchMode):
     def __init__(self, phase: StepPhase | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = phase or StepPhase()
-        self.errors = KeptErrors()
+        self.errors = DeferredErrors()
         self._live: set[ref[torch.UntypedStorage]] = set()
         """References to live storages. A WeakSet would not do: iterating it runs Python code, which
         `watch_modules` would record in the first step."""

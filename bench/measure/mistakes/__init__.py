@@ -52,7 +52,7 @@ MISTAKES: Mapping[str, MistakeFacts] = {
 """Facts of the known mistakes by name (docs/loss_equivalence.md)."""
 
 
-def mistaken(name: str) -> Mistake:
+def mistake_code(name: str) -> Mistake:
     """Return the code of a mistake, which is imported only in rank processes; `none` changes nothing."""
     code = importlib.import_module("bench.measure.mistakes.code")
     mistake: Mistake = code.CODE[name]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bench.attention.kernels import Kernel
-from bench.config import NO_MISTAKE, Cell
+from bench.config import NO_FAULT, Cell
 from bench.ranks.groups import RankGroups
 from bench.strategies.facts import StrategyFacts
 from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy, Wiring
@@ -109,8 +109,8 @@ def _local_block_in_backward(right: Kernel) -> Kernel:
     return replace(right, backward=backward, fills_gradients=False)
 
 
-CODE: Mapping[str, Mistake] = {
-    NO_MISTAKE: Mistake(),
+MISTAKE_CODE: Mapping[str, Mistake] = {
+    NO_FAULT: Mistake(),
     "mean_of_rank_means": Mistake(trainer=_mean_of_rank_means),
     "mask_off_by_one": Mistake(strategy=_with_kernel(_mask_off_by_one)),
     "labels_shifted_in_shards": Mistake(strategy=_labels_shifted_in_shards),

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from bench.config import Cell
 from bench.measure.check import Check
-from bench.measure.facts import ErrorFacts, Moment, RankReport
+from bench.measure.facts import ErrorFacts, FaultOrigin, RankReport
 
 ENGINE_CHECK = "every gradient on the cell's engine"
 MAX_TOKENS = 1024
@@ -61,7 +61,7 @@ class ObjectiveFacts(ErrorFacts[ObjectiveSection]):
     name = "objective"
     part_type = ObjectiveSection
     workload = "train"
-    fault_origin = Moment.BEFORE_STEPS
+    fault_origin = FaultOrigin.BEFORE_STEPS
     check_names = (ENGINE_CHECK,)
     too_large = (
         "objective on engine={engine}: the {name} is off by {error:.1e} at {tokens:,} tokens"

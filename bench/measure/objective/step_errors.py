@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from bench.config import Cell, OptimizerConfig
-from bench.measure.facts import Compared, errors_and_limits, first_beyond, is_within, nearest_to_limit
+from bench.measure.facts import ErrorAndLimit, errors_and_limits, first_beyond, is_within, nearest_to_limit
 from bench.measure.objective.coverage import Coverage
 from bench.measure.objective.gradient_noise import (
     FACTOR,
@@ -130,14 +130,14 @@ class StepErrors:
             mistake_limits=mistake_limits,
         )
 
-    def _distances(self, key: str | float) -> dict[str, Compared]:
+    def _distances(self, key: str | float) -> dict[str, ErrorAndLimit]:
         """Return the distance of each gradient under a key of `gradients`, and its limit."""
         return {
             name: (error.distance, self.noise.limits(name, self.cell.dtype, error.distance).distance)
             for name, error in self.gradients[key].items()
         }
 
-    def _mistakes(self) -> dict[str, Compared]:
+    def _mistakes(self) -> dict[str, ErrorAndLimit]:
         """Return each known mistake's relative change of the gradient that shows it best, and its limit."""
         degree, dtype, noise = self.cell.sp_degree, self.cell.dtype, self.noise
         if degree == 1:

@@ -26,7 +26,7 @@ from bench.training.data import count_valid
 from bench.training.engines import is_autocast
 from bench.training.models import TORCH_DTYPES, empty_model, sum_embedding_gradient_in_float32
 from bench.training.trainers.trainer import Trainer
-from bench.training.weights import Filling, numbers_of
+from bench.training.weights import WeightFiller, model_weights
 
 EXACT = "exact"
 MISTAKEN = "mistaken"
@@ -79,7 +79,7 @@ class WholeModel:
         self.sequences = trainer.data.whole_step(0, tokens)
         model = empty_model(cell.model, attention_name=PLAIN_NAME, max_positions=cell.seq_len).train()
         self.layers: list[nn.Module] = list(model.model.layers)
-        self.filling = Filling(model, numbers_of(cell.model, cell.seed), device)
+        self.filling = WeightFiller(model, model_weights(cell.model, cell.seed), device)
         self.filling.fill_ends()
         if device.type == "cpu":  # the cell's model does so, too
             sum_embedding_gradient_in_float32(model)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bench.attention.documents import Documents
-from bench.strategies.strategy import attention_replaced
+from bench.strategies.strategy import register_attention
 
 CHUNK = 1024
 PRODUCTS = 5
@@ -155,5 +155,5 @@ class PlainAttention:
 def plain_attention_installed() -> Iterator[PlainAttention]:
     """Register plain attention in transformers as `PLAIN_NAME` within the context."""
     attention = PlainAttention()
-    with attention_replaced(PLAIN_NAME, attention):
+    with register_attention(PLAIN_NAME, attention):
         yield attention

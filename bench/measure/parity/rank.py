@@ -14,13 +14,13 @@ from torch import Tensor
 from bench.config import Cell
 from bench.measure.parity.divergence import first_divergence
 from bench.measure.parity.exact import Tensors, plain_attention, relative_error
-from bench.measure.parity.section import MAX_TOKENS, ParitySection, limit_of
+from bench.measure.parity.section import MAX_TOKENS, ParitySection, parity_limit
 from bench.measure.rank_pass import RankPass
 from bench.ranks.log import RankStage, WrongResultError
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import Strategy
 from bench.training.models import TORCH_DTYPES
-from bench.training.packing import drawn_documents
+from bench.training.packing import random_documents
 
 SEED = 7
 
@@ -36,12 +36,14 @@ def check_attention(
     cell = strategy.cell
     seq_len = parity_len(strategy)
     inputs = random_inputs(cell, seq_len, device)
-    documents = drawn_documents(cell.batch, seq_len) if cell.data.packs else None
+    documents = random_documents(cell.batch, seq_len) if cell.data.packs else None
     exact = plain_attention(tuple(x.double() for x in inputs), causal=causal, documents=documents)
     plain = plain_attention(inputs, causal=causal, documents=documents)
     with strategy.use_documents(documents):
         results = _run_attention(strategy, inputs, causal=causal)
-    limits = {name: limit_of(name, cell.dtype, relative_error(plain[name], exact[name])) for name in results}
+    limits = {
+        name: parity_limit(name, cell.dtype, relative_error(plain[name], exact[name])) for name in results
+    }
     errors = {name: relative_error(results[name], exact[name]) for name in results}
     divergence = first_divergence(
         strategy, inputs, results, exact, limits, causal=causal, documents=documents
@@ -72,7 +74,7 @@ def random_input(cell: Cell, which: int, seq_len: int, device: torch.device) -> 
     return torch.randn(shape, generator=generator, dtype=TORCH_DTYPES[cell.dtype], device=device)
 
 
-def laid_out_as_by_a_model(x_BHSD: Tensor) -> Tensor:
+def with_model_strides(x_BHSD: Tensor) -> Tensor:
     """Return the same numbers with a model's strides, those of a transposed [B, S, heads, D]."""
     return x_BHSD.transpose(1, 2).contiguous().transpose(1, 2)
 

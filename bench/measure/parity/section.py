@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bench.config import OWN, Cell
+from bench.config import USER_CODE, Cell
 from bench.measure.check import Check
-from bench.measure.facts import ErrorFacts, Moment, RankReport, by_rank
+from bench.measure.facts import ErrorFacts, FaultOrigin, RankReport, field_by_rank
 
 FACTORS: Mapping[str, float] = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 4.0, "dv": 4.0, "loss": 3.0}
 """Largest error of a sound result by tensor, as a multiple of the error of plain attention in the same dtype.
@@ -44,7 +44,7 @@ FLOORS: Mapping[str, Floor] = {
 plain attention."""
 
 
-def limit_of(name: str, dtype: str, plain_error: float) -> float:
+def parity_limit(name: str, dtype: str, plain_error: float) -> float:
     """Return the limit of the relative error of `out`, `lse`, `dq`, `dk`, `dv` or `loss`.
 
     It is a multiple of the error of plain attention in the same dtype, at least the floor, and finite even if
@@ -87,7 +87,7 @@ class ParitySection(Struct, frozen=True, kw_only=True):
 class ParityFacts(ErrorFacts[ParitySection]):
     name = "parity"
     part_type = ParitySection
-    fault_origin = Moment.BEFORE_STEPS
+    fault_origin = FaultOrigin.BEFORE_STEPS
     ignored_fields = frozenset(
         {"engine", "optimizer", "data", "measure", "checkpointing", "tiled_mlp", "offload", "hardware"}
     )
@@ -101,14 +101,14 @@ class ParityFacts(ErrorFacts[ParitySection]):
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> ParitySection:
         """Return the largest errors of all ranks, or no errors if any rank compared nothing."""
-        reason = next(filter(None, by_rank(self.parts(reports), "reason")), None)
+        reason = next(filter(None, field_by_rank(self.parts(reports), "reason")), None)
         merged = replace(super().merge(reports, cell), checked_cell=cell.cell_id, reason=reason)
         return merged if reason is None else replace(merged, errors={}, limits={})
 
     def error_checks(self, cell: Cell, section: ParitySection) -> list[Check]:
         """Return the check of attention; `bench.observe` compares one step of the user's loop."""
         checked_cell = "" if section.checked_cell == cell.cell_id else f", in cell {section.checked_cell}"
-        own_step = 1 if cell.trainer == OWN else None
+        own_step = 1 if cell.trainer == USER_CODE else None
         return [
             Check(what="attention", against=f"float64{checked_cell}", tokens=section.tokens, steps=own_step)
         ]

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.common.kept_errors import KeptErrors
+from bench.common.deferred_errors import DeferredErrors
 from bench.measure.hooks import Hook
 from bench.measure.positions.section import PositionsSection
-from bench.measure.rank_pass import Measurement, RankPass, Steps
+from bench.measure.rank_pass import Measurement, RankPass, StepRequests
 
 ULPS = 4
 """Limit of a difference in ulps, because vectorised and scalar cosines may round differently."""
@@ -48,7 +48,7 @@ class PositionsPass(RankPass):
         super().__init__(measurement)
         self.calls: dict[str, ModuleCall] = {}
         self.was_inspected = False
-        self.errors = KeptErrors()
+        self.errors = DeferredErrors()
 
     @contextmanager
     def around_inspected_step(self) -> Iterator[None]:
@@ -63,7 +63,7 @@ class PositionsPass(RankPass):
         self.was_inspected = True
         self.errors.raise_first()
 
-    def run(self) -> Steps:
+    def run(self) -> StepRequests:
         self._compare()
         yield from ()
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from bench.config import Cell
 from bench.measure.check import Check
-from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_rank, together
-from bench.training.text_model import BY_LENGTH
+from bench.measure.facts import NOT_RUN, FaultOrigin, PassFacts, RankReport, field_by_rank, join_by_rank
+from bench.training.text_model import LENGTH_DEPENDENT_ROPE
 
 
 class PositionsSection(Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class PositionsFacts(PassFacts[PositionsSection, PositionsSection]):
     workload = "train"
     is_own_work = False
     is_evidence = True
-    fault_origin = Moment.MODEL
+    fault_origin = FaultOrigin.MODEL
     """Stage of the gate. The angles are wrong from the first step on and may cause errors that other gates
     find."""
 
@@ -44,10 +44,10 @@ class PositionsFacts(PassFacts[PositionsSection, PositionsSection]):
         parts = self.parts(reports)
         wrong = (part.rope_type for part in parts if part.module != [None])
         return PositionsSection(
-            **together(parts, "module", "position", "error"),
-            compared=min(by_rank(parts, "compared")),
+            **join_by_rank(parts, "module", "position", "error"),
+            compared=min(field_by_rank(parts, "compared")),
             rope_type=next(wrong, parts[0].rope_type),
-            reason=next(filter(None, by_rank(parts, "reason")), None),
+            reason=next(filter(None, field_by_rank(parts, "reason")), None),
         )
 
     def gate(self, cell: Cell, section: PositionsSection) -> str | None:
@@ -60,7 +60,7 @@ class PositionsFacts(PassFacts[PositionsSection, PositionsSection]):
             "chooses frequencies by the largest position that a rank is given; set them for"
             f" {cell.seq_len} tokens before training, or use a rope_type that does not depend on the length,"
             " such as yarn"
-            if rope_type in BY_LENGTH
+            if rope_type in LENGTH_DEPENDENT_ROPE
             else "does not rotate by the position_ids that the model is given; use them in its forward"
         )
         return (

@@ -31,7 +31,7 @@ SEED = 11
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class TokenPlaces:
     """Document and position of each token of this rank's shard."""
 
     documents: Tensor
@@ -61,7 +61,7 @@ class ModelPart:
     """Inputs that a changed token gets instead, [B, S, H]."""
 
     def outputs_and_gradients(
-        self, places: Places, change: TokenChange | None = None
+        self, places: TokenPlaces, change: TokenChange | None = None
     ) -> tuple[Tensor, Tensor]:
         """Run forward and backward, with one token changed if `change` is given; every rank must call it.
 
@@ -78,7 +78,7 @@ class ModelPart:
         return out_BSH.detach().double(), gradient.double()
 
 
-def changes_of(places: Places) -> list[TokenChange]:
+def choose_changes(places: TokenPlaces) -> list[TokenChange]:
     """Return the middle and the last token of some documents; `places` are those of whole sequences.
 
     The documents are spread over all documents and include the longest. The last token is included, because a
@@ -96,7 +96,7 @@ def changes_of(places: Places) -> list[TokenChange]:
     return changes
 
 
-def parts_of(model: PreTrainedModel, input_ids: Tensor, named: Mapping[str, Any]) -> list[ModelPart]:
+def model_parts(model: PreTrainedModel, input_ids: Tensor, named: Mapping[str, Any]) -> list[ModelPart]:
     """Return the whole model, and each layer with the inputs that it gets in the model.
 
     Every rank must call it. `named` are further arguments of the model. In the whole model a token is
@@ -120,8 +120,8 @@ def parts_of(model: PreTrainedModel, input_ids: Tensor, named: Mapping[str, Any]
     return [ModelPart(MODEL, run_model, embedded, others), *layers]
 
 
-def leaks(
-    parts: Iterable[ModelPart], places: Places, changes: Sequence[TokenChange]
+def count_moved(
+    parts: Iterable[ModelPart], places: TokenPlaces, changes: Sequence[TokenChange]
 ) -> tuple[dict[str, Tensor], float]:
     """Run every part twice without a change and once for each change; every rank must call it.
 
@@ -146,7 +146,9 @@ def leaks(
     return counts, noise
 
 
-def _count_moved(outputs_BS: Tensor, gradients_BS: Tensor, places: Places, change: TokenChange) -> Tensor:
+def _count_moved(
+    outputs_BS: Tensor, gradients_BS: Tensor, places: TokenPlaces, change: TokenChange
+) -> Tensor:
     """Return the numbers of moved and compared positions in the order of `Moved`'s fields."""
     own = places.documents == change.document
     earlier = own & (places.positions < change.position)
@@ -159,7 +161,7 @@ def _count_moved(outputs_BS: Tensor, gradients_BS: Tensor, places: Places, chang
     return torch.stack([mask.sum() for mask in masks])
 
 
-def _cotangent(out_BSH: Tensor, places: Places) -> Tensor:
+def _cotangent(out_BSH: Tensor, places: TokenPlaces) -> Tensor:
     """Return a random gradient of the outputs that is the same in every run."""
     generator = torch.Generator().manual_seed(SEED + int(places.positions[0, 0]))
     gradient = torch.randn(out_BSH.shape, generator=generator, dtype=torch.float64)

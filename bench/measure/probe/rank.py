@@ -17,8 +17,8 @@ from bench.attention.documents import Documents
 from bench.config import LOW_PRECISION, Cell, DataConfig
 from bench.measure.parity.exact import PLAIN_NAME, plain_attention_installed
 from bench.measure.parity.rank import parity_len
-from bench.measure.parity.section import limit_of
-from bench.measure.probe.leaks import Places, changes_of, leaks, parts_of
+from bench.measure.parity.section import parity_limit
+from bench.measure.probe.leaks import TokenPlaces, choose_changes, count_moved, model_parts
 from bench.measure.probe.section import EXPERIMENT, Moved, ProbeSection, why_wrong
 from bench.measure.rank_pass import RankPass
 from bench.ranks.log import WrongResultError
@@ -75,15 +75,15 @@ def probe(strategy: Strategy, wiring: Wiring, device: torch.device) -> ProbeSect
     model = model.to(device, TORCH_DTYPES["fp64" if cell.dtype == "fp64" else "fp32"]).train()
     whole = open_data(cell, device).micro_batch(0, 0, 0, tokens)
     places = places_of(whole)
-    changes = changes_of(places)
+    changes = choose_changes(places)
     batch = strategy.shard(whole) if wiring.shards_batch else whole
-    local = Places(
+    local = TokenPlaces(
         documents=_local_tokens(strategy, wiring, places.documents),
         positions=_local_tokens(strategy, wiring, places.positions),
     )
     named = {"position_ids": batch.position_ids}
     with strategy.step(batch), _autocast(cell, device):
-        counts, noise = leaks(parts_of(model, batch.input_ids, named), local, changes)
+        counts, noise = count_moved(model_parts(model, batch.input_ids, named), local, changes)
         with torch.no_grad():
             losses_BS = position_losses(model, batch)
     exact_BT, plain_BT = reference_losses(model, whole, cell, device)
@@ -94,22 +94,22 @@ def probe(strategy: Strategy, wiring: Wiring, device: torch.device) -> ProbeSect
         tokens=tokens,
         documents=int(places.documents.max()) + 1,
         changes=len(changes),
-        moved=added_up(counts, dist.group.WORLD),
+        moved=sum_over_ranks(counts, dist.group.WORLD),
         noise=_max_over_ranks(noise),
         loss_error=error,
         loss_position=position,
-        loss_limit=limit_of("loss", cell.dtype, plain_error),
+        loss_limit=parity_limit("loss", cell.dtype, plain_error),
     )
 
 
-def places_of(batch: Batch) -> Places:
+def places_of(batch: Batch) -> TokenPlaces:
     """Return documents and positions of whole sequences; without packing a sequence is one document."""
     sequences, tokens = batch.input_ids.shape
     documents = batch.documents or Documents(((tokens,),) * sequences)
     lengths = [len(document) for row in range(sequences) for document in documents.positions_of(row)]
     numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     device = batch.input_ids.device
-    return Places(
+    return TokenPlaces(
         numbers.view(sequences, tokens).to(device), torch.arange(tokens, device=device).expand(sequences, -1)
     )
 
@@ -156,7 +156,7 @@ def _largest_error(deviation: Tensor, exact: Tensor, positions: Tensor) -> tuple
     return float(deviation.max() / exact.mean()), int(positions.flatten()[deviation.argmax()])
 
 
-def added_up(counts: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Moved]:
+def sum_over_ranks(counts: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Moved]:
     """Return the sum of counts over the ranks of a group, by kind of part; every rank must call it.
 
     Without a group it returns this rank's counts.

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from bench.measure.facts import of_one
-from bench.measure.rank_pass import RankPass, Steps
+from bench.measure.facts import one_rank_list
+from bench.measure.rank_pass import RankPass, StepRequests
 from bench.measure.telemetry.section import RankTelemetry
 from bench.ranks.device import own_cpus
 
@@ -128,17 +128,17 @@ class TelemetrySampler:
         return RankTelemetry(
             reason="; ".join(self.reasons) or None,
             sample_ms=[self._times_ms if samples else []],
-            power_w=of_one(samples.get("power_w")),
-            sm_clock_mhz=of_one(samples.get("sm_clock_mhz")),
-            reference_clock_mhz=of_one(clock),
-            utilisation=of_one(samples.get("utilisation")),
-            device_used_bytes=of_one(samples.get("device_used_bytes")),
+            power_w=one_rank_list(samples.get("power_w")),
+            sm_clock_mhz=one_rank_list(samples.get("sm_clock_mhz")),
+            reference_clock_mhz=one_rank_list(clock),
+            utilisation=one_rank_list(samples.get("utilisation")),
+            device_used_bytes=one_rank_list(samples.get("device_used_bytes")),
             clock_events=None if events is None else [event_names],
-            other_processes=of_one(self.device.other_processes() if self.device else None),
+            other_processes=one_rank_list(self.device.other_processes() if self.device else None),
             throttled=is_throttled(samples.get("sm_clock_mhz"), events, clock),
             load_average=self._load_average,
             involuntary_context_switches=[self._switches],
-            cpus=of_one(own_cpus()),
+            cpus=one_rank_list(own_cpus()),
         )
 
     def _sample_until(self, stop: threading.Event) -> None:
@@ -225,7 +225,7 @@ class TelemetryPass(RankPass):
             self.sampler = TelemetrySampler(device, PERIOD_S * ranks)
         return self.sampler.window()
 
-    def run(self) -> Steps:
+    def run(self) -> StepRequests:
         """Read the telemetry before other passes run, because processes may come and go in the meantime."""
         self.telemetry = None if self.sampler is None else self.sampler.read()
         yield from ()

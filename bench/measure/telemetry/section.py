@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from bench.config import Cell
-from bench.measure.facts import PassFacts, RankReport, together
+from bench.measure.facts import PassFacts, RankReport, join_by_rank
 
 
 class TelemetrySection(Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class TelemetryFacts(PassFacts[RankTelemetry, TelemetrySection]):
         throttled = [part.throttled for part in parts]
         per_rank = [name for name in TelemetrySection.__struct_fields__ if name not in NOT_PER_RANK]
         return TelemetrySection(
-            **together(parts, *per_rank),
+            **join_by_rank(parts, *per_rank),
             reason=joined_reasons(parts),
             throttled=True if True in throttled else None if None in throttled else False,
             load_average=parts[0].load_average,

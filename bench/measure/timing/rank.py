@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bench.measure.rank_pass import RankPass, StepRequest, Steps, TimedSteps
+from bench.measure.rank_pass import RankPass, StepRequest, StepRequests, TimedSteps
 from bench.measure.timing.clock import StepClock, synchronise
 from bench.measure.timing.section import FIRST_STEP, WARM_UP, RankTiming, affordable_steps, warm_up_steps
 from bench.ranks.device import release_unused
@@ -21,7 +21,7 @@ The fastest of all these steps decides how many timed steps fit the budget."""
 
 
 class TimingPass(RankPass):
-    def run(self) -> Steps:
+    def run(self) -> StepRequests:
         with self.measurement.log.run_phase("timing"):
             yield from self.measurement.first_step()
             if self.measurement.measure.budget_s > 0 or self.measurement.measure.warmup_steps > 0:
@@ -65,7 +65,7 @@ class TimingPass(RankPass):
         tell(RankStage("timing", None, n_timed, step_s))
         return (yield from self._timed_window(n_timed, outcomes, "full"))
 
-    def _settling_steps(self, outcomes: list[Any], single_steps: list[TimedSteps]) -> Steps:
+    def _settling_steps(self, outcomes: list[Any], single_steps: list[TimedSteps]) -> StepRequests:
         """Run more steps before the number of timed steps is decided, until `measure.warmup_s` has passed.
 
         On a GPU the first full-length step allocates and compiles. With ZeRO-3 the second step takes 1.6 to 9

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from bench.common.rules import Count, Name, Times, check_lengths
+from bench.common.rules import Name, PositiveInt, Times, check_lengths
 from bench.config import Cell, MeasureConfig
-from bench.measure.facts import PassFacts, RankReport, together
+from bench.measure.facts import PassFacts, RankReport, join_by_rank
 from bench.ranks.log import RankStage
 
 FIRST_STEP, WARM_UP = "first step", "warm-up"
@@ -44,7 +44,7 @@ class RankTiming(Struct, frozen=True, kw_only=True):
 class TimingSection(RankTiming, frozen=True, kw_only=True):
     """Timed steps of all ranks."""
 
-    tokens_per_step: Count
+    tokens_per_step: PositiveInt
     """Tokens of one step, of all ranks together."""
 
 
@@ -69,7 +69,7 @@ class TimingFacts(PassFacts[RankTiming, TimingSection]):
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> TimingSection:
         parts = self.parts(reports)
-        per_rank = together(parts, "step_times_ms", "window_ms")
+        per_rank = join_by_rank(parts, "step_times_ms", "window_ms")
         return TimingSection(**per_rank, warmup=parts[0].warmup, tokens_per_step=cell.tokens_per_step)
 
 

@@ -11,15 +11,15 @@ from bench.measure.trace.intervals import Spans, subtract
 from bench.measure.trace.reader import Track
 from bench.measure.trace.timeline import (
     CLOCK_MARK,
-    MOVEMENTS,
+    MOVEMENT_OPERATORS,
     CommunicationSpan,
     IssuedCall,
     MatchError,
     StepRegions,
     Timeline,
-    by_part,
     pair_calls,
     placeholder_call,
+    spans_by_part,
 )
 
 COMMUNICATION_PREFIXES = ("c10d::", "_c10d_functional::", "deepspeed::dim_zero_all_to_all")
@@ -67,7 +67,9 @@ def cpu_timeline(
     is_compute = operators.name_mask(lambda name: name.startswith("aten::")) & (operators.thread == thread)
     rows = operators.outermost(np.flatnonzero(is_compute))
     spans = operators.spans[rows]
-    compute = by_part(spans, spans[:, 0], operators.name_mask(MOVEMENTS.__contains__)[rows], regions)
+    compute = spans_by_part(
+        spans, spans[:, 0], operators.name_mask(MOVEMENT_OPERATORS.__contains__)[rows], regions
+    )
     calling = operators.spans[operators.name_mask(lambda name: name.startswith(COMMUNICATION_PREFIXES))]
     transfers, purposes_unknown = _gloo_transfers(annotations, regions), None
     try:

@@ -20,15 +20,15 @@ from bench.measure.trace.intervals import Spans, covers, spans_of, union
 from bench.measure.trace.reader import TraceError, Track
 from bench.measure.trace.timeline import (
     COPY_PARTS,
-    MOVEMENTS,
+    MOVEMENT_OPERATORS,
     CommunicationSpan,
     IssuedCall,
     MatchError,
     StepRegions,
     Timeline,
-    by_part,
     pair_calls,
     placeholder_call,
+    spans_by_part,
 )
 
 NCCL_PREFIX = "nccl"
@@ -77,9 +77,11 @@ def cuda_timeline(
     outermost = operators.outermost(
         np.flatnonzero(operators.name_mask(lambda name: name.startswith("aten::")))
     )
-    moves = union(operators.spans[outermost[operators.name_mask(MOVEMENTS.__contains__)[outermost]]])
+    moves = union(operators.spans[outermost[operators.name_mask(MOVEMENT_OPERATORS.__contains__)[outermost]]])
     is_movement = covers(moves, kernels.launched) & (kernels.launch_row >= 0)
-    copy_parts = by_part(copies.spans, copies.launched, np.ones(len(copies.spans), dtype=np.bool_), regions)
+    copy_parts = spans_by_part(
+        copies.spans, copies.launched, np.ones(len(copies.spans), dtype=np.bool_), regions
+    )
     # The kernel of the barrier before the step is in the trace too.
     nccl = np.flatnonzero(is_nccl & (kernels.launched >= regions.step_us[0]))
     unmatched = None
@@ -89,7 +91,9 @@ def cuda_timeline(
         communications, unmatched = _with_placeholders(tracks["kernels"], regions, nccl, kernels), str(error)
     return Timeline(
         step=regions.step_us,
-        compute=by_part(kernels.spans[~is_nccl], kernels.launched[~is_nccl], is_movement[~is_nccl], regions),
+        compute=spans_by_part(
+            kernels.spans[~is_nccl], kernels.launched[~is_nccl], is_movement[~is_nccl], regions
+        ),
         communications=communications,
         copies={part: copy_parts[part] for part in COPY_PARTS},
         unmatched=unmatched,

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.measure.rank_pass import RankPass, Steps
+from bench.measure.rank_pass import RankPass, StepRequests
 from bench.measure.trace.section import RankTracedSteps, traced_steps
-from bench.measure.trace.trace import StepTracer, keep_trace
+from bench.measure.trace.tracer import StepTracer, keep_trace
 from bench.measure.trace.waiting import ClockOffset, RankTrace
 
 PINGS = 30
@@ -84,7 +84,7 @@ def mean_offset(before: ClockOffset, after: ClockOffset) -> ClockOffset:
 class TracePass(RankPass):
     steps: RankTracedSteps | None = None
 
-    def run(self) -> Steps:
+    def run(self) -> StepRequests:
         measurement = self.measurement
         is_inspected = measurement.inspects_traced_step
         steps = (

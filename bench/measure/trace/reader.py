@@ -20,7 +20,7 @@ from bench.measure.trace.intervals import Spans
 
 Event = Mapping[str, Any]
 
-KEPT_TRACE = "rank_{rank}.trace.json.gz"
+KEPT_TRACE_NAME = "rank_{rank}.trace.json.gz"
 """File name of the trace that a rank stores in its folder with `measure.keep_traces=true`."""
 CHUNK_CHARACTERS = 1 << 22
 """Number of characters that the reader takes from the file at a time."""

@@ -10,13 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bench.attention.layouts import LAYOUTS
-from bench.common.rules import Amount, PerRank, Positive, Times, check_lengths
-from bench.config import OWN, Cell, MeasureConfig
+from bench.common.rules import NonNegativeFloat, PerRank, PositiveFloat, Times, check_lengths
+from bench.config import USER_CODE, Cell, MeasureConfig
 from bench.cost.flops import causal_area
 from bench.measure.check import Check
 from bench.measure.documents.section import DocumentsSection
 from bench.measure.engagement.section import will_share_traced_step
-from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_name, by_rank
+from bench.measure.facts import NOT_RUN, FaultOrigin, PassFacts, RankReport, field_by_rank, lists_by_name
 from bench.measure.trace.intervals import length
 from bench.measure.trace.split import StepSplit
 from bench.measure.trace.timeline import COMPUTE_PARTS
@@ -76,12 +76,12 @@ class TraceSection(Struct, frozen=True, kw_only=True):
     `step_ms`. A purpose is attention, parameters, gradients, data_and_loss or other.
     """
 
-    step_ms: list[Positive] = []
+    step_ms: list[PositiveFloat] = []
     """Length of the traced step by rank: the denominator of shares. Empty with a `failure`, like all
     fields."""
-    total_ms: list[Amount] = []
+    total_ms: list[NonNegativeFloat] = []
     """Time by rank in which any communication was in flight."""
-    exposed_ms: list[Amount] = []
+    exposed_ms: list[NonNegativeFloat] = []
     """Part of `total_ms` in which the rank computed nothing. Communication in flight behind compute counts in
     `total_ms` only."""
     communication_ms: dict[str, list[float]] = {}
@@ -155,7 +155,7 @@ class TraceFacts(PassFacts[RankTracedSteps, TraceSection]):
     name = "trace"
     part_type = RankTracedSteps
     needs_all_ranks = True
-    fault_origin = Moment.INSPECTED_STEP
+    fault_origin = FaultOrigin.INSPECTED_STEP
 
     def is_requested(self, measure: MeasureConfig) -> bool:
         return measure.trace
@@ -176,16 +176,16 @@ class TraceFacts(PassFacts[RankTracedSteps, TraceSection]):
         splits: Sequence[StepSplit] = [trace.split for trace in traces]
         waiting = compute_waiting(traces)
         times: dict[str, Any] = {
-            name: by_rank(splits, name) for name in ("step_ms", "total_ms", "exposed_ms", "idle_ms")
+            name: field_by_rank(splits, name) for name in ("step_ms", "total_ms", "exposed_ms", "idle_ms")
         }
-        times |= {name: by_name(by_rank(splits, name)) for name in BY_NAME}
+        times |= {name: lists_by_name(field_by_rank(splits, name)) for name in BY_NAME}
         return TraceSection(
             **times,
             purpose_exposed_ms=steps[median].purpose_exposed_ms,
             purpose_waiting_ms=None if isinstance(waiting, str) else waiting.waiting_ms,
             purpose_exposed_waiting_ms=steps[median].purpose_exposed_waiting_ms,
             causal_area=_causal_areas(cell, reports),
-            purposes_unknown=by_rank(traces, "purposes_unknown"),
+            purposes_unknown=field_by_rank(traces, "purposes_unknown"),
             steps=steps,
             median_step=median,
             is_inspected=ranks[0].is_inspected,
@@ -200,7 +200,7 @@ class TraceFacts(PassFacts[RankTracedSteps, TraceSection]):
         The user's own training loop may differ from step to step, so a difference fails no cell with
         `trainer=own`; `call_differences` has it.
         """
-        if cell.trainer == OWN:
+        if cell.trainer == USER_CODE:
             return None
         for number, step in enumerate(section.steps):
             for rank, difference in enumerate(step.call_differences):
@@ -239,12 +239,12 @@ def _traced_step(traces: Sequence[RankTrace]) -> TracedStep:
     waiting = compute_waiting(traces)
     exposed = [trace.split.exposed_spans_ms for trace in traces]
     return TracedStep(
-        step_ms=by_rank([trace.split for trace in traces], "step_ms"),
-        purpose_exposed_ms=by_name(
+        step_ms=field_by_rank([trace.split for trace in traces], "step_ms"),
+        purpose_exposed_ms=lists_by_name(
             [{purpose: length(spans) for purpose, spans in by_purpose.items()} for by_purpose in exposed]
         ),
         purpose_exposed_waiting_ms=None if isinstance(waiting, str) else waiting.exposed_ms,
-        call_differences=by_rank(traces, "call_differences"),
+        call_differences=field_by_rank(traces, "call_differences"),
     )
 
 

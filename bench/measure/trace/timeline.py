@@ -24,7 +24,7 @@ COMPUTE_PARTS = ("attention", "packing", "optimizer", "other")
 COPY_PARTS = ("packing", "optimizer", "other")
 """Parts of device copies and fills; in attention these are packing, because they calculate nothing."""
 
-MOVEMENTS = frozenset(
+MOVEMENT_OPERATORS = frozenset(
     f"aten::{name}"
     for name in (
         "copy_", "clone", "contiguous", "cat", "stack", "concat", "to", "_to_copy", "reshape", "flatten",
@@ -127,7 +127,7 @@ def on_host_clock(tracks: Mapping[str, Track], marks_ns: Sequence[int]) -> dict[
     return {name: replace(track, spans=track.spans + shift) for name, track in tracks.items()}
 
 
-def by_part(
+def spans_by_part(
     spans: Spans, called_us: NDArray[np.float64], is_movement: NDArray[np.bool_], regions: StepRegions
 ) -> dict[str, Spans]:
     """Return the spans merged by part of COMPUTE_PARTS.

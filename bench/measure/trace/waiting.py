@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bench.measure.calls import Meeting
+from bench.measure.calls import RendezvousKey
 from bench.measure.trace.intervals import Span, intersect, length
 from bench.measure.trace.split import StepSplit
 from bench.measure.trace.timeline import CommunicationSpan
@@ -87,7 +87,7 @@ def compute_waiting(traces: Sequence[RankTrace]) -> Waiting | str:
     """
     if len({trace.clock for trace in traces}) == 1:
         traces = [replace(trace, offset=ClockOffset(0.0, 0.0)) for trace in traces]
-    arrivals: dict[Meeting, list[Arrival]] = {}
+    arrivals: dict[RendezvousKey, list[Arrival]] = {}
     for trace in traces:
         for communication in trace.communications:
             arrivals.setdefault(communication.call.rendezvous_key, []).append(
@@ -120,7 +120,9 @@ def clock_bound_us(traces: Sequence[RankTrace]) -> float | None:
     return max(bounds)
 
 
-def _unknown_reason(traces: Sequence[RankTrace], arrivals: Mapping[Meeting, list[Arrival]]) -> str | None:
+def _unknown_reason(
+    traces: Sequence[RankTrace], arrivals: Mapping[RendezvousKey, list[Arrival]]
+) -> str | None:
     """Return why waiting is unknown, None if it is known.
 
     One unmatched call makes all waiting unknown, because a sum over the other calls would be too small.
@@ -139,7 +141,9 @@ def _unknown_reason(traces: Sequence[RankTrace], arrivals: Mapping[Meeting, list
     return None
 
 
-def _waiting_spans(trace: RankTrace, arrivals: Mapping[Meeting, list[Arrival]]) -> dict[str, list[Span]]:
+def _waiting_spans(
+    trace: RankTrace, arrivals: Mapping[RendezvousKey, list[Arrival]]
+) -> dict[str, list[Span]]:
     """Return the spans, by purpose, from this rank's arrival to the last one, in ms from the step's start.
 
     A span ends with its communication at the latest.

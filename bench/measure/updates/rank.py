@@ -16,7 +16,7 @@ from bench.attention.watch import bits_of
 from bench.measure.rank_pass import RankPass
 from bench.measure.updates.section import RankUpdates
 from bench.ranks.log import WrongResultError
-from bench.training.data import mixed
+from bench.training.data import splitmix64
 from bench.training.engines.engine import Engine
 from bench.training.optimizer_facts import OPTIMIZER_FACTS
 
@@ -35,7 +35,7 @@ class UpdatesPass(RankPass):
         if trainer is None:
             return
         with self.measurement.log.run_phase("updates"):
-            for name in not_finite(trainer.engine.shards()):
+            for name in names_not_finite(trainer.engine.shards()):
                 raise WrongResultError(f"numbers of {name} are not finite before the first step")
             self.before = digests(trainer.engine)
 
@@ -64,7 +64,7 @@ class UpdatesPass(RankPass):
         with self.measurement.log.run_phase("updates"):
             state_keys = OPTIMIZER_FACTS[trainer.cell.optimizer.name].state_keys
             tensors = parameters_and_state(trainer.engine, state_keys)
-            return replace(self.updates, not_finite=[*not_finite(tensors)])
+            return replace(self.updates, not_finite=[*names_not_finite(tensors)])
 
 
 def parameters_and_state(engine: Engine, keys: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
@@ -74,7 +74,7 @@ def parameters_and_state(engine: Engine, keys: Sequence[str]) -> Iterator[tuple[
         yield from ((f"{key} of {name}", state) for name, state in engine.optimizer_state(key))
 
 
-def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
+def names_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
     """Yield the names of tensors with a number that is not finite, without a copy of a tensor's size."""
     for name, values in tensors:
         if values.numel() > 0 and not bool(torch.stack(values.aminmax()).isfinite().all()):
@@ -92,7 +92,7 @@ def digest(values: Tensor) -> str:
     places = torch.arange(min(CHUNK, bits.numel()), device=values.device)
     total = torch.zeros((), dtype=torch.int64, device=values.device)
     for first, chunk in zip(range(0, bits.numel(), CHUNK), bits.split(CHUNK), strict=True):
-        total += mixed((places[: chunk.numel()] + first) * 1_000_003 + chunk).sum()
+        total += splitmix64((places[: chunk.numel()] + first) * 1_000_003 + chunk).sum()
     return f"{int(total) % 2**64:016x}"
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from bench.config import OWN, Cell
+from bench.config import USER_CODE, Cell
 from bench.measure.check import Check
-from bench.measure.facts import NOT_RUN, Moment, PassFacts, RankReport, by_rank
+from bench.measure.facts import NOT_RUN, FaultOrigin, PassFacts, RankReport, field_by_rank
 
 NOT_AVERAGED = (
     ": they began as different weights, or gradients were not averaged over these ranks; let DDP, FSDP or"
@@ -56,7 +56,7 @@ class UpdatesFacts(PassFacts[RankUpdates, UpdatesSection]):
     workload = "train"
     is_own_work = False
     is_evidence = True
-    fault_origin = Moment.PARAMETERS
+    fault_origin = FaultOrigin.PARAMETERS
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> UpdatesSection:
         parts, ranks = self.parts(reports), cell.running_ranks
@@ -67,11 +67,11 @@ class UpdatesFacts(PassFacts[RankUpdates, UpdatesSection]):
             if len({*digests.values()}) > 1:
                 unequal.setdefault(name, []).extend(digests)
         return UpdatesSection(
-            shards=sum(map(len, by_rank(parts, "digests"))),
+            shards=sum(map(len, field_by_rank(parts, "digests"))),
             replicas=replicas,
-            unmoved=_ranks_by_name(by_rank(parts, "unmoved"), ranks),
+            unmoved=_ranks_by_name(field_by_rank(parts, "unmoved"), ranks),
             unequal=unequal,
-            not_finite=_ranks_by_name(by_rank(parts, "not_finite"), ranks),
+            not_finite=_ranks_by_name(field_by_rank(parts, "not_finite"), ranks),
         )
 
     def gate(self, cell: Cell, section: UpdatesSection) -> str | None:
@@ -81,7 +81,7 @@ class UpdatesFacts(PassFacts[RankUpdates, UpdatesSection]):
         for name, ranks in section.unmoved.items():
             return f"updates: an optimizer step left {name} as it was on {_rank_list(ranks)}"
         for name, ranks in section.unequal.items():
-            cause = NOT_AVERAGED if cell.trainer == OWN else ""
+            cause = NOT_AVERAGED if cell.trainer == USER_CODE else ""
             return f"updates: replicas of {name} differ on {_rank_list(ranks)}{cause}"
         return None
 

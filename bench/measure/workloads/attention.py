@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.measure.parity.rank import laid_out_as_by_a_model, random_input
+from bench.measure.parity.rank import random_input, with_model_strides
 from bench.measure.subject import AttentionCall
 from bench.measure.timing.clock import StepClock, synchronise
-from bench.measure.workloads.workload import Rank, Workload
+from bench.measure.workloads.workload import Workload, WorkloadRank
 
 
 class AttentionWorkload(Workload):
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: WorkloadRank) -> None:
         super().__init__(rank)
         self.causal = self.cell.workload.mask == "causal"
         q, k, v, self.dout = (self._random_shard(index) for index in range(4))
@@ -77,7 +77,7 @@ class AttentionWorkload(Workload):
         """Return this rank's shard of q, k, v or the output's gradient; the whole tensor is freed."""
         whole = random_input(self.cell, index, self.cell.seq_len, self.rank.device)
         pieces = self.rank.strategy.slices(whole.shape[2])
-        return laid_out_as_by_a_model(torch.cat([whole[:, :, piece] for piece in pieces], dim=2))
+        return with_model_strides(torch.cat([whole[:, :, piece] for piece in pieces], dim=2))
 
 
 WORKLOAD = AttentionWorkload

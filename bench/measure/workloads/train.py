@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from bench.attention.watch import AttentionWatch
-from bench.measure.hooks import Spans, step_spans
-from bench.measure.mistakes import mistaken
+from bench.measure.hooks import Spans, optimizer_step_spans
+from bench.measure.mistakes import mistake_code
 from bench.measure.timing.section import first_step_tokens
-from bench.measure.workloads.workload import Rank, Workload
+from bench.measure.workloads.workload import Workload, WorkloadRank
 from bench.training.activation_memory import ActivationOffload, tile_mlps
 from bench.training.data import open_data
 from bench.training.loss import ModelWithLoss
@@ -19,13 +19,13 @@ from bench.training.models import TORCH_DTYPES, empty_model, sum_embedding_gradi
 from bench.training.trainer_facts import TRAINER_FACTS
 from bench.training.trainers import trainer_code
 from bench.training.trainers.trainer import NextStep, StepOutcome, Trainer
-from bench.training.weights import filled_layers, numbers_of
+from bench.training.weights import fill_layers, model_weights
 
 
 class TrainWorkload(Workload):
     trainer: Trainer
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: WorkloadRank) -> None:
         super().__init__(rank)
         cell = self.cell
         rank.begin("data" if cell.data.tokenizer is None else "tokenizing")
@@ -36,9 +36,9 @@ class TrainWorkload(Workload):
         if cell.offload.activations:
             self.activation_offload = ActivationOffload(rank.device)
             self.activation_offload.install(model.model)
-        layers = filled_layers(model.model, numbers_of(cell.model, cell.seed), rank.device)
+        layers = fill_layers(model.model, model_weights(cell.model, cell.seed), rank.device)
         self.trainer = (
-            mistaken(cell.inject_fault)
+            mistake_code(cell.inject_fault)
             .trainer(trainer_code(cell.trainer))
             .build(model, layers, data, rank.strategy, rank.wiring, rank.device, rank.phase)
         )
@@ -55,7 +55,7 @@ class TrainWorkload(Workload):
     def optimizer_spans(self) -> AbstractContextManager[Spans]:
         """Record the engine's updates, or those of all torch optimizers if a training stack updates."""
         is_stack = TRAINER_FACTS[self.cell.trainer].is_stack
-        return step_spans(self.rank.phase) if is_stack else super().optimizer_spans()
+        return optimizer_step_spans(self.rank.phase) if is_stack else super().optimizer_spans()
 
     def input_positions(self) -> Tensor | None:
         positions = self.trainer.input_digest.positions
@@ -73,7 +73,7 @@ class TrainWorkload(Workload):
         self.trainer.step(0, first_step_tokens(self.cell.padded_len, multiple))
 
 
-def _model(rank: Rank) -> ModelWithLoss:
+def _model(rank: WorkloadRank) -> ModelWithLoss:
     """Return the model with its loss, without weights, in the dtype of master weights: float32 or float64."""
     cell = rank.strategy.cell
     torch.set_default_dtype(TORCH_DTYPES["fp64" if cell.dtype == "fp64" else "fp32"])

@@ -14,12 +14,12 @@ from bench.attention.watch import AttentionWatch
 from bench.config import Cell, DataConfig
 from bench.measure.hooks import Spans, method_spans
 from bench.measure.objective.section import MAX_TOKENS as OBJECTIVE_TOKENS
-from bench.measure.rank_pass import StepRequest, Steps
+from bench.measure.rank_pass import StepRequest, StepRequests
 from bench.measure.subject import Subject
 from bench.measure.workloads import workload_code
 from bench.ranks.groups import RankGroups
 from bench.ranks.log import StepPhase
-from bench.strategies import STRATEGIES, runnable
+from bench.strategies import STRATEGIES, load_strategy_class
 from bench.strategies.strategy import Strategy, Wiring
 
 HIDDEN_SIZE = 64
@@ -30,7 +30,7 @@ SYNTHETIC = DataConfig(name="synthetic", path=None, tokenizer=None, prompt_token
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class WorkloadRank:
     """Installed strategy and device of one rank, on which a workload is built."""
 
     strategy: Strategy
@@ -47,7 +47,7 @@ class Workload(Subject):
     optimizer: object | None = None
     """Object whose method `update` ends a step; None if nothing is trained."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: WorkloadRank) -> None:
         self.rank = rank
         self.strategy: Strategy = rank.strategy
         self.cell = rank.strategy.cell
@@ -81,7 +81,7 @@ class Workload(Subject):
     def optimizer_spans(self) -> AbstractContextManager[Spans]:
         return method_spans(self.optimizer, "update")
 
-    def run(self, passes: Steps) -> None:
+    def run(self, passes: StepRequests) -> None:
         """Run the steps that the passes request.
 
         An error of a step is raised in the pass that requested it, and then here.
@@ -123,9 +123,9 @@ def use_libraries_once(cell: Cell, groups: RankGroups, device: torch.device) -> 
     size of a cell.
     """
     small = _smallest_cell(cell)
-    strategy = runnable(small.strategy)(small, groups, STRATEGIES[small.strategy])
+    strategy = load_strategy_class(small.strategy)(small, groups, STRATEGIES[small.strategy])
     with strategy.install() as wiring:
-        workload_code(small.workload.name)(Rank(strategy, wiring, device, StepPhase())).short_step()
+        workload_code(small.workload.name)(WorkloadRank(strategy, wiring, device, StepPhase())).short_step()
 
 
 def _smallest_cell(cell: Cell) -> Cell:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.common.environment import Machine
-from bench.common.labels import shown
+from bench.common.labels import value_label
 from bench.config import Cell, ConfigError
 from bench.plan.experiments.loss_equivalence import comparison_cells, roles_of
 from bench.plan.experiments.max_length import Grow, make_grow, search_line
@@ -72,7 +72,7 @@ def experiment_of(raws: Sequence[Raw]) -> Experiment:
     for raw in raws:
         if workload not in (None, raw["workload"]["name"]):
             raise ConfigError(
-                f"workload={shown(raw['workload']['name'])}: experiment={name} takes only"
+                f"workload={value_label(raw['workload']['name'])}: experiment={name} takes only"
                 f" workload={workload}; leave workload out"
             )
         if raw["mode"] in (PREDICT, REPLAY) and EXPERIMENTS[name].compares_values:
@@ -82,6 +82,7 @@ def experiment_of(raws: Sequence[Raw]) -> Experiment:
             )
         if raw["length_step"] is not None and EXPERIMENTS[name].make_grow is None:
             raise ConfigError(
-                f"length_step={shown(raw['length_step'])}: belongs to experiment=max_length; leave it out"
+                f"length_step={value_label(raw['length_step'])}: belongs to experiment=max_length; leave it"
+                " out"
             )
     return EXPERIMENTS[name]

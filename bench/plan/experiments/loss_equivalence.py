@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.common.environment import Machine
-from bench.config import NO_MISTAKE, Cell, ConfigError
+from bench.config import NO_FAULT, Cell, ConfigError
 from bench.measure.mistakes import MISTAKES
 from bench.plan.work import REFERENCE_STRATEGY, work_of
 from bench.record.record import Role
@@ -60,7 +60,7 @@ def roles_of(cells: Sequence[Cell]) -> dict[str, Role]:
     roles: dict[str, Role] = {}
     work_with_reference = set[str]()
     for cell in cells:
-        if cell.inject_fault != NO_MISTAKE:
+        if cell.inject_fault != NO_FAULT:
             roles[cell.cell_id] = Role.INJECTED_FAULT
         elif cell.strategy != REFERENCE_STRATEGY or cell.trainer != "native":
             roles[cell.cell_id] = Role.CELL

@@ -15,7 +15,7 @@ from functools import cache
 from itertools import chain, zip_longest
 
 from bench.common.environment import Machine
-from bench.common.labels import length_label, shown
+from bench.common.labels import length_label, value_label
 from bench.config import Cell, ConfigError
 from bench.cost.memory import memory_need
 from bench.record.record import Record, Status
@@ -115,7 +115,8 @@ def searches(raws: Sequence[Raw], machine: Machine) -> list[Search]:
     for raw in raws:
         if (repeats := raw["measure"]["repeats"]) != 1:
             raise ConfigError(
-                f"measure.repeats={shown(repeats)}: experiment=max_length runs each length once; leave it out"
+                f"measure.repeats={value_label(repeats)}: experiment=max_length runs each length once; leave"
+                " it out"
             )
         limit = {"memory_limit_gib": CPU_LIMIT_GIB} if _is_unlimited(raw, machine) else {}
         for full in _with_strategy({**raw, "cluster": {**raw["cluster"], **limit}}, machine):
@@ -139,7 +140,7 @@ def _shortest_length(raw: Raw) -> int:
 
 
 def _prompt_tokens(raw: Raw) -> int:
-    return values.whole("data.prompt_tokens", raw["data"]["prompt_tokens"], least=0)
+    return values.whole_number("data.prompt_tokens", raw["data"]["prompt_tokens"], least=0)
 
 
 def _is_unlimited(raw: Raw, machine: Machine) -> bool:

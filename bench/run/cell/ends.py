@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.ranks.log import JOIN, RefusedError, WrongResultError
-from bench.ranks.out_of_memory import KINDS, memory_of_text
+from bench.ranks.out_of_memory import MEMORY_OF_TYPE, exhausted_memory_by_text
 from bench.record.record import Failure, OutOfMemory, Status
-from bench.run.node.ranks import LOST_PEER_TEXTS, RankEnd, RankFailure, lost_a_peer
+from bench.run.node.ranks import LOST_PEER_TEXTS, RankEnd, RankFailure, is_lost_peer_failure
 
 NODE_LOST = "NODE_LOST"
 """Kind of the failure of a node that is out of reach."""
@@ -52,10 +52,12 @@ class CellEnds:
         if failure is None:
             if end.report:
                 return None
-            return self._memory_of_signal(end) or memory_of_text(end.log_tail, limited=self.limited)
+            return self._memory_of_signal(end) or exhausted_memory_by_text(end.log_tail, limited=self.limited)
         if failure.out_of_memory is not None:
             return failure.out_of_memory.memory
-        return KINDS.get(failure.kind) or memory_of_text(failure.message, limited=self.limited)
+        return MEMORY_OF_TYPE.get(failure.kind) or exhausted_memory_by_text(
+            failure.message, limited=self.limited
+        )
 
     def _memory_of_signal(self, end: RankEnd) -> str | None:
         """Return `host` if an allocation that the memory limit refused explains the signal of the rank."""
@@ -102,7 +104,7 @@ CAUSES: Sequence[tuple[Status, Callable[[RankEnd, CellEnds], bool]]] = (
     (Status.KILLED, lambda end, _: end.node_lost is not None),
     (Status.KILLED, _was_killed),
     (Status.CRASHED, _has_crashed),
-    (Status.ERROR, lambda end, _: end.failure is not None and not lost_a_peer(end.failure)),
+    (Status.ERROR, lambda end, _: end.failure is not None and not is_lost_peer_failure(end.failure)),
     (Status.ERROR, _ended_without_result),
     (Status.TIMED_OUT, lambda end, _: end.hang is not None),
     (Status.TIMED_OUT, lambda end, ranks: end.exit_code is None and ranks.reached_deadline),

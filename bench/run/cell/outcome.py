@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
-from bench.common.environment import Environment, describe
-from bench.common.finite import not_finite
+from bench.common.environment import Environment, describe_environment
+from bench.common.finite import find_not_finite
 from bench.common.labels import rate_range_label, size_label
 from bench.common.statistics import slowest_median
 from bench.config import Cell
@@ -24,7 +24,15 @@ from bench.cost.flops import (
 )
 from bench.cost.memory import MemoryNeed
 from bench.cost.traffic import payload
-from bench.measure import Sections, checks, decoded, evidence, first_failure, merge, own_work_s
+from bench.measure import (
+    Sections,
+    checks,
+    decode_reports,
+    evidence_sections,
+    first_failure,
+    merge_reports,
+    own_work_s,
+)
 from bench.measure.check import Check
 from bench.measure.documents.section import DocumentsSection
 from bench.measure.facts import RankReport, worst_by_name
@@ -61,22 +69,26 @@ def record_of(
     cluster = planned.cell.cluster
     status, failure = classify(ends, limited=cluster.memory_limit_gib is not None and cluster.device == "cpu")
     if failure is not None:
-        return failed(planned, status, failure, wall_s, started_at)
-    reports = decoded([end.report for end in ends if end.report is not None])
-    sections = merge(reports, planned.cell, known)
-    wrong = first_failure(planned.cell, sections) or flaw_of_a_rank(reports, planned.cell.running_ranks)
-    record = judged(planned, reports, sections, checks(planned.cell, sections), wrong, wall_s, started_at)
+        return failure_record(planned, status, failure, wall_s, started_at)
+    reports = decode_reports([end.report for end in ends if end.report is not None])
+    sections = merge_reports(reports, planned.cell, known)
+    wrong = first_failure(planned.cell, sections) or first_rank_flaw(reports, planned.cell.running_ranks)
+    record = completed_record(
+        planned, reports, sections, checks(planned.cell, sections), wrong, wall_s, started_at
+    )
     phases_s = worst_by_name([report.phases_s for report in reports])
     fixed_cost_s = wall_s - max(map(own_work_s, reports)) if record.status is Status.OK else None
     return replace(record, phases_s=phases_s, fixed_cost_s=fixed_cost_s)
 
 
-def refused(planned: PlannedCell, reason: str, wall_s: float, started_at: datetime | None = None) -> Record:
+def unsupported_record(
+    planned: PlannedCell, reason: str, wall_s: float, started_at: datetime | None = None
+) -> Record:
     """Return the record of a cell that is not supported, with the reason."""
     return new_record(planned, Status.UNSUPPORTED, reason, wall_s, started_at)
 
 
-def failed(
+def failure_record(
     planned: PlannedCell, status: Status, failure: Failure, wall_s: float, started_at: datetime
 ) -> Record:
     """Return the record of a cell that failed before its end."""
@@ -88,7 +100,7 @@ def failed(
     return new_record(planned, status, reason.splitlines()[0], wall_s, started_at, failure=failure)
 
 
-def judged(
+def completed_record(
     planned: PlannedCell,
     reports: Sequence[RankReport],
     sections: Sections,
@@ -110,7 +122,9 @@ def judged(
     """
     if wrong is None:
         wrong = _first_not_finite(sections)
-    status, kept = (Status.OK, sections) if wrong is None else (Status.WRONG_RESULT, evidence(sections))
+    status, kept = (
+        (Status.OK, sections) if wrong is None else (Status.WRONG_RESULT, evidence_sections(sections))
+    )
     record = new_record(planned, status, wrong, wall_s, started_at, sections=kept, made=made)
     return replace(record, environment=replace(record.environment, **reports[0].software))
 
@@ -135,11 +149,11 @@ def with_node_environments(record: Record, nodes: Sequence[Mapping[str, Any]]) -
 
 def as_wrong_result(record: Record, reason: str) -> Record:
     """Return a record with status `wrong_result`: the checks stay, the speed is removed."""
-    kept = dict.fromkeys(record.sections) | evidence(record.sections)
+    kept = dict.fromkeys(record.sections) | evidence_sections(record.sections)
     return replace(record, status=Status.WRONG_RESULT, reason=reason, fixed_cost_s=None, **kept)
 
 
-def flaw_of_a_rank(reports: Sequence[RankReport], ranks: Sequence[int]) -> str | None:
+def first_rank_flaw(reports: Sequence[RankReport], ranks: Sequence[int]) -> str | None:
     """Return the first flaw in the reports of these ranks, in one line, or None if there is none.
 
     A section may hide the flaw: merging takes the largest of some numbers, and only rank 0's of others.
@@ -150,7 +164,7 @@ def flaw_of_a_rank(reports: Sequence[RankReport], ranks: Sequence[int]) -> str |
 
 def _first_not_finite(parts: Mapping[str, Any]) -> str | None:
     """Return the place and value of the first number that is not finite, or None if all are."""
-    places = (place for name, part in parts.items() for place in not_finite(part, name))
+    places = (place for name, part in parts.items() for place in find_not_finite(part, name))
     return next((f"{place}, which is no finite number" for place in places), None)
 
 
@@ -195,7 +209,7 @@ def new_record(
         reason=reason,
         provenance=mode_of(cell).provenance,
         config=cell.flat(),
-        environment=describe(STRATEGIES.packages(cell.strategy)),
+        environment=describe_environment(STRATEGIES.packages(cell.strategy)),
         analytic=analytic(cell, sections, planned.need),
         started_at=(started_at or datetime.now(UTC)).isoformat(timespec="seconds"),
         wall_s=wall_s,

@@ -14,7 +14,7 @@ from bench.plan.planned import PlannedCell
 from bench.record.record import Record, Role, Status
 from bench.request.modes import REPLAY, mode_of
 from bench.run.cell.launcher import Launcher
-from bench.run.cell.outcome import new_record, record_of, refused, with_node_environments
+from bench.run.cell.outcome import new_record, record_of, unsupported_record, with_node_environments
 from bench.run.cell.rank_watch import SILENT, Listener
 from bench.run.node.job import RankEntry
 
@@ -45,7 +45,7 @@ def run(
         CellInterrupted: A signal interrupted the cell.
     """
     if planned.reason is not None:
-        return refused(planned, planned.reason, wall_s=0.0)
+        return unsupported_record(planned, planned.reason, wall_s=0.0)
     mode = mode_of(planned.cell)
     if not mode.starts_ranks:
         return mode.complete(planned.cell, new_record(planned, Status.OK, None))

@@ -9,9 +9,9 @@ import torch
 
 from bench.common.labels import GIB
 from bench.config import ClusterConfig
-from bench.measure.memory.live_blocks import largest_classes
+from bench.measure.memory.live_blocks import largest_block_classes
 from bench.ranks.log import RankLog
-from bench.ranks.memory_limit import held_bytes, lift_memory_limit
+from bench.ranks.memory_limit import lift_memory_limit, used_limit_bytes
 from bench.ranks.out_of_memory import requested_bytes, root_cause
 from bench.record.record import OutOfMemory
 from bench.run.node.ranks import RankFailure
@@ -46,7 +46,7 @@ def _out_of_memory(
         requested_bytes=requested_bytes(str(cause)),
         limit_bytes=None if limit_gib is None else round(limit_gib * GIB),
         allocated_bytes=allocated_bytes,
-        largest=largest_classes(cluster.device),
+        largest=largest_block_classes(cluster.device),
     )
 
 
@@ -58,4 +58,4 @@ def _allocated_bytes(cluster: ClusterConfig) -> int | None:
     """
     if cluster.device == "cuda":
         return torch.cuda.memory_allocated() if torch.cuda.is_initialized() else None
-    return None if cluster.memory_limit_gib is None else held_bytes(cluster.memory_limit_gib)
+    return None if cluster.memory_limit_gib is None else used_limit_bytes(cluster.memory_limit_gib)

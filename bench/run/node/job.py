@@ -94,7 +94,7 @@ def take_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def tail_of(path: Path) -> str:
+def read_log_tail(path: Path) -> str:
     """Return the last LOG_TAIL_BYTES of a log, or an empty string if there is no log."""
     if not path.exists():
         return ""

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bench.common.labels import shown
+from bench.common.labels import value_label
 from bench.common.nvml import visible_uuids
-from bench.config import Cell, ConfigError, WhenTaken
+from bench.config import Cell, ConfigError, LeasePolicy
 
 VARIABLE = "ULYSSES_RING_BENCH_LEASES"
 """Environment variable that names another folder for leases, such as one that several containers share."""
@@ -32,7 +32,7 @@ MOST_CHARACTERS = 500
 
 @contextmanager
 def lease(
-    gpus: Sequence[str], when_taken: WhenTaken, say: Callable[[str], None], *, folder: Path = Path()
+    gpus: Sequence[str], when_taken: LeasePolicy, say: Callable[[str], None], *, folder: Path = Path()
 ) -> Iterator[None]:
     """Lease devices as long as the context is open.
 
@@ -48,10 +48,11 @@ def lease(
     Raises:
         ConfigError: A device is in use and `when_taken` is REFUSE.
     """
-    holder = f"{shown(shlex.join(sys.argv))} (pid {os.getpid()}, folder {shown(str(folder.absolute()))})"
+    command, place = value_label(shlex.join(sys.argv)), value_label(str(folder.absolute()))
+    holder = f"{command} (pid {os.getpid()}, folder {place})"
     with ExitStack() as locks:
         try:
-            for path in [] if when_taken is WhenTaken.NONE else _paths(gpus):
+            for path in [] if when_taken is LeasePolicy.NONE else _paths(gpus):
                 _lock(path, when_taken, say, locks)
                 # Creating the file anew makes sure that no link of another user is followed.
                 path.unlink(missing_ok=True)
@@ -64,14 +65,14 @@ def lease(
         yield
 
 
-def _lock(path: Path, when_taken: WhenTaken, say: Callable[[str], None], locks: ExitStack) -> None:
+def _lock(path: Path, when_taken: LeasePolicy, say: Callable[[str], None], locks: ExitStack) -> None:
     """Lock a device; `path` is the file into which its holder writes who it is."""
     lock = FileLock(path.with_suffix(".lock"), mode=0o666)
     try:
         locks.enter_context(lock.acquire(blocking=False))
     except Timeout:
         device = "this machine" if path.stem == MACHINE else f"GPU {path.stem}"
-        if when_taken is WhenTaken.REFUSE:
+        if when_taken is LeasePolicy.REFUSE:
             raise ConfigError(
                 f"lease=refuse: {device} is in use by {_holder(path)}; wait until it ends, or run at the same"
                 " time with lease=none"

@@ -17,7 +17,7 @@ import psutil
 from msgspec import convert
 
 from bench.common.nvml import idle_gpus
-from bench.ranks.log import RankState, place_path, read_place
+from bench.ranks.log import RankState, rank_state_path, read_rank_state
 from bench.run.node.job import (
     NodeJob,
     RankEntry,
@@ -25,11 +25,11 @@ from bench.run.node.job import (
     failure_path,
     log_path,
     read_json,
+    read_log_tail,
     report_path,
-    tail_of,
     take_json,
 )
-from bench.run.node.ranks import NodeEvent, RankEnd, RankEnded, RankFailed, RankFailure, lost_a_peer
+from bench.run.node.ranks import NodeEvent, RankEnd, RankEnded, RankFailed, RankFailure, is_lost_peer_failure
 from bench.run.node.server import ForkServer, enter_rank
 from bench.run.node.stacks import RankActivity, ask_for_stacks
 
@@ -134,7 +134,7 @@ class LocalRanks:
                 self._ended_at_s[rank] = time.monotonic()
                 if not report_path(self._folder, rank).exists():
                     failure = self._failure(rank)
-                    events.append(RankFailed(rank, failure is not None and lost_a_peer(failure)))
+                    events.append(RankFailed(rank, failure is not None and is_lost_peer_failure(failure)))
                 events.append(RankEnded(rank))
         return events
 
@@ -196,7 +196,7 @@ class LocalRanks:
 
     def _state(self, rank: int) -> RankState | None:
         """Return the state that a rank recorded; None until its stack handler is installed."""
-        return read_place(place_path(Path(self._scratch.name), rank))
+        return read_rank_state(rank_state_path(Path(self._scratch.name), rank))
 
     def _receive(self) -> list[NodeEvent]:
         """Read the events in the pipe, and close it once the last rank has ended."""
@@ -225,7 +225,7 @@ class LocalRanks:
             None if ended_at_s is None else self._processes[rank].exitcode,
             report,
             failure,
-            tail_of(log_path(self._folder, rank)),
+            read_log_tail(log_path(self._folder, rank)),
             None if failed_at_s is None else self._stopped_at_s - failed_at_s,
             self._states.get(rank),
         )

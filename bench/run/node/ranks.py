@@ -78,7 +78,7 @@ class RankEnd:
         return cls(rank, None, None, None, "", node=node, node_lost=reason)
 
 
-def lost_a_peer(failure: RankFailure) -> bool:
+def is_lost_peer_failure(failure: RankFailure) -> bool:
     """Return whether a rank failed only because another rank had ended."""
     return any(text in failure.message for text in LOST_PEER_TEXTS)
 

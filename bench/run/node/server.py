@@ -141,7 +141,7 @@ def enter_rank(job: RankJob, sender: Connection, entry: RankEntry | None) -> Non
     """
     die_with_launcher()
     try:
-        from bench.run.node.worker import live, run_cell
+        from bench.run.node.worker import run_cell, run_rank
     except BaseException as error:  # noqa: BLE001  a broken package may raise anything, SystemExit too
         _exit_with_import_error(job, error)
 
@@ -149,7 +149,7 @@ def enter_rank(job: RankJob, sender: Connection, entry: RankEntry | None) -> Non
         if job.rank == job.cell.running_ranks[0] or isinstance(event, RankFailed):
             sender.send(event)
 
-    live(job, send, entry or run_cell)
+    run_rank(job, send, entry or run_cell)
 
 
 def _exit_with_import_error(job: RankJob, error: BaseException) -> NoReturn:

@@ -24,10 +24,10 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from bench.common.cpu_arithmetic import cpu_arithmetic
 from bench.config import Cell
-from bench.measure.mistakes import mistaken
+from bench.measure.mistakes import mistake_code
 from bench.measure.rank_pass import Measurement
 from bench.measure.workloads import workload_code
-from bench.measure.workloads.workload import Rank, use_libraries_once
+from bench.measure.workloads.workload import WorkloadRank, use_libraries_once
 from bench.ranks.device import (
     NvtxRanges,
     bind_near_gpu,
@@ -38,16 +38,16 @@ from bench.ranks.device import (
     prepare_shared_gpu,
     set_allocator,
 )
-from bench.ranks.groups import deadline, make_groups, outwait_the_launcher
-from bench.ranks.log import JOIN, RankLog, RankStage, RankStateFile, place_path
+from bench.ranks.groups import collective_timeout, extend_group_timeouts, make_groups
+from bench.ranks.log import JOIN, RankLog, RankStage, RankStateFile, rank_state_path
 from bench.ranks.memory_limit import set_memory_limit
 from bench.ranks.products import use_wide_products
 from bench.run.node.failure import describe_failure
 from bench.run.node.job import RankEntry, RankJob, StoreAddress, failure_path, log_path, report_path
 from bench.run.node.lifeline import die_with_parent
-from bench.run.node.ranks import RankFailed, lost_a_peer
+from bench.run.node.ranks import RankFailed, is_lost_peer_failure
 from bench.run.node.stacks import STACK_SIGNAL
-from bench.strategies import STRATEGIES, runnable
+from bench.strategies import STRATEGIES, load_strategy_class
 from bench.training.models import TORCH_DTYPES
 
 OTHER_LAUNCHERS = (
@@ -57,7 +57,7 @@ OTHER_LAUNCHERS = (
 """Prefixes of variables that a torchrun, mpirun or srun around the sweep may have set."""
 
 
-def live(job: RankJob, send: Callable[[RankStage | RankFailed], None], entry: RankEntry) -> None:
+def run_rank(job: RankJob, send: Callable[[RankStage | RankFailed], None], entry: RankEntry) -> None:
     """Run a rank, write its report or its failure file, and exit the process; never returns.
 
     `send` passes stages and failures to the launcher.
@@ -70,7 +70,7 @@ def live(job: RankJob, send: Callable[[RankStage | RankFailed], None], entry: Ra
             # From now on the launcher can read this rank's state and ask for its stack. A full disk is no
             # error, as the rank also works without a state file.
             with suppress(OSError):
-                log.add_listener(RankStateFile(place_path(job.scratch, job.rank)).write)
+                log.add_listener(RankStateFile(rank_state_path(job.scratch, job.rank)).write)
         report = entry(job, log)
         _write(report_path(job.folder, job.rank), {**report, "phases_s": log.phases_s})
         del products  # torch's own matrix products return when this object is deleted
@@ -103,7 +103,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
             make_first_collective(device)
         groups = make_groups(cell)
     with log.run_phase("strategy"):  # may import the strategy's package
-        strategy_class = mistaken(cell.inject_fault).strategy(runnable(cell.strategy))
+        strategy_class = mistake_code(cell.inject_fault).strategy(load_strategy_class(cell.strategy))
         strategy = strategy_class(cell, groups, STRATEGIES[cell.strategy])
     if cell.cluster.memory_limit_gib is not None:
         with log.run_phase("limit"):
@@ -114,9 +114,9 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
         with log.run_phase("build"), measurement.around_building():
             log.step.enter("load")
             workload = workload_code(cell.workload.name)(
-                Rank(strategy, wiring, device, log.step, log.begin_part)
+                WorkloadRank(strategy, wiring, device, log.step, log.begin_part)
             )
-            outwait_the_launcher(cell)
+            extend_group_timeouts(cell)
         workload.run(measurement.steps(workload))
         report = {**measurement.report(), "software": _software(cell, device)}
     with log.run_phase("finish"):
@@ -143,7 +143,7 @@ def _record_failure(
     if not path.exists():
         failure = describe_failure(error, log, job.cell.cluster)
         _write(path, to_builtins(failure))
-        send(RankFailed(job.rank, lost_a_peer(failure)))
+        send(RankFailed(job.rank, is_lost_peer_failure(failure)))
 
 
 def _prepare_process(job: RankJob) -> None:
@@ -195,13 +195,13 @@ def join(job: RankJob) -> torch.device:
     if cluster.numa_binding is not None:
         bind_near_gpu(cluster.numa_binding, device)
     if job.cell.replay.rank is not None:
-        from bench.ranks.played_group import join_alone
+        from bench.ranks.replay_group import join_replay_group
 
-        join_alone(job.rank, cluster.world_size, device, deadline(job.cell))
+        join_replay_group(job.rank, cluster.world_size, device, collective_timeout(job.cell))
         return device
     dist.init_process_group(
         cluster.backend,
-        timeout=deadline(job.cell),
+        timeout=collective_timeout(job.cell),
         device_id=device if device.type == "cuda" else None,
         **_rendezvous_options(job),
     )
@@ -220,7 +220,7 @@ def _rendezvous_options(job: RankJob) -> dict[str, Any]:
             address.port,
             is_master=False,
             wait_for_workers=False,
-            timeout=deadline(job.cell),
+            timeout=collective_timeout(job.cell),
         )
         return {"store": PrefixStore(address.prefix, store), **rank}
     # A file needs no port that a second sweep or a leftover process may have taken.
@@ -242,7 +242,7 @@ def main() -> None:
     cell = Cell.from_flat(json.loads(Path(sys.argv[1]).read_text()))
     rank = int(os.environ["RANK"])
     job = RankJob(cell, rank, Path(sys.argv[2]), scratch=None, rendezvous=None)
-    live(job, lambda _: None, run_cell)
+    run_rank(job, lambda _: None, run_cell)
 
 
 if __name__ == "__main__":

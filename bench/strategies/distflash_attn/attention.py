@@ -21,24 +21,24 @@ from torch import Tensor
 from bench.attention.kernels import kernel_backward, kernel_forward
 from bench.attention.layouts import ALL
 from bench.attention.merge import Partial
-from bench.attention.rotation import HandOver, hand_over
+from bench.attention.rotation import PendingSendRecv, start_send_recv
 from bench.config import Cell
 from bench.ranks.groups import RankGroups
-from bench.strategies.distflash_attn.facts import Lent, Round, rounds
+from bench.strategies.distflash_attn.facts import Operand, Round, rounds
 from bench.strategies.facts import StrategyFacts
 from bench.strategies.ring.attention import RingAttention, RingContext
 
 Tensors = tuple[Tensor, ...]
 Output = tuple[Tensor, Tensor]
 """Attention's output and its LSE."""
-NOTHING = HandOver((), (), ())
+NOTHING = PendingSendRecv((), (), ())
 Group = dist.ProcessGroup
 
 
 class DistFlashAttention(RingAttention):
     def __init__(self, cell: Cell, groups: RankGroups, facts: StrategyFacts) -> None:
         super().__init__(cell, groups, facts)
-        self.outputs = KeptOutputs()
+        self.outputs = SavedOutputs()
         if not facts.recomputes_attention(cell):
             self.checkpoint_contexts = self.outputs.contexts
 
@@ -53,7 +53,7 @@ class DistFlashAttention(RingAttention):
 
 class _DistFlashAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, kv: Tensor, ring: RingContext, outputs: KeptOutputs) -> Tensor:
+    def forward(ctx: Any, q: Tensor, kv: Tensor, ring: RingContext, outputs: SavedOutputs) -> Tensor:
         def compute() -> Output:
             partial = balanced_forward(q, kv, ring)
             return partial.out.to(q.dtype), partial.lse
@@ -72,7 +72,7 @@ class _DistFlashAttention(torch.autograd.Function):
 
 def balanced_forward(q: Tensor, kv: Tensor, ring: RingContext) -> Partial:
     """Return output and LSE of this rank's queries over the keys of all ranks."""
-    forward = Forward(q, kv, ring)
+    forward = BalancedForward(q, kv, ring)
     run_rounds(forward, ring)
     return forward.partial
 
@@ -81,18 +81,18 @@ def balanced_backward(
     dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: RingContext
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of q and of this rank's kv, in their dtypes."""
-    backward = Backward(dout, q, kv, out, lse, ring)
+    backward = BalancedBackward(dout, q, kv, out, lse, ring)
     run_rounds(backward, ring)
     return backward.dq.to(q.dtype), backward.dkv.to(kv.dtype)
 
 
-def run_rounds(direction: Forward | Backward, ring: RingContext) -> None:
+def run_rounds(direction: BalancedForward | BalancedBackward, ring: RingContext) -> None:
     """Run all rounds of a rank; a returned result is added after the block of the next round."""
     group = ring.group
     all_rounds = rounds(group.rank(), group.size(), causal=ring.causal)
     operands = (_start_operands(direction, round_, group) for round_ in all_rounds)
     arriving = next(operands, NOTHING)
-    returning: list[tuple[Round, HandOver]] = []
+    returning: list[tuple[Round, PendingSendRecv]] = []
     direction.compute_local()
     for round_ in all_rounds:
         operand = arriving.wait()
@@ -105,27 +105,33 @@ def run_rounds(direction: Forward | Backward, ring: RingContext) -> None:
         _add_result(direction, round_, pending)
 
 
-def _start_operands(direction: Forward | Backward, round_: Round, group: Group) -> HandOver:
+def _start_operands(
+    direction: BalancedForward | BalancedBackward, round_: Round, group: Group
+) -> PendingSendRecv:
     """Start to send and receive the operands of a round."""
     sent, received = (
         () if kind is None else direction.operands[kind] for kind in (round_.sends, round_.receives)
     )
-    return hand_over(sent, round_.following, received, round_.previous, group)
+    return start_send_recv(sent, round_.following, received, round_.previous, group)
 
 
-def _start_results(direction: Forward | Backward, round_: Round, result: Tensors, group: Group) -> HandOver:
+def _start_results(
+    direction: BalancedForward | BalancedBackward, round_: Round, result: Tensors, group: Group
+) -> PendingSendRecv:
     """Start to return and receive the results of a round."""
     expected = () if round_.sends is None else direction.result_templates[round_.sends]
-    return hand_over(result, round_.previous, expected, round_.following, group)
+    return start_send_recv(result, round_.previous, expected, round_.following, group)
 
 
-def _add_result(direction: Forward | Backward, round_: Round, pending: HandOver) -> None:
+def _add_result(
+    direction: BalancedForward | BalancedBackward, round_: Round, pending: PendingSendRecv
+) -> None:
     result = pending.wait()
     if round_.sends is not None and result:
         direction.add_result(round_.sends, result)
 
 
-class Forward:
+class BalancedForward:
     """Forward of one call, in which the owner of queries merges outputs and LSE.
 
     `operands` are the local tensors that the rank may send, whose shapes are the same on all ranks.
@@ -137,22 +143,22 @@ class Forward:
     def __init__(self, q: Tensor, kv: Tensor, ring: RingContext) -> None:
         self.q, self.kv, self.ring = q, kv, ring
         lse = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
-        self.operands: dict[Lent, Tensors] = {Lent.KEYS: (kv,), Lent.QUERIES: (q,)}
-        self.result_templates: dict[Lent, Tensors] = {Lent.KEYS: (), Lent.QUERIES: (q, lse)}
+        self.operands: dict[Operand, Tensors] = {Operand.KEYS: (kv,), Operand.QUERIES: (q,)}
+        self.result_templates: dict[Operand, Tensors] = {Operand.KEYS: (), Operand.QUERIES: (q, lse)}
 
     def compute_local(self) -> None:
         """Compute the block of local queries and keys."""
         self.partial = Partial.first(*self._attend(self.q, self.kv, causal=self.ring.causal))
 
-    def compute(self, kind: Lent, operand: Tensors) -> Tensors:
+    def compute(self, kind: Operand, operand: Tensors) -> Tensors:
         """Compute a block with a received operand and return the part of the result that its sender owns."""
         (tensor,) = operand
-        if kind is Lent.QUERIES:
+        if kind is Operand.QUERIES:
             return self._attend(tensor, self.kv)
         self.partial.merge(ALL, *self._attend(self.q, tensor))
         return ()
 
-    def add_result(self, kind: Lent, result: Tensors) -> None:  # noqa: ARG002  keys have no result
+    def add_result(self, kind: Operand, result: Tensors) -> None:  # noqa: ARG002  keys have no result
         """Merge the result that another rank computed from this rank's queries."""
         self.partial.merge(ALL, *result)
 
@@ -161,15 +167,15 @@ class Forward:
         return kernel_forward(self.ring.kernel, q, k, v, causal=causal, scale=q.shape[-1] ** -0.5)
 
 
-class Backward:
+class BalancedBackward:
     """Backward of one call, in which the owner of a tensor sums its gradient in float32 or wider."""
 
     def __init__(
         self, dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: RingContext
     ) -> None:
         self.queries, self.kv, self.ring = (dout, q, out, lse), kv, ring
-        self.operands: dict[Lent, Tensors] = {Lent.KEYS: (kv,), Lent.QUERIES: self.queries}
-        self.result_templates: dict[Lent, Tensors] = {Lent.KEYS: (kv,), Lent.QUERIES: (q,)}
+        self.operands: dict[Operand, Tensors] = {Operand.KEYS: (kv,), Operand.QUERIES: self.queries}
+        self.result_templates: dict[Operand, Tensors] = {Operand.KEYS: (kv,), Operand.QUERIES: (q,)}
         self.dq, self.dkv = (torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (q, kv))
 
     def compute_local(self) -> None:
@@ -177,8 +183,8 @@ class Backward:
         self.dq += dq
         self.dkv += dkv
 
-    def compute(self, kind: Lent, operand: Tensors) -> Tensors:
-        if kind is Lent.QUERIES:
+    def compute(self, kind: Operand, operand: Tensors) -> Tensors:
+        if kind is Operand.QUERIES:
             dq, dkv = self._gradients(operand, self.kv)
             self.dkv += dkv
             return (dq,)
@@ -186,8 +192,8 @@ class Backward:
         self.dq += dq
         return (dkv,)
 
-    def add_result(self, kind: Lent, result: Tensors) -> None:
-        gradient = self.dq if kind is Lent.QUERIES else self.dkv
+    def add_result(self, kind: Operand, result: Tensors) -> None:
+        gradient = self.dq if kind is Operand.QUERIES else self.dkv
         gradient += result[0]
 
     def _gradients(self, queries: Tensors, kv: Tensor, *, causal: bool = False) -> tuple[Tensor, Tensor]:
@@ -198,7 +204,7 @@ class Backward:
         return dq, torch.stack([dk, dv])
 
 
-class KeptOutputs:
+class SavedOutputs:
     """Attention outputs of checkpointed layers, which backward reuses when it runs a layer's forward again.
 
     Attention is thus computed once (arXiv:2310.03294, section 3.3). `torch.utils.checkpoint` enters the

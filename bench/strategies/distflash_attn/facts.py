@@ -10,7 +10,15 @@ from typing import NamedTuple
 from bench.config import DTYPE_BYTES, Cell
 from bench.strategies.facts import ScheduledFacts, activation_bytes
 from bench.strategies.plot_style import PlotStyle
-from bench.strategies.schedule import WIDE_BYTES, Block, Communication, Schedule, Stage, Stages, wide_bytes
+from bench.strategies.schedule import (
+    WIDE_NUMBER_BYTES,
+    Block,
+    Communication,
+    Schedule,
+    Stage,
+    Stages,
+    wide_bytes,
+)
 
 CHECKPOINTS, LAYER_INPUT, ATTENTION_OUTPUT = "checkpoints", "layer_input", "attention_output"
 """Name and values of the option that decides what a checkpointed layer saves.
@@ -20,7 +28,7 @@ attention.
 """
 
 
-class Lent(Enum):
+class Operand(Enum):
     """Operand that a rank sends to another rank for a block of attention."""
 
     KEYS = "keys"
@@ -36,9 +44,9 @@ class Round(NamedTuple):
     """Rank that receives this rank's operand, and returns the result."""
     previous: int
     """Rank that sends its operand to this rank."""
-    sends: Lent | None
+    sends: Operand | None
     """Operand that this rank sends."""
-    receives: Lent | None
+    receives: Operand | None
     """Operand that this rank receives.
 
     It is None, as `sends` may be, in the last round of an even number of ranks, where half of them are idle.
@@ -71,15 +79,15 @@ def rounds(rank: int, ranks: int, *, causal: bool) -> list[Round]:
     ]
 
 
-def _operand_to_send(rank: int, distance: int, ranks: int, *, causal: bool) -> Lent | None:
+def _operand_to_send(rank: int, distance: int, ranks: int, *, causal: bool) -> Operand | None:
     """Return the operand that a rank sends to the rank `distance` further on.
 
     Without a mask every rank needs all keys and computes all of its blocks.
     """
     if not causal or rank + distance < ranks:
-        return Lent.KEYS
+        return Operand.KEYS
     is_same_partner = 2 * distance == ranks  # of the two partners the later rank computes
-    return None if is_same_partner else Lent.QUERIES
+    return None if is_same_partner else Operand.QUERIES
 
 
 class DistFlashAttnFacts(ScheduledFacts):
@@ -125,13 +133,13 @@ class DistFlashAttnFacts(ScheduledFacts):
         q, kv = activation_bytes(cell, heads), activation_bytes(cell, 2 * kv_heads)
         lse = _output_bytes(cell) - q
         forward = DirectionBytes(
-            operands={Lent.KEYS: kv, Lent.QUERIES: q},
-            results={Lent.KEYS: 0, Lent.QUERIES: q + lse},
+            operands={Operand.KEYS: kv, Operand.QUERIES: q},
+            results={Operand.KEYS: 0, Operand.QUERIES: q + lse},
             merged=wide_bytes(cell, q),
         )
         backward = DirectionBytes(
-            operands={Lent.KEYS: kv, Lent.QUERIES: 3 * q + lse},
-            results={Lent.KEYS: kv, Lent.QUERIES: q},
+            operands={Operand.KEYS: kv, Operand.QUERIES: 3 * q + lse},
+            results={Operand.KEYS: kv, Operand.QUERIES: q},
             merged=wide_bytes(cell, q + kv),
         )
         return Schedule(_stages(cell, rank, forward), _stages(cell, rank, backward))
@@ -140,7 +148,9 @@ class DistFlashAttnFacts(ScheduledFacts):
 def _output_bytes(cell: Cell) -> int:
     """Return the bytes of the output and the LSE of one call."""
     rows = cell.batch * cell.model.num_heads * cell.shard_len
-    return activation_bytes(cell, cell.model.num_heads) + rows * max(WIDE_BYTES, DTYPE_BYTES[cell.dtype])
+    return activation_bytes(cell, cell.model.num_heads) + rows * max(
+        WIDE_NUMBER_BYTES, DTYPE_BYTES[cell.dtype]
+    )
 
 
 def _checkpoint_refusals(cell: Cell) -> list[str]:
@@ -161,8 +171,8 @@ def _checkpoint_refusals(cell: Cell) -> list[str]:
 class DirectionBytes:
     """Bytes that a rank sends in forward or in backward."""
 
-    operands: Mapping[Lent | None, int]
-    results: Mapping[Lent | None, int]
+    operands: Mapping[Operand | None, int]
+    results: Mapping[Operand | None, int]
     """Bytes that the receiver of an operand returns."""
     merged: int
     """Bytes of the wide tensors to which the results of a block are added."""

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from bench.attention.layouts import Tile
 from bench.config import DTYPE_BYTES, Cell
-from bench.strategies.facts import CallMemory, ScheduledFacts, activation_bytes, lse_bytes, repeats_kv
+from bench.strategies.facts import CallMemory, ScheduledFacts, activation_bytes, kernel_repeats_kv, lse_bytes
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.schedule import (
     Block,
@@ -118,7 +118,7 @@ class GatherKVFacts(ScheduledFacts):
         for is_local, is_copy, block in _blocks_of_end_ranks(cell):
             queries = tensor_bytes(cell, block.heads, block.queries)
             keys = tensor_bytes(cell, 2 * block.kv_heads, block.keys)
-            repeated = tensor_bytes(cell, 2 * block.heads, block.keys) if repeats_kv(cell) else 0
+            repeated = tensor_bytes(cell, 2 * block.heads, block.keys) if kernel_repeats_kv(cell) else 0
             unallocated = wide_bytes(cell, q) if is_local else 0  # no partial output exists yet
             forward.append(
                 queries + max(is_copy * keys + repeated, is_narrow * wide_bytes(cell, queries)) - unallocated

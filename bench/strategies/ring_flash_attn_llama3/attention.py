@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bench.attention.documents import Documents
 from bench.attention.flash_attn_bridge import package_on
-from bench.attention.packed import sent
+from bench.attention.packed import copy_to_device
 from bench.strategies.strategy import Strategy
 
 Boundaries = tuple[Any, ...]
@@ -59,7 +59,7 @@ class Llama3Attention(Strategy):
         The package's users prepare them once a batch.
         """
         if (ends, causal) not in self.prepared:
-            cu_seqlens = sent(torch.tensor([0, *ends], dtype=torch.int32), device)
+            cu_seqlens = copy_to_device(torch.tensor([0, *ends], dtype=torch.int32), device)
             self.prepared[ends, causal] = self.package.llama3_flash_attn_prepare_cu_seqlens(
                 cu_seqlens, causal, rank=self.groups.sequence_rank, world_size=self.cell.sp_degree
             )

@@ -8,7 +8,7 @@ from bench.config import DTYPE_BYTES, Cell
 from bench.strategies.facts import activation_bytes
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ring.facts import RingFacts
-from bench.strategies.schedule import WIDE_BYTES, Schedule, wide_bytes
+from bench.strategies.schedule import WIDE_NUMBER_BYTES, Schedule, wide_bytes
 
 
 class RingSelfAttentionFacts(RingFacts):
@@ -21,7 +21,7 @@ class RingSelfAttentionFacts(RingFacts):
     def saved_bytes_per_token(self, cell: Cell) -> int:
         """Return the bytes of the probabilities of all keys, less those of the LSE, which is not saved."""
         number_bytes = DTYPE_BYTES[cell.dtype]
-        return cell.model.num_heads * (cell.padded_len * number_bytes - max(WIDE_BYTES, number_bytes))
+        return cell.model.num_heads * (cell.padded_len * number_bytes - max(WIDE_NUMBER_BYTES, number_bytes))
 
     def scores_bytes(self, cell: Cell) -> int:
         """Return the bytes of all scores in forward, from which softmax makes the probabilities.

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 
 from bench.strategies.ringmaster_ring.facts import ALLGATHER, BALANCED, P2P, ROTATION
-from bench.strategies.ringmaster_ulysses.attention import IN_TRANSFORMERS, Attention, Ringmaster
+from bench.strategies.ringmaster_ulysses.attention import TRANSFORMERS_NAMES, Attention, Ringmaster
 
 ROTATIONS: Mapping[str, str] = {ALLGATHER: "ALLGATHER", P2P: "ALLTOALL"}
 """Names of rotations in the package; its balanced rings do not read them."""
@@ -27,15 +27,15 @@ class RingmasterRingAttention(Ringmaster):
         rotation, name = self.cell.option(ROTATION), self.backend.lower()
         make = getattr(importlib.import_module(f"ringmaster.strategies.{name}"), f"make_{name}_attention")
         method = RotateMethod[ROTATIONS.get(rotation, "ALLGATHER")]
-        function: Attention = make(PROVIDER, implementation(rotation, self.kernel.name), method)
+        function: Attention = make(PROVIDER, implementation_name(rotation, self.kernel.name), method)
         return function
 
 
-def implementation(rotation: str, kernel: str) -> str:
+def implementation_name(rotation: str, kernel: str) -> str:
     """Return the package's name of the kernel, by which it caches functions; its rings know one name only."""
     if rotation != ALLGATHER:
         return "flash_attention_2"
-    return IN_TRANSFORMERS.get(kernel, f"bench/{kernel}")
+    return TRANSFORMERS_NAMES.get(kernel, f"bench/{kernel}")
 
 
 STRATEGY = RingmasterRingAttention

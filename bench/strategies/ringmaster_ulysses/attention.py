@@ -17,7 +17,7 @@ from bench.strategies.strategy import Strategy
 
 Attention = Callable[..., tuple[Tensor, None]]
 """Function of transformers' attention interface, `(module, q_BNSD, k_BKSD, v_BKSD, mask, **keywords)`."""
-IN_TRANSFORMERS: Mapping[str, str] = {
+TRANSFORMERS_NAMES: Mapping[str, str] = {
     "flash_attn_2": "flash_attention_2",
     "flash_attn_3": "flash_attention_3",
 }
@@ -82,7 +82,7 @@ class RingmasterUlyssesAttention(Ringmaster):
     def make_function(self) -> Attention:
         from ringmaster.strategies.ulysses import make_ulysses_attention
 
-        inner = IN_TRANSFORMERS.get(self.kernel.name)
+        inner = TRANSFORMERS_NAMES.get(self.kernel.name)
         if inner is None:
             inner = f"bench_{self.kernel.name}"
             ALL_ATTENTION_FUNCTIONS[inner] = kernel_attention(self.kernel)

@@ -50,7 +50,7 @@ class TorchContextParallel(Strategy):
         self.operator = OPERATORS[cell.kernel]
         self.mesh = DeviceMesh.from_group(groups.sequence, cell.cluster.device)
         if cell.cluster.device == "cpu":
-            flash_operator_for_cpu()
+            register_cpu_flash_operator()
         _enable_dispatcher()
         set_rotate_method(cell.option("rotation"))
 
@@ -76,7 +76,7 @@ def _enable_dispatcher() -> None:
 
 
 @cache
-def flash_operator_for_cpu() -> operators.Library:
+def register_cpu_flash_operator() -> operators.Library:
     """Register a CPU kernel for torch's flash operator, which torch's ring calls and torch lacks on CPUs.
 
     The kernel is the CPU flash attention that torch has as another operator; it repeats KV heads.
@@ -88,12 +88,12 @@ def flash_operator_for_cpu() -> operators.Library:
 
 
 @cache
-def flash_in_torch_attention_for_cpu() -> None:
+def use_flash_operator_in_sdpa_on_cpu() -> None:
     """Make torch's `scaled_dot_product_attention` call the flash operator for DTensors on CPU ranks.
 
     By default it calls another operator there, for which `context_parallel` has no sharding strategy.
     """
-    flash_operator_for_cpu()
+    register_cpu_flash_operator()
     plain: Any = torch.nn.functional.scaled_dot_product_attention
 
     @wraps(plain)  # `context_parallel` wraps the function by its name
@@ -120,7 +120,7 @@ def flash_in_torch_attention_for_cpu() -> None:
     torch.nn.functional.scaled_dot_product_attention = attention
 
 
-def deal_out_as(layout: str) -> None:
+def set_shard_layout(layout: str) -> None:
     """Make `context_parallel` shard its buffers in this layout; its load balancing is zigzag."""
     _cp_options.enable_load_balance = layout == "zigzag"
 

@@ -61,14 +61,14 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _exchange(parts, group)
+        return _all_to_all_single(parts, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _exchange(grad, ctx.group), None
+        return _all_to_all_single(grad, ctx.group), None
 
 
-def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _all_to_all_single(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
     # Both tensors must be contiguous: `empty_like` of a permuted view keeps its strides, and gloo then fills
     # the buffer in the wrong order without an error.
     sent = parts.contiguous()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bench.attention.kernels import Kernel, Packing, kernel_backward, kernel_forward
-from bench.attention.packed import end_to_end, in_batches, packed_backward, packed_forward
+from bench.attention.packed import flatten_batch, packed_backward, packed_forward, unflatten_batch
 from bench.strategies.strategy import Strategy
 from bench.strategies.ulysses.attention import at_least_one_head
 from bench.strategies.ulysses_chunked.rounds import Rounds
@@ -77,9 +77,9 @@ class WholeSequenceAttention:
         """Return the output, [B, H, T, D], and the LSE for `backward`."""
         if self.packing is None:
             return kernel_forward(self.kernel, q, k, v, causal=self.causal, scale=q.shape[-1] ** -0.5)
-        qs, ks, vs = map(end_to_end, (q, k, v))
+        qs, ks, vs = map(flatten_batch, (q, k, v))
         out_TND, lse = packed_forward(self.kernel, qs, ks, vs, self.packing)
-        return in_batches(out_TND, len(q)), lse
+        return unflatten_batch(out_TND, len(q)), lse
 
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
@@ -88,10 +88,10 @@ class WholeSequenceAttention:
         if self.packing is None:
             scale = q.shape[-1] ** -0.5
             return kernel_backward(self.kernel, dout, q, k, v, out, lse, causal=self.causal, scale=scale)
-        douts, qs, ks, vs, outs = map(end_to_end, (dout, q, k, v, out))
+        douts, qs, ks, vs, outs = map(flatten_batch, (dout, q, k, v, out))
         into = torch.empty_like(qs), torch.empty_like(ks), torch.empty_like(vs)
         packed_backward(self.kernel, into, douts, (qs, ks, vs), outs, lse, self.packing)
-        return tuple(in_batches(gradient, len(q)) for gradient in into)
+        return tuple(unflatten_batch(gradient, len(q)) for gradient in into)
 
 
 STRATEGY = UlyssesChunkedAttention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from bench.attention.layouts import LAYOUTS, cut
+from bench.attention.layouts import LAYOUTS, cut_pieces
 from bench.config import Cell, ModelConfig
 from bench.strategies.facts import all_to_all_head_refusals
 from bench.strategies.plot_style import PlotStyle
@@ -38,7 +38,7 @@ class USPFacts(RingFacts):
         """Return a rank's slices; ranks that share heads cut their ring shard into parts, in order."""
         ring_shard = LAYOUTS[cell.layout].slices(seq_len, cell.ring_degree, cell.ring_rank(group_rank))
         shard_len, ulysses_rank = seq_len // cell.sp_degree, cell.ulysses_rank(group_rank)
-        return cut(ring_shard, seq_len, ulysses_rank * shard_len, (ulysses_rank + 1) * shard_len)
+        return cut_pieces(ring_shard, seq_len, ulysses_rank * shard_len, (ulysses_rank + 1) * shard_len)
 
     def head_refusals(self, cell: Cell) -> list[str]:
         return all_to_all_head_refusals(cell, repeats=self.repeats_kv_heads)

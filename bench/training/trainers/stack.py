@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from bench.attention.watch import AttentionWatch
 from bench.config import Cell
 from bench.ranks.log import StepPhase
-from bench.strategies.strategy import IGNORED_LABEL, Strategy, Wiring, attention_replaced
+from bench.strategies.strategy import IGNORED_LABEL, Strategy, Wiring, register_attention
 from bench.training.data import InputDigest, StepData, count_valid
 from bench.training.loss import ModelWithLoss
 from bench.training.trainer_facts import STACK_KERNELS
@@ -203,7 +203,7 @@ class StackTrainer(Trainer):
 
             return watch.run(attention, q_BNSD, k_BKSD, v_BKSD), None
 
-        with attention_replaced(self.attention_name, watched_attention):
+        with register_attention(self.attention_name, watched_attention):
             yield
 
     def samples(self, first: int, seq_len: int) -> StackSamples:

@@ -84,11 +84,11 @@ def _deepspeed_ulysses(cell: Cell) -> dict[str, Any]:
 def _torch_cp(cell: Cell) -> dict[str, Any]:
     from accelerate.utils import TorchContextParallelConfig
 
-    from bench.strategies.torch_cp.attention import deal_out_as, flash_in_torch_attention_for_cpu
+    from bench.strategies.torch_cp.attention import set_shard_layout, use_flash_operator_in_sdpa_on_cpu
 
-    deal_out_as(cell.layout)
+    set_shard_layout(cell.layout)
     if cell.cluster.device == "cpu":
-        flash_in_torch_attention_for_cpu()
+        use_flash_operator_in_sdpa_on_cpu()
     handler = TorchContextParallelConfig(cp_comm_strategy=cell.option("rotation"))
     return {"cp_backend": "torch", "cp_size": cell.sp_degree, "cp_handler": handler}
 

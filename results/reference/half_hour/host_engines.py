@@ -28,15 +28,15 @@ from bench.common.environment import this_machine
 from bench.config import Cell
 from bench.measure.timing.clock import synchronise
 from bench.measure.workloads.train import TrainWorkload
-from bench.measure.workloads.workload import Rank
+from bench.measure.workloads.workload import WorkloadRank
 from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
 from bench.ranks.products import use_wide_products
-from bench.request.composition import composed
+from bench.request.composition import compose_words
 from bench.request.resolve import resolve
 from bench.run.node.job import RankJob
 from bench.run.node.worker import join
-from bench.strategies import STRATEGIES, runnable
+from bench.strategies import STRATEGIES, load_strategy_class
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.data import InputDigest
 from bench.training.engines.ddp.engine import DDP
@@ -74,7 +74,7 @@ def main() -> None:
     """Measure the case that the command line names; leave as a rank does, without Python's shutdown."""
     name, output, *words = sys.argv[1:]
     words = [*WORDS, *ENGINES[name], *words]
-    steps = measured(resolve(composed(*words), this_machine()), is_plain=name == "plain")
+    steps = measured(resolve(compose_words(*words), this_machine()), is_plain=name == "plain")
     first, later = steps[:FIRST_STEPS], steps[FIRST_STEPS:]
     line = {
         "case": name,
@@ -98,9 +98,9 @@ def measured(cell: Cell, *, is_plain: bool) -> list[TimedStep]:
     products = use_wide_products() if cell.cluster.device == "cpu" else None
     folder = Path(tempfile.mkdtemp())
     device = join(RankJob(cell, 0, folder, scratch=None, rendezvous=folder / "store"))
-    strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
+    strategy = load_strategy_class(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
     with strategy.install() as wiring:
-        workload = TrainWorkload(Rank(strategy, wiring, device, StepPhase()))
+        workload = TrainWorkload(WorkloadRank(strategy, wiring, device, StepPhase()))
         step = partial(plain_step, workload) if is_plain else workload.step
         steps = [timed(step, number, device) for number in range(FIRST_STEPS)]
         until_s = time.monotonic() + SECONDS

@@ -21,7 +21,7 @@ from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
 from bench.common.environment import this_machine
 from bench.config import Cell
 from bench.measure.timing.clock import StepClock
-from bench.request.composition import composed
+from bench.request.composition import compose_words
 from bench.request.legality import refusal
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
@@ -47,7 +47,7 @@ def main() -> None:
             axes = f"kernel={kernel} seq_len={length} cluster.world_size={ranks} sp_degree={ranks} {words}"
             line: dict[str, Any] = {"words": axes}
             try:
-                cell = resolve(composed(*WORDS, *axes.split(), *sys.argv[5:]), this_machine())
+                cell = resolve(compose_words(*WORDS, *axes.split(), *sys.argv[5:]), this_machine())
                 line |= {"error": reason} if (reason := refusal(cell)) else shares(cell)
             except Exception as error:  # noqa: BLE001  one shape must not end the others
                 line["error"] = f"{type(error).__name__}: {error}"[:300]

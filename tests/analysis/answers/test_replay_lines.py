@@ -6,10 +6,10 @@ import pytest
 from analysis.answers.provenance import NO_LINK_RATES, REPLAY_NOTE, replay_lines
 from analysis.answers.verdict import verdict
 from analysis.cells.cells import REPLAYED_BANNER
-from analysis.cells.selection import for_figures
-from analysis.cells.statuses import NO_SPARE, shown_statuses
+from analysis.cells.selection import select_for_figures
+from analysis.cells.statuses import REPLAY_UNDECIDED, shown_statuses
 from analysis.read.views import View
-from analysis.show.figures.figures import FIGURES, build
+from analysis.show.figures.figures import FIGURES, draw_figure
 from bench.common.labels import GIB
 from tests.support.records import CPU, make_record, make_timing
 from tests.support.sections import rows_of
@@ -113,7 +113,7 @@ def test_no_replay_lines_without_replays(cells_of):
     assert replay_lines(cells_of([make_record()])) == []
 
 
-@pytest.mark.parametrize(("used", "status"), [(70, "ok"), (78, NO_SPARE)])
+@pytest.mark.parametrize(("used", "status"), [(70, "ok"), (78, REPLAY_UNDECIDED)])
 def test_replay_with_less_than_3_gib_free_is_undecided(cells_of, used, status):
     gpu = {"device_name": "NVIDIA H100 80GB HBM3", "gpu_memory_bytes": [80 * GIB], "packages": {}}
     memory = {"peak_allocated_bytes": [60 * GIB], "device_used_bytes": [used * GIB]}
@@ -123,20 +123,20 @@ def test_replay_with_less_than_3_gib_free_is_undecided(cells_of, used, status):
     undecided = [
         line for line in replay_lines(cells) if "ring at 8k: less than 3.0 GiB was left free" in line
     ]
-    assert len(undecided) == (status == NO_SPARE)
+    assert len(undecided) == (status == REPLAY_UNDECIDED)
     longest = "Longest length that fits in a replay, without NCCL's memory: ring: none (8k undecided)."
-    assert (longest in found.fits) == (status == NO_SPARE)
+    assert (longest in found.fits) == (status == REPLAY_UNDECIDED)
 
 
 def test_figures_of_replays_show_the_range_and_a_banner(cells_of):
     cells = cells_of([*replayed("ring", [100.0], repeats=1), make_record(config={"strategy": "ring"})])
-    sheet = build("throughput", for_figures(cells))
-    texts = " ".join(spot.text for spot in sheet.spots)
+    sheet = draw_figure("throughput", select_for_figures(cells))
+    texts = " ".join(spot.text for spot in sheet.hover_areas)
     assert "with all and none of the link's time exposed 78,019 to 81,920" in texts
     fills = {line.get_fillstyle() for line in sheet.axes.get_lines() if line.get_marker() == "^"}
     assert fills == {"none", "full"}
     assert cells.banner == REPLAYED_BANNER
-    reading = FIGURES["throughput"].reading_of(cells)
+    reading = FIGURES["throughput"].caption_for(cells)
     assert "95 % interval" in reading
     assert "exposed, which is modelled" in reading
     assert pd.isna(cells.frame["mfu_causal"]).any()

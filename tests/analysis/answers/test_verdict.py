@@ -9,7 +9,7 @@ from analysis.cells.cells import CPU_CAVEAT, SHARED_GPU_CAVEAT
 from tests.support.records import (
     CPU,
     SHARED_GPU,
-    STEPS_HELD,
+    TRAINING_COMPARED,
     grid,
     make_failure,
     make_predicted,
@@ -164,7 +164,7 @@ def test_single_strategy_ran_and_is_not_compared(cells_of):
 
 
 def test_unchecked_steps_and_checks_are_stated(cells_of):
-    held = {**STEPS_HELD, "steps": 3, "of_steps": 5}
+    held = {**TRAINING_COMPARED, "steps": 3, "of_steps": 5}
     missing = [
         {"what": what, "against": "float64", "reason": "no time"} for what in ("objective", "full length")
     ]

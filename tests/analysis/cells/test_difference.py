@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.cells.difference import NOT_INTERLEAVED, Processes, difference
+from analysis.cells.difference import NOT_INTERLEAVED, Processes, speed_difference
 
 TRIALS = 2000
 
@@ -27,7 +27,7 @@ def random_rates(random, effect, *, speed=1.0, processes=6, steps=20):
 def test_identical_cells_differ_in_at_most_one_of_twenty(effect):
     random = np.random.default_rng(1)
     trials = [
-        difference(side(random_rates(random, effect)), side(random_rates(random, effect), 1))
+        speed_difference(side(random_rates(random, effect)), side(random_rates(random, effect), 1))
         for _ in range(TRIALS)
     ]
     claims = sum(trial.is_faster or trial.is_slower for trial in trials)
@@ -38,18 +38,18 @@ def test_identical_cells_differ_in_at_most_one_of_twenty(effect):
 def test_difference_of_ten_percent_is_found_in_four_of_five(effect):
     random = np.random.default_rng(0)
     fast = (side(random_rates(random, effect, speed=1.1)) for _ in range(400))
-    faster = sum(difference(one, side(random_rates(random, effect), 1)).is_faster for one in fast)
+    faster = sum(speed_difference(one, side(random_rates(random, effect), 1)).is_faster for one in fast)
     assert faster / 400 >= 0.8
 
 
 def test_processes_that_were_not_interleaved_are_undecided():
     rates = [10.0, 11, 12, 13, 14, 15]
-    assert difference(side(rates, step=1), side(rates, first=6, step=1)).undecided == NOT_INTERLEAVED
-    assert difference(side(rates, first=6, step=1), side(rates, step=1)).undecided == NOT_INTERLEAVED
-    interleaved = difference(side(rates), side([rate / 10 for rate in rates], first=1))
+    assert speed_difference(side(rates, step=1), side(rates, first=6, step=1)).undecided == NOT_INTERLEAVED
+    assert speed_difference(side(rates, first=6, step=1), side(rates, step=1)).undecided == NOT_INTERLEAVED
+    interleaved = speed_difference(side(rates), side([rate / 10 for rate in rates], first=1))
     assert (interleaved.undecided, interleaved.is_faster) == (None, True)
 
 
 def test_processes_with_unknown_start_times_are_undecided():
     known, unknown = side([1.0] * 6), Processes((2.0,) * 6, (None, *times(5, 3)))
-    assert difference(known, unknown).undecided == NOT_INTERLEAVED
+    assert speed_difference(known, unknown).undecided == NOT_INTERLEAVED

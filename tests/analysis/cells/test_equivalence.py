@@ -6,11 +6,11 @@ import pytest
 
 from analysis.answers.loss_agreement import FLOOR_READING, equivalence_line, is_as_expected, with_equivalence
 from analysis.answers.verdict import verdict
-from analysis.cells.equivalence import comparisons
+from analysis.cells.equivalence import loss_comparisons
 from analysis.read.archive import read_archive
 from analysis.read.views import View
 from analysis.report import write_report
-from analysis.show.figures.loss_curves import name_of
+from analysis.show.figures.loss_curves import figure_name
 from analysis.show.section import Table
 from analysis.show.sections.loss_equivalence import COLUMNS, PUBLISHED
 from tests.support.records import make_failure, make_record, write_sweep
@@ -44,7 +44,7 @@ WRONG = {"status": "wrong_result", "reason": "a gate found it"}
 @pytest.fixture
 def compared(tmp_path):
     """Function from records to their comparisons."""
-    return lambda *records: comparisons(read_archive([write_sweep(tmp_path, records)], {}))
+    return lambda *records: loss_comparisons(read_archive([write_sweep(tmp_path, records)], {}))
 
 
 def test_noise_floor_from_controls_and_rows_as_its_multiples(compared):
@@ -134,7 +134,7 @@ def test_logged_losses_are_compared_with_data_parallelism(compared):
     logged = {row.training.label: row.logged for row in found.rows}
     assert logged["ulysses contiguous under transformers"] == pytest.approx((0.1, 0.1))
     assert logged["local contiguous under transformers"] is None
-    rows = rows_by_heading(Table.of(COLUMNS, found.rows), View.SUMMARY)
+    rows = rows_by_heading(Table.from_items(COLUMNS, found.rows), View.SUMMARY)
     (row,) = (row for row in rows if row["training"].startswith("ulysses"))
     assert row["logged loss distance: mean / largest (nats)"] == "1.0e-01 / 1.0e-01"
 
@@ -194,5 +194,5 @@ def test_comparisons_are_named_by_differing_settings(compared):
     assert [name.rpartition(", ")[2] for name in names] == [
         "optimizer.learning_rate=0.1", "optimizer.learning_rate=0.2",
     ]  # fmt: skip
-    assert len({name_of(each) for each in found}) == 2
-    assert not any(set(name_of(each)) & {"/", " "} for each in found)
+    assert len({figure_name(each) for each in found}) == 2
+    assert not any(set(figure_name(each)) & {"/", " "} for each in found)

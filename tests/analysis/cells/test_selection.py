@@ -1,11 +1,11 @@
-from analysis.cells.selection import MAX_SERIES, for_figures
+from analysis.cells.selection import MAX_SERIES, select_for_figures
 from tests.support.records import grid, make_failure, make_record
 
 
 def test_figures_draw_the_series_with_most_results(cells_of):
     failed = [make_failure("out_of_memory", "no", config={"model": f"a{i}"}) for i in range(MAX_SERIES)]
     working = grid(["ulysses", "ring"], [8192])
-    selection = for_figures(cells_of([*failed, *working]))
+    selection = select_for_figures(cells_of([*failed, *working]))
     drawn = selection.cells.frame
     assert set(drawn["strategy"][drawn["tokens_per_s"].notna()]) == {"ulysses", "ring"}
     assert selection.cells.series_number.nunique() == MAX_SERIES
@@ -14,5 +14,5 @@ def test_figures_draw_the_series_with_most_results(cells_of):
 
 def test_figures_draw_all_series_up_to_the_maximum(cells_of):
     records = [make_record(config={"model": f"a{number}"}) for number in range(MAX_SERIES)]
-    selection = for_figures(cells_of(records))
+    selection = select_for_figures(cells_of(records))
     assert (len(selection.cells), selection.note) == (MAX_SERIES, None)

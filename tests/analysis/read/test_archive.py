@@ -7,7 +7,14 @@ from msgspec import convert
 from analysis.read.archive import read_archive
 from analysis.read.frame import METRIC_COLUMNS, NUMBER_COLUMNS
 from bench.common.environment import Environment
-from tests.support.records import ENVIRONMENT, STEPS_HELD, as_record, make_failure, make_record, write_sweep
+from tests.support.records import (
+    ENVIRONMENT,
+    TRAINING_COMPARED,
+    as_record,
+    make_failure,
+    make_record,
+    write_sweep,
+)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +50,7 @@ def compared_steps_of(folders):
 
 
 def with_steps(strategy, steps, compared, against=None):
-    check = STEPS_HELD | {"steps": compared, "of_steps": steps}
+    check = TRAINING_COMPARED | {"steps": compared, "of_steps": steps}
     losses = {"loss": [5.0] * steps, "compared_with": against}
     return make_record(config={"strategy": strategy}, checks=[check], losses=losses)
 
@@ -59,14 +66,16 @@ def test_compared_steps_count_for_both_cells_of_one_sweep(tmp_path):
     alone = write_sweep(tmp_path / "alone", [first])
     compared = [("local", 4), ("ring", 4), ("usp", 3), ("ulysses", 0)]
     assert compared_steps_of([together, alone]) == [*compared, ("local", 0)]
-    longer = write_sweep(tmp_path / "longer", [first, others[0] | {"checks": [STEPS_HELD | {"steps": 8}]}])
+    longer = write_sweep(
+        tmp_path / "longer", [first, others[0] | {"checks": [TRAINING_COMPARED | {"steps": 8}]}]
+    )
     assert compared_steps_of([longer]) == [("local", 5), ("ring", 8)]
 
 
 def test_shared_settings_are_equal_in_all_folders(tmp_path):
     one = write_sweep(tmp_path / "a", [make_record(), make_record(config={"batch": 2})])
     two = write_sweep(tmp_path / "b", [make_record(config={"dtype": "fp32"})])
-    shared = read_archive([one, two], {}).shared
+    shared = read_archive([one, two], {}).shared_settings
     assert shared["engine"] == "zero3"
     assert not {"batch", "dtype"} & shared.keys()
 

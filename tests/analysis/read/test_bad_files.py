@@ -7,7 +7,7 @@ import pytest
 
 from analysis.read.archive import read_archive
 from analysis.report import main
-from tests.support.records import make_record, make_timing, of_attention, write_sweep
+from tests.support.records import make_record, make_timing, with_attention_calls, write_sweep
 
 GOOD = json.dumps(make_record())
 
@@ -64,7 +64,7 @@ SECOND_LINES = {
         "values of equally many ranks at `trace`",
     ),
     "calls of one device that do not match": (
-        json.dumps(of_attention(make_record(), one_device_forward_ms=[4.0, 4.0])),
+        json.dumps(with_attention_calls(make_record(), one_device_forward_ms=[4.0, 4.0])),
         "equally many one_device_forward_ms and one_device_backward_ms at `attention`",
     ),
     "cores in words": (

@@ -3,7 +3,7 @@
 import pytest
 
 from analysis.show.figures.figures import figures_for
-from analysis.show.sections.cell_tables import ATTENTION_COLUMNS, attention
+from analysis.show.sections.cell_tables import ATTENTION_COLUMNS, attention_section
 from tests.support.records import (
     make_failure,
     make_predicted,
@@ -11,7 +11,7 @@ from tests.support.records import (
     make_timing,
     make_trace,
     metrics_of,
-    of_attention,
+    with_attention_calls,
     with_prediction,
 )  # fmt: skip
 from tests.support.sections import findings_of
@@ -63,7 +63,7 @@ def test_band_out_of_order_or_at_zero_is_refused(band):
 
 def attention_record(**calls):
     config = {"sp_degree": 2, "cluster.world_size": 2, "workload": "attention"}
-    return of_attention(make_record(config=config) | {"losses": None}, **calls)
+    return with_attention_calls(make_record(config=config) | {"losses": None}, **calls)
 
 
 def test_attention_of_one_device_needs_one_device_times(summary_of):
@@ -74,8 +74,8 @@ def test_attention_of_one_device_needs_one_device_times(summary_of):
 def test_attention_table_and_figures_have_attention_cells_only(tmp_path):
     trained = findings_of(tmp_path / "trained", [make_record()])
     alone = findings_of(tmp_path / "alone", [make_record(), attention_record()])
-    assert attention(trained) is None
-    assert [len(row) for row in attention(alone).table.rows] == [len(ATTENTION_COLUMNS)]
+    assert attention_section(trained) is None
+    assert [len(row) for row in attention_section(alone).table.rows] == [len(ATTENTION_COLUMNS)]
     assert {*figures_for(alone.cells)} - {*figures_for(trained.cells)} == {
         "attention_of_one_device",
         "error_growth",

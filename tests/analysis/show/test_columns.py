@@ -12,7 +12,7 @@ from analysis.show.section import Column, Section, Table
 from analysis.show.terminal import print_section, print_table
 from tests.support.records import (
     ATTENTION_CHECKED,
-    STEPS_HELD,
+    TRAINING_COMPARED,
     grid,
     make_failure,
     make_predicted,
@@ -27,7 +27,7 @@ TRANSFER, WAITING = "attention communication: transfer", "attention communicatio
 
 
 def table_of(cells):
-    return Table.of(columns_of(cells), named_rows(cells), DISPENSABLE)
+    return Table.from_items(columns_of(cells), named_rows(cells), DISPENSABLE)
 
 
 def test_markdown_escapes_pipe_newline_and_markup_in_a_reason(cells_of):
@@ -66,9 +66,12 @@ def test_traced_steps_show_range_and_number_left_out(cells_of):
 @pytest.mark.parametrize(
     ("checks", "shown"),
     [
-        ([ATTENTION_CHECKED, STEPS_HELD], "2 of 2; 2 of 2"),
-        ([ATTENTION_CHECKED | {"reason": "no"}, STEPS_HELD | {"steps": 0, "reason": "no"}], "1 of 2; 0 of 2"),
-        ([STEPS_HELD | {"steps": None, "of_steps": None, "reason": "no"}], "0 of 1"),
+        ([ATTENTION_CHECKED, TRAINING_COMPARED], "2 of 2; 2 of 2"),
+        (
+            [ATTENTION_CHECKED | {"reason": "no"}, TRAINING_COMPARED | {"steps": 0, "reason": "no"}],
+            "1 of 2; 0 of 2",
+        ),
+        ([TRAINING_COMPARED | {"steps": None, "of_steps": None, "reason": "no"}], "0 of 1"),
         ([ATTENTION_CHECKED], "1 of 1"),
         ([ATTENTION_CHECKED | {"steps": 1, "of_steps": 3, "reason": "no"}], "1 of 1"),
         (None, ""),

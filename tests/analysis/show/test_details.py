@@ -9,7 +9,7 @@ from analysis.show.page.page import render
 from analysis.show.page.record import record_details
 from analysis.show.section import Table
 from analysis.show.sections import sections_of
-from tests.support.records import CPU, STEPS_HELD, as_record, make_record, make_timing, on_ranks
+from tests.support.records import CPU, TRAINING_COMPARED, as_record, make_record, make_timing, on_ranks
 from tests.support.sections import findings_of, rows_by_heading
 
 FLOPS = {
@@ -36,7 +36,7 @@ BASE = make_record(config={"strategy": "local"}, timing=make_timing([[150.0] * 8
 
 def details_of(cell):
     """Return the details of a cell by heading."""
-    (row,) = rows_by_heading(Table.of(COLUMNS, [{**cell, NAME: ""}]), View.DETAILS)
+    (row,) = rows_by_heading(Table.from_items(COLUMNS, [{**cell, NAME: ""}]), View.DETAILS)
     return row
 
 
@@ -66,8 +66,8 @@ def test_details_say_why_unknown_hardware_has_no_mfu(summary_of):
 
 CHECKS = [
     {"what": "attention", "against": "float64", "tokens": 8192, "rows": 32, "steps": 1},
-    {**STEPS_HELD, "steps": 1, "of_steps": 12, "reason": "cell abc ran 1 step"},
-    {**STEPS_HELD, "steps": 0, "of_steps": 12, "reason": "the first"},
+    {**TRAINING_COMPARED, "steps": 1, "of_steps": 12, "reason": "cell abc ran 1 step"},
+    {**TRAINING_COMPARED, "steps": 0, "of_steps": 12, "reason": "the first"},
     {"what": "objective", "against": "float64", "reason": "no time"},
 ]
 

@@ -35,7 +35,7 @@ def views_of(tmp_path, capsys):
 @pytest.mark.usefixtures("without_figures")
 def test_added_section_appears_in_every_view_as_marked(views_of, monkeypatch):
     def added(findings):
-        table = Table.of([Column("cells", str)], [f"{len(findings.cells)} of them"])
+        table = Table.from_items([Column("cells", str)], [f"{len(findings.cells)} of them"])
         return Section("Added", ["a sentence"], table, "how to read it", prints_table=True)
 
     monkeypatch.setattr(sections, "SECTIONS", (*sections.SECTIONS, added))
@@ -76,6 +76,6 @@ def test_view_has_its_columns_without_empty_ones():
         Column("b", lambda _: "", views=frozenset(View)),
         Column("c", str, views=frozenset({View.TERMINAL})),
     ]
-    table = Table.of(columns, ["x"])
+    table = Table.from_items(columns, ["x"])
     shown = {view: [column.heading for column in table.in_view(view).columns] for view in View}
     assert shown == {view: ["a", "c"] if view is View.TERMINAL else ["a"] for view in View}

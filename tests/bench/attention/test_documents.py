@@ -4,7 +4,7 @@ import pytest
 
 from bench.attention.documents import Documents, document_tiles
 from bench.attention.layouts import LAYOUTS
-from bench.training.packing import drawn_documents
+from bench.training.packing import random_documents
 
 TOKENS = (8, 24, 96)
 CASES = [
@@ -18,7 +18,7 @@ CASES = [
 
 def some_documents(tokens):
     """Random documents, one that fills the sequence, and documents of single tokens."""
-    drawn = [drawn_documents(2, tokens, seed) for seed in range(8)]
+    drawn = [random_documents(2, tokens, seed) for seed in range(8)]
     return [*drawn, Documents(((tokens,), tuple(range(1, tokens + 1))))]
 
 

@@ -16,9 +16,9 @@ from bench.attention import flash_attn_bridge
 from bench.attention.flash_attn_bridge import package_on
 from bench.attention.kernels import KERNELS, Packing, kernel_forward
 from bench.attention.packed import packed_backward, packed_forward
-from bench.strategies import STRATEGIES, runnable
-from bench.strategies.ringmaster_ring.attention import implementation
-from bench.strategies.ringmaster_ulysses.attention import IN_TRANSFORMERS
+from bench.strategies import STRATEGIES, load_strategy_class
+from bench.strategies.ringmaster_ring.attention import implementation_name
+from bench.strategies.ringmaster_ulysses.attention import TRANSFORMERS_NAMES
 from tests.support.cells import make_cell
 from tests.support.recorded_signatures import (
     FLASH_ATTN_2,
@@ -163,10 +163,10 @@ def test_transformers_loads_flash_attn_by_ringmasters_names(in_transformers):
     module = in_transformers("flash_attn_2")
     for rotation in ("allgather", "p2p"):
         with flash_attn_bridge.flash_attn_from(KERNELS["flash_attn_2"]):
-            functions = transformers_flash._lazy_imports(implementation(rotation, "flash_attn_2"))
+            functions = transformers_flash._lazy_imports(implementation_name(rotation, "flash_attn_2"))
         assert functions[:2] == (module.flash_attn_func, module.flash_attn_varlen_func)
-    assert IN_TRANSFORMERS["flash_attn_2"] in ALL_ATTENTION_FUNCTIONS
-    assert implementation("allgather", "torch_flash") not in ALL_ATTENTION_FUNCTIONS
+    assert TRANSFORMERS_NAMES["flash_attn_2"] in ALL_ATTENTION_FUNCTIONS
+    assert implementation_name("allgather", "torch_flash") not in ALL_ATTENTION_FUNCTIONS
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_packages_call_flash_attn_with_valid_arguments(in_transformers, one_rank
     module = in_transformers(kernel)
     cell = replace(make_cell(f"strategy={name}", "cluster.world_size=1", "model=qwen3_nano"), kernel=kernel)
     one = dist.group.WORLD
-    strategy = runnable(name)(cell, SimpleNamespace(sequence=one, ulysses=one, ring=one), facts)
+    strategy = load_strategy_class(name)(cell, SimpleNamespace(sequence=one, ulysses=one, ring=one), facts)
     q, k, v, _ = qkv_and_dout(torch.bfloat16)
     found = strategy.attention(q, k, v)
     expected, _ = kernel_forward(KERNELS["math"], q, k, v, causal=True, scale=q.shape[-1] ** -0.5)

@@ -20,7 +20,7 @@ from bench.attention.kernels import (
 )
 from bench.attention.packed import packed_backward, packed_forward
 from bench.measure.parity.exact import relative_error
-from bench.measure.parity.section import FLOORS, limit_of
+from bench.measure.parity.section import FLOORS, parity_limit
 from bench.request.legality import refusal
 from bench.training.models import TORCH_DTYPES
 from tests.support.cells import FOUR_H100, make_cell
@@ -97,7 +97,7 @@ def test_output_lse_and_gradients_match_float64(device, name, dtype, heads, caus
     found = run(KERNELS[name], *inputs, causal)
     assert {key: x.shape for key, x in found.items()} == {key: x.shape for key, x in exact.items()}
     assert found["lse"].dtype == (torch.float64 if dtype == "fp64" else torch.float32)
-    limits = {key: limit_of(key, dtype, relative_error(plain[key], exact[key])) for key in exact}
+    limits = {key: parity_limit(key, dtype, relative_error(plain[key], exact[key])) for key in exact}
     errors = {key: relative_error(found[key], exact[key]) for key in exact}
     assert {key: error for key, error in errors.items() if error > limits[key]} == {}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.attention.layouts import LAYOUTS, cut
+from bench.attention.layouts import LAYOUTS, cut_pieces
 
 
 def positions(layout, seq_len, sp_degree, rank):
@@ -58,6 +58,6 @@ def test_cut_divides_a_ring_shard_among_ulysses_ranks(name, ulysses, ring, rows)
     size = seq_len // (ring * ulysses)
     for ring_rank in range(ring):
         pieces = layout.slices(seq_len, ring, ring_rank)
-        shards = [cut(pieces, seq_len, u * size, (u + 1) * size) for u in range(ulysses)]
+        shards = [cut_pieces(pieces, seq_len, u * size, (u + 1) * size) for u in range(ulysses)]
         tokens = [i for shard in shards for piece in shard for i in range(seq_len)[piece]]
         assert tokens == positions(layout, seq_len, ring, ring_rank)

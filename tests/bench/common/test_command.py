@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.common import command
-from bench.common.command import TOOLS, again_command, sweep_words, tool_words
+from bench.common.command import TOOLS, resume_command, sweep_words, tool_words
 from bench.common.environment import REPOSITORY
 from ulysses_ring_bench.command import main
 
@@ -25,13 +25,13 @@ ARGUMENTS = ["run_sweep.py", "-m", "seq_len=1k,2k"]
 
 
 def test_again_command_resumes_the_sweeps_folder():
-    line = again_command(ARGUMENTS, Path("a folder"))
+    line = resume_command(ARGUMENTS, Path("a folder"))
     assert line == "python run_sweep.py -m seq_len=1k,2k resume=true 'sweep_dir=a folder'"
 
 
 @pytest.mark.parametrize("old", ["measure.repeats=2", "++measure.repeats=auto", "resume=true", "sweep_dir=x"])
 def test_again_command_has_a_replaced_option_once(old):
-    line = again_command([*ARGUMENTS, old], Path("out"), "measure.repeats=6")
+    line = resume_command([*ARGUMENTS, old], Path("out"), "measure.repeats=6")
     assert line == "python run_sweep.py -m seq_len=1k,2k measure.repeats=6 resume=true sweep_dir=out"
 
 
@@ -46,7 +46,7 @@ def test_commands_keep_the_program_that_was_typed(monkeypatch, tmp_path):
         "ulysses-ring-bench",
         "ulysses-ring-bench report",
     )
-    assert again_command(sys.argv, Path("out")).startswith("ulysses-ring-bench -m seq_len=1k resume=true")
+    assert resume_command(sys.argv, Path("out")).startswith("ulysses-ring-bench -m seq_len=1k resume=true")
     typed.touch(mode=0o755)
     assert tool_words("analysis.report") == f"{typed} report"
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -56,7 +56,7 @@ def test_commands_keep_the_program_that_was_typed(monkeypatch, tmp_path):
 def test_installed_copy_names_the_command_not_the_script(monkeypatch):
     monkeypatch.setattr(command, "CHECKOUT", Path("/installed"))
     assert sweep_words() == "ulysses-ring-bench"
-    assert again_command(ARGUMENTS, Path("out")).startswith("ulysses-ring-bench -m")
+    assert resume_command(ARGUMENTS, Path("out")).startswith("ulysses-ring-bench -m")
 
 
 def test_tools_are_modules_that_install_md_lists():

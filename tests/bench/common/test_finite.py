@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 import pytest
 import torch
 
-from bench.common.finite import finite, not_finite, worst
-from bench.measure import decoded
+from bench.common.finite import find_not_finite, largest_error, replace_not_finite
+from bench.measure import decode_reports
 from bench.measure.parity.exact import relative_error
-from bench.measure.parity.section import limit_of
+from bench.measure.parity.section import parity_limit
 from bench.measure.timing.section import TimingSection
 from bench.plan.planned import PlannedCell
 from bench.record.store import Store
-from bench.run.cell.outcome import judged, record_of
+from bench.run.cell.outcome import completed_record, record_of
 from bench.run.node.ranks import RankEnd
 from tests.support.cells import make_cell, run_cell, tiny_cell
 
@@ -113,27 +113,30 @@ def test_report_with_finite_numbers_is_ok():
 
 
 def test_not_finite_names_numbers_and_finite_makes_them_null():
-    found = not_finite({"a": [{"b": (1.0, math.nan)}], "c": -math.inf, "d": None}, "section")
+    found = find_not_finite({"a": [{"b": (1.0, math.nan)}], "c": -math.inf, "d": None}, "section")
     assert [*found] == ["section.a[0].b[1] is nan", "section.c is -inf"]
     values = {"a": [1.0, math.nan, {"b": math.inf}], "c": "nan", "d": None, "e": True}
-    assert finite(values) == {"a": [1.0, None, {"b": None}], "c": "nan", "d": None, "e": True}
-    json.dumps(finite(values), allow_nan=False)
+    assert replace_not_finite(values) == {"a": [1.0, None, {"b": None}], "c": "nan", "d": None, "e": True}
+    json.dumps(replace_not_finite(values), allow_nan=False)
 
 
 @pytest.mark.parametrize("errors", [(math.nan, 1.0), (1.0, math.nan), (math.inf, math.nan, 1.0)])
 def test_worst_is_nan_in_any_order(errors):
-    assert not worst(errors) <= 1e300
+    assert not largest_error(errors) <= 1e300
 
 
 @pytest.mark.parametrize("plain", [math.nan, math.inf])
 def test_limit_is_finite_if_plain_arithmetic_overflows(plain):
-    assert limit_of("out", "bf16", plain) == 2.0
+    assert parity_limit("out", "bf16", plain) == 2.0
 
 
 def test_merged_section_that_is_not_finite_is_a_wrong_result():
     timing = TimingSection(step_times_ms=[[1.0]], window_ms=[math.inf], warmup="full", tokens_per_step=1)
-    planned, reports = PlannedCell(CELL, repeat=0, order=0), decoded([{"phases_s": {}, "software": {}}])
-    record = judged(planned, reports, {"timing": timing}, [], None, 1.0, datetime.now(UTC))
+    planned, reports = (
+        PlannedCell(CELL, repeat=0, order=0),
+        decode_reports([{"phases_s": {}, "software": {}}]),
+    )
+    record = completed_record(planned, reports, {"timing": timing}, [], None, 1.0, datetime.now(UTC))
     assert record.status == "wrong_result"
     assert record.reason.startswith("timing.window_ms[0] is inf")
 

@@ -11,13 +11,13 @@ import torch
 from msgspec import to_builtins
 
 from bench.common import environment, nvml
-from bench.common.environment import describe, inherited_env, this_machine, torch_cuda
+from bench.common.environment import describe_environment, inherited_env, this_machine, torch_cuda
 from bench.config import ConfigError
-from bench.measure import decoded
+from bench.measure import decode_reports
 from bench.plan.planned import planned_cell
 from bench.ranks.device import nccl_version
 from bench.request.resolve import resolve
-from bench.run.cell.outcome import judged
+from bench.run.cell.outcome import completed_record
 from tests.support.cells import TWO_CORES, make_raw, tiny_cell
 
 LINKS = 18
@@ -71,7 +71,11 @@ def driver(monkeypatch):
 
 
 def test_environment_states_gpus_and_their_links(driver):
-    assert {name: value for name, value in to_builtins(describe({})).items() if name.startswith("gpu_")} == {
+    assert {
+        name: value
+        for name, value in to_builtins(describe_environment({})).items()
+        if name.startswith("gpu_")
+    } == {
         "gpu_memory_bytes": [2**36, 2**36 + 1, 2**36 + 2],
         "gpu_capabilities": ["9.0", "9.1", "9.2"],
         "gpu_driver": "580.1",
@@ -89,7 +93,7 @@ NAMES = {"nvmlDeviceGetTemperature": "gpu_temperature_c", "nvmlDeviceGetP2PStatu
 @pytest.mark.parametrize("function", NAMES)
 def test_environment_omits_only_facts_the_driver_lacks(driver, function):
     driver(function, pynvml.NVML_ERROR_NOT_SUPPORTED)
-    found = to_builtins(describe({}))
+    found = to_builtins(describe_environment({}))
     assert [name for name in NAMES.values() if name not in found] == [NAMES[function]]
 
 
@@ -199,7 +203,7 @@ def test_inherited_env_has_only_variables_that_change_a_cell(monkeypatch):
     own = {"DS_ACCELERATOR": "cpu", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     assert inherited_env(secret | recorded | own) == recorded
     monkeypatch.setenv("NCCL_ALGO", "Ring")
-    assert describe({}).inherited_env["NCCL_ALGO"] == "Ring"
+    assert describe_environment({}).inherited_env["NCCL_ALGO"] == "Ring"
 
 
 def test_nccl_version_is_in_the_environment(monkeypatch):
@@ -208,10 +212,10 @@ def test_nccl_version_is_in_the_environment(monkeypatch):
     assert nccl_version(torch.device("cpu")) == {}
     version = nccl_version(torch.device("cuda", 0))
     (report,), planned = (
-        decoded([{"phases_s": {}, "software": version}]),
+        decode_reports([{"phases_s": {}, "software": version}]),
         planned_cell(tiny_cell(), TWO_CORES),
     )
-    record = judged(planned, [report], {}, [], None, 1.0, datetime.now(UTC))
+    record = completed_record(planned, [report], {}, [], None, 1.0, datetime.now(UTC))
     assert record.environment.nccl_version == "2.28.9"
 
 

@@ -24,7 +24,7 @@ from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
 from bench.request.choices import read_option
 from bench.request.resolve import resolve
-from bench.strategies import STRATEGIES, runnable
+from bench.strategies import STRATEGIES, load_strategy_class
 from bench.training.activation_memory import tile_mlps
 from bench.training.engines.zero3.facts import REDUCE_BUCKET
 from bench.training.loss import CHUNK_TOKENS, ModelWithLoss
@@ -62,7 +62,7 @@ def rank_of():
 def saved_bytes(cell, groups, *, layers):
     """Bytes that torch saves for one micro-step's backward, counting each storage once and no parameters."""
     cell = replace(cell, model=replace(cell.model, num_layers=layers))
-    strategy = runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
+    strategy = load_strategy_class(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
     is_autocast, before = cell.engine.name == "ddp" and cell.dtype == "bf16", torch.get_default_dtype()
     with strategy.install() as wiring:
         torch.set_default_dtype(torch.float32 if is_autocast else TORCH_DTYPES[cell.dtype])

@@ -25,7 +25,7 @@ from bench.training.messages import ATTENTION, PARAMETERS
 from bench.training.models import empty_model
 from bench.training.parameters import parameters, trained_tensors
 from tests.support.cells import FOUR_H100, TWO_CORES, make_cell, raw_with
-from tests.support.many_cells import look_inside, seen_inside
+from tests.support.many_cells import look_inside, results_of_cells
 
 NANO = make_cell("model=qwen3_nano").model
 MODELS = {
@@ -92,7 +92,7 @@ def test_every_rank_sends_the_bytes_and_messages_of_the_formula(launcher, tmp_pa
     ranks = {"engine.name": engine, "cluster.world_size": degree}
     cells = {str(values): cell_of(values | ranks) for values in settings}
     cells = {name: cell for name, cell in cells.items() if refusal(cell) is None}
-    seen = seen_inside(launcher, tmp_path, cells, partial(look_inside, before=2))
+    seen = results_of_cells(launcher, tmp_path, cells, partial(look_inside, before=2))
     wrong = {name: [*differences(cell, seen[name])] for name, cell in cells.items()}
     assert {name: reasons for name, reasons in wrong.items() if reasons} == {}
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from bench.config import OWN
+from bench.config import USER_CODE
 from bench.measure import PASSES, checks, first_failure
 from bench.measure.facts import PassFacts, nearest_to_limit
 from bench.measure.full_length.section import FullLengthSection
@@ -165,7 +165,7 @@ def test_trace_check_counts_steps_whose_calls_were_compared(section, steps, reas
 
 
 def test_engagement_check_needs_a_formula_of_the_strategy():
-    unknown = checks_of("engagement", object(), dataclasses.replace(CELL, strategy=OWN))
+    unknown = checks_of("engagement", object(), dataclasses.replace(CELL, strategy=USER_CODE))
     (reason,) = {check.reason for check in unknown.values()}
     assert "formula" in reason
     assert "strategy own" in reason

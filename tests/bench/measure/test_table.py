@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import bench.measure
-from bench.measure import NAMES, PASSES, evidence, first_failure, own_work_s, rank_code
+from bench.measure import PASS_NAMES, PASSES, evidence_sections, first_failure, own_work_s, rank_code
 from bench.measure.facts import RankReport
 from tests.support.cells import make_cell
 
@@ -11,7 +11,7 @@ FOLDER = Path(bench.measure.__file__).parent
 
 
 def test_every_pass_folder_has_a_section_and_rank_code():
-    assert {path.parent.name for path in FOLDER.glob("*/section.py")} == set(NAMES) == set(PASSES)
+    assert {path.parent.name for path in FOLDER.glob("*/section.py")} == set(PASS_NAMES) == set(PASSES)
     for name, facts in PASSES.items():
         assert (facts.name, rank_code(name).__module__) == (name, f"bench.measure.{name}.rank")
 
@@ -22,7 +22,7 @@ def test_own_work_s_counts_only_passes_that_are_own_work():
 
 
 def test_evidence_has_the_sections_of_checks_and_no_speed():
-    assert set(evidence(dict.fromkeys(PASSES, "a section"))) == {
+    assert set(evidence_sections(dict.fromkeys(PASSES, "a section"))) == {
         "parity", "objective", "updates", "losses", "engagement", "full_length", "probe", "positions",
     }  # fmt: skip
 
@@ -32,6 +32,6 @@ def test_gates_run_in_order_and_only_for_sections_that_exist(monkeypatch):
     for name, facts in PASSES.items():
         monkeypatch.setattr(facts, "gate", lambda *_, name=name: gates.append(name))
     assert first_failure(make_cell(), {name: name != "losses" or None for name in PASSES}) is None
-    assert sorted(gates) == sorted({*NAMES} - {"losses"})
+    assert sorted(gates) == sorted({*PASS_NAMES} - {"losses"})
     in_order = ["objective", "parity", "attention", "engagement", "trace", "full_length", "updates"]
     assert [name for name in gates if name in in_order] == in_order

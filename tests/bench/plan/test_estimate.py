@@ -11,7 +11,7 @@ from bench.measure.rank_pass import Measurement
 from bench.measure.timing.rank import TimingPass
 from bench.measure.timing.section import FIRST_STEP, WARM_UP
 from bench.measure.workloads.workload import Workload
-from bench.plan.estimate import FIXED_S, START_S, CellProgress, Estimate, Expected
+from bench.plan.estimate import FIXED_S, START_S, CellProgress, Estimate, ExpectedStep
 from bench.plan.planned import PlannedCell
 from bench.ranks.log import RankStage
 from bench.run.cell.run import run
@@ -161,7 +161,7 @@ def test_estimate_scales_by_work_from_the_nearest_known_step():
     estimate.learn(far, 10.0)
     assert estimate.step_s(asked) == guess
     assert estimate.step_s(tiny_cell("strategy=local", "seq_len=64k")) == guess
-    expected = Estimate(lambda cell: Expected(cell.seq_len / 1024, "a rule"))
-    assert expected.step(asked) == Expected(64, "a rule")
+    expected = Estimate(lambda cell: ExpectedStep(cell.seq_len / 1024, "a rule"))
+    assert expected.step(asked) == ExpectedStep(64, "a rule")
     expected.learn(near, 96.0)
     assert expected.step_s(asked) == 3 * 64

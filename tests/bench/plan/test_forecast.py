@@ -11,17 +11,17 @@ import pytest
 import run_sweep
 from bench.common.environment import REPOSITORY, Machine
 from bench.config import AUTO
-from bench.extras.predict.prediction import modelled
+from bench.extras.predict.prediction import expected_by_cost_model
 from bench.measure import planned_stages
 from bench.plan.auto_choices import AUTO_KEYS
-from bench.plan.estimate import FIXED_S, START_S, Estimate, Expected
+from bench.plan.estimate import FIXED_S, START_S, Estimate, ExpectedStep
 from bench.plan.forecast import Forecast
 from bench.plan.plan import plan
 from bench.plan.plan_lines import short_lines, whole_plan
 from bench.request.choices import read_option
 from bench.run.cell.launcher import Launcher
 from tests.support.cells import FOUR_H100, TWO_CORES, make_raw, raws_of
-from tests.support.command import NO_GPU, typed_here
+from tests.support.command import NO_GPU, run_command_here
 from tests.support.records import read_lines
 
 REFERENCE = REPOSITORY / "results" / "reference" / "cpu" / "records.jsonl"
@@ -29,13 +29,15 @@ ITS_MACHINE = Machine(gpus=(), cores=2, cpu="Intel Xeon", memory_bytes=2**34)
 GPUS = replace(FOUR_H100, gpu_memory_bytes=(80 * 2**30,) * 4)
 
 
-def forecast(machine=TWO_CORES, lengths=("8k", "64k", "96k"), strategies=(), step_s=modelled, **values):
+def forecast(
+    machine=TWO_CORES, lengths=("8k", "64k", "96k"), strategies=(), step_s=expected_by_cost_model, **values
+):
     planned = plan(raws_of(strategies, lengths, **values), machine, single=False)
     return Forecast(planned, planned.cells, Estimate(step_s))
 
 
 def one_second(_):
-    return Expected(1.0, "a clock")
+    return ExpectedStep(1.0, "a clock")
 
 
 def lines_of(result):
@@ -170,7 +172,7 @@ def test_plan_option_lists_cells_and_writes_no_files(tmp_path, monkeypatch):
     monkeypatch.setattr(Launcher, "__init__", lambda *_: pytest.fail("a plan needs no launcher"))
     monkeypatch.setattr(run_sweep, "this_machine", lambda: TWO_CORES)
     words = ("-m", "seq_len=2k,1k,1001", "strategy=ring", "measure.repeats=2", "--plan")
-    done = typed_here(tmp_path, *words)
+    done = run_command_here(tmp_path, *words)
     assert (done.returncode, done.stderr, [*tmp_path.iterdir()]) == (0, "", [])
     rows = re.findall(r"^(ring \S+ sp 2(?: repeat 2)?)  ", done.stdout, flags=re.MULTILINE)
     assert [name for name in rows if "repeat" not in name] == [
@@ -181,7 +183,7 @@ def test_plan_option_lists_cells_and_writes_no_files(tmp_path, monkeypatch):
     assert sorted(rows[3:]) == ["ring 1001 sp 2 repeat 2", "ring 1k sp 2 repeat 2", "ring 2k sp 2 repeat 2"]
     assert "[1] seq_len=1001 must be a multiple of 4" in done.stdout
     assert "the nearest is seq_len=1000" in done.stdout
-    refused = typed_here(tmp_path, "--plan", "seq_len=1001", "strategy=ring")
+    refused = run_command_here(tmp_path, "--plan", "seq_len=1001", "strategy=ring")
     assert (refused.returncode, [*tmp_path.iterdir()]) == (2, [])
     assert "must be a multiple of 4" in refused.stderr
 

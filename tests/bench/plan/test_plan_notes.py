@@ -8,7 +8,7 @@ import pytest
 import run_sweep
 from bench.common.labels import length_label
 from bench.cost.band import Fit
-from bench.extras.predict.prediction import modelled
+from bench.extras.predict.prediction import expected_by_cost_model
 from bench.plan.estimate import Estimate
 from bench.plan.forecast import Forecast
 from bench.plan.plan import plan
@@ -16,7 +16,7 @@ from bench.plan.plan_lines import RUNS_ANYWAY, short_lines
 from bench.request.choices import default_strategies, read_option
 from bench.request.legality import refusal
 from tests.support.cells import FOUR_H100, TWO_CORES, make_raw, raws_of
-from tests.support.command import typed_here
+from tests.support.command import run_command_here
 
 README = ("8k", "64k", "96k")
 H100 = FOUR_H100.gpus[0]
@@ -34,7 +34,7 @@ def planned(machine, strategies=(), lengths=README, **values):
 
 def short_of_memory(sweep_plan, machine):
     """Return the cells that may not fit, and check that the short lines count them."""
-    forecast = Forecast(sweep_plan, sweep_plan.cells, Estimate(modelled))
+    forecast = Forecast(sweep_plan, sweep_plan.cells, Estimate(expected_by_cost_model))
     short = [entry for entry in forecast.cells if entry.room and entry.room.fit is not Fit.FITS]
     lines = [line for line in short_lines(forecast) if RUNS_ANYWAY in line]
     assert sum(int(line.split()[0]) for line in lines) == len(short)
@@ -80,14 +80,14 @@ def test_replay_note_names_ranks_and_six_cells_take_ten_minutes():
     assert [entry.cell.running_ranks for entry in sweep_plan.cells] == [range(1)] * 6
     (replay_note,) = (note for note in sweep_plan.notes if "replay" in note)
     assert "(deepspeed_ulysses rank 0 of 4, ring_flash_attn rank 0 of 4)" in replay_note
-    forecast = Forecast(sweep_plan, sweep_plan.cells, Estimate(modelled))
+    forecast = Forecast(sweep_plan, sweep_plan.cells, Estimate(expected_by_cost_model))
     assert forecast.total_s < 10 * 60  # three lengths of two strategies
     assert forecast.references == ()
 
 
 def test_replayed_cpu_rank_may_use_all_memory():
     sweep_plan = planned(TWO_CORES, ("ring",), ["8k"], mode="replay", cluster__world_size=4)
-    (cell,) = Forecast(sweep_plan, sweep_plan.cells, Estimate(modelled)).cells
+    (cell,) = Forecast(sweep_plan, sweep_plan.cells, Estimate(expected_by_cost_model)).cells
     assert cell.room.usable == TWO_CORES.memory_bytes
 
 
@@ -132,7 +132,7 @@ MACHINES = {
 def test_readme_command_takes_less_than_35_minutes(where):
     machine, values, decided = MACHINES[where]
     sweep_plan = planned(machine, **values)
-    forecast = Forecast(sweep_plan, sweep_plan.cells, Estimate(modelled))
+    forecast = Forecast(sweep_plan, sweep_plan.cells, Estimate(expected_by_cost_model))
     repeats = [entry for entry in forecast.repeats if entry.added]
     assert {entry.seq_len for entry in repeats} == decided
     took_s = forecast.total_s + sum(entry.added_s for entry in repeats)
@@ -223,7 +223,7 @@ def test_note_on_a_gpu_without_file_whose_own_memory_counts():
     sweep_plan = planned(gpus(4, "NVIDIA A10G"), lengths=["8k"])
     assert {entry.cell.hardware for entry in sweep_plan.cells} == {"unknown"}
     assert "no file of conf/hardware/ names NVIDIA A10G, so MFU is unknown" in " ".join(sweep_plan.notes)
-    forecast = Forecast(sweep_plan, sweep_plan.cells, Estimate(modelled))
+    forecast = Forecast(sweep_plan, sweep_plan.cells, Estimate(expected_by_cost_model))
     assert {entry.room.usable for entry in forecast.cells} == {24 * 2**30}
 
 
@@ -232,7 +232,7 @@ def test_command_notes_left_out_strategies_and_expected_time(tmp_path, monkeypat
     monkeypatch.setattr(run_sweep, "this_machine", lambda: gpus(1))
     monkeypatch.setattr(run_sweep, "run_plan", lambda sweep_plan, *_, **__: plans.append(sweep_plan) or 0)
     for words in ((), ("strategy=local,ring", "seq_len=8k,1001", "pad=false")):
-        assert typed_here(tmp_path, "-m", "seq_len=8k", *words).returncode == 0
+        assert run_command_here(tmp_path, "-m", "seq_len=8k", *words).returncode == 0
     unnamed, named = plans
     assert (len(unnamed.cells), len(named.cells)) == (2, 4)
     assert [any(note.startswith("left out") for note in each_plan.notes) for each_plan in plans] == [

@@ -6,14 +6,14 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from analysis.cells.comparison import FREE, FREE_GROUPS
-from bench.common.environment import describe
+from analysis.cells.comparison import FREE_PREFIXES, FREE_SETTINGS
+from bench.common.environment import describe_environment
 from bench.common.statistics import MAX_PROCESSES, MIN_PROCESSES
 from bench.config import AUTO
 from bench.plan.plan import plan
 from bench.plan.repeats import NOT_COMPARED, interleave
 from bench.record.record import Status
-from bench.request.device_sections import WINDOWS
+from bench.request.device_sections import DEVICE_DEFAULTS
 from bench.run import sweep as sweep_run
 from bench.run.progress import Progress
 from bench.run.sweep import run_plan
@@ -27,7 +27,7 @@ KERNELS = ("torch_flash", "math")
 @pytest.fixture
 def left_open(monkeypatch):
     """Make `measure.repeats=auto` the default on the CPU, as on a GPU."""
-    monkeypatch.setitem(WINDOWS, "cpu", WINDOWS["cpu"] | {"repeats": AUTO})
+    monkeypatch.setitem(DEVICE_DEFAULTS, "cpu", DEVICE_DEFAULTS["cpu"] | {"repeats": AUTO})
 
 
 def raws(*words, lengths=("1k", "2k")):
@@ -150,8 +150,8 @@ def test_cells_of_different_work_are_not_repeated():
 
 
 def test_not_compared_fields_equal_those_of_the_report():
-    compared = {name for name in FREE if name not in ("cluster", "ring_degree")}
-    groups = {group.removesuffix(".") for group in FREE_GROUPS} - {"strategy"}
+    compared = {name for name in FREE_SETTINGS if name not in ("cluster", "ring_degree")}
+    groups = {group.removesuffix(".") for group in FREE_PREFIXES} - {"strategy"}
     assert compared | groups | {"options"} == NOT_COMPARED
 
 
@@ -213,7 +213,7 @@ def swept(tmp_path, monkeypatch):
         ran.append((entry.cell.seq_len, entry.repeat))
         status = "crashed" if entry.cell.strategy in failing else "ok"
         (record,) = records_of([entry], {1024: 10.0, 2048: 40.0}, status=status)
-        sweep.store.append(replace(record, environment=describe({})))
+        sweep.store.append(replace(record, environment=describe_environment({})))
         return record.status is Status.OK
 
     class Idle:

@@ -29,7 +29,7 @@ from tests.support.cells import (
     with_strategy,
     words_for,
 )
-from tests.support.command import typed
+from tests.support.command import run_command
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Variable that makes torch ask NVML for GPUs, so that the fork server does not initialize CUDA."""
@@ -177,7 +177,7 @@ def test_own_strategies_run_without_optional_packages(tmp_path):
     for name in PACKAGES:
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('no {name} here')")
     words = ("strategy=ring", "engine=fsdp2", "cluster=cpu", "sweep_dir=out")
-    done = typed(tmp_path, *TINY, *words, PYTHONPATH=str(tmp_path))
+    done = run_command(tmp_path, *TINY, *words, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

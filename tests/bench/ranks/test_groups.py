@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.ranks.groups import deadline, make_groups, outwait_the_launcher
+from bench.ranks.groups import collective_timeout, extend_group_timeouts, make_groups
 from tests.support.cells import make_cell
 
 WORDS = ("strategy=usp", "cluster.world_size=8", "sp_degree=4", "ulysses_degree=2", "dp_shard=2")
@@ -45,8 +45,8 @@ def test_subgroups_have_the_cells_timeout(last_of_eight, monkeypatch):
     monkeypatch.setattr("torch.distributed.distributed_c10d.new_group", record_timeout)
     cell = make_cell(*WORDS, "measure.timeout_s=5000")
     make_groups(cell)
-    assert timeouts == [deadline(cell)] * 10
-    assert deadline(cell).total_seconds() > 5000
+    assert timeouts == [collective_timeout(cell)] * 10
+    assert collective_timeout(cell).total_seconds() > 5000
 
 
 def test_outwait_the_launcher_sets_the_timeout_of_all_groups(tmp_path):
@@ -56,8 +56,8 @@ def test_outwait_the_launcher_sets_the_timeout_of_all_groups(tmp_path):
     try:
         groups = [dist.group.WORLD, dist.new_group([0], timeout=timedelta(seconds=6))]
         cell = make_cell(*WORDS, "measure.timeout_s=5000")
-        outwait_the_launcher(cell)
+        extend_group_timeouts(cell)
         options = [group._get_backend(torch.device("cpu")).options for group in groups]
-        assert {option._timeout for option in options} == {deadline(cell)}
+        assert {option._timeout for option in options} == {collective_timeout(cell)}
     finally:
         dist.destroy_process_group()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.ranks.out_of_memory import memory_of_error, requested_bytes, root_cause
+from bench.ranks.out_of_memory import exhausted_memory, requested_bytes, root_cause
 from bench.record.record import OutOfMemory
 from bench.run.cell.outcome import shortage
 
@@ -61,7 +61,7 @@ def test_real_allocation_errors_are_recognized_with_their_size():
     for allocate in (torch.empty, np.empty):
         with pytest.raises((RuntimeError, MemoryError)) as raised:
             allocate(2**50)
-        assert memory_of_error(raised.value) == "host"
+        assert exhausted_memory(raised.value) == "host"
         assert requested_bytes(str(raised.value)) >= 2**50
 
 
@@ -80,7 +80,7 @@ def test_real_allocation_errors_are_recognized_with_their_size():
     ],
 )
 def test_memory_of_error_by_type_and_text(error, memory):
-    assert memory_of_error(error) == memory
+    assert exhausted_memory(error) == memory
 
 
 def test_root_cause_finds_the_error_behind_a_failed_cleanup():

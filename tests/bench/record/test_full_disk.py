@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from bench.record.store import write_whole
-from tests.support.command import typed_here
+from bench.record.store import write_atomically
+from tests.support.command import run_command_here
 from tests.support.records import read_lines
 
 
@@ -32,9 +32,9 @@ def largest_file(size_bytes):
 @pytest.mark.fault(15)
 def test_write_whole_keeps_the_old_file_on_a_full_disk(tmp_path):
     path = tmp_path / "report.html"
-    write_whole(path, "before")
+    write_atomically(path, "before")
     with largest_file(4096), pytest.raises(OSError, match=r"report\.html") as raised:
-        write_whole(path, "x" * 10_000)
+        write_atomically(path, "x" * 10_000)
     assert raised.value.filename == str(path)
     assert path.read_text() == "before"
     assert [*tmp_path.iterdir()] == [path]
@@ -45,12 +45,12 @@ def test_sweep_on_a_full_disk_resumes_by_its_printed_command(tmp_path, monkeypat
     monkeypatch.setattr("analysis.report.write_report", lambda _: True)
     words = ("-m", "mode=predict", "hardware=h100_80gb", "cluster.world_size=8", "strategy=ulysses,ring")
     with largest_file(8_000):
-        done = typed_here(tmp_path, *words, "sweep_dir=out")
+        done = run_command_here(tmp_path, *words, "sweep_dir=out")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "out/records.jsonl: File too large; records of finished cells are kept" in done.stderr
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of a torn line
         assert len(read_lines(tmp_path / "out" / "records.jsonl")) == 1
     again = shlex.split(done.stderr.rpartition("then run: ")[2])
-    assert typed_here(tmp_path, *again[2:]).returncode == 0
+    assert run_command_here(tmp_path, *again[2:]).returncode == 0
     assert len(read_lines(tmp_path / "out" / "records.jsonl")) == 2

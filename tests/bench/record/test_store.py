@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from bench.common.environment import describe
+from bench.common.environment import describe_environment
 from bench.config import ConfigError
 from bench.record.analytic import Analytic
 from bench.record.record import SCHEMA_VERSION, Provenance, Record, Role, Status
@@ -17,7 +17,7 @@ def make_record(cell_id="c0ffee", **changes):
     fields = {
         "schema_version": SCHEMA_VERSION, "cell_id": cell_id, "experiment": "none", "role": Role.CELL,
         "repeat": 0, "order": 0, "status": Status.OK, "reason": None, "provenance": Provenance.MEASURED,
-        "config": {"seq_len": 8, "strategy": "ring"}, "environment": describe({}),
+        "config": {"seq_len": 8, "strategy": "ring"}, "environment": describe_environment({}),
         "analytic": Analytic(tokens_per_step=8), "started_at": "2026-11-21T00:00:00+00:00",
         "wall_s": 1.0, "fixed_cost_s": 0.5,
     }  # fmt: skip

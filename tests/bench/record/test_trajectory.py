@@ -6,15 +6,15 @@ import pytest
 
 from bench.record.trajectory_noise import (
     LIMITS,
-    MOVED,
+    MOVEMENT_WEIGHT,
     NOISE_FACTOR,
     UNMEASURED,
     Deviation,
-    distance,
+    deviation_between,
     first_departure,
     limit_for,
     mean_of,
-    moved_for,
+    movement_weight,
 )
 
 
@@ -55,15 +55,15 @@ def test_losses_that_vary_by_batch_do_not_hide_a_lost_update():
         trajectory([1.085, 1.821, 1.697, 1.683], norms),
     )
     limit = Deviation(6.3e-3, 5.3e-2)
-    moved = moved_for("bf16", limit)
+    moved = movement_weight("bf16", limit)
     assert first_departure(lost, reference, limit, moved).startswith("step 3: the loss is 1.683")
     assert first_departure(trajectory([1.085, 1.821, 1.697, 1.657], norms), reference, limit, moved) is None
-    assert moved_for("bf16", LIMITS["bf16"]) == MOVED
+    assert movement_weight("bf16", LIMITS["bf16"]) == MOVEMENT_WEIGHT
 
 
 def test_distance_is_the_mean_over_steps_in_units():
     training = trajectory([4.0, 4.1, 4.0], (1.0, 1.0, 1.1))
-    deviation = distance(training, STEADY)
+    deviation = deviation_between(training, STEADY)
     assert deviation.loss == pytest.approx(0.1 / (2**0.5 * 4.0) / 3)
     assert deviation.grad_norm == pytest.approx(0.1 / 3**0.5 / 3)
 
@@ -74,13 +74,13 @@ def test_mean_of_covers_common_steps():
 
 
 def test_distance_of_nan_is_infinite():
-    assert distance(trajectory([4.0, float("nan"), 4.0]), STEADY).loss == float("inf")
+    assert deviation_between(trajectory([4.0, float("nan"), 4.0]), STEADY).loss == float("inf")
 
 
 def test_distance_unit_grows_with_a_moving_loss():
     """The unit grows with the nats by which the loss has moved so far."""
     falls = trajectory([4.0, 2.0, 3.0])
-    early = distance(trajectory([4.0, 2.1, 3.0]), falls)
-    assert early.loss == pytest.approx(0.1 / (2**0.5 * 2.0 + MOVED * 2.0) / 3)
-    later = distance(trajectory([4.0, 2.0, 3.1]), falls)
-    assert later.loss == pytest.approx(0.1 / (3**0.5 * 3.0 + MOVED * 2.0) / 3)
+    early = deviation_between(trajectory([4.0, 2.1, 3.0]), falls)
+    assert early.loss == pytest.approx(0.1 / (2**0.5 * 2.0 + MOVEMENT_WEIGHT * 2.0) / 3)
+    later = deviation_between(trajectory([4.0, 2.0, 3.1]), falls)
+    assert later.loss == pytest.approx(0.1 / (3**0.5 * 3.0 + MOVEMENT_WEIGHT * 2.0) / 3)

@@ -8,10 +8,10 @@ from bench.record.trajectory_noise import (
     FALSE_ALARMS,
     LEAST_FACTOR,
     ROUNDING,
-    Draw,
+    ControlledTraining,
     Signals,
     TrajectoryNoise,
-    distance_of,
+    deviation_of,
 )
 
 STEPS = 6
@@ -35,7 +35,9 @@ def crossings(together, seeds, *, offset=0.0, trials=250):
         equivalent = [[training(random, together) for _ in range(6)] for _ in range(seeds)]
         floor = TrajectoryNoise(equivalent).floor(seeds, TRAININGS)
         deviations = [
-            distance_of([Draw(training(random, together, offset=offset), seed) for seed in equivalent])
+            deviation_of(
+                [ControlledTraining(training(random, together, offset=offset), seed) for seed in equivalent]
+            )
             for _ in range(TRAININGS)
         ]
         exceeded += any(
@@ -66,5 +68,7 @@ def test_noise_floor_is_at_least_the_float32_rounding():
         Signals([(1 + roundings * ROUNDING) * loss for loss in exact.loss], exact.grad_norm)
         for roundings in (1, 3)
     )
-    below, above = (distance_of([Draw(signals, [exact] * 20)]).loss / floor.loss for signals in (near, far))
+    below, above = (
+        deviation_of([ControlledTraining(signals, [exact] * 20)]).loss / floor.loss for signals in (near, far)
+    )
     assert below < 1 < above

@@ -127,7 +127,7 @@ def test_bad_value_is_refused_with_rule_and_way_out(line):
 
 def test_text_is_converted_to_the_number_that_it_means():
     assert [values.tokens("seq_len", word) for word in ("8K", "96k", "1m", 8e3)] == [8192, 98304, 2**20, 8000]
-    assert values.whole("batch", "4") == values.convert("x", "4", Seconds) == 4  # variables are text
+    assert values.whole_number("batch", "4") == values.convert("x", "4", Seconds) == 4  # variables are text
     for word in ("\ud800", "20s", None):
         with pytest.raises(ConfigError, match=r"x=.*: must be a positive number"):
             values.convert("x", word, Seconds)

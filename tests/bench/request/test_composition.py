@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from bench.request.choices import CONF
-from bench.request.composition import cells_of, composed, composed_cells
+from bench.request.composition import compose_cells, compose_words, sweep_cell_words
 from tests.support.cells import make_raw
 from tests.test_untrusted import SOURCES
 
@@ -25,11 +25,13 @@ ASKED = {
 
 @pytest.mark.parametrize("case", ASKED)
 def test_make_raw_equals_the_composition_of_hydra(case):
-    assert make_raw(*ASKED[case]) == composed(*ASKED[case])
+    assert make_raw(*ASKED[case]) == compose_words(*ASKED[case])
 
 
 def test_cells_are_all_combinations_of_the_last_values_of_keys():
-    cells = cells_of(["strategy=local,ring", "engine=ddp", "seed=range(2)", "strategy=usp,ring"], None)
+    cells = sweep_cell_words(
+        ["strategy=local,ring", "engine=ddp", "seed=range(2)", "strategy=usp,ring"], None
+    )
     assert cells == [
         [f"strategy={strategy}", "engine=ddp", f"seed={seed}"]
         for strategy in ("usp", "ring")
@@ -39,7 +41,7 @@ def test_cells_are_all_combinations_of_the_last_values_of_keys():
 
 def test_large_sweep_is_announced_before_composing(capsys):
     for count, output in ((3, ""), (2000, "composing 2000 cells, about 200 s\n")):
-        cells = composed_cells(
+        cells = compose_cells(
             [["word"]] * count, lambda words: OmegaConf.create({"hydra": {"a": "???"}, "seq_len": words[0]})
         )
         assert capsys.readouterr().out == output

@@ -12,7 +12,7 @@ from bench.config import Cell, ConfigError
 from bench.plan.stored import complete_request
 from bench.request.choices import groups
 from bench.request.command_line import hydra_arguments
-from bench.request.composition import composed
+from bench.request.composition import compose_words
 from bench.request.hydra_errors import translate_error
 from bench.request.legality import refusal
 from bench.request.resolve import all_keys, resolve
@@ -68,7 +68,7 @@ def test_random_word_is_a_cell_or_a_refusal_in_one_line(examples):
             words = hydra_arguments([word])
             if words[:1] and words[0].startswith("-"):
                 return
-            assert isinstance(resolve(composed(*words), TWO_CORES), Cell)
+            assert isinstance(resolve(compose_words(*words), TWO_CORES), Cell)
 
     fuzz(examples, check)
 
@@ -91,6 +91,6 @@ def test_random_value_is_a_cell_or_a_refusal_in_one_line(examples):
 
 def test_valid_word_is_a_cell():
     """Without this test the others could pass by refusing everything."""
-    assert resolve(composed(*hydra_arguments(["seq_len=4k"])), TWO_CORES).seq_len == 4096
+    assert resolve(compose_words(*hydra_arguments(["seq_len=4k"])), TWO_CORES).seq_len == 4096
     with pytest.raises(ConfigError):
         hydra_arguments(["--config-dir=/"])

@@ -11,7 +11,7 @@ from bench.common.labels import GIB
 from bench.config import UNKNOWN_HARDWARE as UNKNOWN
 from bench.config import ConfigError
 from bench.request.choices import CONF, read_option
-from bench.request.hardware import known_hardware, this_hardware, usable_bytes
+from bench.request.hardware import hardware_of_machine, known_hardware, usable_bytes
 from bench.request.resolve import resolve
 from tests.support.cells import FOUR_H100, TWO_CORES, raw_with
 
@@ -26,8 +26,8 @@ def machine_with(gpu):
 def test_hardware_file_is_found_by_exact_device_name_only():
     files = [(gpu, name) for name, facts in known_hardware().items() for gpu in facts["device_names"]]
     assert max(Counter(gpu for gpu, _ in files).values()) == 1
-    assert [this_hardware(machine_with(gpu), "cuda") for gpu, _ in files] == [name for _, name in files]
-    assert {this_hardware(machine_with(gpu), "cuda") for gpu in NO_FILES} == {UNKNOWN}
+    assert [hardware_of_machine(machine_with(gpu), "cuda") for gpu, _ in files] == [name for _, name in files]
+    assert {hardware_of_machine(machine_with(gpu), "cuda") for gpu in NO_FILES} == {UNKNOWN}
 
 
 every_device = pytest.mark.parametrize("name", known_hardware())

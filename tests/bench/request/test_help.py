@@ -7,13 +7,13 @@ import pytest
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.common.environment import REPOSITORY
-from bench.config import DTYPE_BYTES, LEASES, MASKS, PACKING, SCHEDULES
+from bench.config import DTYPE_BYTES, LEASE_POLICIES, MASKS, PACKING, SCHEDULES
 from bench.request.choices import default_strategies, groups, options
 from bench.request.command_line import PLAN_OPTION, SHOW_OPTIONS, SWEEP_OPTIONS
 from bench.request.help import COLUMNS, COMMON, OPTIONS, help_text, option_description
 from bench.request.modes import MODE_NAMES
 from bench.request.resolve import LOSSES, all_keys
-from tests.support.command import COMMAND, typed_here
+from tests.support.command import COMMAND, run_command_here
 
 SECTIONS = ("offload", "replay")
 """Fields of a cell that are sections and no keys."""
@@ -60,7 +60,7 @@ def test_help_lists_the_allowed_words_of_values(page):
         LOSSES,
         ("cpu", "cuda"),
         MASKS,
-        LEASES,
+        LEASE_POLICIES,
         PACKING,
         SCHEDULES,
     ):
@@ -75,7 +75,7 @@ def test_help_lists_every_command_line_option():
 
 @pytest.mark.parametrize(("option", "whole"), [("--help", False), ("-h", False), ("--help-all", True)])
 def test_command_prints_help_with_three_examples(tmp_path, option, whole):
-    done, page = typed_here(tmp_path, option), help_text(whole=whole)
+    done, page = run_command_here(tmp_path, option), help_text(whole=whole)
     head, *rest = done.stdout.strip().partition("\nChoices ")
     assert (done.returncode, rest, done.stderr) == (0, [*page.partition("\nChoices ")[1:]], "")
     assert head.count(f"  python {COMMAND[1]} ") == 3  # as it was typed

@@ -6,7 +6,7 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from bench.request.layer_types import PLAIN_FAMILIES, has_experts, unplain_layers
+from bench.request.layer_types import PLAIN_FAMILIES, has_experts, layers_not_plain
 
 TOKENS = 48
 SMALL = {
@@ -137,7 +137,7 @@ REFUSED = {
 def test_refused_layers_differ_from_plain_attention(case):
     (family, keys), reason = REFUSED[case]
     numbers = numbers_of(family, **keys)
-    assert reason in "; ".join(unplain_layers(numbers, TOKENS))
+    assert reason in "; ".join(layers_not_plain(numbers, TOKENS))
     assert differs(numbers)
 
 
@@ -167,14 +167,14 @@ KEYS_OF_OTHER_FAMILIES = {
 @pytest.mark.parametrize(("family", "keys"), PLAIN)
 def test_plain_layers_are_not_refused(family, keys):
     numbers = numbers_of(family, **keys)
-    assert unplain_layers(numbers, TOKENS) == []
+    assert layers_not_plain(numbers, TOKENS) == []
     assert not differs(numbers)
 
 
 @pytest.mark.parametrize("family", PLAIN_FAMILIES)
 def test_keys_of_other_families_do_not_refuse_a_plain_family(family):
     numbers = numbers_of(family, sliding_window=None, **KEYS_OF_OTHER_FAMILIES)
-    assert unplain_layers(numbers, TOKENS) == []
+    assert layers_not_plain(numbers, TOKENS) == []
     assert not has_experts(numbers)
     assert not differs(numbers)
 
@@ -182,5 +182,5 @@ def test_keys_of_other_families_do_not_refuse_a_plain_family(family):
 def test_default_window_of_mistral_is_that_of_transformers():
     numbers = numbers_of("mistral")
     assert AutoConfig.for_model(**numbers).sliding_window == 4096
-    assert unplain_layers(numbers, 4096) == []
-    assert unplain_layers(numbers, 4097) == ["layers have sliding_window=4096"]
+    assert layers_not_plain(numbers, 4096) == []
+    assert layers_not_plain(numbers, 4097) == ["layers have sliding_window=4096"]

@@ -10,7 +10,7 @@ import yaml
 from bench.attention import kernel_facts
 from bench.common.environment import Machine
 from bench.config import ConfigError
-from bench.extras.predict.prediction import modelled
+from bench.extras.predict.prediction import expected_by_cost_model
 from bench.plan.estimate import Estimate
 from bench.plan.forecast import Forecast
 from bench.plan.plan import plan
@@ -119,7 +119,7 @@ def outcome(raw, machine):
     except ConfigError as error:
         assert_one_line(str(error))
         return "refused"
-    forecast = Forecast(made, made.cells, Estimate(modelled))
+    forecast = Forecast(made, made.cells, Estimate(expected_by_cost_model))
     for line in [*whole_plan(forecast, [raw]), *short_lines(forecast), *made.notes]:
         assert "\n" not in line
     (planned,) = made.cells

@@ -25,7 +25,7 @@ from bench.common.environment import REPOSITORY
 from bench.config import AUTO, ConfigError, ExitCode
 from bench.plan.plan import plan
 from bench.record.store import RECORDS, Store
-from bench.request.device_sections import WINDOWS
+from bench.request.device_sections import DEVICE_DEFAULTS
 from bench.run.cell import hang
 from bench.run.interrupts import SIGNALS, Interrupts
 from bench.run.progress import Progress
@@ -66,7 +66,7 @@ def nothing_left(launcher, tmp_path, monkeypatch):
     before = descendants(), ports()
     yield
     assert (descendants(), ports()) == before
-    _, ids = acts.struck(tmp_path)
+    _, ids = acts.first_fault(tmp_path)
     assert in_sessions(ids) == []
     assert [*tmp_path.rglob(".lock"), *scratch.iterdir()] == []
 
@@ -166,7 +166,7 @@ def test_a_fault_is_a_record_and_the_sweep_goes_on(launcher, tmp_path, monkeypat
         assert [record["config"]["seq_len"] for record in others] == [256, 512]
     assert {(record["status"], record["reason"]) for record in others} == {("ok", None)}
     if fault.within_s is not None:
-        assert 0 < stored_s[0] - acts.struck(folder)[0] < fault.within_s
+        assert 0 < stored_s[0] - acts.first_fault(folder)[0] < fault.within_s
 
 
 def assert_blamed(fault, failure):
@@ -211,7 +211,7 @@ def test_sweep_stops_after_two_join_hangs_and_can_be_resumed(launcher, tmp_path,
 @pytest.mark.usefixtures("nothing_left")
 def test_sweep_that_stops_adds_no_repeats_to_its_plan(launcher, tmp_path, monkeypatch):
     monkeypatch.setattr(hang, "JOIN_S", 2.0)
-    monkeypatch.setitem(WINDOWS, "cpu", WINDOWS["cpu"] | {"repeats": AUTO})
+    monkeypatch.setitem(DEVICE_DEFAULTS, "cpu", DEVICE_DEFAULTS["cpu"] | {"repeats": AUTO})
     words = (*TINY, "workload=attention", "measure.hang_timeout_s=2", "measure.repeats=auto")
     names = ("ulysses", "ring", "gather_kv", "ulysses_chunked")
     raws = [make_raw(*words, f"strategy={name}") | {"sweep_dir": str(tmp_path / FOLDER)} for name in names]

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from bench.common.labels import duration_label
 from bench.plan.cell_labels import CellLabels
-from bench.plan.estimate import IMPORTING, Estimate, Expected
+from bench.plan.estimate import IMPORTING_PACKAGES, Estimate, ExpectedStep
 from bench.plan.planned import PlannedCell, planned_cell
 from bench.ranks.log import RankStage
 from bench.run.cell.run import run
@@ -48,7 +48,7 @@ def test_refused_cell_takes_no_time_and_its_reason_is_no_markup(tmp_path):
         run(planned, None, tmp_path), reason="[enforce fail at alloc_cpu.cpp:127] no room"
     )
     output = io.StringIO()
-    guess = Estimate(lambda _: Expected(2.0, "a guess"))
+    guess = Estimate(lambda _: ExpectedStep(2.0, "a guess"))
     progress = Progress(Console(file=output, width=200), estimate=guess)
     progress.start([planned], tmp_path)
     progress.begin(planned)
@@ -88,7 +88,7 @@ def test_time_left_shrinks_with_the_clock_until_the_cell_is_late(log):
 
 def test_progress_says_that_the_first_ranks_wait_for_imports(log):
     _, progress, _ = log
-    for where in (f"starting, {IMPORTING}", "starting"):
+    for where in (f"starting, {IMPORTING_PACKAGES}", "starting"):
         progress.begin(LONG)
         assert progress._cell_progress.stage_label() == where
         progress.on_stage(RankStage("join"))

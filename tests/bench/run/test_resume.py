@@ -10,7 +10,7 @@ import yaml
 from msgspec import to_builtins
 from rich.console import Console
 
-from bench.common.environment import describe
+from bench.common.environment import describe_environment
 from bench.config import ConfigError, ExitCode, Resume
 from bench.plan.plan import Plan, plan
 from bench.plan.planned import PlannedCell
@@ -20,7 +20,7 @@ from bench.run.progress import Progress
 from bench.run.resume import kept_records
 from bench.run.sweep import run_plan
 from tests.support.cells import TWO_CORES, make_cell, make_raw
-from tests.support.command import typed_here
+from tests.support.command import run_command_here
 from tests.support.records import as_record, make_record, read_lines
 
 REQUEST = ("-m", "mode=predict", "hardware=h100_80gb", "cluster.world_size=8", "strategy=ulysses,ring")
@@ -34,7 +34,7 @@ def begun(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("analysis.report.write_report", lambda _: True)
         words = ("seq_len=8k,16k", "env.NCCL_DEBUG=WARN", "sweep_dir=out")
-        assert typed_here(folder, *REQUEST, *words).returncode == 0
+        assert run_command_here(folder, *REQUEST, *words).returncode == 0
     lines = (folder / "out" / "records.jsonl").read_text().splitlines(keepends=True)
     (folder / "out" / "records.jsonl").write_text("".join(lines[:2]))
     return folder
@@ -67,11 +67,11 @@ def test_records_written_after_planning_count(tmp_path):
 @pytest.mark.fault(18)
 def test_resume_alone_runs_the_missing_cells_of_the_stored_plan(half):
     before = planned(half)
-    assert "sweep_dir=out: contains records already" in typed_here(half, *REQUEST, RESUME[1]).stderr
-    listed = typed_here(half, *RESUME, "--plan").stdout
+    assert "sweep_dir=out: contains records already" in run_command_here(half, *REQUEST, RESUME[1]).stderr
+    listed = run_command_here(half, *RESUME, "--plan").stdout
     assert "plan of 4 cells, 2 of them done" in listed
     assert len(re.findall(r"^\w+ \S+ sp 8 .* done$", listed, re.MULTILINE)) == 2
-    done = typed_here(half, *RESUME)
+    done = run_command_here(half, *RESUME)
     assert (done.returncode, "2 cells" in done.stdout) == (0, True), done.stderr
     records = read_lines(half / "out" / "records.jsonl")
     assert sorted((r["config"]["strategy"], r["config"]["seq_len"]) for r in records) == [
@@ -84,7 +84,7 @@ def test_resume_alone_runs_the_missing_cells_of_the_stored_plan(half):
 def test_resume_of_a_part_keeps_the_stored_plan(half):
     before = planned(half)
     for more in (["--plan"], []):
-        done = typed_here(half, *REQUEST, "seq_len=8k,2k", "env.NCCL_DEBUG=WARN", *RESUME, *more)
+        done = run_command_here(half, *REQUEST, "seq_len=8k,2k", "env.NCCL_DEBUG=WARN", *RESUME, *more)
         assert done.returncode == 0, done.stderr
         assert re.search(
             r"^2 cells \(.*16k sp 8.*\): only in the folder's earlier sweep", done.stdout, re.MULTILINE
@@ -94,7 +94,7 @@ def test_resume_of_a_part_keeps_the_stored_plan(half):
 
 
 def test_resume_refuses_the_words_of_another_sweep(half):
-    done = typed_here(half, *REQUEST, "seq_len=2k", "env.NCCL_DEBUG=WARN", *RESUME)
+    done = run_command_here(half, *REQUEST, "seq_len=2k", "env.NCCL_DEBUG=WARN", *RESUME)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "Only in the folder: 4 cells (ulysses 8k sp 8, ring 8k sp 8, ...); only in this request: 2" in (
         done.stderr
@@ -106,7 +106,7 @@ def test_resume_refuses_the_words_of_another_sweep(half):
 def test_resume_refuses_a_folder_without_a_sweep(tmp_path, words):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "letter.txt").write_text("dear")
-    done = typed_here(tmp_path, *words, *RESUME)
+    done = run_command_here(tmp_path, *words, *RESUME)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "sweep_dir=out contains no sweep" in done.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["letter.txt"]
@@ -133,12 +133,12 @@ def test_only_resume_any_keeps_records_of_another_commit(half):
         record["environment"] |= OTHER_COMMIT
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     for words in (("--plan",), ()):
-        done = typed_here(half, *RESUME[1:], "resume=any", *words)
+        done = run_command_here(half, *RESUME[1:], "resume=any", *words)
         assert done.returncode == 0, done.stderr
         assert "2 records of other code (0000000-" in done.stdout
         assert "): kept because of resume=any" in done.stdout
     assert len(read_lines(path)) == 4
-    done = typed_here(half, *RESUME)
+    done = run_command_here(half, *RESUME)
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if "other code" in line)
     assert line.startswith("2 records of other code (")
@@ -146,7 +146,7 @@ def test_only_resume_any_keeps_records_of_another_commit(half):
     records = read_lines(path)
     assert len(records) == 6
     assert len({record["cell_id"] for record in records[2:]}) == 4
-    assert typed_here(half, *RESUME).stdout.startswith("nothing is missing")
+    assert run_command_here(half, *RESUME).stdout.startswith("nothing is missing")
 
 
 def kept(cell, *environments, **changes):
@@ -159,7 +159,7 @@ def kept(cell, *environments, **changes):
     )
 
 
-HERE = to_builtins(describe({}))
+HERE = to_builtins(describe_environment({}))
 ELSEWHERE = {
     "code": HERE | OTHER_COMMIT,
     "code, by an edit": HERE | {"sources": "0" * 12},

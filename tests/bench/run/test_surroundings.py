@@ -8,8 +8,8 @@ import sys
 import pytest
 from msgspec import to_builtins
 
-from bench.common.environment import REPOSITORY, describe
-from tests.support.command import typed, typed_here
+from bench.common.environment import REPOSITORY, describe_environment
+from tests.support.command import run_command, run_command_here
 
 
 def refused(type_, folder, *words, **environment):
@@ -25,13 +25,13 @@ def refused(type_, folder, *words, **environment):
 def test_sweep_dir_that_cannot_be_written_is_refused(tmp_path, place):
     (tmp_path / "taken").touch()
     folder = {"a file": tmp_path / "taken", "below a file": tmp_path / "taken" / "x"}.get(place, place)
-    line = refused(typed_here, tmp_path, "seq_len=256", f"sweep_dir={folder}")
+    line = refused(run_command_here, tmp_path, "seq_len=256", f"sweep_dir={folder}")
     assert f"sweep_dir={folder}: cannot be written to" in line
 
 
 def test_a_refusal_reads_the_same_in_a_poor_environment(tmp_path):
     poor = {"HOME": None, "LC_ALL": "C", "COLUMNS": "20", "PATH": "", "OMP_NUM_THREADS": "0", "TERM": "dumb"}
-    assert "did you mean seq_len?" in refused(typed, tmp_path, "seqlen=8k", **poor)
+    assert "did you mean seq_len?" in refused(run_command, tmp_path, "seqlen=8k", **poor)
 
 
 def test_code_without_its_choices_says_where_to_run_it(tmp_path):
@@ -47,5 +47,5 @@ def test_code_without_its_choices_says_where_to_run_it(tmp_path):
 
 def test_without_git_a_record_says_that_the_commit_is_unknown(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    environment = to_builtins(describe({}))
+    environment = to_builtins(describe_environment({}))
     assert (environment["git_commit"], environment["git_dirty"]) == (None, None)

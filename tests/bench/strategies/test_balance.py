@@ -13,8 +13,8 @@ from bench.attention.kernels import Kernel
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.run.node.worker import join
-from bench.strategies import STRATEGIES, runnable
-from bench.strategies.distflash_attn.facts import Lent, rounds
+from bench.strategies import STRATEGIES, load_strategy_class
+from bench.strategies.distflash_attn.facts import Operand, rounds
 from tests.support.cells import make_cell
 
 LAYOUTS = {"distflash_attn": "contiguous", "ring": "zigzag"}
@@ -51,7 +51,7 @@ def sleep_through_blocks(job, log):
     for name, layout in json.loads((job.folder / "layouts.json").read_text()).items():
         with log.run_phase(name):
             cell = replace(job.cell, strategy=name, layout=layout)
-            strategy = runnable(name)(cell, make_groups(cell), STRATEGIES[name])
+            strategy = load_strategy_class(name)(cell, make_groups(cell), STRATEGIES[name])
             seconds_of_a_call(strategy, unit_s=0.0)  # makes ranks connect
             seconds[name] = [seconds_of_a_call(strategy, UNIT_S) for _ in range(TRIES)]
     finish_together(device)
@@ -102,7 +102,7 @@ def blocks_of(rank, ranks, *, causal):
     """Yield (rank of the queries, rank of the keys) of a rank's blocks except the local one."""
     for round_ in rounds(rank, ranks, causal=causal):
         if round_.receives is not None:
-            yield (rank, round_.previous) if round_.receives is Lent.KEYS else (round_.previous, rank)
+            yield (rank, round_.previous) if round_.receives is Operand.KEYS else (round_.previous, rank)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -12,7 +12,7 @@ from bench.measure.parity.rank import random_input
 from bench.ranks.log import StepPhase
 from bench.strategies import STRATEGIES
 from tests.support.cells import make_cell, variants
-from tests.support.many_cells import built, seen_inside
+from tests.support.many_cells import built_workloads, results_of_cells
 
 pytestmark = pytest.mark.ranks
 RANKS, SEQ_LEN = 2, 512
@@ -48,7 +48,7 @@ def watch_calls(job, log):
     """Run a rank: call attention of every cell once, and record the bytes of a second call."""
     measured = {}
     torch_flash.cpu_arithmetic = lambda dtype: dtype  # the facts do not count a kernel's float32 copies
-    for name, workload in built(job, log):
+    for name, workload in built_workloads(job, log):
         strategy, device = workload.rank.strategy, workload.rank.device
         pieces = strategy.slices(SEQ_LEN)
         q, k, v, dout = (
@@ -88,7 +88,7 @@ CASES = {
 def measured_bytes(launcher, tmp_path_factory):
     """Bytes of every case by phase, on the rank that allocates most."""
     cells = {name: cell_of(*case) for name, case in CASES.items()}
-    seen = seen_inside(launcher, tmp_path_factory.mktemp("calls"), cells, watch_calls)
+    seen = results_of_cells(launcher, tmp_path_factory.mktemp("calls"), cells, watch_calls)
     return {
         name: {phase: max(rank[phase] for rank in by_rank) for phase in ("forward", "saved", "backward")}
         for name, by_rank in seen.items()

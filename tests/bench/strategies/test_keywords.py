@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.ranks.log import RefusedError
-from bench.strategies import STRATEGIES, runnable
+from bench.strategies import STRATEGIES, load_strategy_class
 from tests.support.cells import make_cell
 
 NUMBERS = {
@@ -30,7 +30,7 @@ UNSUPPORTED = {
 def train_once(family, numbers, mask=None):
     """Run one forward of a tiny model in training mode with the attention of `local`."""
     cell = make_cell("strategy=local", "dtype=fp32", "kernel=math")
-    strategy = runnable("local")(cell, SimpleNamespace(world_size=1), STRATEGIES["local"])
+    strategy = load_strategy_class("local")(cell, SimpleNamespace(world_size=1), STRATEGIES["local"])
     with strategy.install() as wiring:
         config = AutoConfig.for_model(family, **{**NUMBERS, **numbers})
         config._attn_implementation = wiring.attention_name

@@ -7,10 +7,10 @@ import pytest
 
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.kernels import KERNELS
-from bench.common.environment import installed
+from bench.common.environment import installed_version
 from bench.ranks.log import RefusedError
 from bench.request.legality import refusal
-from bench.strategies import STRATEGIES, package_errors, runnable
+from bench.strategies import STRATEGIES, load_strategy_class, package_errors
 from tests.support.cells import make_cell, words_for
 
 OPTIONAL = {facts.name: facts for facts in STRATEGIES.values() if facts.is_optional}
@@ -30,7 +30,7 @@ def test_tested_version_is_the_version_that_the_extra_installs(package, pytestco
     versions = {facts.tested_version for facts in OPTIONAL.values() if facts.package == package}
     (version,) = versions
     assert f'["{package}=={version}"]' in (pytestconfig.rootpath / "pyproject.toml").read_text()
-    assert installed(package) in (None, version)
+    assert installed_version(package) in (None, version)
 
 
 def test_deepspeed_ulysses_takes_documents_at_batch_one_only():
@@ -54,11 +54,11 @@ def test_import_kernel_refuses_a_wheel_for_another_torch(kernel, monkeypatch):
 
 @pytest.mark.parametrize("name", [*OPTIONAL, "ring_flash_attn", "ring_flash_attn_llama3"])
 def test_strategy_whose_package_cannot_be_imported_is_refused(name, monkeypatch):
-    package_on = f"{runnable(name).__module__}.package_on"
+    package_on = f"{load_strategy_class(name).__module__}.package_on"
     monkeypatch.setattr(package_on, Mock(side_effect=ImportError(UNDEFINED)), raising=False)
     monkeypatch.setitem(sys.modules, "ringmaster", None)
     cell, facts = make_cell(f"strategy={name}", "cluster.world_size=2", *words_for(name)), STRATEGIES[name]
     refusal_text = f"strategy={name}: the package {facts.package} .* cannot be used: .*Error: .*; install"
     with pytest.raises(RefusedError, match=refusal_text) as raised:
-        runnable(name)(cell, Mock(), facts)
+        load_strategy_class(name)(cell, Mock(), facts)
     assert str(raised.value).endswith(f": {facts.install_command}")

@@ -7,13 +7,13 @@ import textwrap
 import pytest
 
 from bench.config import ConfigError
-from bench.request.composition import composed
+from bench.request.composition import compose_words
 from bench.strategies import STRATEGIES
 from bench.strategies.local.facts import LocalFacts
 from bench.strategies.ring.facts import RingFacts
 from bench.strategies.table import ENTRY_POINTS, StrategyTable
-from tests.support.cells import TINY, see_what_is_installed_now
-from tests.support.command import typed_here
+from tests.support.cells import TINY, forget_installed_packages
+from tests.support.command import run_command_here
 
 H100 = ("hardware=h100_80gb", "model=qwen3_8b", "seq_len=8k")
 GOOD = """
@@ -131,8 +131,8 @@ def typed(tmp_path, monkeypatch, installed):
     """A function that runs the command line in an empty folder with the packages of this test."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    see_what_is_installed_now(monkeypatch)
-    return lambda *words: typed_here(folder, *words)
+    forget_installed_packages(monkeypatch)
+    return lambda *words: run_command_here(folder, *words)
 
 
 def test_command_line_works_with_a_broken_plugin_installed(tmp_path, typed, installed):
@@ -156,11 +156,11 @@ def test_command_line_works_with_a_broken_plugin_installed(tmp_path, typed, inst
 
 
 def test_plugin_options_are_read_again_for_every_composition(installed, monkeypatch):
-    see_what_is_installed_now(monkeypatch)
+    forget_installed_packages(monkeypatch)
     installed("my_ring")
-    assert composed("strategy=my_ring")["strategy"] == {"name": "my_ring", "order": "forwards"}
+    assert compose_words("strategy=my_ring")["strategy"] == {"name": "my_ring", "order": "forwards"}
     monkeypatch.setattr(sys.modules["my_ring.facts"].Mine, "options", {"order": ("backwards", "forwards")})
-    assert composed("strategy=my_ring")["strategy"] == {"name": "my_ring", "order": "backwards"}
+    assert compose_words("strategy=my_ring")["strategy"] == {"name": "my_ring", "order": "backwards"}
 
 
 FAILS = "of the package some-package 1.2 fails when its facts are read: TypeError"

@@ -12,7 +12,7 @@ from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 from tests.support.attention_cases import LIMITS, check_cases, errors_of
 from tests.support.cells import INSTALLED, make_cell, tiny_cell
-from tests.support.many_cells import look_inside, seen_inside
+from tests.support.many_cells import look_inside, results_of_cells
 
 NAME = "ringmaster_ring"
 INSTALLED_ONLY = pytest.mark.skipif(NAME not in INSTALLED, reason="axolotl-ringmaster is not installed")
@@ -52,7 +52,7 @@ def test_ringmaster_flash_rings_match_float64_and_the_schedule(launcher, tmp_pat
     cells = {f"{case} on {ranks}": cell_of(*case, ranks) for case in cases for ranks in (3, 4)}
     assert {name: refusal(on_a_gpu(cell)) for name, cell in cells.items()} == dict.fromkeys(cells)
     monkeypatch.setattr("tests.support.many_cells.refusal", lambda cell: None)
-    seen = seen_inside(launcher, tmp_path, cells, partial(as_on_nccl, look_inside, on_a_gpu=True))
+    seen = results_of_cells(launcher, tmp_path, cells, partial(as_on_nccl, look_inside, on_a_gpu=True))
     for name, cell in cells.items():
         sent = [rank["sent_bytes"]["attention"] for rank in seen[name]]
         formula = [
@@ -69,7 +69,7 @@ def test_ringmaster_bytes_on_nccl_match_the_schedule(launcher, tmp_path, name, h
     ranks = 2 if name == "ringmaster_ulysses" else 4
     words = ("model=qwen3_nano", heads, "engine=ddp", "dtype=fp32", f"cluster.world_size={ranks}")
     cell = tiny_cell(f"strategy={name}", *words)
-    seen = seen_inside(launcher, tmp_path, {name: cell}, partial(as_on_nccl, look_inside))[name]
+    seen = results_of_cells(launcher, tmp_path, {name: cell}, partial(as_on_nccl, look_inside))[name]
     sent = {rank["sent_bytes"]["attention"] for rank in seen}
     on_nccl = replace(cell, cluster=replace(cell.cluster, backend="nccl"))
     assert sent == {STRATEGIES[name].communication_bytes(on_nccl)}

@@ -2,13 +2,13 @@
 
 import pytest
 
-from bench.strategies import STRATEGIES, runnable
+from bench.strategies import STRATEGIES, load_strategy_class
 from bench.strategies.strategy import Strategy
 from tests.support.attention_cases import (
     WORLD_SIZES,
     all_cases,
-    beyond_their_limits,
     cover,
+    errors_beyond_limits,
     errors_of,
     waits_of,
 )
@@ -25,7 +25,7 @@ WAITS = {
 
 def exposes_lse(strategy):
     """Return whether the strategy overrides `log_sum_exp`."""
-    return runnable(strategy).log_sum_exp is not Strategy.log_sum_exp
+    return load_strategy_class(strategy).log_sum_exp is not Strategy.log_sum_exp
 
 
 @pytest.mark.parametrize("choose", [cover, pytest.param(all_cases, marks=pytest.mark.slow)])
@@ -33,7 +33,7 @@ def exposes_lse(strategy):
 @pytest.mark.parametrize("whose", SETS)
 def test_output_lse_and_gradients_match_float64(launcher, tmp_path, whose, world_size, choose):
     errors = errors_of(launcher, tmp_path, choose(SETS[whose], world_size))
-    assert not beyond_their_limits(errors)
+    assert not errors_beyond_limits(errors)
     assert all(("lse" in case_errors) == exposes_lse(case[0]) for case, case_errors in errors.items())
     unexpected = {case: waits - WAITS.get(case, set()) for case, waits in waits_of(tmp_path).items()}
     assert not any(unexpected.values()), unexpected

@@ -7,7 +7,7 @@ import torch
 
 from bench.config import ConfigError
 from bench.strategies.strategy import IGNORED_LABEL
-from bench.training.data import digest, open_data
+from bench.training.data import batch_digest, open_data
 from bench.training.text import read_text
 from tests.support.cells import make_cell
 
@@ -41,7 +41,7 @@ def test_digest_changes_with_every_change_of_the_batch(change):
         "twice": lambda p: [torch.cat([x, x[:, :1]], dim=1) for x in p],
         "missing": lambda p: [x[:, 1:] for x in p],
     }
-    assert digest(*changes[change](parts)) != digest(*parts)
+    assert batch_digest(*changes[change](parts)) != batch_digest(*parts)
 
 
 def test_read_text_from_a_file_a_folder_and_json_lines(tmp_path):

@@ -8,7 +8,7 @@ from bench.training.engines.zero3.engine import zero3_config
 from bench.training.models import FAMILIES, empty_model
 from bench.training.parameters import parameters
 from tests.support.cells import make_cell
-from tests.support.many_cells import seen_inside, watch_offloading
+from tests.support.many_cells import results_of_cells, watch_offloading
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -26,7 +26,8 @@ def test_offloading_counts_the_bytes_that_it_moves(launcher, tmp_path):
     switches = ("checkpointing=true", "offload.activations=true", "offload.optimizer=true")
     cells = {"plain": make_cell(*common), "offload": make_cell(*common, *switches)}
     offloaded = {
-        name: by_rank[0] for name, by_rank in seen_inside(launcher, tmp_path, cells, watch_offloading).items()
+        name: by_rank[0]
+        for name, by_rank in results_of_cells(launcher, tmp_path, cells, watch_offloading).items()
     }
     model = cells["offload"].model
     assert offloaded == {

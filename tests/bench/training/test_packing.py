@@ -7,7 +7,7 @@ import torch
 
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.data import SOURCES, open_data
-from bench.training.packing import PackedText, drawn_documents, random_ends
+from bench.training.packing import PackedText, random_documents, random_ends
 from bench.training.text import read_documents
 from tests.support.cells import make_cell
 
@@ -57,7 +57,7 @@ def test_shorter_step_has_the_beginning_of_the_same_sequences(source):
 
 
 def test_drawn_documents_differ_and_include_a_single_token():
-    ends = drawn_documents(8, 64).ends
+    ends = random_documents(8, 64).ends
     assert len({*ends}) == 8
     assert all(second - first == 1 for first, second, *_ in ends)
     assert all(random_ends(0, row, 64, 20)[:-1] == tuple(e for e in ends[row] if e < 20) for row in range(8))

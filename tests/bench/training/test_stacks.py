@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.common.environment import installed
+from bench.common.environment import installed_version
 from bench.request.legality import refusal
 from bench.training.data import open_data
 from bench.training.trainer_facts import TRAINER_FACTS
@@ -79,7 +79,7 @@ STACKS = [trainer for trainer, facts in TRAINER_FACTS.items() if facts.is_stack]
 def test_stack_trains_as_the_native_loop_in_every_table_row(
     launcher, tmp_path, trainer, strategy, engine, more
 ):
-    if installed(trainer) is None:
+    if installed_version(trainer) is None:
         pytest.skip(f"{trainer} is not installed")
     spread = "dp_shard=2" if strategy == "local" else "sp_degree=2"
     words = (f"strategy={strategy}", f"engine={engine}", "cluster.world_size=2", spread, *more.split())

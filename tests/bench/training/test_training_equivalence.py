@@ -9,7 +9,7 @@ from bench.strategies import STRATEGIES
 from bench.training.engines import ENGINE_FACTS
 from tests.support.cells import INSTALLED, run_cell, tiny_cell, words_for
 from tests.support.faults import acts
-from tests.support.many_cells import chosen, gradients_of
+from tests.support.many_cells import gradients_of, selected_params
 
 FP64_LIMIT = 1e-12
 FP32_LIMIT = 1e-6
@@ -149,7 +149,7 @@ def switched(engines, dtype, *more):
 @pytest.fixture(scope="module")
 def gradients(request, launcher, tmp_path_factory):
     """Gradients of every cell that the selected tests compare; ranks are started once for many cells."""
-    cells = itertools.chain.from_iterable(chosen(request, "gradients", "compared"))
+    cells = itertools.chain.from_iterable(selected_params(request, "gradients", "compared"))
     cells = {" ".join(words): tiny_cell(*RANKS, *words) for words in cells}
     return gradients_of(launcher, tmp_path_factory.mktemp("cells"), cells)
 

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from bench.config import Cell
 from bench.measure.memory.trackers import AllocationTracker
 from bench.measure.workloads.train import TrainWorkload
-from bench.measure.workloads.workload import Rank
+from bench.measure.workloads.workload import WorkloadRank
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.run.node.worker import join
-from bench.strategies import STRATEGIES, runnable
+from bench.strategies import STRATEGIES, load_strategy_class
 from bench.training.models import build_model
 from bench.training.parameters import head_parameters, layer_parameters, matrix_parameters
 from tests.support.cells import tiny_cell
@@ -47,9 +47,9 @@ def build_cells(job, log):
     device, results, whole = join(job), {}, cache(_whole_model)
     for words, fields in json.loads((job.folder / "cells.json").read_text()).items():
         cell = Cell.from_flat(fields)
-        strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
+        strategy = load_strategy_class(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
         with strategy.install() as wiring:
-            workload, peak_bytes = _build(Rank(strategy, wiring, device, log.step))
+            workload, peak_bytes = _build(WorkloadRank(strategy, wiring, device, log.step))
             results[words] = {"peak_bytes": peak_bytes, **_compare(workload, cell, whole(cell.model))}
             del workload
     finish_together(device)

@@ -657,7 +657,7 @@ def run_on_fake(entry, job, log):
 
 
 @contextlib.contextmanager
-def gpus_played(launcher):
+def with_fake_gpus(launcher):
     """Run the launcher's GPU ranks on a fake of two GPUs; records have the provenance `synthetic`."""
     run = launcher.run
 

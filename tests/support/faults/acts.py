@@ -23,7 +23,7 @@ from bench.measure.objective import rank as objective
 from bench.measure.telemetry import rank as telemetry_rank
 from bench.measure.telemetry.rank import open_nvml
 from bench.measure.timing.clock import StepClock
-from bench.measure.trace import trace
+from bench.measure.trace import tracer
 from bench.run.node import worker
 from bench.run.node.worker import join, run_cell
 from bench.training import models
@@ -31,15 +31,15 @@ from bench.training.trainers.native import NativeTrainer
 from tests.benchmarks.overhead import compare
 from tests.support.cuda.nvml_driver import Driver
 from tests.support.faults.classes import attention, tampering, tokens
-from tests.support.faults.classes.tampering import change_the_model, tampered, wrap
+from tests.support.faults.classes.tampering import change_the_model, run_with_fault, wrap
 
 STRUCK = "struck_{rank}"
 """File with the time at which a rank's fault began, by the clock that all processes of a machine share."""
 ON_GPU = "GPU 0 has a total capacity of 79.11 GiB of which 1.02 GiB is free."
 
 
-divide_by_sp_degree = partial(tampered, tokens.divide_by_sp_degree)
-withhold_the_documents = partial(tampered, attention.forget_documents)
+divide_by_sp_degree = partial(run_with_fault, tokens.divide_by_sp_degree)
+withhold_the_documents = partial(run_with_fault, attention.forget_documents)
 
 
 def raise_in_rank_1(job, log):
@@ -117,18 +117,18 @@ def have_no_room(job, log):
     return run_cell(job, log)
 
 
-def have_room_for_three_layers(job, log, fault=tampering.nothing):
+def have_room_for_three_layers(job, log, fault=tampering.no_fault):
     """Run a cell on a machine on which only the gradients of three layers fit."""
     *_, fewest = objective.coverages(job.cell)
     tokens = objective.objective_tokens(job.cell.padded_len, job.cell.sp_degree)
     objective.CPU_ROOM_BYTES = objective.needed_bytes(job.cell, tokens, fewest)
     objective.CPU_ROOM_BYTES += objective.gradient_bytes(job.cell, fewest)
-    return tampering.tampered(fault, job, log)
+    return tampering.run_with_fault(fault, job, log)
 
 
 def choose_frequencies_by_own_length(job, log):
     """Choose rotary frequencies by the largest position that a rank is given, as transformers does."""
-    models.BY_LENGTH = ()
+    models.LENGTH_DEPENDENT_ROPE = ()
     return run_cell(job, log)
 
 
@@ -270,11 +270,11 @@ class TornTrace(profile):
 def with_profiler(profiler, job, log):
     """Run a cell with this profiler on rank 1; rank 0 keeps torch's."""
     if job.rank == 1:
-        trace.profile = profiler
+        tracer.profile = profiler
     return run_cell(job, log)
 
 
-def struck(folder):
+def first_fault(folder):
     """Return the time of the first fault of any rank in this folder, and the process IDs of these ranks."""
     notes = [path.read_text().split() for path in Path(folder).rglob(STRUCK.format(rank="*"))]
     return min((float(at_s) for at_s, _ in notes), default=None), [int(pid) for _, pid in notes]

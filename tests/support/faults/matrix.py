@@ -14,12 +14,12 @@ import pytest
 import torch.distributed as dist
 
 from analysis.read.results import Results
-from bench.common.environment import installed
+from bench.common.environment import installed_version
 from bench.config import ExitCode
 from tests.support.faults import acts
 from tests.support.faults.classes.attention import skip_the_lse_rescale
 from tests.support.faults.classes.not_finite import overflow_the_loss_of_rank_1_in_step_1
-from tests.support.faults.classes.tampering import tampered
+from tests.support.faults.classes.tampering import run_with_fault
 from tests.support.records import as_record
 
 MATRIX = {
@@ -88,7 +88,7 @@ def in_a_step(act, *words, ranks=(1,)):
 
 
 def from_the_start(fault):
-    return partial(acts.from_the_start, partial(tampered, fault))
+    return partial(acts.from_the_start, partial(run_with_fault, fault))
 
 
 @contextmanager
@@ -119,9 +119,9 @@ def without_ring_flash_attn():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(importlib.metadata, "version", version_of)
-        installed.cache_clear()
+        installed_version.cache_clear()
         yield
-    installed.cache_clear()
+    installed_version.cache_clear()
 
 
 def has_durations_of_seconds(record):
@@ -278,7 +278,7 @@ FAULTS = (
     ),
     Fault(
         number=25, what="numbers that are not finite", status="wrong_result", rank=None, holds=lacks_a_loss,
-        entry=partial(tampered, overflow_the_loss_of_rank_1_in_step_1),
+        entry=partial(run_with_fault, overflow_the_loss_of_rank_1_in_step_1),
         reason="losses: the loss of step 1 on rank 1 is inf",
     ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from bench.cost.memory import memory_need
 from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
-from bench.strategies import STRATEGIES, runnable
+from bench.strategies import STRATEGIES, load_strategy_class
 from bench.training.engines.fsdp2.engine import FSDP2
 from bench.training.loss import ModelWithLoss
 from bench.training.models import empty_model
@@ -35,7 +35,7 @@ def main():
 def both(cell):
     """The tracker's peak and the formula's."""
     groups = make_groups(cell)  # a mesh is made of real numbers
-    strategy = runnable(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
+    strategy = load_strategy_class(cell.strategy)(cell, groups, STRATEGIES[cell.strategy])
     need = memory_need(cell)
     moments = MOMENTS * WIDE_BYTES * parameters(cell.model) // cell.cluster.world_size
     return peak_bytes(cell, groups, strategy), need.allocated_bytes - moments

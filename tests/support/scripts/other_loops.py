@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
 import bench
-from bench.strategies.torch_cp.attention import flash_operator_for_cpu
+from bench.strategies.torch_cp.attention import register_cpu_flash_operator
 from tests.support.scripts.own_loop import NUMBERS, VOCABULARY
 
 STEPS, BATCH, LENGTH = 12, 2, 64
@@ -179,7 +179,7 @@ def partly_ignored(ids):
 
 def fsdp2_context_parallel(observed):
     """torch's own, on a mesh of all ranks; on a CPU its operator needs two kernels."""
-    flash_operator_for_cpu()
+    register_cpu_flash_operator()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("cp",))
     AttentionInterface.register("context_parallel", partial(attention_of_shards, mesh))
     model = small_model("context_parallel")

@@ -8,15 +8,15 @@ import pytest
 from matplotlib.text import Text
 
 from analysis.cells.cells import CPU_CAVEAT, SHARED_GPU_CAVEAT
-from analysis.cells.selection import Selection, for_figures
+from analysis.cells.selection import Selection, select_for_figures
 from analysis.cells.series import OTHER_MARKERS, OTHER_STYLES, styles_of
 from analysis.cells.statuses import EXCLUDED, NOT_KNOWN
 from analysis.show.figures.failures import MAX_ROWS, failure_marks
-from analysis.show.figures.figures import FIGURES, build, figures_for, write_figure
+from analysis.show.figures.figures import FIGURES, draw_figure, figures_for, write_figure
 from analysis.show.figures.sheet import legend_entries
 from bench.strategies import STRATEGIES
 from bench.strategies.plot_style import PlotStyle
-from tests.support.drawing import axes_of, built, cut_off_in, overlaps_in, sheet_of, texts
+from tests.support.drawing import axes_of, built_figure, cut_off_in, overlaps_in, sheet_of, texts_of
 from tests.support.records import (
     CPU,
     FAILED,
@@ -27,8 +27,8 @@ from tests.support.records import (
     make_record,
     make_timing,
     make_trace,
-    of_attention,
     on_ranks,
+    with_attention_calls,
     with_prediction,
 )
 from tests.support.synthetic import synthetic_records
@@ -38,7 +38,7 @@ LENGTHS = [8192, 16384, 32768, 65536, 98304]
 
 def complete(record):
     """Return a record with values for every figure."""
-    return with_prediction(of_attention(record))
+    return with_prediction(with_attention_calls(record))
 
 
 def of_each_kind():
@@ -46,7 +46,7 @@ def of_each_kind():
     slow = {"trace": make_trace(2, step_ms=[1e9] * 2)}
     return [
         *map(complete, on_ranks(["local", "ring_flash_attn_llama3"], LENGTHS, [1, 2], **CPU)),
-        of_attention(make_record(config=CPU, **slow)),
+        with_attention_calls(make_record(config=CPU, **slow)),
         make_failure("error", "no", config=CPU | {"cluster.memory_limit_gib": 4.0}),
         make_failure(
             "wrong_result", "no", config=CPU | {"strategy": "ring_flash_attn_llama3", "seq_len": 4096}
@@ -85,13 +85,13 @@ SLOW = {"hundreds", "thousands"}
 )
 def test_figure_texts_do_not_overlap_and_are_not_cut_off(cells_of, sweep):
     cells = cells_of(SWEEPS[sweep]())
-    drawn = {name: built(name, cells).figure for name in figures_for(cells)}
+    drawn = {name: built_figure(name, cells).figure for name in figures_for(cells)}
     assert {name: overlaps_in(figure) for name, figure in drawn.items()} == {name: [] for name in drawn}
     assert {name: cut_off_in(figure) for name, figure in drawn.items()} == {name: [] for name in drawn}
 
 
 def test_inline_svg_has_unique_ids(cells_of, tmp_path):
-    svg = write_figure("throughput", for_figures(cells_of([make_record()])), tmp_path).svg
+    svg = write_figure("throughput", select_for_figures(cells_of([make_record()])), tmp_path).svg
     names = re.findall(r'\bid="([^"]*)"', svg)
     assert names
     assert all(each.startswith("throughput-") for each in names)
@@ -103,7 +103,7 @@ def test_figures_without_values_are_left_out_except_one(cells_of):
     assert figures_for(cells_of([failed])) == ["throughput"]
     assert figures_for(cells_of([])) == []
     assert "step_parts" not in figures_for(cells_of([make_record(trace=None)]))
-    written = texts(built("throughput", cells_of([failed])).figure)
+    written = texts_of(built_figure("throughput", cells_of([failed])).figure)
     assert {"No cell has a result (1 OOM)", "ulysses: out of memory"} <= {*written}
 
 
@@ -118,7 +118,7 @@ def test_failed_cell_has_a_labelled_mark_at_its_length(cells_of, status, glyph):
     bottom, top = sorted(strip.get_ylim())
     assert all(bottom < y < top for y in mark.get_ydata())
     assert mark.get_color() == STRATEGIES["ulysses"].style.color
-    assert f"ulysses: {status.replace('_', ' ')}" in texts(sheet.figure)
+    assert f"ulysses: {status.replace('_', ' ')}" in texts_of(sheet.figure)
 
 
 def test_failure_marks_are_grouped_by_status_if_too_many(cells_of):
@@ -137,12 +137,12 @@ def test_failure_marks_are_grouped_by_status_if_too_many(cells_of):
 )
 def test_figure_heading_has_setup_caveat_and_selection(cells_of, config, banner):
     cells = cells_of([make_record(config=config)])
-    written = {*texts(build("throughput", Selection(cells, None)).figure)}
+    written = {*texts_of(draw_figure("throughput", Selection(cells, None)).figure)}
     assert "measured: qwen3_nano, zero3, bf16 on NVIDIA H100 80GB HBM3, 2 ranks" in written
     assert {CPU_CAVEAT, SHARED_GPU_CAVEAT} & written == ({banner} if banner else set())
     part = "Only a part of the series is drawn; all are in summary.csv."
     caveat = " ".join(filter(None, (banner, part)))
-    assert caveat in texts(build("throughput", Selection(cells, "24 of 30")).figure)
+    assert caveat in texts_of(draw_figure("throughput", Selection(cells, "24 of 30")).figure)
 
 
 def test_line_has_a_gap_at_a_failed_length(cells_of):
@@ -257,9 +257,9 @@ def test_traced_cell_without_value_is_marked_as_excluded(cells_of, name, trace_c
     traces = {"ring": make_trace(2), "ulysses": make_trace(2, **trace_changes), "usp": None}
     records = [make_record(config={"strategy": name}, trace=trace) for name, trace in traces.items()]
     sheet = sheet_of(name, cells_of(records))
-    assert f"ulysses: {status}" in texts(sheet.figure)
+    assert f"ulysses: {status}" in texts_of(sheet.figure)
     labels = [*legend_entries(sheet)]
-    assert not any("usp" in text for text in [*texts(sheet.figure), *labels])
+    assert not any("usp" in text for text in [*texts_of(sheet.figure), *labels])
     assert name == "step_parts" or labels == ["ring", "waiting for the last rank"]
 
 
@@ -281,18 +281,18 @@ def test_error_bars_are_band_or_interval(cells_of):
 
 def test_only_memory_figure_marks_undecided_memory(cells_of):
     cells = cells_of([make_predicted(fit="undecided"), make_predicted(config={"seq_len": 16384})])
-    shown = {name: texts(sheet_of(name, cells).figure) for name in ("peak_memory", "throughput")}
+    shown = {name: texts_of(sheet_of(name, cells).figure) for name in ("peak_memory", "throughput")}
     label = "ulysses: undecided (predicted)"
     assert label in shown["peak_memory"]
     assert label not in shown["throughput"]
     alone = sheet_of("throughput", cells_of([make_predicted(fit="out_of_memory")]))
-    assert "ulysses: OOM (predicted)" in texts(alone.figure)
+    assert "ulysses: OOM (predicted)" in texts_of(alone.figure)
 
 
 def test_predicted_figure_mentions_no_sample_interval_or_trace(cells_of):
     cells = cells_of([make_predicted()])
     for name in figures_for(cells):
-        sheet = built(name, cells)
-        written = " ".join([*texts(sheet.figure), FIGURES[name].reading_of(cells)])
+        sheet = built_figure(name, cells)
+        written = " ".join([*texts_of(sheet.figure), FIGURES[name].caption_for(cells)])
         assert not [words for words in ("95 % interval", "traced step", "median") if words in written]
         assert "Predicted: " in written

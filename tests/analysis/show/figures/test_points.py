@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from analysis.cells.selection import for_figures
+from analysis.cells.selection import select_for_figures
 from analysis.show.figures.figures import write_figure
 from tests.support.drawing import sheet_of
 from tests.support.records import grid, make_failure, make_predicted, make_record, make_timing, make_trace
@@ -58,7 +58,7 @@ def test_bar_splits_attention_beyond_the_ideal(cells_of):
 
 def test_hover_rectangle_lies_on_its_marker(cells_of, tmp_path):
     cells = cells_of(grid(["ulysses"], [8192, 65536]))
-    svg = write_figure("throughput", for_figures(cells), tmp_path).svg
+    svg = write_figure("throughput", select_for_figures(cells), tmp_path).svg
     marks = re.findall(r'<use [^>]*href="#[^"]*" x="([\d.]+)" y="([\d.]+)"', svg)
     spots = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)" data-text', svg)
     assert len(spots) == 2

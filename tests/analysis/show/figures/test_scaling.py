@@ -4,7 +4,7 @@ from analysis.labels import SHARED_CORES
 from analysis.show.figures.figures import figures_for
 from analysis.show.figures.scaling import BASES, EFFICIENCY, MAX_LINES, scaling_cells
 from bench.strategies import STRATEGIES
-from tests.support.drawing import axes_of, sheet_of, texts
+from tests.support.drawing import axes_of, sheet_of, texts_of
 from tests.support.records import CPU, make_failure, make_record, make_timing, on_ranks
 
 LENGTHS = [8192 * 2**power for power in range(6)]
@@ -90,7 +90,7 @@ def test_failed_cell_is_no_base_and_is_marked_at_its_ranks(cells_of):
     sheet = sheet_of("scaling", cells_of(records))
     (mark,) = sheet.panels[0].lines
     assert list(mark.get_xdata()) == [1]
-    assert "ulysses, 8k: out of memory" in texts(sheet.figure)
+    assert "ulysses, 8k: out of memory" in texts_of(sheet.figure)
 
 
 def test_scaling_figure_draws_only_the_longest_lengths(cells_of):

@@ -14,7 +14,7 @@ from analysis.show.sections.published import (
 from bench.common.environment import REPOSITORY
 from bench.common.labels import GIB
 from bench.cost.memory import memory_need
-from bench.extras.predict.predicted import prediction_of
+from bench.extras.predict.predicted_record import prediction_of
 from bench.run.cell.outcome import analytic
 from tests.bench.plan.experiments.test_published import cells_of
 from tests.support.cells import FOUR_H100

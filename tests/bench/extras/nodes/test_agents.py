@@ -9,13 +9,13 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from bench.common.environment import describe
+from bench.common.environment import describe_environment
 from bench.extras.nodes.agent import Agent, keep_store
 from bench.extras.nodes.gathering import Gathering
 from bench.extras.nodes.link import Hello, LinkLostError, MessageLink, ToAgent
 from bench.run.cell.launcher import Launcher
 from bench.run.node.local import LocalNode
-from tests.support.cells import counted_and_computed, make_cell, run_cell, tiny_cell
+from tests.support.cells import counted_and_expected_bytes, make_cell, run_cell, tiny_cell
 
 NODES = ("cluster=nodes", "cluster.nodes=2", "cluster.world_size=4", "engine=ddp")
 
@@ -32,7 +32,14 @@ class Host(threading.Thread):
     def run(self):
         link, node = MessageLink(*self._arguments, is_launcher=False), LocalNode()
         node.interface, store = "lo", keep_store("127.0.0.1")
-        link.send(Hello(host=self.name, address="127.0.0.1", store_port=store.port, environment=describe({})))
+        link.send(
+            Hello(
+                host=self.name,
+                address="127.0.0.1",
+                store_port=store.port,
+                environment=describe_environment({}),
+            )
+        )
         self.agent = Agent(link, node)
         with suppress(LinkLostError):
             self.agent.serve()
@@ -65,7 +72,7 @@ def test_a_cell_on_two_nodes_gives_the_losses_and_bytes_of_one(launcher, tmp_pat
     assert (one.status, two.status) == ("ok", "ok"), two.reason
     assert two.losses.loss == one.losses.loss
     assert two.engagement == one.engagement
-    counted, computed = counted_and_computed(two)
+    counted, computed = counted_and_expected_bytes(two)
     assert counted == computed
     assert [node["host"] for node in two.environment.nodes] == ["node2", "node10"]
     assert sorted(path.name for path in folder.iterdir()) == [f"rank_{rank}.log" for rank in range(4)]

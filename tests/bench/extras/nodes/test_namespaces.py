@@ -7,7 +7,7 @@ import pytest
 
 from bench.strategies import STRATEGIES
 from tests.support.cells import INSTALLED
-from tests.support.command import typed
+from tests.support.command import run_command
 from tests.support.namespaces import Cluster, namespaces
 from tests.support.records import read_lines
 
@@ -28,7 +28,7 @@ def test_strategies_give_equal_numbers_on_one_and_two_nodes(cluster, tmp_path):
     words = (*FAST, *heads, "seq_len=1k", "measure.steps=3", "cluster.world_size=4")
     words += (f"strategy={','.join(SHARING)}",)
     two = {record["config"]["strategy"]: record for record in cluster.records(tmp_path / "two", *words)}
-    typed(tmp_path, "-m", "cluster=cpu", *words, f"sweep_dir={tmp_path / 'one'}", OMP_NUM_THREADS="1")
+    run_command(tmp_path, "-m", "cluster=cpu", *words, f"sweep_dir={tmp_path / 'one'}", OMP_NUM_THREADS="1")
     one = read_lines(tmp_path / "one" / "records.jsonl")
     assert {record["config"]["strategy"] for record in one} == set(two) == set(SHARING)
     for record in one:

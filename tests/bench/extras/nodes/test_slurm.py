@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from bench.common.environment import REPOSITORY
-from tests.support.command import typed_here
+from tests.support.command import run_command_here
 from tests.support.records import read_lines
 from tests.support.slurm import GPUS, NODES, slurm
 
@@ -188,7 +188,7 @@ def test_killed_agent_costs_only_cells_that_need_its_node(cluster, tmp_path):
     ids=["outside of an allocation", "on a login node"],
 )
 def test_sweep_that_cannot_use_slurm_is_refused_in_one_line(tmp_path, variables, refusal):
-    done = typed_here(tmp_path, "-m", "cluster=slurm", "seq_len=256", **variables)
+    done = run_command_here(tmp_path, "-m", "cluster=slurm", "seq_len=256", **variables)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert refusal in line

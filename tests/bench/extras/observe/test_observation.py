@@ -14,7 +14,7 @@ from torch import nn
 import bench
 from bench.attention.layouts import LAYOUTS
 from bench.common.environment import REPOSITORY
-from bench.config import OWN, ConfigError
+from bench.config import USER_CODE, ConfigError
 from bench.cost.memory import memory_need
 from bench.extras.observe.observation import LOST_PEER_WAIT_S
 from bench.extras.observe.observed_record import NEVER_CHECKED, loop_checks, loop_need
@@ -242,7 +242,7 @@ def test_wrong_tokens_accepts_packed_documents():
     ],
 )
 def test_tokens_check_has_steps_only_if_positions_were_compared(group, reason):
-    cell = replace(make_cell("strategy=ring"), trainer=OWN)
+    cell = replace(make_cell("strategy=ring"), trainer=USER_CODE)
     (tokens,) = (check for check in loop_checks(cell, {}, [group], []) if check.what == "tokens")
     assert tokens.steps == (1 if reason is None else None)
     assert tokens.reason is None if reason is None else tokens.reason.startswith(reason)

@@ -8,7 +8,7 @@ import run_sweep
 from bench.extras.predict import cpu_speed, prediction
 from bench.extras.predict.cpu_speed import MAX_TASKS, ProbeTask, ProbeTimes, run_probe, step_s_on_this_cpu
 from bench.extras.predict.hardware_file import another_cpu
-from bench.extras.predict.prediction import PROBED, modelled, predict, timed_here
+from bench.extras.predict.prediction import PROBED, expected_after_probe, expected_by_cost_model, predict
 from bench.plan.planned import planned_cell
 from tests.support.cells import FOUR_H100, TWO_CORES, make_cell
 
@@ -26,7 +26,7 @@ def test_run_probe_times_attention_and_products(monkeypatch):
     assert 0 < times.attention_s < 30
     assert 0 < times.products_s < 30
     monkeypatch.setattr(cpu_speed.sys, "executable", "/nowhere/python")
-    assert timed_here([cell()])(cell()) == modelled(cell())
+    assert expected_after_probe([cell()])(cell()) == expected_by_cost_model(cell())
     monkeypatch.setattr(cpu_speed.subprocess, "run", None)
     assert run_probe(replace(task, heads=heads) for heads in range(MAX_TASKS + 1)) == {}
 
@@ -49,17 +49,17 @@ def test_timed_here_probes_only_cells_on_this_cpu(monkeypatch):
         prediction, "run_probe", lambda wanted: tasks.extend(wanted) or dict.fromkeys(tasks, TIMES)
     )
     elsewhere = cell(machine=FOUR_H100)
-    expected = timed_here([cell(), cell("mode=predict", "hardware=h100_80gb"), elsewhere])
+    expected = expected_after_probe([cell(), cell("mode=predict", "hardware=h100_80gb"), elsewhere])
     assert len(tasks) == 1
     assert expected(cell()).basis == PROBED
-    assert expected(cell()).seconds != modelled(cell()).seconds
-    assert expected(elsewhere) == modelled(elsewhere)
+    assert expected(cell()).seconds != expected_by_cost_model(cell()).seconds
+    assert expected(elsewhere) == expected_by_cost_model(elsewhere)
 
 
 def test_run_sweep_probes_for_legal_cells_only(monkeypatch):
     timed = []
     monkeypatch.setattr(run_sweep, "PROBE_PAYS_S", 0.0)
-    monkeypatch.setattr(run_sweep, "timed_here", lambda cells: timed.extend(cells) or modelled)
+    monkeypatch.setattr(run_sweep, "timed_here", lambda cells: timed.extend(cells) or expected_by_cost_model)
     legal, illegal = (planned_cell(cell(*words), TWO_CORES) for words in ((), ("seq_len=1001",)))
     run_sweep.estimate_of([legal, illegal])
     assert (illegal.reason is not None, timed) == (True, [legal.cell])

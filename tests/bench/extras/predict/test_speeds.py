@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from bench.cost.band import End
+from bench.cost.band import BandEnd
 from bench.extras.predict.hardware_file import hardware_of
 from bench.extras.predict.speeds import Speeds
 from bench.strategies.schedule import Communication
 
-H100 = Speeds(hardware_of("h100_80gb"), End.EXPECTED)
+H100 = Speeds(hardware_of("h100_80gb"), BandEnd.EXPECTED)
 NODE, NETWORK = H100.hardware.node, H100.hardware.network
 
 
@@ -46,7 +46,7 @@ def test_ring_latency_is_a_first_step_and_hops(communication, latency_s):
 )
 def test_network_cards_of_a_node_share_the_bytes_of_a_ring(communication, cards):
     """A message from rank to rank leaves by one card."""
-    rate = NETWORK.bytes_per_s * H100.hardware.link.value_at(End.EXPECTED)
+    rate = NETWORK.bytes_per_s * H100.hardware.link.value_at(BandEnd.EXPECTED)
     sent_s = H100.communication_s(communication) - H100.communication_s(replace(communication, sent_bytes=0))
     assert sent_s == pytest.approx((1 << 30) / cards / rate, rel=1e-6)
 
@@ -62,7 +62,7 @@ def test_network_cards_of_a_node_share_the_bytes_of_a_ring(communication, cards)
 )
 def test_all_to_all_crosses_the_network_for_other_nodes_only(communication, remote_share):
     """A node has eight GPUs; a rank sends nothing to itself."""
-    rate = NETWORK.bytes_per_s * H100.hardware.link.value_at(End.EXPECTED)
+    rate = NETWORK.bytes_per_s * H100.hardware.link.value_at(BandEnd.EXPECTED)
     assert H100.communication_s(communication) == pytest.approx(
         NETWORK.latency_s + remote_share * (1 << 30) / rate, rel=1e-6
     )

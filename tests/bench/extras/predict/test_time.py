@@ -6,7 +6,7 @@ import pytest
 
 from bench.common.environment import REPOSITORY
 from bench.config import Cell
-from bench.cost.band import End
+from bench.cost.band import BandEnd
 from bench.extras.predict.hardware_file import hardware_of
 from bench.extras.predict.prediction import predict
 from bench.extras.predict.speeds import Speeds
@@ -22,7 +22,7 @@ def test_hidden_communication_takes_no_longer_than_compute(hardware, length, str
         "mode=predict", f"hardware={hardware}", "cluster.world_size=8", "model=qwen3_4b",
         f"strategy={strategy}", f"seq_len={length}",
     )  # fmt: skip
-    work, speeds = step_work(cell), Speeds(hardware_of(hardware), End.EXPECTED)
+    work, speeds = step_work(cell), Speeds(hardware_of(hardware), BandEnd.EXPECTED)
     parts = step_parts(cell, work, speeds)
     state_s = sum(message.count * speeds.communication_s(message.communication) for message in work.messages)
     hidden_ms = parts.hidden_transfer_ms + 1e3 * state_s - parts.model_state_ms

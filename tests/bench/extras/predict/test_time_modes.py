@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.cost.band import Band, End
+from bench.cost.band import Band, BandEnd
 from bench.extras.predict.hardware_file import hardware_of
 from bench.extras.predict.speeds import Speeds
 from bench.extras.predict.time_modes import link_ms
@@ -14,7 +14,7 @@ H100 = hardware_of("h100_80gb")
 GATHER = Messages("parameters", Communication("all_gather", 2**30, 4), 3)
 
 
-def communication_ms(kind, size, end=End.EXPECTED):
+def communication_ms(kind, size, end=BandEnd.EXPECTED):
     return 1e3 * Speeds(H100, end).communication_s(Communication(kind, size, 4))
 
 
@@ -22,7 +22,7 @@ def test_link_ms_sums_calls_by_purpose():
     found = link_ms([GATHER, Messages("attention", Communication("all_to_all", 2**20, 4))], H100)
     assert found["parameters"].expected == pytest.approx(3 * communication_ms("all_gather", 2**30))
     assert found["attention"].expected == pytest.approx(communication_ms("all_to_all", 2**20))
-    assert found["parameters"].high == pytest.approx(3 * communication_ms("all_gather", 2**30, End.HIGH))
+    assert found["parameters"].high == pytest.approx(3 * communication_ms("all_gather", 2**30, BandEnd.HIGH))
     assert found["parameters"].low < found["parameters"].expected < found["parameters"].high
 
 

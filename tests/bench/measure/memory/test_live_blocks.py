@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from bench.measure.memory import live_blocks
-from bench.measure.memory.live_blocks import MAX_CLASSES, largest_classes
+from bench.measure.memory.live_blocks import MAX_CLASSES, largest_block_classes
 
 MIB = 2**20
 # Odd sizes, so that no other tensor in this process is of the same class.
@@ -20,7 +20,7 @@ def all_classes(monkeypatch):
 
 
 def classes():
-    return {(block.role, block.dtype, tuple(block.shape)): block for block in largest_classes("cpu")}
+    return {(block.role, block.dtype, tuple(block.shape)): block for block in largest_block_classes("cpu")}
 
 
 @pytest.mark.usefixtures("all_classes")
@@ -55,7 +55,7 @@ def test_checkpoint_is_not_recomputed():
         return x.exp().sum()
 
     loss = checkpoint(forward, torch.zeros(BATCH, requires_grad=True), use_reentrant=False)
-    largest_classes("cpu")
+    largest_block_classes("cpu")
     assert len(calls) == 1
     loss.backward()
     assert len(calls) == 2
@@ -66,7 +66,7 @@ def test_views_count_once_and_the_largest_class_is_first():
     views = [block[i:] for i in range(1000)]
     with FakeTensorMode():
         without_memory = [torch.zeros(2**40), torch.zeros(2**40, device="meta")]
-    found = largest_classes("cpu")
+    found = largest_block_classes("cpu")
     assert (found[0].count, found[0].total_bytes, found[0].shape) == (1, 64 * MIB, [64 * MIB])
     assert (len(views), len(without_memory)) == (1000, 2)
     assert len(found) <= MAX_CLASSES

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import bench
 from analysis.show.markdown import markdown_section
-from analysis.show.sections.probe import probe as probe_section
+from analysis.show.sections.probe import probe_section
 from bench.config import Cell
 from bench.measure import PASSES
 from bench.measure.probe import leaks
@@ -25,7 +25,7 @@ from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
 from bench.request.legality import refusal
 from bench.run.node.worker import join
-from bench.strategies import STRATEGIES, runnable
+from bench.strategies import STRATEGIES, load_strategy_class
 from bench.training.data import open_data
 from bench.training.models import build_model
 from tests.support.cells import INSTALLED, TWO_CORES, make_cell, make_raw, run_cell
@@ -66,7 +66,7 @@ def probe_each(job, log):
     for name, fields in loads((job.folder / CELLS).read_text()).items():
         cell = Cell.from_flat(fields)
         with log.run_phase(name):
-            strategy = runnable(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
+            strategy = load_strategy_class(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
             with strategy.install() as wiring:
                 right = probe(strategy, wiring, device)
                 sections[name] = variants = {"right": right}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.config import OWN
+from bench.config import USER_CODE
 from bench.measure import PASSES
 from bench.measure.calls import COLLECTIVES
 from bench.measure.facts import RankReport
@@ -224,7 +224,7 @@ def test_gate_fails_if_traced_calls_differ_from_inspected():
     trace = merge_steps(steps, CELL)
     message = PASSES["trace"].gate(CELL, trace)
     assert message.startswith("rank 1, traced step 1: it made 0 calls of send; ")
-    assert PASSES["trace"].gate(replace(CELL, trainer=OWN), trace) is None
+    assert PASSES["trace"].gate(replace(CELL, trainer=USER_CODE), trace) is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from bench.measure.trace import reader
 from bench.measure.trace.cpu_timeline import cpu_timeline
-from bench.measure.trace.reader import KEPT_TRACE, TraceError, read_events, read_tracks
+from bench.measure.trace.reader import KEPT_TRACE_NAME, TraceError, read_events, read_tracks
 from bench.measure.trace.split import split
 from bench.measure.trace.timeline import StepRegions
 from tests.support.cells import run_cell, tiny_cell
@@ -27,7 +27,7 @@ def real_trace(launcher, tmp_path_factory):
     record, folder = run_cell(launcher, cell, tmp_path_factory.mktemp("kept"))
     assert record.status == "ok", record.reason
     unpacked = folder / "trace.json"
-    unpacked.write_bytes(gzip.decompress((folder / KEPT_TRACE.format(rank=0)).read_bytes()))
+    unpacked.write_bytes(gzip.decompress((folder / KEPT_TRACE_NAME.format(rank=0)).read_bytes()))
     return unpacked
 
 

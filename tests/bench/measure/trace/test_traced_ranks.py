@@ -9,7 +9,7 @@ import pytest
 
 from analysis.read.step_parts import step_parts
 from analysis.read.traced_shares import traced_shares
-from bench.measure import PASSES, decoded
+from bench.measure import PASSES, decode_reports
 from bench.training.engines import ENGINE_FACTS
 from tests.support.cells import CHECKS, INSTALLED, make_cell, run_cell, tiny_cell
 from tests.support.trace_cases import PROFILER_STARTS_LATE_S, SLEEP_S, TRACED, Case, trace_case
@@ -31,7 +31,7 @@ def traced(launcher, tmp_path_factory):
         folder = tmp_path_factory.mktemp("traced") / case.__name__
         ends = launcher.run(cell, folder, entry=trace_case)
         assert all(end.report for end in ends), ends[0].log_tail
-        reports = decoded([end.report for end in ends])
+        reports = decode_reports([end.report for end in ends])
         trace = PASSES["trace"].merge(reports, cell)
         assert len(trace.steps) == TRACED
         assert PASSES["trace"].gate(cell, trace) is None

@@ -12,12 +12,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from bench.measure.attention.rank import error_ulps, ulp
 from bench.measure.attention.section import FACTS, AttentionSection
 from bench.measure.workloads import attention as attention_alone
-from bench.measure.workloads.workload import Rank
+from bench.measure.workloads.workload import WorkloadRank
 from bench.ranks.groups import make_groups
 from bench.ranks.log import StepPhase
 from bench.request.legality import refusal
 from bench.run.cell.outcome import analytic
-from bench.strategies import STRATEGIES, runnable
+from bench.strategies import STRATEGIES, load_strategy_class
 from bench.training.models import empty_model
 from tests.support.cells import CHECKS, INSTALLED, run_cell, tiny_cell, words_for
 
@@ -132,10 +132,12 @@ def one_rank():
 def test_warm_up_calls_fill_the_requested_seconds(one_rank, monkeypatch):
     """On a GPU, training's largest number of warm-up steps takes next to no time if they are single calls."""
     cell = tiny_cell("workload=attention", "strategy=local", "cluster.world_size=1", "measure.warmup_s=3")
-    strategy = runnable("local")(cell, make_groups(cell), STRATEGIES["local"])
+    strategy = load_strategy_class("local")(cell, make_groups(cell), STRATEGIES["local"])
     calls = []
     with strategy.install() as wiring:
-        workload = attention_alone.AttentionWorkload(Rank(strategy, wiring, torch.device("cpu"), StepPhase()))
+        workload = attention_alone.AttentionWorkload(
+            WorkloadRank(strategy, wiring, torch.device("cpu"), StepPhase())
+        )
         monkeypatch.setattr(workload, "step", calls.append)
         clock = SimpleNamespace(perf_counter=iter([5.0, 5.015625]).__next__)  # a call takes 1/64 s
         monkeypatch.setattr(attention_alone, "time", clock)
@@ -145,7 +147,7 @@ def test_warm_up_calls_fill_the_requested_seconds(one_rank, monkeypatch):
 
 def test_inputs_have_the_strides_of_a_models_attention_inputs(one_rank):
     cell = tiny_cell("workload=attention", "strategy=local", "cluster.world_size=1", "batch=2")
-    strategy = runnable("local")(cell, make_groups(cell), STRATEGIES["local"])
+    strategy = load_strategy_class("local")(cell, make_groups(cell), STRATEGIES["local"])
     strides = {}
 
     def attention(module, q, k, v, mask, **keywords):
@@ -155,7 +157,9 @@ def test_inputs_have_the_strides_of_a_models_attention_inputs(one_rank):
         return out, None
 
     with strategy.install() as wiring:
-        workload = attention_alone.AttentionWorkload(Rank(strategy, wiring, torch.device("cpu"), StepPhase()))
+        workload = attention_alone.AttentionWorkload(
+            WorkloadRank(strategy, wiring, torch.device("cpu"), StepPhase())
+        )
         ALL_ATTENTION_FUNCTIONS[wiring.attention_name] = attention
         model = empty_model(cell.model, attention_name=wiring.attention_name, max_positions=cell.seq_len)
         model.to_empty(device="cpu")(torch.zeros(2, cell.seq_len, dtype=torch.long)).logits.sum().backward()

@@ -5,12 +5,12 @@ import json
 import pytest
 from rich.console import Console
 
-from analysis.cells.equivalence import comparisons
+from analysis.cells.equivalence import loss_comparisons
 from analysis.read.archive import read_archive
 from analysis.report import write_report
 from bench.config import ConfigError
 from bench.measure.mistakes import MISTAKES
-from bench.measure.mistakes.code import CODE
+from bench.measure.mistakes.code import MISTAKE_CODE
 from bench.plan.experiments import experiment_of
 from bench.plan.experiments.loss_equivalence import comparison_cells, roles_of
 from bench.plan.plan import plan
@@ -93,7 +93,7 @@ def test_packed_documents_leave_out_impossible_mistakes():
 
 
 def test_every_known_mistake_has_code():
-    assert {*CODE} == {"none", *MISTAKES}
+    assert {*MISTAKE_CODE} == {"none", *MISTAKES}
 
 
 @pytest.mark.parametrize("facts", MISTAKES.values(), ids=MISTAKES)
@@ -109,13 +109,13 @@ def test_loss_equivalence_passes_ring_and_finds_every_mistake(launcher, tmp_path
     )]  # fmt: skip
     whole = plan(raws, TWO_CORES, single=False)
     code = run_plan(whole, launcher, Progress(Console(quiet=True)), write_report=write_report)
-    (comparison,) = comparisons(read_archive([tmp_path], {}))
+    (comparison,) = loss_comparisons(read_archive([tmp_path], {}))
     outcomes = {row.training.label: (row.is_within, row.training.record.status) for row in comparison.rows}
     assert outcomes.pop("ring zigzag") == (True, "ok")
     mistakes = {f"mistake: {name}": (False, "wrong_result") for name in MISTAKES}
     assert {label: outcomes.pop(label) for label in mistakes} == mistakes
     assert all(within and status == "ok" for within, status in outcomes.values())
-    assert all(other.loss for other in comparison.others)
+    assert all(other.loss for other in comparison.compared_trainings)
     assert code == 0
     assert "ring zigzag matched data parallelism" in (tmp_path / "report.html").read_text()
     config = json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])["config"]

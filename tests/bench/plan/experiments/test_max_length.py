@@ -6,13 +6,13 @@ import pytest
 
 from bench.config import ConfigError
 from bench.cost.band import Fit
-from bench.extras.predict.predicted import prediction_of
+from bench.extras.predict.predicted_record import prediction_of
 from bench.plan.experiments import experiment_of
 from bench.plan.experiments.max_length import CPU_LIMIT_GIB, make_grow, numbers_to_try, searches
 from bench.plan.plan import plan
 from bench.plan.stored import read_plan
 from tests.support.cells import TWO_CORES, make_cell, make_raw
-from tests.support.command import typed_here
+from tests.support.command import run_command_here
 from tests.support.records import as_record, make_record, read_lines
 
 PREDICTED = ("mode=predict", "hardware=h100_80gb", "cluster.world_size=2", "model=qwen3_0_6b")
@@ -80,7 +80,7 @@ def predicted(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("analysis.report.write_report", lambda _: True)
         words = ("experiment=max_length", *PREDICTED, f"strategy={','.join(STRATEGIES)}")
-        done = typed_here(folder, *words, "sweep_dir=out")
+        done = run_command_here(folder, *words, "sweep_dir=out")
         assert done.returncode == 0, done.stderr
     return folder
 
@@ -104,7 +104,7 @@ def test_interrupted_search_resumes_from_its_records(predicted, tmp_path, monkey
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "records.jsonl").write_text("".join(lines[:5]))
     (tmp_path / "out" / "config.yaml").write_text((predicted / "out" / "config.yaml").read_text())
-    done = typed_here(tmp_path, "resume=true", "sweep_dir=out")
+    done = run_command_here(tmp_path, "resume=true", "sweep_dir=out")
     assert done.returncode == 0, done.stderr
     assert outcomes(tmp_path / "out") == outcomes(predicted / "out")
     assert read_plan(tmp_path / "out")[1] == read_plan(predicted / "out")[1]

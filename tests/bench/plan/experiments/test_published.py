@@ -4,21 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from bench.common.environment import installed
+from bench.common.environment import installed_version
 from bench.config import ConfigError
-from bench.extras.predict.prediction import modelled
+from bench.extras.predict.prediction import expected_by_cost_model
 from bench.measure import planned_stages
 from bench.plan.estimate import Estimate
 from bench.plan.experiments.published import mode_line, published_cells
 from bench.plan.planned import planned_cell
-from bench.request.composition import composed
+from bench.request.composition import compose_words
 from tests.support.cells import FOUR_H100, TWO_CORES
 
 ONE_H100 = replace(FOUR_H100, gpus=FOUR_H100.gpus[:1])
 
 
 def cells_of(name, *words, machine=TWO_CORES):
-    return published_cells([composed(f"experiment=published_{name}", *words)], machine)
+    return published_cells([compose_words(f"experiment=published_{name}", *words)], machine)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_published_cells_are_predicted_for_4_h100_without_gpus(predicted):
     assert asked == [(8, 1, 1), (8, 4, 4), (32, 4, 4), (64, 4, 4), (96, 4, 4), (128, 4, 4)]
     assert len(predicted) == 2 * len(asked)
     assert {(cell.grad_accum, cell.checkpointing) for cell in predicted} == {(8, True)}
-    first = mode_line([composed("experiment=published_memory")], TWO_CORES)
+    first = mode_line([compose_words("experiment=published_memory")], TWO_CORES)
     assert first.startswith("predicted for 4 x h100_80gb and not measured")
 
 
@@ -78,9 +78,9 @@ def with_stack(tmp_path, monkeypatch):
         metadata.parent.mkdir()
         metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    installed.cache_clear()
+    installed_version.cache_clear()
     yield
-    installed.cache_clear()
+    installed_version.cache_clear()
 
 
 @pytest.mark.usefixtures("with_stack")
@@ -102,4 +102,4 @@ def test_published_memory_runs_three_full_length_steps():
             assert sum(stage.steps for stage in planned_stages(cell.measure, step_s)) == 3
     assert len(on_gpus) == 12
     planned = [planned_cell(cell, FOUR_H100) for cell in on_gpus]
-    assert Estimate(modelled).remaining_s(planned) <= 45 * 60
+    assert Estimate(expected_by_cost_model).remaining_s(planned) <= 45 * 60

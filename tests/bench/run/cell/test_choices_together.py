@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.cells import counted_and_computed, run_cell, tiny_cell
+from tests.support.cells import counted_and_expected_bytes, run_cell, tiny_cell
 
 COMBINATIONS = {
     "padded documents under FSDP2, SGD on a falling rate": (
@@ -24,5 +24,5 @@ def test_combined_choices_pass_every_gate(launcher, tmp_path, choices):
     record, _ = run_cell(launcher, cell, tmp_path)
     assert (record.status, record.reason) == ("ok", None)
     assert record.timing.tokens_per_step == cell.seq_len
-    counted, computed = counted_and_computed(record)
+    counted, computed = counted_and_expected_bytes(record)
     assert counted == computed

@@ -23,7 +23,7 @@ from tests.support.faults.classes import (
     tokens,
     unwatched,
 )
-from tests.support.faults.classes.tampering import nothing, tampered
+from tests.support.faults.classes.tampering import no_fault, run_with_fault
 from tests.support.records import as_line, as_record
 
 WORDS = (
@@ -68,7 +68,7 @@ FAST_ALONE = [
     (attention.skip_the_lse_rescale, FOUR_RING, ATTENTION + "added without rescaling by their LSE"),
     (attention.tile_the_kv_heads, FOUR_RING, ATTENTION + "tiled over the query heads"),
     (attention.sum_gradients_over_the_ranks, FOUR, ATTENTION + "dq is off .* exactly sp_degree = 4"),
-    (nothing, (*FOUR_RING, "mistake=own_block_in_ring_backward"), ATTENTION + "dq is off"),
+    (no_fault, (*FOUR_RING, "mistake=own_block_in_ring_backward"), ATTENTION + "dq is off"),
     (attention.fill_a_permuted_buffer, FOUR, ATTENTION + "is off"),
     (attention.forget_documents, PACKED, "attention crosses the boundaries of documents"),
     (rings.compute_kept_outputs_again,
@@ -77,7 +77,7 @@ FAST_ALONE = [
     (rings.leave_gradients_a_rank_from_home, SELF_ATTENTION, ATTENTION + "dk is off"),
     (tokens.forget_to_shard_rank_1, (), "other tokens"),
     (tokens.contiguous_positions_with_zigzag, RING, "other tokens"),
-    (nothing, ("mistake=labels_shifted_in_shards",), "other tokens"),
+    (no_fault, ("mistake=labels_shifted_in_shards",), "other tokens"),
     (tokens.let_positions_go_on, (*PACKED, "data=synthetic"), "other tokens"),
     (tokens.label_the_last_token_of_documents, PACKED, "objective on engine=ddp"),
     (tokens.feed_other_tokens_than_were_fetched, (), "other tokens"),
@@ -183,7 +183,7 @@ def passes_before(reason):
 
 @pytest.mark.parametrize(("fault", "words", "reason"), cases(FAST_ALONE, SLOW_ALONE))
 def test_a_cell_with_a_fault_is_a_wrong_result(launcher, tmp_path, fault, words, reason):
-    entry, cell = partial(tampered, fault), cell_of(words)
+    entry, cell = partial(run_with_fault, fault), cell_of(words)
     record, _ = run_cell(launcher, cell, tmp_path, entry, without=passes_before(reason))
     assert record.status == "wrong_result", record.reason
     assert re.search(reason, record.reason)
@@ -197,7 +197,7 @@ def test_a_fault_that_no_gate_finds_departs_from_local(
     launcher, tmp_path, compared_with_local, fault, words, reason
 ):
     cell = make_cell(*WORDS, *words)
-    alone, _ = run_cell(launcher, cell, tmp_path, partial(tampered, fault))
+    alone, _ = run_cell(launcher, cell, tmp_path, partial(run_with_fault, fault))
     assert (alone.status, alone.reason) == ("ok", None)
     record = compared_with_local(cell, alone)
     assert record.status == "wrong_result"

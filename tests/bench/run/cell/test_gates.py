@@ -6,13 +6,13 @@ from bench.strategies import STRATEGIES
 from tests.support.cells import (
     CHECKS,
     INSTALLED,
-    counted_and_computed,
+    counted_and_expected_bytes,
     run_cell,
     tiny_cell,
     variants,
     words_for,
 )
-from tests.support.many_cells import chosen, seen_inside
+from tests.support.many_cells import results_of_cells, selected_params
 
 CASES = {
     " ".join((name, layout, *(value for _, value in options))): (
@@ -47,14 +47,14 @@ def cells(request):
     """Return the cells of the selected tests, by their words."""
     return {
         " ".join(words): tiny_cell("cluster.world_size=4", *words)
-        for words in chosen(request, "inside", "words")
+        for words in selected_params(request, "inside", "words")
     }
 
 
 @pytest.fixture(scope="module")
 def inside(launcher, tmp_path_factory, cells):
     """Return the shapes and bytes inside attention in one step, by cell and rank."""
-    return seen_inside(launcher, tmp_path_factory.mktemp("cells"), cells)
+    return results_of_cells(launcher, tmp_path_factory.mktemp("cells"), cells)
 
 
 @pytest.mark.parametrize("words", CASES_AND_FLAGS)
@@ -79,7 +79,7 @@ def test_torch_cp_record_shows_which_rotation_ran(launcher, tmp_path, rotation, 
     assert record.config["strategy.rotation"] == rotation
     calls = record.engagement.calls
     assert {call.split()[1] for call in calls if call.startswith("attention")} == kinds
-    counted, computed = counted_and_computed(record)
+    counted, computed = counted_and_expected_bytes(record)
     assert counted == computed
 
 

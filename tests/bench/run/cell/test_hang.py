@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.ranks.log import JOIN, RankStage, RankStateFile, place_path
+from bench.ranks.log import JOIN, RankStage, RankStateFile, rank_state_path
 from bench.run.cell.hang import FIRST_STEP_S, JOIN_S, UNCLEAR, HangWatch, find_cause
 from bench.run.node import local
 from bench.run.node.job import NodeJob
@@ -100,7 +100,7 @@ def test_hang_watch_restarts_on_progress_and_0_disables_it():
 def test_count_progress_counts_states_and_is_rate_limited(tmp_path, monkeypatch):
     scratch = tempfile.TemporaryDirectory()
     ranks = LocalRanks(NodeJob(make_cell(), (0, 1)), tmp_path, scratch, Pipe()[0])
-    states = [RankStateFile(place_path(Path(scratch.name), rank)) for rank in ranks.ranks]
+    states = [RankStateFile(rank_state_path(Path(scratch.name), rank)) for rank in ranks.ranks]
     for state in states:
         state.write("timing", None)
     assert (ranks.count_progress(), ranks.count_progress()) == (2, None)

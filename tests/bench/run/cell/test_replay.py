@@ -10,9 +10,9 @@ from msgspec import structs
 from bench.cost.band import Band
 from bench.measure.facts import RankReport
 from bench.plan.planned import PlannedCell
-from bench.ranks import played_group
+from bench.ranks import replay_group
 from bench.record.record import Provenance
-from bench.run.cell.outcome import flaw_of_a_rank, outcome
+from bench.run.cell.outcome import first_rank_flaw, outcome
 from bench.run.cell.run import run
 from bench.run.node.worker import run_cell as all_passes
 from bench.strategies import STRATEGIES
@@ -108,7 +108,7 @@ def test_outcome_of_a_replay_is_a_range(launcher, tmp_path):
 
 
 def hand_out_nan(job, log):
-    played_group._fill = lambda out, own: out.fill_(math.nan)
+    replay_group._fill = lambda out, own: out.fill_(math.nan)
     return all_passes(job, log)
 
 
@@ -121,7 +121,7 @@ def test_replay_names_the_rank_whose_number_is_not_finite(launcher, tmp_path, wo
 
 def test_flaw_of_a_rank_names_the_rank_of_the_replay():
     report = RankReport({}, {}, flaw="timing.window_ms is nan")
-    assert flaw_of_a_rank([report], range(3, 4)).startswith("rank 3: timing.window_ms is nan")
+    assert first_rank_flaw([report], range(3, 4)).startswith("rank 3: timing.window_ms is nan")
 
 
 def test_replay_of_16_ranks_needs_one_process(launcher, tmp_path):

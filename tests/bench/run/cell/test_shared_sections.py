@@ -5,7 +5,7 @@ from rich.console import Console
 
 from bench.plan.plan import plan
 from bench.record.store import Store
-from bench.request.composition import composed
+from bench.request.composition import compose_words
 from bench.run.cell.run import SharedSections
 from bench.run.progress import Progress
 from bench.run.sweep import run_plan
@@ -43,7 +43,7 @@ def test_parity_is_not_shared_if_the_difference_matters(shared, word):
 
 
 def test_a_sweep_checks_equal_cells_once_and_records_where(launcher, tmp_path):
-    raws = [composed(*TINY, *BASE, f"seq_len={n}", f"sweep_dir={tmp_path}") for n in ("512", "1k", "2k")]
+    raws = [compose_words(*TINY, *BASE, f"seq_len={n}", f"sweep_dir={tmp_path}") for n in ("512", "1k", "2k")]
     planned, quiet = plan(raws, TWO_CORES, single=False), Progress(Console(quiet=True))
     assert run_plan(planned, launcher, quiet, write_report=lambda _: True) == 0
     with Store(tmp_path) as store:

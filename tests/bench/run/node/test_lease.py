@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from bench.common.environment import REPOSITORY
-from bench.config import ConfigError, WhenTaken
+from bench.config import ConfigError, LeasePolicy
 from bench.run.node.lease import MACHINE, VARIABLE, gpus_of, lease
 from tests.support.cells import FOUR_H100, make_cell
-from tests.support.command import typed_here
+from tests.support.command import run_command_here
 
 HOLDER = """
 import subprocess, sys, time
@@ -41,7 +41,7 @@ def leases(tmp_path, monkeypatch):
 def refusal(*gpus):
     """Return the refusal to lease these devices, or None if they are free."""
     try:
-        with lease(gpus, WhenTaken.REFUSE, print):
+        with lease(gpus, LeasePolicy.REFUSE, print):
             return None
     except ConfigError as error:
         return str(error)
@@ -78,10 +78,10 @@ def test_lease_prints_one_line_and_waits_until_it_is_free(leases):
     lines, entered = [], threading.Event()
 
     def wait():
-        with lease((), WhenTaken.WAIT, lines.append):
+        with lease((), LeasePolicy.WAIT, lines.append):
             entered.set()
 
-    with lease((), WhenTaken.WAIT, print, folder=Path("first")):
+    with lease((), LeasePolicy.WAIT, print, folder=Path("first")):
         waiting = threading.Thread(target=wait)
         waiting.start()
         assert not entered.wait(0.8)
@@ -94,12 +94,12 @@ def test_lease_prints_one_line_and_waits_until_it_is_free(leases):
 
 
 def test_lease_of_other_gpus_is_free(leases):
-    with lease(("a", "b"), WhenTaken.REFUSE, print):
+    with lease(("a", "b"), LeasePolicy.REFUSE, print):
         assert refusal("c") is None
         assert f"GPU b is in use by {shlex.join(sys.argv)[:20]}" in refusal("b", "c")
         assert refusal("c") is None, "GPU c, which was locked before the refusal, is free again"
         assert refusal() is None
-        with lease(("a",), WhenTaken.NONE, print):
+        with lease(("a",), LeasePolicy.NONE, print):
             pass
     # Another user can take it: filelock takes another user's file only if its folder has no sticky bit.
     assert stat.S_IMODE(leases.stat().st_mode) == 0o777
@@ -109,7 +109,7 @@ def test_lease_of_other_gpus_is_free(leases):
 def test_lease_that_cannot_be_taken_prints_a_line_and_goes_on(leases):
     leases.write_text("no folder")
     lines = []
-    with lease((), WhenTaken.WAIT, lines.append):
+    with lease((), LeasePolicy.WAIT, lines.append):
         pass
     assert lines[0].startswith(f"cannot lock this machine ({leases}")
 
@@ -143,13 +143,13 @@ def test_ctrl_c_while_waiting_for_a_lease_leaves_nothing(tmp_path, holder):
 
     with path.open("w", buffering=1) as out, ThreadPoolExecutor(1) as person:
         person.submit(interrupt)
-        done = typed_here(tmp_path, *SWEEP, out=out)
+        done = run_command_here(tmp_path, *SWEEP, out=out)
     assert f"(pid {holder.pid}, " in path.read_text()
     assert (done.returncode, done.stderr) == (
         130,
         "interrupted before any cell ran; run the same command again\n",
     )
-    refusal = typed_here(tmp_path, *SWEEP, "lease=refuse")
+    refusal = run_command_here(tmp_path, *SWEEP, "lease=refuse")
     assert (refusal.returncode, refusal.stderr.count("\n")) == (2, 1)
     assert refusal.stderr.startswith("lease=refuse: this machine is in use by")
     assert not (tmp_path / "out").exists()

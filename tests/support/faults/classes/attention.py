@@ -8,7 +8,7 @@ import torch.distributed as dist
 import bench.strategies.ulysses.attention as ulysses
 from bench.attention.kernels import kernel, math
 from bench.attention.merge import Partial
-from bench.strategies import runnable
+from bench.strategies import load_strategy_class
 from bench.strategies.local.attention import LocalAttention
 from bench.strategies.ring.attention import RingContext
 from bench.strategies.strategy import Strategy
@@ -17,7 +17,7 @@ from tests.support.faults.classes.tampering import replace_attention, wrap
 
 def attend_locally(job):
     """Make every rank attend to its own shard only, as if an accepted strategy were not applied."""
-    runnable(job.cell.strategy).attention = LocalAttention.attention
+    load_strategy_class(job.cell.strategy).attention = LocalAttention.attention
 
 
 def drop_a_ring_step(job):
@@ -71,7 +71,7 @@ def fill_a_permuted_buffer(job):
         dist.all_to_all_single(received, parts.contiguous(), group=group)
         return received
 
-    ulysses._exchange = exchange
+    ulysses._all_to_all_single = exchange
 
 
 def forget_documents(job):

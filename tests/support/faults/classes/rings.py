@@ -6,7 +6,7 @@ import torch
 
 import bench.strategies.distflash_attn.attention as distflash
 import bench.strategies.ring_self_attention.attention as rsa
-from bench.strategies.distflash_attn.facts import Lent
+from bench.strategies.distflash_attn.facts import Operand
 from tests.support.faults.classes.tampering import wrap
 
 
@@ -20,17 +20,17 @@ def keep_the_gradients_of_lent_keys(job):
 
     def compute(plain, self, what, lent):
         gradients = plain(self, what, lent)
-        if what is Lent.QUERIES:
+        if what is Operand.QUERIES:
             return gradients
         self.dkv += gradients[0]
         return (torch.zeros_like(gradients[0]),)
 
-    wrap(distflash.Backward, "compute", compute)
+    wrap(distflash.BalancedBackward, "compute", compute)
 
 
 def compute_kept_outputs_again(job):
     """Keep attention's output for checkpointing, and compute it again all the same."""
-    wrap(distflash.KeptOutputs, "get_or_compute", lambda plain, self, compute: compute())
+    wrap(distflash.SavedOutputs, "get_or_compute", lambda plain, self, compute: compute())
 
 
 def leave_gradients_a_rank_from_home(job):

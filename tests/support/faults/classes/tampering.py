@@ -8,17 +8,17 @@ import functools
 from bench.measure.objective.section import MAX_TOKENS
 from bench.measure.workloads import train
 from bench.run.node.worker import run_cell
-from bench.strategies import runnable
+from bench.strategies import load_strategy_class
 from bench.training.trainers.native import NativeTrainer
 
 
-def tampered(fault, job, log):
+def run_with_fault(fault, job, log):
     """Put the fault into this rank, then run its cell."""
     fault(job)
     return run_cell(job, log)
 
 
-def nothing(job):
+def no_fault(job):
     """Put in no fault, for cells that already make a known mistake."""
 
 
@@ -41,7 +41,7 @@ def replace_attention(job, wrong, is_wrong=lambda *_: True):
             return wrong(plain, self, q, k, v, causal)
         return plain(self, q, k, v, causal=causal)
 
-    wrap(runnable(job.cell.strategy), "attention", attention)
+    wrap(load_strategy_class(job.cell.strategy), "attention", attention)
 
 
 def is_long(self, q):

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.measure.calls import COLLECTIVES
-from bench.ranks.played_group import COPIES, _sends_and_receives
+from bench.ranks.replay_group import COPIES, _sends_and_receives
 from bench.run.node.worker import join
 from tests.support.cells import make_cell
 

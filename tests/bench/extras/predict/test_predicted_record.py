@@ -9,7 +9,7 @@ import pytest
 from bench.config import ConfigError
 from bench.cost.band import Fit
 from bench.extras.predict.hardware_file import hardware_of
-from bench.extras.predict.predicted import prediction_of
+from bench.extras.predict.predicted_record import prediction_of
 from bench.plan.planned import planned_cell
 from bench.record.record import Provenance, Status
 from bench.request.legality import refusal

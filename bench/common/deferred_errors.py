@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 
-class KeptErrors:
+class DeferredErrors:
     """Context that stores the first error raised inside it, to be raised after the step.
 
     The step may be part of a user's training, which an error inside the step would end.

@@ -26,7 +26,7 @@ from bench.measure.timing.clock import synchronise
 from bench.measure.trace.cpu_timeline import cpu_timeline
 from bench.measure.trace.cuda_timeline import cuda_timeline
 from bench.measure.trace.exclusive_profiler import exclusive_profiling
-from bench.measure.trace.reader import KEPT_TRACE, Track, read_events, read_tracks
+from bench.measure.trace.reader import KEPT_TRACE_NAME, Track, read_events, read_tracks
 from bench.measure.trace.split import split
 from bench.measure.trace.timeline import (
     CLOCK_MARK,
@@ -189,7 +189,7 @@ def keep_trace(traced: Sequence[StepTrace], index: int, folder: Path) -> None:
 
     Perfetto opens the gzipped file.
     """
-    packed_path = folder / KEPT_TRACE.format(rank=dist.get_rank())
+    packed_path = folder / KEPT_TRACE_NAME.format(rank=dist.get_rank())
     with traced[index].path.open("rb") as plain, gzip.open(packed_path, "wb", compresslevel=6) as packed:
         shutil.copyfileobj(plain, packed)
     for step in traced:

@@ -36,14 +36,14 @@ Copy = Callable[..., None]
 """Function that takes the arguments of an operator and writes its outputs."""
 
 
-def join_alone(rank: int, world_size: int, device: torch.device, timeout: timedelta) -> None:
+def join_replay_group(rank: int, world_size: int, device: torch.device, timeout: timedelta) -> None:
     """Create the default process group, with this process as its only rank; call this once."""
-    play_collectives(device)
+    replace_collectives(device)
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=HashStore(), timeout=timeout)
 
 
 @cache
-def play_collectives(device: torch.device) -> Library:
+def replace_collectives(device: torch.device) -> Library:
     """Replace the CPU and CUDA kernels of all collectives for the lifetime of the process."""
     library = Library("c10d", "IMPL")
     for name, copy in {**COPIES, **_sends_and_receives()}.items():
