@@ -32,7 +32,7 @@ def test_series_and_speed_ups_keep_origins_apart(tmp_path, kind):
     ulysses = [make_record(environment=each, repeat=at) for at, each in enumerate((HERE, OTHER[kind]))]
     records = [make_record(config={"strategy": "local"}, environment=OTHER[kind]), *ulysses]
     archive = archive_of(tmp_path, records)
-    apart, together = (Cells.of_records(each.frame) for each in (archive, archive.mixed([kind])))
+    apart, together = (Cells.of_records(each.frame) for each in (archive, archive.with_equal_origins([kind])))
     rows = apart.frame[apart.frame["strategy"] == "ulysses"]
     assert rows["repeats"].tolist() == [1, 1]
     assert sorted(rows["speed_up"].notna()) == [False, True]
@@ -54,7 +54,7 @@ def test_trainings_with_different_torch_are_not_compared(tmp_path):
     archive = archive_of(tmp_path, trainings)
     found = loss_comparisons(archive)
     assert [each.name.partition("torch=")[2] for each in found] == ["2.13.0", "2.12.0"]
-    assert len(loss_comparisons(archive.mixed(["torch"]))) == 1
+    assert len(loss_comparisons(archive.with_equal_origins(["torch"]))) == 1
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -55,5 +55,5 @@ MISTAKES: Mapping[str, MistakeFacts] = {
 def mistake_code(name: str) -> Mistake:
     """Return the code of a mistake, which is imported only in rank processes; `none` changes nothing."""
     code = importlib.import_module("bench.measure.mistakes.code")
-    mistake: Mistake = code.CODE[name]
+    mistake: Mistake = code.MISTAKE_CODE[name]
     return mistake

@@ -146,8 +146,8 @@ def _all_packages(monkeypatch):
     Records do not ask git for the commit, which would take most of the time.
     """
     for module in (packages, kernel_facts):
-        monkeypatch.setattr(module, "installed", lambda package: f"any {package}")
-    monkeypatch.setattr(cell_outcome, "describe", lambda _: {})
+        monkeypatch.setattr(module, "installed_version", lambda package: f"any {package}")
+    monkeypatch.setattr(cell_outcome, "describe_environment", lambda _: {})
 
 
 def test_any_request_is_planned_predicted_or_refused():

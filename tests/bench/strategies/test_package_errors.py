@@ -19,7 +19,7 @@ OPTIONAL = {facts.name: facts for facts in STRATEGIES.values() if facts.is_optio
 @pytest.mark.parametrize("name", OPTIONAL)
 def test_missing_package_is_refused_with_the_install_command(name, monkeypatch):
     facts = OPTIONAL[name]
-    monkeypatch.setattr("bench.request.packages.installed", lambda package: None)
+    monkeypatch.setattr("bench.request.packages.installed_version", lambda package: None)
     reason = refusal(make_cell(f"strategy={name}", "engine=ddp", "cluster.world_size=2", *words_for(name)))
     assert f"strategy={name} needs the package {facts.package}; " in reason
     assert f"pip install {facts.package}=={facts.tested_version}" in reason

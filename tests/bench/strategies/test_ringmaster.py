@@ -108,7 +108,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_unsupported_ringmaster_cell_is_refused_with_a_way_out(case, monkeypatch):
-    monkeypatch.setattr("bench.request.packages.installed", lambda package: "1.0")
+    monkeypatch.setattr("bench.request.packages.installed_version", lambda package: "1.0")
     words, way_out = REFUSED[case]
     reason = refusal(make_cell(f"strategy={NAME}", "model=qwen3_nano", "cluster.world_size=2", *words))
     assert way_out in reason

@@ -11,7 +11,7 @@ from tests.support.records import grid, make_failure, make_predicted, make_recor
 
 
 def hover_texts(name, cells):
-    return [spot.text for spot in sheet_of(name, cells).spots]
+    return [spot.text for spot in sheet_of(name, cells).hover_areas]
 
 
 def test_point_text_has_value_interval_samples_and_status(cells_of):

@@ -79,7 +79,7 @@ def test_scaling_figure_has_fastest_cells_ideal_and_base(cells_of):
     assert list(drawn["ulysses, 8k"].get_ydata()) == pytest.approx([0.8, 0.8])
     assert set(drawn["ideal: 100 %"].get_ydata()) == {1}
     assert sheet.remarks == [BASES]
-    assert sheet.spots[0].text == "ulysses, 8k, 2 ranks: 80.0 % of the rate per rank of local on 1"
+    assert sheet.hover_areas[0].text == "ulysses, 8k, 2 ranks: 80.0 % of the rate per rank of local on 1"
     assert SHARED_CORES in sheet_of("scaling", cells_of(ulysses({2: 9.0, 4: 9.0}, **CPU))).remarks
 
 

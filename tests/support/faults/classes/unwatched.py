@@ -56,7 +56,7 @@ def exchange_only_while_inspected(job):
         is_inspected = torch._C._len_torch_dispatch_stack() > 0
         return plain(parts, group) if is_short or is_inspected else parts.contiguous()
 
-    wrap(ulysses, "_exchange", lazy)
+    wrap(ulysses, "_all_to_all_single", lazy)
 
 
 def attend_locally_in_timed_calls(job):
