@@ -35,7 +35,7 @@ CELL = ("cell_id", "provenance")
 NOT_COMPARED = frozenset({"argv", "packages", "inherited_env"})
 
 CellKey = tuple[str, str]
-"""Values of `CELL`."""
+"""Values of `CELL_KEY`."""
 NOT_RECORDED = "not recorded"
 SPEED_NOTES = (
     "unstable",

@@ -30,7 +30,7 @@ from bench.config import NOT_USED
 from bench.record.record import Status
 
 STATED_ORIGINS = "code", "torch"
-"""Keys of MADE_WITH that only these sentences state; every figure names its device."""
+"""Keys of ORIGIN_COLUMNS that only these sentences state; every figure names its device."""
 REPLAY_NOTE = (
     "Replayed: only one rank of each cell ran. Its kernels, memory and host work are measured. It received"
     " copies of its own data, and communication took no time. The time on the link is modelled, so a speed is"
@@ -47,7 +47,7 @@ def origin_lines(archive: Archive, frame: pd.DataFrame, mixed: Collection[str]) 
     Args:
         archive: records of the report.
         frame: frame of the records before --mix made any origins equal.
-        mixed: keys of MADE_WITH that --mix names.
+        mixed: keys of ORIGIN_COLUMNS that --mix names.
 
     Returns:
         Sentences; none for a sweep with one code and one torch in which no cell ran again.

@@ -41,7 +41,7 @@ class Training:
 
     record: Record
     origin: Mapping[str, str | None]
-    """Code, torch and device that made the record, by the keys of MADE_WITH."""
+    """Code, torch and device that made the record, by the keys of ORIGIN_COLUMNS."""
     loss: Sequence[float] = field(default=())
     """Loss of each step: the sum of token losses over the number of valid tokens."""
     grad_norm: Sequence[float] = field(default=())

@@ -12,7 +12,8 @@ from bench.common.labels import GIB
 from bench.cost.band import Fit
 from bench.record.record import Provenance, Status
 
-PREDICTED, FITS, UNDECIDED, RUNS_OUT = "predicted", "predicted_fits", "predicted_undecided", "predicted_out"
+PREDICTED, PREDICTED_OUT = "predicted", "predicted_out"
+FITS, UNDECIDED = "predicted_fits", "predicted_undecided"
 REPLAY_UNDECIDED = "replayed_undecided"
 """Status of a replay that left less than SPARE_BYTES of memory free."""
 SPARE_BYTES = 3 * GIB
@@ -21,7 +22,11 @@ assumption: one rank with NCCL on an H100 held 2.1 GiB outside torch's allocator
 more ranks were not measured."""
 EXCLUDED = "excluded (traced step not representative)"
 NOT_KNOWN = "excluded (not known from the trace)"
-STATUS_OF_FIT: Mapping[str, str] = {Fit.FITS: FITS, Fit.UNDECIDED: UNDECIDED, Fit.OUT_OF_MEMORY: RUNS_OUT}
+STATUS_OF_FIT: Mapping[str, str] = {
+    Fit.FITS: FITS,
+    Fit.UNDECIDED: UNDECIDED,
+    Fit.OUT_OF_MEMORY: PREDICTED_OUT,
+}
 """Shown status of a predicted cell, by the predicted fit."""
 REPLACED = frozenset({Status.OK.value, Status.OUT_OF_MEMORY.value})
 """Statuses of predicted cells that the predicted fit replaces."""
@@ -37,7 +42,7 @@ def shown_status(cell: Mapping[Any, Any]) -> str:
     if cell["provenance"] != Provenance.PREDICTED or status not in REPLACED:
         return status
     return (
-        RUNS_OUT
+        PREDICTED_OUT
         if status == Status.OUT_OF_MEMORY
         else STATUS_OF_FIT.get(str(cell["predicted_fit"]), PREDICTED)
     )
@@ -61,6 +66,6 @@ def excluded_statuses(frame: pd.DataFrame, column: str) -> pd.Series[str]:
 
 
 def undecided_statuses(frame: pd.DataFrame) -> pd.Series[str]:
-    """Return the statuses, with UNDECIDED or NO_SPARE where it is open whether the cell fits in memory."""
+    """Return the statuses, with an undecided one where it is open whether the cell fits in memory."""
     shown = shown_statuses(frame)
     return shown.where(shown.isin([UNDECIDED, REPLAY_UNDECIDED]), frame["status"])

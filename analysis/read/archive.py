@@ -49,13 +49,13 @@ class Archive:
             return parse_record(path, 0, file.readline())
 
     def with_equal_origins(self, kinds: Collection[str]) -> Archive:
-        """Return the archive with these kinds of MADE_WITH made equal: their columns name all values."""
+        """Return the archive with these kinds of ORIGIN_COLUMNS made equal: their columns name all values."""
         columns = {ORIGIN_COLUMNS[kind]: " and ".join(origins(self.frame, kind)) or None for kind in kinds}
         return replace(self, frame=self.frame.assign(**columns))
 
 
 def origins(frame: pd.DataFrame, kind: str) -> list[str]:
-    """Return the distinct recorded values of one kind of MADE_WITH in alphabetical order."""
+    """Return the distinct recorded values of one kind of ORIGIN_COLUMNS in alphabetical order."""
     return sorted(map(str, frame[ORIGIN_COLUMNS[kind]].dropna().unique()))
 
 

@@ -1,7 +1,7 @@
 """Table of the passes that check and measure a cell on its ranks. May import cost and all below.
 
-A new pass is a folder here and a line in `NAMES`. Processes that must not import torch read the `section.py`
-of a folder; the ranks run its `rank.py`.
+A new pass is a folder here and a line in `PASS_NAMES`. Processes that must not import torch read the
+`section.py` of a folder; the ranks run its `rank.py`.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Progress(Listener):
         self._total = 0
         self._folder = Path()
         self._printed_at_s = now_s()
-        # The bar has no thread, as ranks need every core; the launcher calls `tick` instead.
+        # The bar has no thread, as ranks need every core; the launcher calls `on_tick` instead.
         self._bar = _Bar(
             bars.BarColumn(),
             "{task.completed}/{task.total} cells",

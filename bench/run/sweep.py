@@ -70,7 +70,7 @@ class Sweep:
     join_hangs: int = 0
     """Number of consecutive cells up to now whose ranks could not connect."""
     findings: list[bool] = field(default_factory=list)
-    """For every cell that ran, whether its status answers the question, as `is_finding` defines it."""
+    """For every cell that ran, whether its status answers the question, as `is_result` defines it."""
 
 
 def run_plan(
@@ -156,7 +156,7 @@ def _run_cell(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> bo
     """Run a cell and store its record. If its work still lacks a reference, run that first.
 
     Returns:
-        Whether the status of the cell answers the question, as `is_finding` defines it.
+        Whether the status of the cell answers the question, as `is_result` defines it.
     """
     if planned.repeat and planned.cell.cell_id in sweep.out_of_memory:
         sweep.progress.remove(planned)

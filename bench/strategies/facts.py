@@ -78,7 +78,7 @@ class StrategyFacts(ABC):
     supports_documents: ClassVar[bool] = False
     """Whether attention stays within the documents of packed sequences, wherever the documents end."""
     no_documents_reason: ClassVar[str] = "its attention does not receive the boundaries of documents"
-    """Reason in the refusal of packed documents if `packs` is False."""
+    """Reason in the refusal of packed documents if `supports_documents` is False."""
     no_full_mask_reason: ClassVar[str] = ""
     """Reason in the refusal of the full mask; empty for none."""
     saved_copies: ClassVar[tuple[int, int]] = (0, 0)
@@ -190,7 +190,7 @@ class StrategyFacts(ABC):
         return [f"workload.mask=full is not for {who}; take workload.mask=causal"]
 
     def document_refusals(self, cell: Cell) -> list[str]:
-        """Return the reasons for which `data.packing=documents` is not legal; see `packs`."""
+        """Return the reasons for which `data.packing=documents` is not legal; see `supports_documents`."""
         if not cell.data.packs:
             return []
         if not cell.workload.trains:

@@ -16,8 +16,8 @@ from analysis.cells.statuses import (
     EXCLUDED,
     NOT_KNOWN,
     PREDICTED,
+    PREDICTED_OUT,
     REPLAY_UNDECIDED,
-    RUNS_OUT,
     UNDECIDED,
     shown_statuses,
 )
@@ -34,7 +34,7 @@ from analysis.show.figures.sheet import (
 from analysis.show.figures.style import LENGTH, MUTED_COLOR, XScale, style_x_axis, x_limits
 
 GLYPHS: Mapping[str, str] = {
-    "out_of_memory": "x", RUNS_OUT: "x", UNDECIDED: "$?$", REPLAY_UNDECIDED: "$?$",
+    "out_of_memory": "x", PREDICTED_OUT: "x", UNDECIDED: "$?$", REPLAY_UNDECIDED: "$?$",
     EXCLUDED: "o", NOT_KNOWN: "o",
 }  # fmt: skip
 OTHER_GLYPH = "*"

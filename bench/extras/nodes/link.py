@@ -62,7 +62,7 @@ class Hello(Message, frozen=True):
     store_port: int
     """Port of a store on the agent's machine, in which ranks of all nodes can meet."""
     environment: Mapping[str, Any]
-    """Machine and software of the agent, from `bench.common.environment.describe`."""
+    """Machine and software of the agent, from `bench.common.environment.describe_environment`."""
 
 
 class RankEvents(Message, frozen=True):

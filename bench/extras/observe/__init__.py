@@ -1,4 +1,4 @@
-"""Records and checks for a user's own training loop. May import modules below `bench.extras`."""
+"""Records and checks for a user's own training loop. May import what lies below extras."""
 
 from bench.extras.observe.observe import ObserveCallback, observe, probe
 

@@ -185,7 +185,7 @@ def read_step(traced: StepTrace, calls: Sequence[CollectiveCall], device_type: s
 
 
 def keep_trace(traced: Sequence[StepTrace], index: int, folder: Path) -> None:
-    """Store the trace at `index` as a gzipped file KEPT_TRACE in the folder, and delete all trace files.
+    """Store the trace at `index` as a gzipped file KEPT_TRACE_NAME in the folder, and delete all trace files.
 
     Perfetto opens the gzipped file.
     """

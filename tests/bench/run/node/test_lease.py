@@ -22,9 +22,9 @@ from tests.support.command import run_command_here
 HOLDER = """
 import subprocess, sys, time
 from pathlib import Path
-from bench.config import WhenTaken
+from bench.config import LeasePolicy
 from bench.run.node.lease import lease
-with lease((), WhenTaken.REFUSE, print, folder=Path("their sweep")):
+with lease((), LeasePolicy.REFUSE, print, folder=Path("their sweep")):
     child = subprocess.Popen(["sleep", "60"], close_fds=False, stdout=subprocess.DEVNULL)
     print("leased", child.pid, flush=True)
     time.sleep(60)

@@ -27,7 +27,7 @@ def enlarge_one_head_by_two_percent(job):
 def exchange_in_8_bits(job):
     wrap(
         ulysses,
-        "_exchange",
+        "_all_to_all_single",
         lambda plain, parts, group: plain(parts.to(torch.float8_e4m3fn).to(parts.dtype), group),
     )
 
