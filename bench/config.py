@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Meta
 
 _PAIRS: Mapping[str, str] = {"options": "strategy", "env": "env"}
-"""Fields of `Cell` that are pairs (name, value), with the prefix of these names on the command line."""
+"""Prefix of each field of `Cell` that holds pairs (name, value). A pair of `options` is written
+`strategy.NAME=VALUE` on the command line, and is stored under the key `strategy.NAME`."""
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables that configure CUDA's caching allocator; torch reads one of them."""
@@ -48,40 +49,41 @@ MAX_SECONDS = 1_000_000
 allow."""
 
 
-def whole_rule(least: int) -> Meta:
-    """Return the rule for a whole number of at least `least`.
+def whole_rule(minimum: int) -> Meta:
+    """Return the rule for a whole number of at least `minimum`.
 
     An error message about another value quotes the rule's description and its example.
     """
-    description = f"a whole number from {least} to {MAX_WHOLE}"
-    return Meta(ge=least, le=MAX_WHOLE, description=description, examples=[max(least, 2)])
+    description = f"a whole number from {minimum} to {MAX_WHOLE}"
+    return Meta(ge=minimum, le=MAX_WHOLE, description=description, examples=[max(minimum, 2)])
 
 
 def positive_rule(
-    example: float | str, *, or_zero: bool = False, most: float = float_info.max, unit: str = ""
+    example: float | str, *, or_zero: bool = False, maximum: float = float_info.max, unit: str = ""
 ) -> Meta:
     """Return the rule for a finite positive number.
 
     Args:
         example: A valid value, which an error message about another value quotes.
         or_zero: Whether 0 is valid, too.
-        most: Largest valid value.
+        maximum: Largest valid value.
         unit: Text that follows "a positive number" in the rule's description.
     """
     description = f"{'0 or ' if or_zero else ''}a positive number{unit}"
-    least = 0.0 if or_zero else float_info.min
-    return Meta(ge=least, le=most, description=description, examples=[example])
+    minimum = 0.0 if or_zero else float_info.min
+    return Meta(ge=minimum, le=maximum, description=description, examples=[example])
 
 
 def _one_of(names: Iterable[str]) -> Meta:
+    """Return the rule for a text that is one of `names`."""
     return Meta(pattern=f"^({'|'.join(names)})$")
 
 
 Count = Annotated[int, whole_rule(1)]
 CountOrZero = Annotated[int, whole_rule(0)]
 _SECONDS = f" of seconds up to {MAX_SECONDS}"
-Seconds = Annotated[float, positive_rule(20, most=MAX_SECONDS, unit=_SECONDS)]
-SecondsOrZero = Annotated[float, positive_rule(20, or_zero=True, most=MAX_SECONDS, unit=_SECONDS)]
+Seconds = Annotated[float, positive_rule(20, maximum=MAX_SECONDS, unit=_SECONDS)]
+SecondsOrZero = Annotated[float, positive_rule(20, or_zero=True, maximum=MAX_SECONDS, unit=_SECONDS)]
 Flag = Annotated[bool, Meta(description="true or false", examples=["true"])]
 
 
@@ -99,7 +101,7 @@ class ExitCode(IntEnum):
 
 
 class Resume(StrEnum):
-    """Records in a sweep's folder whose cells a new sweep there does not run again."""
+    """Earlier records in a sweep's folder that are kept: a new sweep there does not run their cells again."""
 
     NEVER = "false"
     """No record may exist in the folder."""
@@ -201,8 +203,8 @@ class ClusterConfig:
     threads_per_rank: Count
     """CPU threads of a rank."""
     memory_limit_gib: float | None
-    """Limit on the memory that a rank may allocate, in GiB. On a CPU it counts only memory beyond that taken
-    once all libraries have been used. None for no limit."""
+    """Limit on the memory that a rank may allocate, in GiB; None for no limit. On a CPU the memory that the
+    rank took to load and first use its libraries does not count."""
     nodes: Count = 1
     """Number of machines. Each runs the same number of consecutive ranks."""
     network: str | None = None
@@ -347,8 +349,8 @@ class MeasureConfig:
     gradients: Flag
     """Whether the full gradients of one step are written to a file."""
     hang_timeout_s: SecondsOrZero = 0.0
-    """Seconds without progress of any rank after which the launcher ends a cell as a hang. It waits for at
-    least ten of the cell's steps. 0 to detect no hangs."""
+    """Seconds without progress of any rank after which the launcher ends a cell as a hang; 0 to detect no
+    hangs. The launcher always waits for the time of at least ten steps of the cell."""
     nvtx: Flag = False
     """Whether ranks on GPUs mark passes and phases of steps with NVTX ranges, for Nsight Systems."""
 
@@ -531,16 +533,17 @@ class Cell:
         return fields
 
     def identity_without(self, fields: Collection[str], max_tokens: int | None) -> str:
-        """Return `identity` without some fields, as JSON.
+        """Return `identity` without some fields, as JSON. Cells that differ only in these have the same text.
 
         Args:
-            fields: Names of fields of `Cell` to leave out. The packing of documents always stays: it decides
+            fields: Names of fields of `Cell` to leave out. `data.packing` always stays, because it decides
                 which tokens see each other.
-            max_tokens: Length that stands for all longer sequences; None to keep every length.
+            max_tokens: Length that is stored in place of `seq_len` if the sequence is longer; None to store
+                every length.
         """
         tokens = self.seq_len if max_tokens is None else min(self.seq_len, max_tokens)
-        decides = {name: value for name, value in self.identity().items() if name not in fields}
-        return json.dumps({**decides, "seq_len": tokens, "packing": self.data.packing}, sort_keys=True)
+        settings = {name: value for name, value in self.identity().items() if name not in fields}
+        return json.dumps({**settings, "seq_len": tokens, "packing": self.data.packing}, sort_keys=True)
 
     def flat(self) -> dict[str, Any]:
         """Return the cell as a record stores it in `config`: a flat dictionary of JSON values.
@@ -561,13 +564,13 @@ class Cell:
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> Cell:
-        """Return the cell that a record stores.
+        """Return the cell whose settings a record stores.
 
         Args:
             flat: `config` of a record, as `flat` returns it.
 
         Returns:
-            The cell. Settings that are younger than the record have their default values.
+            The cell. Settings that did not exist when the record was made have their default values.
 
         Raises:
             ConfigError: If a value breaks the rule of its field, or a field without a default is missing.

@@ -18,6 +18,7 @@ class CellSweeper(Sweeper):
     """Sweeper that composes all cells, runs them as one sweep and exits with the sweep's exit code."""
 
     def __init__(self, params: Mapping[str, str] | None) -> None:
+        """Take options of every sweep from `hydra.sweeper.params`; the command line follows them."""
         self.defaults = [f"{key}={value}" for key, value in (params or {}).items()]
 
     def setup(
@@ -27,6 +28,7 @@ class CellSweeper(Sweeper):
         task_function: TaskFunction,  # noqa: ARG002  Hydra's signature
         config: DictConfig,
     ) -> None:
+        """Store what `sweep` needs to compose cells; Hydra calls this first."""
         self.loader, self.config = hydra_context.config_loader, config
 
     def sweep(self, arguments: list[str]) -> Any:

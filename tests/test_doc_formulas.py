@@ -28,7 +28,7 @@ from bench.measure.probe import rank as probe
 from bench.measure.telemetry import rank as telemetry
 from bench.measure.timing import section as timing_section
 from bench.measure.trace.section import TRACED_PART, TRACED_STEPS
-from bench.record.trajectory_noise import LIMITS, MOVEMENT_WEIGHT, NOISE_FACTOR, UNMEASURED
+from bench.record.trajectory_noise import LIMIT_WITHOUT_NOISE, LIMITS, MOVEMENT_WEIGHT, NOISE_FACTOR
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
 from bench.strategies.facts import activation_bytes, backwards_per_step, forwards_per_step
@@ -159,7 +159,10 @@ def test_samples_formula_has_the_interval_rank():
         (q.TRAINING_SIGNAL, ", ".join(f"{limit.loss:.0e} {dtype}" for dtype, limit in LIMITS.items())),
         (q.TRAINING_SIGNAL, ", ".join(f"{limit.grad_norm:.0e} {dtype}" for dtype, limit in LIMITS.items())),
         (q.TRAINING_SIGNAL, f"max(floor, {NOISE_FACTOR:.0f} * noise)"),
-        (q.TRAINING_SIGNAL, f"limit of {UNMEASURED.loss:.0e} and {UNMEASURED.grad_norm:g} stands"),
+        (
+            q.TRAINING_SIGNAL,
+            f"limit of {LIMIT_WITHOUT_NOISE.loss:.0e} and {LIMIT_WITHOUT_NOISE.grad_norm:g} stands",
+        ),
         (q.ERROR_ULPS, f"up to {row_errors.SAMPLED_TOKENS} tokens"),
         (q.OUT_OF_MEMORY, f"the {WORDS_OF_NUMBERS[live_blocks.MAX_CLASSES]} classes of live blocks"),
         (q.PAYLOAD, f"under {calls.SMALL_BYTES:,} bytes"),

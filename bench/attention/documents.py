@@ -12,8 +12,9 @@ from itertools import pairwise
 
 from bench.attention.layouts import Layout, Tile
 
-CACHED_BATCHES = 64
-"""Number of ring steps whose tiles are cached, as every layer needs them again in forward and in backward."""
+CACHED_RING_STEPS = 64
+"""Number of ring steps whose tiles are cached, because all layers use the same tiles in forward and
+backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,12 @@ class Documents:
         return (range(start, end) for start, end in pairwise((0, *self.ends[sequence])))
 
     def causal_pairs(self, pieces: Iterable[slice]) -> int:
-        """Return the number of (query, key) pairs that the mask leaves to a shard.
+        """Return the number of (query, key) pairs within documents that the causal mask leaves to a shard.
+
+        Pairs are summed over all sequences of the batch, which are sharded alike.
 
         Args:
-            pieces: Pieces of a sequence that make up the shard, as `Layout.slices` returns them. All
-                sequences of the batch are sharded alike, and their pairs are added up.
+            pieces: Pieces of a sequence that make up the shard, as `Layout.slices` returns them.
         """
         pieces = tuple(pieces)
         return sum(
@@ -53,19 +55,22 @@ class Documents:
         )
 
 
-def visible_keys(queries: range, first: int = 0) -> int:
-    """Return the number of keys from position `first` on that queries at these positions see, added up."""
-    return (queries[0] + queries[-1] + 2 - 2 * first) * len(queries) // 2 if queries else 0
+def visible_keys(queries: range, first_key: int = 0) -> int:
+    """Return the number of (query, key) pairs of queries at these positions under a causal mask.
+
+    A query at position p sees the keys at positions `first_key` to p.
+    """
+    return (queries[0] + queries[-1] + 2 - 2 * first_key) * len(queries) // 2 if queries else 0
 
 
-@lru_cache(CACHED_BATCHES)
+@lru_cache(CACHED_RING_STEPS)
 def document_tiles(
     documents: Documents, layout: Layout, degree: int, rank: int, source: int
 ) -> tuple[Tile, ...]:
     """Return the tiles of one ring step: the queries of `rank` on the keys of `source`, both ring ranks.
 
-    There are a few tiles for each document. Pieces of both shards have the same stride, so that tiles within
-    a document are causal or full squares; tiles of a striped layout are those of a contiguous one.
+    A tile lies within one document, and a document may have several. The positions in both shards have the
+    same stride, so that one rule finds the tiles of every layout.
 
     Args:
         documents: Documents of the batch.
@@ -74,7 +79,9 @@ def document_tiles(
         rank: Ring rank that holds the queries.
         source: Ring rank that holds the keys.
     """
-    query_pieces, key_pieces = (layout.slices(documents.tokens, degree, number) for number in (rank, source))
+    query_pieces, key_pieces = (
+        layout.slices(documents.tokens, degree, ring_rank) for ring_rank in (rank, source)
+    )
     return tuple(
         Tile(_shift(tile.queries, first_query), _shift(tile.keys, first_key), tile.causal, sequence)
         for sequence in range(len(documents.ends))
@@ -86,10 +93,11 @@ def document_tiles(
 
 
 def _visible_tiles(queries: range, keys: range) -> Iterator[Tile]:
-    """Yield one tile with the keys at or before each query, or none. Both ranges have the same step.
+    """Yield one tile with the keys at or before each query, or none if no query sees a key.
 
-    Query i sees key j if j <= i + shift. Pieces of two shards are equal, disjoint or interleaved, so either
-    all keys come before the queries, or the first key is at most one step away from the first query.
+    Both ranges have the same step, so that query i sees key j if j <= i + shift. Pieces of two shards are
+    equal, disjoint or interleaved, so either all keys come before the queries, or the first key is at most
+    one step away from the first query.
     """
     shift = (queries.start - keys.start) // queries.step
     if shift >= len(keys):
@@ -102,16 +110,16 @@ def _visible_tiles(queries: range, keys: range) -> Iterator[Tile]:
 
 def _document_pieces(pieces: Iterable[slice], document: range) -> Iterator[tuple[int, range]]:
     """Yield the parts of a document in a shard: the first local index and the positions of each part."""
-    start = 0
+    piece_start = 0
     for piece in pieces:
         positions = range(piece.start, piece.stop, piece.step or 1)
-        before, last = (
-            min(len(positions), max(0, -(-(end - piece.start) // positions.step)))
-            for end in (document.start, document.stop)
+        start, end = (
+            min(len(positions), max(0, -(-(position - piece.start) // positions.step)))
+            for position in (document.start, document.stop)
         )
-        if before < last:
-            yield start + before, positions[before:last]
-        start += len(positions)
+        if start < end:
+            yield piece_start + start, positions[start:end]
+        piece_start += len(positions)
 
 
 def _shift(part: slice, offset: int) -> slice:

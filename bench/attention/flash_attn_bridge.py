@@ -1,10 +1,10 @@
 """Stand-in for the package flash-attn that computes with any of our kernels.
 
 ring-flash-attn needs only four private functions of flash-attn. yunchang, DeepSpeed's FPDT and ringmaster
-(through transformers) also need two public functions and a version. With these their algorithms run unchanged
-even if flash-attn cannot be installed. With the kernel `flash_attn_2` they use the installed package. With
-any other kernel they use the stand-in, even if flash-attn is installed, so that all strategies of a
-comparison run on the kernel that the record names.
+(through transformers) also need two public functions and a version. The stand-in has all of these, so that
+the packages run unchanged even if flash-attn cannot be installed. With the kernel `flash_attn_2` they use the
+installed package. With any other kernel they use the stand-in, even if flash-attn is installed, so that all
+strategies of a comparison run on the kernel that the record names.
 
 Shapes: B batch, S query tokens, T key tokens of a sequence, Q and L query and key tokens of all packed
 sequences, N query heads, K KV heads, D head size. A causal mask is aligned to the bottom right: queries are
@@ -40,7 +40,8 @@ from bench.attention.packed import attend_end_to_end, packed_backward, packed_fo
 # ring-flash-attn 0.1.8 imports this name from transformers, which removed it in version 5.
 _REMOVED_FROM_TRANSFORMERS = "is_flash_attn_greater_or_equal_2_10"
 VERSION = "2.8.3"
-"""Version of flash-attn that the stand-in reports, by which packages choose the parameters that they pass."""
+"""Version that the stand-in reports. Packages choose the parameters that they pass by flash-attn's
+version."""
 INTERFACE = "flash_attn.flash_attn_interface"
 """Module of flash-attn that defines its functions."""
 
@@ -49,8 +50,7 @@ INTERFACE = "flash_attn.flash_attn_interface"
 def package_on(name: str, kernel: Kernel) -> ModuleType:
     """Import the package or module `name` so that it computes with `kernel`.
 
-    The module binds flash-attn's functions when it is imported. Each kernel therefore gets a separate copy of
-    it.
+    It binds flash-attn's functions when it is imported. It is therefore imported anew for each kernel.
     """
     for loaded in [loaded for loaded in sys.modules if f"{loaded}.".startswith(f"{name}.")]:
         del sys.modules[loaded]
@@ -62,38 +62,42 @@ def package_on(name: str, kernel: Kernel) -> ModuleType:
 def flash_attn_from(kernel: Kernel) -> Iterator[None]:
     """Make flash-attn compute with `kernel` inside the context, imported directly or through transformers."""
     stand_ins = {} if kernel is KERNELS["flash_attn_2"] else _stand_ins(kernel)
-    names = _transformers_names(stand_ins)
-    with _patch(sys.modules, stand_ins), _patch(vars(transformers_flash), names):
+    attributes = _transformers_attributes(stand_ins)
+    with _patch(sys.modules, stand_ins), _patch(vars(transformers_flash), attributes):
         yield
 
 
 @contextmanager
 def _patch(target: dict[str, Any], values: Mapping[str, Any]) -> Iterator[None]:
     """Set some keys of a dictionary inside the context, and restore or delete them afterwards."""
-    before = {name: target[name] for name in values if name in target}
+    saved = {name: target[name] for name in values if name in target}
     target.update(values)
     try:
         yield
     finally:
-        for name in values.keys() - before.keys():
+        for name in values.keys() - saved.keys():
             del target[name]
-        target.update(before)
+        target.update(saved)
 
 
-def _transformers_names(stand_ins: dict[str, ModuleType]) -> dict[str, Any]:
-    """Return the names to patch in transformers: a removed one, and the loader of flash-attn's functions."""
-    names: dict[str, Any] = {}
+def _transformers_attributes(stand_ins: dict[str, ModuleType]) -> dict[str, Any]:
+    """Return attributes to set in transformers' flash-attention module, by name.
+
+    They are the removed function, if it is missing, and with stand-ins the loader of flash-attn's functions.
+    """
+    attributes: dict[str, Any] = {}
     if not hasattr(transformers_flash, _REMOVED_FROM_TRANSFORMERS):
-        names[_REMOVED_FROM_TRANSFORMERS] = lambda: True
+        attributes[_REMOVED_FROM_TRANSFORMERS] = lambda: True
     if stand_ins:
         functions = stand_ins["flash_attn"]
         loaded = functions.flash_attn_func, functions.flash_attn_varlen_func, None, None, None
-        names["_lazy_imports"] = lambda *_, **__: loaded
-    return names
+        attributes["_lazy_imports"] = lambda *_, **__: loaded
+    return attributes
 
 
 @cache
 def _stand_ins(kernel: Kernel) -> dict[str, ModuleType]:
+    """Return a stand-in for each of flash-attn's two modules, by the module's name."""
     package = ModuleType("flash_attn")
     interface = ModuleType(INTERFACE)
     package.__spec__ = ModuleSpec("flash_attn", loader=None, is_package=True)
@@ -190,10 +194,11 @@ def flash_attn_func_on(kernel: Kernel) -> Callable[..., PublicResult]:
         """Return the output [B, S, N, D], with `return_attn_probs` also the LSE [B, N, S]."""
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         if causal and q.shape[1] < k.shape[1]:
-            rows = [_attend_last_queries(kernel, *qkv, scale) for qkv in zip(q, k, v, strict=True)]
+            sequences = [_attend_last_queries(kernel, *qkv, scale) for qkv in zip(q, k, v, strict=True)]
             # A batch of one is not copied: its output is already saved for backward.
             out_BSND, lse_BNS = (
-                parts[0][None] if len(parts) == 1 else torch.stack(parts) for parts in zip(*rows, strict=True)
+                parts[0][None] if len(parts) == 1 else torch.stack(parts)
+                for parts in zip(*sequences, strict=True)
             )
         else:
             qkv_BNSD = (x.transpose(1, 2) for x in (q, k, v))
@@ -224,13 +229,13 @@ def flash_attn_varlen_func_on(kernel: Kernel) -> Callable[..., PublicResult]:
 def _attend_last_queries(
     kernel: Kernel, q_SND: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the output [S, N, D] and the LSE [N, S] of the last queries of one sequence.
+    """Return causal attention of the last S queries of one sequence: the output [S, N, D] and the LSE [N, S].
 
     Kernels take a causal mask with fewer queries than keys for packed sequences only. A batch is therefore
     computed one sequence at a time.
     """
     queries, keys = len(q_SND), len(k_TKD)
-    # Made on the device, so that the host does not wait for it.
-    begins = torch.arange(2, dtype=torch.int32, device=q_SND.device)
-    packing = Packing(begins * queries, begins * keys, queries, keys, causal=True, scale=scale)
+    # The offsets are created on the device, so that the host does not wait for a copy.
+    zero_and_one = torch.arange(2, dtype=torch.int32, device=q_SND.device)
+    packing = Packing(zero_and_one * queries, zero_and_one * keys, queries, keys, causal=True, scale=scale)
     return attend_end_to_end(q_SND, k_TKD, v_TKD, kernel=kernel, packing=packing)

@@ -10,12 +10,12 @@ from bench.config import Cell
 
 ANY_DTYPE = ("bf16", "fp16", "fp32", "fp64")
 HALF = ("bf16", "fp16")
-"""Dtypes of flash-attn, and of packages that add up its gradients in float32. With float32 inputs these
-packages would be wrong: `.to(torch.float32)` is then no copy, and they would add to a buffer that the next
-block overwrites."""
+"""Dtypes of flash-attn, and of packages that sum its gradients in float32. With float32 inputs the sums of
+these packages would be wrong, because `.to(torch.float32)` does not copy a float32 tensor: they would add to
+a buffer that the next block overwrites."""
 HEAD_DIM_MULTIPLE = 8
 """Number that the head size must be a multiple of, as fused kernels load 16 bytes at a time. torch's
-attention pads other heads, but the operators below it refuse them."""
+`scaled_dot_product_attention` pads other heads, but the operators that our kernels call refuse them."""
 FLASH_ATTN = "flash_attn_2"
 """Name of the kernel of the package flash-attn, for which ring-flash-attn, yunchang and FPDT were written."""
 GENERATIONS: Mapping[int, str] = {9: "Hopper", 10: "Blackwell"}
@@ -29,7 +29,7 @@ class KernelFacts:
     name: str
     """Key in the table of kernels, and the name of the module in `bench/attention/kernels/`."""
     dtypes: Mapping[str, tuple[str, ...]]
-    """Dtypes that the kernel takes on each type of device; it does not run on other types."""
+    """Dtypes that the kernel takes on each device type. On a device type without an entry it does not run."""
     package: str | None = None
     """Distribution that contains the kernel; None for torch."""
     install: str = ""
@@ -45,8 +45,8 @@ class KernelFacts:
     """Number that the head size must be a multiple of on a GPU."""
 
     @property
-    def gpus(self) -> str:
-        """GPUs that the kernel needs, in words: "GPU", "Hopper GPU", "Hopper or Blackwell GPU"."""
+    def required_gpu(self) -> str:
+        """Kind of GPU that the kernel needs, in words: "GPU", "Hopper GPU", "Hopper or Blackwell GPU"."""
         generations = " or ".join(GENERATIONS[major] for major in self.capabilities)
         return f"{generations} GPU".lstrip()
 
@@ -66,7 +66,7 @@ class KernelFacts:
         device = cell.cluster.device
         if device not in self.dtypes:
             way_out = f"choose {_alternative(cell)}, or run with cluster=gpu"
-            return [f"kernel={self.name} needs a {self.gpus}; {way_out}"]
+            return [f"kernel={self.name} needs a {self.required_gpu}; {way_out}"]
         reasons = []
         if cell.dtype not in self.dtypes[device]:
             reasons.append(
@@ -89,7 +89,7 @@ class KernelFacts:
         if self.is_installed or cell.cluster.device not in self.dtypes:
             return []
         way_out = f"install it with: {self.install}; or choose {_alternative(cell)}"
-        return [f"kernel={self.name} needs the package {self.package} and a {self.gpus}; {way_out}"]
+        return [f"kernel={self.name} needs the package {self.package} and a {self.required_gpu}; {way_out}"]
 
 
 KERNEL_FACTS: Mapping[str, KernelFacts] = {

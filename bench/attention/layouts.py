@@ -1,6 +1,6 @@
 """Layouts: the tokens of a sequence that each rank holds, and the causal mask between two ranks' tokens.
 
-Everything is a slice, so that facts of strategies and ranks read the same table without torch.
+Tokens are given as slices, without torch. Ranks and the code that plans cells therefore use the same table.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 ALL = slice(None)
+"""All tokens of a shard, or all sequences of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class Layout:
     slices: Callable[[int, int, int], tuple[slice, ...]]
     """`slices(seq_len, degree, rank)` returns the rank's pieces of a sequence, in local order."""
     causal_tile: Callable[[int, int, int], Tile | None]
-    """`causal_tile(shard_len, rank, source)` returns the tile of the rank's queries on the source's keys, or
-    None if the causal mask leaves nothing."""
+    """`causal_tile(shard_len, rank, source)` returns the tile of the queries of `rank` on the keys of
+    `source`, or None if the causal mask leaves nothing."""
 
     def length_multiple(self, degree: int) -> int:
         """Return the number that `seq_len` must be a multiple of on `degree` ranks."""
@@ -76,7 +77,7 @@ def _zigzag(seq_len: int, degree: int, rank: int) -> tuple[slice, ...]:
 
 
 def _zigzag_tile(shard_len: int, rank: int, source: int) -> Tile | None:
-    """Return half of the queries or keys, so that every rank computes the same amount in every ring step."""
+    """Return a tile of half the queries or half the keys, so that all ranks compute equally much at once."""
     if source == rank:
         return TRIANGLE
     half = shard_len // 2

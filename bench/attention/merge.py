@@ -12,8 +12,8 @@ from torch import Tensor
 class Partial:
     """Attention over some of the keys, into which attention over further keys is merged.
 
-    Both tensors are float64 for float64 inputs and float32 for all others. Merged in bf16, errors would grow
-    with every ring step.
+    Both tensors are float64 for float64 inputs and float32 for all others. In bf16, rounding errors would
+    grow with every merge.
 
     Args:
         out: Output over the keys merged so far, [B, N, S, D].
@@ -31,8 +31,8 @@ class Partial:
             out: Output of the kernel, [B, N, S, D].
             lse: LSE of the kernel, [B, N, S].
         """
-        wide = torch.promote_types(out.dtype, torch.float32)
-        return cls(out.to(wide), lse.to(wide).contiguous())
+        dtype = torch.promote_types(out.dtype, torch.float32)
+        return cls(out.to(dtype), lse.to(dtype).contiguous())
 
     @classmethod
     def empty(cls, q: Tensor) -> Partial:
@@ -41,9 +41,9 @@ class Partial:
         Args:
             q: Queries [B, N, S, D]. The result has their shape and device.
         """
-        wide = torch.promote_types(q.dtype, torch.float32)
-        out = torch.zeros(q.shape, dtype=wide, device=q.device)
-        return cls(out, torch.full(q.shape[:-1], -torch.inf, dtype=wide, device=q.device))
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        out = torch.zeros(q.shape, dtype=dtype, device=q.device)
+        return cls(out, torch.full(q.shape[:-1], -torch.inf, dtype=dtype, device=q.device))
 
     def select_sequences(self, sequences: slice) -> Partial:
         """Return a view of some sequences of the batch. Merging into the view changes this result."""

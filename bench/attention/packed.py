@@ -1,7 +1,8 @@
 """Attention over sequences that are packed end to end, as in flash-attn's varlen functions, on any kernel.
 
-A kernel with functions for packed sequences is called once; others are called for each sequence and block of
-keys. Shapes: T tokens of all sequences, N query heads, K KV heads, D head size.
+A kernel with functions for packed sequences is called once. Any other kernel is called for each sequence and
+block of keys. Shapes: B batch, N query heads, K KV heads, D head size. T is the tokens of all sequences in a
+packed tensor [T, N, D], and those of one sequence in a batch [B, N, T, D].
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from bench.attention.merge import Partial
 def packed_forward(
     kernel: Kernel, q_TND: Tensor, k_TKD: Tensor, v_TKD: Tensor, packing: Packing
 ) -> tuple[Tensor, Tensor]:
-    """Return the output [T, N, D] and the LSE [N, T] in float32, or in float64 for float64 inputs."""
+    """Return attention within each packed sequence, as output and LSE.
+
+    The output [T, N, D] has the dtype of `q_TND`. The LSE [N, T] is float32, or float64 for float64 inputs.
+    """
     functions = _packed_functions(kernel, q_TND)
     if functions is not None:
         return functions.forward(q_TND, k_TKD, v_TKD, packing)
     out_TND = torch.empty_like(q_TND)
-    wide = torch.promote_types(q_TND.dtype, torch.float32)
-    lse_NT = q_TND.new_empty((q_TND.shape[1], q_TND.shape[0]), dtype=wide)
+    lse_dtype = torch.promote_types(q_TND.dtype, torch.float32)
+    lse_NT = q_TND.new_empty((q_TND.shape[1], q_TND.shape[0]), dtype=lse_dtype)
     for queries, keys in packing.sequences():
         partial = None
         for block, causal in packing.blocks(queries, keys):
@@ -75,7 +79,7 @@ def packed_backward(
 
 
 def packing_of(documents: Documents, scale: float, device: torch.device) -> Packing:
-    """Return the packing of the documents of a batch whose sequences are laid end to end."""
+    """Return the packing of the documents of a batch that `flatten_batch` has laid end to end."""
     ends = [
         sequence * documents.tokens + document.stop
         for sequence in range(len(documents.ends))
@@ -83,25 +87,25 @@ def packing_of(documents: Documents, scale: float, device: torch.device) -> Pack
     ]
     offsets = copy_to_device(torch.tensor([0, *ends], dtype=torch.int32), device)
     longest = max(stop - start for start, stop in pairwise([0, *ends]))
-    return Packing(offsets, offsets, longest, longest, causal=True, scale=scale, ends=(0, *ends))
+    return Packing(offsets, offsets, longest, longest, causal=True, scale=scale, host_offsets=(0, *ends))
 
 
-def copy_to_device(rows: Tensor, device: torch.device) -> Tensor:
+def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor from the host to a device.
 
-    A GPU copies from pinned memory, in stream order and without blocking the host. Expanded rows are made
-    contiguous first, as torch cannot pin rows that share memory.
+    A GPU copies from pinned memory, in stream order and without blocking the host. An expanded tensor is made
+    contiguous first, as torch cannot pin a tensor whose rows share memory.
     """
     if device.type == "cpu":
-        return rows
-    return rows.contiguous().pin_memory().to(device, non_blocking=True)
+        return tensor
+    return tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 def positions_in_documents(documents: Documents) -> Tensor:
-    """Return the positions of all tokens in their documents, [B, T], in host memory."""
-    rows = range(len(documents.ends))
+    """Return the position of each token in its document, [B, T], in host memory."""
+    sequences = map(documents.positions_of, range(len(documents.ends)))
     return torch.stack(
-        [torch.cat([torch.arange(len(document)) for document in documents.positions_of(row)]) for row in rows]
+        [torch.cat([torch.arange(len(document)) for document in sequence]) for sequence in sequences]
     )
 
 
@@ -161,6 +165,7 @@ def unflatten_batch(x_TND: Tensor, batch: int) -> Tensor:
 
 
 def _packed_functions(kernel: Kernel, q: Tensor) -> PackedKernel | None:
+    """Return the kernel's functions for packed sequences; None if it has none for this device."""
     return kernel.packed if kernel.packed is not None and q.device.type in kernel.packed.devices else None
 
 

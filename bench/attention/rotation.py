@@ -36,26 +36,26 @@ def start_send_recv(
         sent: Tensors to send; may be empty.
         to: Rank in `group` that receives `sent`.
         like: Tensors with the shapes, dtypes and devices of those to receive; may be empty.
-        source: Rank in `group` that sends them.
+        source: Rank in `group` that sends the tensors to receive.
         group: Process group.
 
     Returns:
         The pending communication. Its `wait` returns the received tensors.
     """
-    leaving = tuple(tensor.contiguous() for tensor in sent)
+    outgoing = tuple(tensor.contiguous() for tensor in sent)
     received = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in like)
     receiver, sender = (dist.get_global_rank(group, rank) for rank in (to, source))
     calls = [
-        *(dist.P2POp(dist.isend, tensor, receiver, group=group) for tensor in leaving),
+        *(dist.P2POp(dist.isend, tensor, receiver, group=group) for tensor in outgoing),
         *(dist.P2POp(dist.irecv, tensor, sender, group=group) for tensor in received),
     ]
-    return PendingSendRecv(leaving, received, tuple(dist.batch_isend_irecv(calls)) if calls else ())
+    return PendingSendRecv(outgoing, received, tuple(dist.batch_isend_irecv(calls)) if calls else ())
 
 
 def rotate(tensor: Tensor, group: dist.ProcessGroup) -> PendingSendRecv:
-    """Start sending `tensor` to the next rank of the ring and receiving that of the previous rank.
+    """Start sending `tensor` to the next rank of the ring and receiving one like it from the previous rank.
 
-    In a ring of one rank, `wait` returns `tensor` itself.
+    In a ring of one rank nothing is sent, and `wait` returns `tensor` itself.
     """
     if group.size() == 1:
         return PendingSendRecv((), (tensor,), ())

@@ -15,19 +15,20 @@ from torch import Tensor
 from bench.attention.documents import Documents
 from bench.common.deferred_errors import DeferredErrors
 
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGER_BY_SIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits_of(tensor: Tensor) -> Tensor:
     """Return a view of the tensor's memory as integers, because numpy has no bf16."""
-    return tensor.view(_INTEGERS[tensor.element_size()])
+    return tensor.view(_INTEGER_BY_SIZE[tensor.element_size()])
 
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """Numbers of a tensor in a numpy array, so that code that counts tensor memory leaves them out."""
+    """Copy of a tensor in a numpy array. Tools that count the memory of tensors do not see the array."""
 
-    numbers: np.ndarray
+    bits: np.ndarray
+    """The tensor's elements as integers, because numpy has no bf16."""
     dtype: torch.dtype
 
     @classmethod
@@ -36,12 +37,15 @@ class HostCopy:
         return cls(np.array(bits.numpy()), tensor.dtype)
 
     def to_tensor(self, device: torch.device) -> Tensor:
-        return torch.from_numpy(self.numbers).view(self.dtype).to(device)
+        return torch.from_numpy(self.bits).view(self.dtype).to(device)
 
 
 @dataclass(slots=True)
 class CapturedCall:
-    """Copy of the next attention call that trains: q, k, v, out and their gradients, [B, heads, S, D]."""
+    """Copy of the first attention call that trains: q, k, v, out and their gradients, [B, heads, S, D].
+
+    It is empty until such a call has run.
+    """
 
     copy_context: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context entered while tensors are copied, so that the copies do not count as a part of the step."""
@@ -87,6 +91,8 @@ class AttentionWatch:
     """(start, end) of each forward and backward of attention on the host, in `time.monotonic_ns`."""
     captured: CapturedCall | None = None
     """Copy to fill with the next call that trains; None for no copy."""
+    errors: DeferredErrors
+    """First error of the watch itself. It is stored, so that attention and the step go on."""
 
     def __init__(self) -> None:
         self.is_inside = False
@@ -108,14 +114,11 @@ class AttentionWatch:
         Identity functions before and after attention report when backward enters and leaves it.
 
         Args:
-            attention: Function of q, k and v.
-            q_BNSD: Queries.
+            attention: Function of q, k and v, whose output is returned.
+            q_BNSD: Queries. B batch, S tokens of a shard, D head size, N query heads; K is the KV heads.
             k_BKSD: Keys.
             v_BKSD: Values.
             documents: Documents that attention stays within; None for whole sequences.
-
-        Returns:
-            The output of `attention`.
         """
         with self.errors:
             self.shapes.add((q_BNSD.shape[2], q_BNSD.shape[1], k_BKSD.shape[1]))
@@ -148,7 +151,7 @@ class AttentionWatch:
         with self.errors:
             outputs: tuple[Tensor, ...] = _Report.apply(callback, *tensors)  # type: ignore[no-untyped-call]
             return outputs
-        return tensors
+        return tensors  # after a stored error
 
     def _enter(self) -> None:
         with self.errors:

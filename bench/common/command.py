@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+"""Folder that contains `bench`."""
 SCRIPT = "run_sweep.py"
 COMMAND = "ulysses-ring-bench"
 """Command of an installed copy."""
 KEEP_ANY = "resume=any"
-"""Word of a command line that keeps records of any code and device."""
+"""Option that keeps the records of earlier sweeps, made with any code and device."""
 TOOLS: Mapping[str, str] = {
     "report": "analysis.report",
     "compare": "analysis.compare",
     "agent": "bench.extras.nodes",
 }
-"""First words of the command other than those of a sweep, and the modules that `python -m` runs for them."""
+"""Subcommands of the installed command, with the module that `python -m` runs for each in a checkout. Without
+a subcommand the command runs a sweep."""
 
 
 def is_sweep(program: str) -> bool:
@@ -34,8 +36,8 @@ def sweep_command(program: str | None = None) -> list[str]:
     """Return the words that start a sweep, before its options.
 
     Args:
-        program: First element of the `argv` of an earlier command, whose form is kept; by default that of
-            this process.
+        program: First element of the `argv` of the sweep to run again, which is kept if it is the script or
+            the command; by default that of this process.
     """
     program = sys.argv[0] if program is None else program
     if Path(program).name == COMMAND:
@@ -63,12 +65,12 @@ def tool_words(module: str) -> str:
 
 
 def resume_command(arguments: Sequence[str], folder: Path, *words: str) -> str:
-    """Return the command line that runs the cells that a sweep's folder still lacks.
+    """Return the command line that resumes a sweep: it runs the cells without a final record in the folder.
 
     Args:
         arguments: `sys.argv` of the sweep.
         folder: Folder of the sweep.
-        *words: Options that replace the sweep's values or are added.
+        *words: Options to add, which replace the sweep's options of the same name.
     """
     program, *typed = arguments
     options = [word.removeprefix("++") for word in typed]

@@ -1,8 +1,8 @@
 """Dtype in which CPU ranks compute products of 16-bit numbers.
 
-Without 16-bit instructions torch multiplies number by number. On a CPU with AVX2 a matrix product in bf16
-then takes ten times as long as in float32. CPU ranks therefore compute in float32, in which tensor cores
-accumulate as well, and round the results once.
+On a CPU without 16-bit instructions, torch multiplies 16-bit numbers one by one. With AVX2 a matrix product
+takes ten times as long in bf16 as in float32. CPU ranks therefore compute in float32, in which a GPU's tensor
+cores accumulate as well, and round the results once.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def cpu_arithmetic(dtype: torch.dtype) -> torch.dtype:
 
 @cache
 def _without_instructions() -> frozenset[torch.dtype]:
+    """Return the 16-bit dtypes for which this CPU has no instructions."""
     import torch
 
     is_avx512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")

@@ -50,7 +50,7 @@ INHERITED = (
     "TORCH_BLAS", "TORCH_CUDNN", "TORCH_NCCL_",
 )  # fmt: skip
 """Prefixes of environment variables that change what a cell does and that the user's shell may have set."""
-OWN_VARIABLES = frozenset({"DS_ACCELERATOR", "DS_LOG_LEVEL", "PYTORCH_NVML_BASED_CUDA_CHECK"})
+FORK_SERVER_VARIABLES = frozenset({"DS_ACCELERATOR", "DS_LOG_LEVEL", "PYTORCH_NVML_BASED_CUDA_CHECK"})
 """Variables with a prefix of `INHERITED` that the fork server sets (bench/run/node/server.py)."""
 
 
@@ -69,7 +69,7 @@ class Machine:
     gpu_capabilities: tuple[str, ...] = ()
     """Compute capability of each GPU, for example `9.0`."""
     gpu_error: str | None = None
-    """Reason why a GPU of this machine cannot be used, with a way out; None if there is no such GPU."""
+    """Reason why this machine's GPUs cannot be used, with a way out; None if they can, or if it has none."""
 
     @property
     def device_name(self) -> str:
@@ -97,7 +97,8 @@ def this_machine() -> Machine:
 def _unusable_by_torch(visible: VisibleGpus) -> str | None:
     """Return why torch cannot use the visible GPUs, with a way out; None if it probably can.
 
-    A driver runs programs for its CUDA's major version and older ones (NVIDIA's "CUDA Compatibility").
+    A driver runs programs that are built for the major version of its CUDA or an older one (NVIDIA's "CUDA
+    Compatibility").
     """
     built_for, newest = torch_cuda(), visible.driver_cuda
     if built_for and (newest is None or newest[0] >= int(built_for.partition(".")[0])):
@@ -224,7 +225,7 @@ def inherited_env(variables: Mapping[str, str]) -> dict[str, str]:
     Other variables may contain secrets and are left out.
     """
     names = (name for name in sorted(variables) if name.startswith(INHERITED))
-    return {name: variables[name] for name in names if name not in OWN_VARIABLES}
+    return {name: variables[name] for name in names if name not in FORK_SERVER_VARIABLES}
 
 
 def _cpu_name() -> str:
@@ -250,33 +251,38 @@ def git_output(folder: Path, *arguments: str) -> str | None:
     return process.stdout.strip()
 
 
-def environment_changes(then: Environment, here: Environment, packages: Collection[str] | None) -> list[str]:
+def environment_changes(
+    recorded: Environment, current: Environment, packages: Collection[str] | None
+) -> list[str]:
     """Return the differences between two environments in code, device, torch and some other packages.
 
-    A difference reads `other code (1a2b3c4-0f1e2d, here 5d6e7f8-9a8b7c)`. Unknown code and an unknown device
-    count as different, a package that neither environment has as equal.
+    A difference reads `other code (1a2b3c4-0f1e2d, here 5d6e7f8-9a8b7c)`. Code and a device that the record
+    does not state count as different. A package that both environments lack counts as equal.
 
     Args:
-        then: Environment of a record.
-        here: Environment of this process.
+        recorded: Environment of a record.
+        current: Environment of this process.
         packages: Distributions to compare; None for a prediction, which depends on code alone.
     """
-    pairs = [("code", code_label(then), code_label(here))]
+    pairs = [("code", code_label(recorded), code_label(current))]
     if packages is not None:
-        pairs.append(("device", then.device_name, here.device_name))
+        pairs.append(("device", recorded.device_name, current.device_name))
     differences = [
-        (subject, before or "unknown", now or "unknown")
-        for subject, before, now in pairs
-        if before is None or before != now
+        (subject, old or "unknown", new or "unknown")
+        for subject, old, new in pairs
+        if old is None or old != new
     ]
     names = [] if packages is None else ["torch", *sorted({*packages} - {"torch"})]
-    pairs = [(name, then.packages.get(name), here.packages.get(name)) for name in names]
-    differences += [(name, before or "none", now or "none") for name, before, now in pairs if before != now]
-    return [f"other {subject} ({before}, here {now})" for subject, before, now in differences]
+    pairs = [(name, recorded.packages.get(name), current.packages.get(name)) for name in names]
+    differences += [(name, old or "none", new or "none") for name, old, new in pairs if old != new]
+    return [f"other {subject} ({old}, here {new})" for subject, old, new in differences]
 
 
 def code_label(environment: Environment) -> str | None:
-    """Return the known ones of commit and digest of the sources, for example `1a2b3c4-0f1e2d`."""
+    """Return the start of the commit and of the sources' digest, for example `1a2b3c4-0f1e2d`.
+
+    An unknown part is left out. The result is None if both are unknown.
+    """
     commit, sources = environment.git_commit, environment.sources
     parts = [str(commit)[:7]] if commit else []
     return "-".join([*parts, *([str(sources)[:6]] if sources else [])]) or None
@@ -286,8 +292,8 @@ def code_label(environment: Environment) -> str | None:
 def sources_digest() -> str:
     """Return the digest of this project's source and hardware files.
 
-    Cells contain all other settings of conf/, and `Environment.packages` has the versions of strategy
-    packages. The digest is computed once, because processes of a running sweep do not import later edits.
+    Other files of conf/ are left out, because a cell contains their settings. The digest is computed once,
+    because the processes of a running sweep do not import later edits.
     """
     return tree_digest(REPOSITORY)
 

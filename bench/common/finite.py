@@ -24,7 +24,7 @@ def find_not_finite(value: object, place: str) -> Iterator[str]:
 
 
 def replace_not_finite(value: Any) -> Any:
-    """Return JSON values with None in place of each number that is not finite."""
+    """Return a copy of JSON values with None in place of each number that is not finite."""
     if isinstance(value, Mapping):
         return {name: replace_not_finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

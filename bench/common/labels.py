@@ -9,6 +9,7 @@ LENGTH_UNITS: Mapping[str, int] = {"": 1, "k": 1024, "m": 1024 * 1024}
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 SIZES: Mapping[str, int] = {"GiB": GIB, "MiB": MIB, "KiB": KIB}
 MAX_SHOWN = 80
+"""Largest length of a value in a message; longer values are cut."""
 
 
 def length_label(tokens: int) -> str:
@@ -27,15 +28,18 @@ def size_label(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
-def rate_range_label(least: float | None, most: float) -> str:
-    """Return a range of tokens/s in a replay, for example `12,900 to 13,400`.
+def rate_range_label(low: float | None, high: float) -> str:
+    """Return the tokens/s of a replay, in which communication takes no time, as a range.
+
+    An example is `12,900 to 13,400`, or `13,400` if both ends round to the same number.
 
     Args:
-        least: Lower end; None if the time on the link is unknown. The text is then `at most 13,400`.
-        most: Upper end.
+        low: Tokens/s with the time of communication added; None if it is unknown. The text is then
+            `at most 13,400`.
+        high: Tokens/s as replayed.
     """
-    ends = [f"{rate:,.0f}" for rate in (least, most) if rate is not None]
-    return f"at most {ends[0]}" if least is None else " to ".join(dict.fromkeys(ends))
+    ends = [f"{rate:,.0f}" for rate in (low, high) if rate is not None]
+    return f"at most {ends[0]}" if low is None else " to ".join(dict.fromkeys(ends))
 
 
 def value_label(value: Any) -> str:

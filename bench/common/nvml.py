@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 DEVICE_NODES = (Path("/dev/nvidiactl"), Path("/dev/nvidia0"))
-"""Device nodes that exist if the kernel has a driver for a GPU."""
+"""Files that exist if the operating system has loaded a driver for a GPU."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Environment variable that says which GPUs a process sees."""
 ALL_HIDDEN = frozenset({"", "-1", "none", "nodevfiles"})
@@ -52,8 +52,8 @@ class VisibleGpus:
     capabilities: tuple[str, ...] = ()
     """Compute capability of each GPU, for example `9.0`."""
     error: str | None = None
-    """Reason why a GPU that this machine seems to have is not visible, with a way out; None if there is no
-    sign of one."""
+    """Reason why a GPU that this machine seems to have cannot be used, with a way out; None if there is no
+    such GPU."""
     driver_cuda: tuple[int, int] | None = None
     """Newest CUDA version that the driver supports; None if the driver does not report it."""
 
@@ -61,7 +61,8 @@ class VisibleGpus:
 def visible_gpus() -> VisibleGpus:
     """Return the GPUs that CUDA_VISIBLE_DEVICES selects.
 
-    There are none if NVML reports none or a GPU cannot be used; `error` then says why, if there is a reason.
+    The result has no GPUs if NVML reports none, or if one of them cannot be used; `error` then says why.
+    `error` stays None on a machine without GPUs, and if the user has hidden all GPUs.
     """
     import pynvml
 
@@ -145,7 +146,7 @@ def gpu_facts() -> dict[str, Any]:
 
 
 def idle_gpus() -> set[int]:
-    """Return the indices of the visible GPUs whose utilization is 0 %, if the driver reports it."""
+    """Return the indices of the visible GPUs whose utilization is 0 %; none if it cannot be read."""
 
     def idle(nvml: Any, gpus: Handles) -> set[int]:
         busy = [nvml.nvmlDeviceGetUtilizationRates(gpu).gpu for gpu in gpus]
@@ -157,7 +158,7 @@ def idle_gpus() -> set[int]:
 def visible_devices(variable: str | None, uuids: Sequence[str]) -> list[int]:
     """Return the indices of the devices that a value of CUDA_VISIBLE_DEVICES selects, by CUDA's rules.
 
-    The first entry that names no device ends the list. A repeated device empties it.
+    An entry that names no device hides itself and all entries after it. A repeated device hides all devices.
 
     Args:
         variable: Value of the variable; None if it is not set.
@@ -179,7 +180,7 @@ def visible_devices(variable: str | None, uuids: Sequence[str]) -> list[int]:
 def _device_index(entry: str, uuids: Sequence[str]) -> int | None:
     """Return the index of the device that an entry names by its number or a unique prefix of its UUID.
 
-    Other entries, such as that of a MIG slice, name no device.
+    The result is None for any other entry, such as the name of a MIG slice.
     """
     if entry.isascii() and entry.isdigit():
         return int(entry) if int(entry) < len(uuids) else None
@@ -194,7 +195,10 @@ def _visible_handles(nvml: Any) -> list[Any]:
 
 
 def _unreadable(nvml: Any, error: Any) -> str | None:
-    """Return an error if a device node exists for a GPU that NVML cannot read."""
+    """Return an error if a file of DEVICE_NODES shows a GPU that NVML cannot read.
+
+    The result is None if there is no such file, or if the user has hidden all GPUs.
+    """
     absent = (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_GPU_NOT_FOUND)
     hidden = os.environ.get(VISIBLE, "all").strip().lower() in ALL_HIDDEN
     node = next((node for node in DEVICE_NODES if node.exists()), None)

@@ -1,4 +1,7 @@
-"""Medians, ratios and their 95 % intervals, without assumptions about the distribution of samples."""
+"""Medians, ratios and their 95 % intervals, without assumptions about the distribution of samples.
+
+A comparison has two sides, for example two strategies. Each side has one sample for each process that ran it.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ MIN_PROCESSES = 6
 """Minimum number of processes on each side of a comparison. Fewer samples have no 95 % interval of the
 median."""
 MAX_PROCESSES = 20
-"""Maximum number of processes on each side if `measure.repeats=auto` chooses it, however far they spread."""
+"""Maximum number of processes on each side that `measure.repeats=auto` chooses, for any spread of samples."""
 TIME_MARGIN = 1.1
-"""Factor on the estimated seconds of further processes, as they may take longer than the earlier ones."""
+"""Factor on the estimated seconds of further repeats, which may take longer than the earlier ones."""
 DETECTABLE_RATIO = 1.10
 """Speed ratio that the planned number of processes must be able to detect."""
 POWER = 0.8
-"""Probability with which they must detect it."""
+"""Probability with which that number of processes must detect DETECTABLE_RATIO."""
 SIGNIFICANCE_LEVEL = 1 - 0.95
 """Probability that an interval does not contain the true value."""
 
@@ -49,10 +52,10 @@ def slowest_median(by_rank: Sequence[Sequence[float]]) -> float:
 
 @cache
 def interval_rank(n: int) -> int:
-    """Return the largest k for which the k-th smallest and k-th largest of n samples bound a 95 % interval.
+    """Return the largest k for which [k-th smallest, k-th largest] of n samples is a 95 % interval.
 
-    It is an interval of the median. k is 0 if n is too small: [min, max] contains the median with probability
-    1 - 2 (1/2)^n, which is 93.75 % for 5 samples and 96.9 % for 6.
+    The interval is that of the median. k is 0 if n is too small: [min, max] contains the median with
+    probability 1 - 2 (1/2)^n, which is 93.75 % for 5 samples and 96.9 % for 6.
     """
     tail, k = 0.0, 0
     while k < n:
@@ -76,18 +79,18 @@ def median_interval(samples: Sequence[float]) -> Interval | None:
 def pair_rank(n: int, m: int) -> int:
     """Return the largest k for which [k-th smallest, k-th largest] of n * m pair ratios is a 95 % interval.
 
-    It is an interval of the ratio of two sides of n and m samples. k is 0 if n and m are too small, and 6 for
-    two sides of six samples, which gives 95.9 %. If the sides differ by a factor only, the number of pairs in
-    which the first side is larger is distributed as Mann and Whitney's U (1947), whatever the distribution of
-    the samples.
+    The interval is that of the ratio of two sides with n and m samples. k is 0 if n and m are too small, and
+    6 for two sides of six samples, which gives 95.9 %. If the sides differ by a factor only, the number of
+    pairs in which the first side is larger is distributed as Mann and Whitney's U (1947), whatever the
+    distribution of the samples.
     """
     from scipy.stats import mannwhitneyu  # takes a second
 
     u = np.arange(n * m // 2 + 1)[:, None]
-    # Samples that are larger than those of range(m) in u pairs.
-    ones = np.clip(u - m * np.arange(n), 0, m) - 0.5
-    chances = mannwhitneyu(ones, np.arange(m)[None, :], method="exact", axis=1).pvalue
-    return int((chances <= SIGNIFICANCE_LEVEL).sum())
+    # For each u, a first side that is larger than the second side, range(m), in u pairs.
+    first_side = np.clip(u - m * np.arange(n), 0, m) - 0.5
+    p_values = mannwhitneyu(first_side, np.arange(m)[None, :], method="exact", axis=1).pvalue
+    return int((p_values <= SIGNIFICANCE_LEVEL).sum())
 
 
 def ratio_interval(
@@ -95,10 +98,10 @@ def ratio_interval(
 ) -> tuple[float, Interval | None]:
     """Return the ratio of two sides of positive samples, and its 95 % interval.
 
-    The ratio is the median over all pairs of a sample of each side (J. L. Hodges and E. L. Lehmann, Estimates
-    of location based on rank tests, 1963, on logarithms). The interval inverts the exact test of Mann and
-    Whitney: it excludes 1 exactly if that test rejects equal sides at 5 %. It is None for fewer than four
-    samples on each side, or three and five.
+    The ratio is the median over all pairs with one sample of each side (J. L. Hodges and E. L. Lehmann,
+    Estimates of location based on rank tests, 1963, on logarithms). The interval inverts the exact test of
+    Mann and Whitney: it excludes 1 exactly if that test rejects equal sides at 5 %. It is None for fewer than
+    four samples on each side, or three and five.
     """
     ratios = sorted(math.log(above / below) for above in numerators for below in denominators)
     k = pair_rank(len(numerators), len(denominators))

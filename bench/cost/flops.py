@@ -16,17 +16,17 @@ from bench.strategies import STRATEGIES
 from bench.training.parameters import head_parameters, layer_parameters, matrix_parameters, mlp_parameters
 
 FORWARD_AND_BACKWARD = 3
-"""FLOPs of forward and backward over those of forward."""
+"""Ratio of the FLOPs of forward and backward to the FLOPs of forward."""
 FLASH_BACKWARD_FACTOR = 2.5
-"""FLOPs of a flash backward over those of the forward. It recomputes the scores, so that it has five matrix
-products and the forward two (arXiv:2307.08691)."""
+"""Ratio of the FLOPs of a flash backward to those of its forward. Backward recomputes the scores, so that it
+has five matrix products, and forward has two (arXiv:2307.08691)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CausalPairs:
     """Numbers of (query, key) pairs that the causal mask leaves to all sequences of one step."""
 
-    own: int
+    unpadded: int
     """Pairs without padding."""
     computed: int
     """Pairs including padding."""
@@ -34,8 +34,8 @@ class CausalPairs:
     @classmethod
     def for_single_documents(cls, cell: Cell) -> CausalPairs:
         """Return the pairs if every sequence is a single document."""
-        own, padded = (length * (length + 1) // 2 for length in (cell.seq_len, cell.padded_len))
-        return cls(own * cell.sequences_per_step, padded * cell.sequences_per_step)
+        unpadded, padded = (length * (length + 1) // 2 for length in (cell.seq_len, cell.padded_len))
+        return cls(unpadded * cell.sequences_per_step, padded * cell.sequences_per_step)
 
 
 def attention_forward_flops(cell: Cell, *, causal: bool, pairs: CausalPairs | None = None) -> int:
@@ -46,14 +46,14 @@ def attention_forward_flops(cell: Cell, *, causal: bool, pairs: CausalPairs | No
         causal: Whether to count only the scores that the mask leaves.
         pairs: Pairs of packed documents; None if every sequence is a single document.
     """
-    own = (pairs or CausalPairs.for_single_documents(cell)).own
-    return _attention_flops(cell, own, cell.seq_len, causal=causal)
+    unpadded = (pairs or CausalPairs.for_single_documents(cell)).unpadded
+    return _attention_flops(cell, unpadded, cell.seq_len, causal=causal)
 
 
 def _attention_flops(cell: Cell, pairs: int, seq_len: int, *, causal: bool) -> int:
-    # A document of n tokens has n (n + 1) / 2 pairs with the mask and n^2 without it.
-    entries = pairs if causal else 2 * pairs - seq_len * cell.sequences_per_step
-    return 4 * entries * cell.model.num_layers * cell.model.num_heads * cell.model.head_dim
+    # A document of n tokens has n (n + 1) / 2 pairs with the mask and n^2 = 2 n (n + 1) / 2 - n without it.
+    scores = pairs if causal else 2 * pairs - seq_len * cell.sequences_per_step
+    return 4 * scores * cell.model.num_layers * cell.model.num_heads * cell.model.head_dim
 
 
 def attention_backward_flops(cell: Cell, *, causal: bool) -> int:
@@ -64,10 +64,7 @@ def attention_backward_flops(cell: Cell, *, causal: bool) -> int:
 def model_flops(cell: Cell, *, causal: bool, pairs: CausalPairs | None = None) -> int:
     """Return the FLOPs of forward and backward of one step without any recomputation: the numerator of MFU.
 
-    Args:
-        cell: Cell that runs.
-        causal: Whether to count only the scores that the mask leaves.
-        pairs: Pairs of packed documents; None if every sequence is a single document.
+    `causal` and `pairs` are those of `attention_forward_flops`.
     """
     dense = 2 * matrix_parameters(cell.model) * cell.tokens_per_step
     return FORWARD_AND_BACKWARD * (dense + attention_forward_flops(cell, causal=causal, pairs=pairs))
@@ -77,12 +74,8 @@ def hardware_flops(cell: Cell, *, causal: bool, pairs: CausalPairs | None = None
     """Return the FLOPs that all ranks execute in one step: the numerator of HFU.
 
     They include padding and all recomputation: flash backward recomputes scores, checkpointing the layers, a
-    tiled MLP the MLPs, and a chunked loss the output head.
-
-    Args:
-        cell: Cell that runs.
-        causal: Whether to count only the scores that the mask leaves.
-        pairs: Pairs of packed documents; None if every sequence is a single document.
+    tiled MLP the MLPs, and a chunked loss the output head. `causal` and `pairs` are those of
+    `attention_forward_flops`.
     """
     computed = (pairs or CausalPairs.for_single_documents(cell)).computed
     attention = _attention_flops(cell, computed, cell.padded_len, causal=causal)
@@ -120,4 +113,5 @@ def packed_area(cell: Cell, documents: Documents, group_rank: int) -> int:
 
 
 def _queries(cell: Cell, group_rank: int) -> tuple[slice, ...]:
+    """Return the pieces of a sequence that hold the queries with which a rank computes."""
     return LAYOUTS[cell.layout].slices(cell.padded_len, cell.ring_degree, cell.ring_rank(group_rank))

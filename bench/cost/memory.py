@@ -66,12 +66,13 @@ class MemoryNeed:
     attention: int
     """Tensors in the backward of a layer's attention, which follows that of its MLP."""
     communication: int
-    """Tensors in addition to `attention`: buffers of attention communication, and wide partial gradients."""
+    """Tensors in addition to `attention`: buffers of attention communication, and float32 partial
+    gradients."""
     update: int
     """Gradients at the end of a step, as the engine reduces them and as the optimizer takes them."""
     loading: int
-    """Tensors while the model is built, in place of all other terms: the shard, and one whole part in
-    float32."""
+    """Tensors while the model is built, before any tensor of the other terms exists: the shard, and one whole
+    part in float32."""
     context: int
     """Memory of the process that is not in tensors."""
 
@@ -104,15 +105,15 @@ def memory_need(cell: Cell) -> MemoryNeed | None:
     checkpointed_layer = rows * stream_bytes(cell) * cell.model.hidden_size + checkpointed_attention
     saved_per_layer = checkpointed_layer if cell.checkpointing else saved
     last_norm = rows * _last_norm_bytes_per_token(cell)
-    # Offloading leaves the input of one layer on a GPU. A CPU rank has only one memory.
+    # Offloading leaves the input of one layer on a GPU. A CPU rank has only host memory, so it frees nothing.
     is_offloaded = cell.offload.activations and cell.cluster.device == "cuda"
     activations = saved_per_layer if is_offloaded else layers * saved_per_layer
     # The gradient that arrives at a norm, and three tensors in float32.
     norm_backward = rows * (DTYPE_BYTES[cell.dtype] + 3 * FLOAT32_BYTES) * cell.model.hidden_size
     recomputed = saved - checkpointed_attention if cell.checkpointing else 0
-    # Gradients that have arrived by the last layer's backward, when only that layer's input is left.
+    # At the last layer's backward the gradients of all other layers exist, and their activations are freed.
     arrived = max(0, saved_per_layer + engine.arriving - activations)
-    # Negative if more has been freed by then than is allocated, which leaves room for communication.
+    # Negative if attention's backward frees more than it allocates. Buffers of communication use that room.
     attention = arrived + recomputed + _attention_backward_bytes(cell, rows) + engine.kept_head_gradient
     attention += wide_copies_bytes(cell)
     return MemoryNeed(
@@ -135,7 +136,8 @@ def memory_need(cell: Cell) -> MemoryNeed | None:
 def allocated_band(cell: Cell, need: MemoryNeed) -> Band:
     """Return the peak bytes of tensors, with bounds.
 
-    The bounds assume that all unknowns are favourable, or unfavourable, at once.
+    The lower bound assumes that all unknowns are favourable at once, the upper bound that all are
+    unfavourable.
     """
     expected = need.allocated_bytes
     engine = ENGINE_FACTS[cell.engine.name].memory(cell)
@@ -148,18 +150,19 @@ def needed_band(cell: Cell, need: MemoryNeed) -> Band:
     allocated = allocated_band(cell, need)
     if cell.cluster.device != "cuda":
         return allocated
-    least, most = (round(gib * GIB) for gib in CONTEXT_GIB)
-    high = round(allocated.high * (1 + FRAGMENTATION_SHARE)) + most
-    return Band(allocated.low + least, need.total_bytes, high)
+    context_low, context_high = (round(gib * GIB) for gib in CONTEXT_GIB)
+    high = round(allocated.high * (1 + FRAGMENTATION_SHARE)) + context_high
+    return Band(allocated.low + context_low, need.total_bytes, high)
 
 
 def layer_bytes_per_token(cell: Cell) -> int:
     """Return the bytes that one layer saves for backward, per token of a rank.
 
-    A test compares the result with torch's saved-tensor hooks on a CPU: it is exact. The terms are (4 + e)h +
-    4 for a norm of the layer and correspondingly for the norms of heads; 2eh for the inputs of the
-    projections; 2e(q + k) for Q, K, V and the output, with the LSE and further tensors of the strategy; 4ef
-    for an MLP that is not tiled. Under autocast a norm saves 8h, and every projection casts its input again.
+    The result is exact: a test compares it with torch's saved-tensor hooks on a CPU. The terms are (4 + e)h +
+    4 for a norm of the layer, and the same with the head size in place of h for the norm of a head; 2eh for
+    the inputs of the projections; 2e(q + k) for Q, K, V and the output, with the LSE and further tensors of
+    the strategy; 4ef for an MLP that is not tiled. Under autocast a norm saves 8h, and every projection casts
+    its input again.
     """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     q, kv = q_size(model), kv_size(model)
@@ -196,26 +199,28 @@ def _shared_bytes_per_token(cell: Cell) -> int:
 def _loss_bytes(cell: Cell, rows: int) -> int:
     """Return the peak bytes of logits and loss, for one chunk or for all rows.
 
-    There are two moments. First there are three wide tensors [rows, V]: log-softmax, its gradient and the
-    gradient of the logits. Then there are the wide gradient of the logits, its copy in the cell's dtype, and
-    the gradient of the output head. With several chunks, the head's gradient of earlier chunks is there at
-    both moments. A training stack also keeps the logits of sharded sequences, because it computes the loss
-    outside the model.
+    There are two moments. First there are three float32 tensors [rows, V]: log-softmax, its gradient and the
+    gradient of the logits. Then there are the float32 gradient of the logits, its copy in the cell's dtype,
+    and the gradient of the output head. With several chunks, the head's gradient of earlier chunks exists at
+    both moments. A trainer other than native also keeps the logits of sharded sequences, because it computes
+    the loss outside the model.
     """
-    e, wide = DTYPE_BYTES[cell.dtype], max(FLOAT32_BYTES, DTYPE_BYTES[cell.dtype])
+    e, loss_dtype_bytes = DTYPE_BYTES[cell.dtype], max(FLOAT32_BYTES, DTYPE_BYTES[cell.dtype])
     chunk_rows = min(rows, CHUNK_ROWS) if cell.loss == "chunked" else rows
     head_gradient, logits = e * head_parameters(cell.model), cell.model.vocab_size * chunk_rows
     always = head_gradient if chunk_rows < rows else 0
     if cell.trainer != NATIVE and cell.sp_degree > 1:
         always += e * logits
-    return always + max(3 * wide * logits, (wide + e) * logits + head_gradient)
+    first_moment = 3 * loss_dtype_bytes * logits
+    second_moment = (loss_dtype_bytes + e) * logits + head_gradient
+    return always + max(first_moment, second_moment)
 
 
 def _layer_backward_bytes(cell: Cell, rows: int, engine: EngineMemory) -> int:
     """Return the bytes that a layer's backward adds to the tensors that the layer saved.
 
-    The peak is at the backward of the MLP, 2ef + eh per row, or if the MLP is tiled at that of a tile or of
-    the norm before it. A strategy that has all scores in memory may have its peak there.
+    The peak is at the backward of the MLP, 2ef + eh per row. If the MLP is tiled, it is at the backward of a
+    tile, or of the norm before the MLP. A strategy that has all scores in memory may have its peak there.
     """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     moments = [rows * e * (2 * model.intermediate_size + model.hidden_size) + engine.layer_gradients]
@@ -247,13 +252,13 @@ def _attention_backward_bytes(cell: Cell, rows: int) -> int:
 
     It adds e(h + 2q + 2k) per row: gradients of the layer's output, of Q, K, V and of attention's output. The
     flash kernel of a CPU repeats grouped K and V and their gradients, which adds 4eq. The saved tensors of
-    the MLP, its norm and its input have been freed by then and are subtracted.
+    the MLP, its norm and its input have been freed before, and are subtracted.
     """
     model, e = cell.model, DTYPE_BYTES[cell.dtype]
     q, kv = q_size(model), kv_size(model)
     gradients = e * (model.hidden_size + 2 * q + 2 * kv)
-    is_known = STRATEGIES[cell.strategy].call_memory(cell) is not None
-    repeated = 4 * e * q if kernel_repeats_kv(cell) and not is_known else 0
+    states_memory = STRATEGIES[cell.strategy].call_memory(cell) is not None
+    repeated = 4 * e * q if kernel_repeats_kv(cell) and not states_memory else 0
     freed = _norm_bytes(cell, model.hidden_size) + FLOAT32_BYTES + e * model.hidden_size
     freed += 0 if cell.tiled_mlp else _mlp_bytes_per_token(cell)
     return rows * (gradients + repeated - freed + _shared_bytes_per_token(cell))
@@ -276,13 +281,16 @@ def wide_copies_bytes(cell: Cell) -> int:
 def communication_bytes(cell: Cell) -> int:
     """Return the peak bytes of the buffers of attention communication in one backward, on the rank with most.
 
-    Gathered tensors stay until the end of the call; of several gathered parts two exist at a time. For a
-    strategy that states the memory of a call, the result is that memory without the gradients of Q, K and V.
+    Gathered tensors stay until the end of the call. If a call gathers several parts, two exist at a time. A
+    strategy may state the memory of a call itself. The result is then that memory without the gradients of
+    Q, K and V.
     """
     facts = STRATEGIES[cell.strategy]
-    known = facts.call_memory(cell)
-    if known is not None:
-        return known.backward - activation_bytes(cell, cell.model.num_heads + 2 * kv_heads_with_repeats(cell))
+    call_memory = facts.call_memory(cell)
+    if call_memory is not None:
+        return call_memory.backward - activation_bytes(
+            cell, cell.model.num_heads + 2 * kv_heads_with_repeats(cell)
+        )
     schedules = [facts.rank_schedule(cell, rank) for rank in facts.extreme_ranks(cell)]
     return max(0 if schedule is None else _buffer_bytes(schedule.backward) for schedule in schedules)
 
@@ -298,7 +306,7 @@ def _buffer_bytes(stages: Stages) -> int:
 
 
 def _stage_bytes(stage: Stage) -> int:
-    """Return the bytes of a stage: wide gradients, packed copies, receive buffers and send buffers.
+    """Return the bytes of a stage: merged gradients, packed copies, receive buffers and send buffers.
 
     A message that is a packed copy needs no further send buffer.
     """

@@ -1,9 +1,9 @@
 """Payload bytes and messages of one rank in one step.
 
-The formulas are for the native trainer; training stacks count losses and tokens in other ways. They do not
-hold for the first steps: DDP sets up its buckets in the first two steps, and ZeRO-3 gathers more in the first
-two micro-steps, in which it records the order of modules. Bytes of attention are exact. Bytes of parameters
-and gradients are estimates, as engines may cache and bundle.
+The formulas are for the native trainer, because other trainers communicate losses and numbers of tokens in
+other ways. The formulas do not hold for the first steps: DDP sets up its buckets in the first two steps, and
+ZeRO-3 gathers more in the first two micro-steps, in which it records the order of modules. Bytes of attention
+are exact. Bytes of parameters and gradients are estimates, as engines may cache and bundle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ COUNT_BYTES = 8
 
 
 def payload(cell: Cell) -> dict[str, int] | None:
-    """Return the bytes that one rank sends in one step, by purpose; None for a cell without a formula."""
+    """Return the bytes that one rank sends in one step, by purpose.
+
+    The result is None without a formula: for an unknown strategy, and for training with an unknown engine or
+    with another trainer than native.
+    """
     facts, engine = STRATEGIES.get(cell.strategy), cell.engine.name
     has_formula = engine == NOT_USED or (engine in ENGINE_FACTS and cell.trainer == NATIVE)
     if facts is None or not has_formula:

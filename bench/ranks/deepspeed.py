@@ -28,10 +28,10 @@ def join_deepspeed(cell: Cell) -> None:
         # Without LOCAL_SIZE, DeepSpeed starts a `numactl` process for each bucket of gradients.
         os.environ.setdefault("LOCAL_SIZE", str(cell.cluster.ranks_per_node))
     if not deepspeed.comm.is_initialized():
-        # Otherwise DeepSpeed compiles for half a minute an operator that only `inference_all_reduce` uses.
+        # Otherwise DeepSpeed spends half a minute compiling an operator for `inference_all_reduce` only.
         deepspeed.ops.__compatible_ops__ = {}
         deepspeed.init_distributed(dist_backend=cell.cluster.backend, auto_mpi_discovery=False, verbose=False)
     if cell.replay.rank not in (None, 0):
-        # ZeRO-3 compares its order of parameters with that of rank 0, which does not run in this replay.
+        # ZeRO-3 compares its order of parameters with that of rank 0. In this replay rank 0 does not run.
         utils.get_lst_from_rank0 = lambda own: own
         utils.assert_lst_len_same_as_other_ranks = lambda _: None

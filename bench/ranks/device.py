@@ -23,8 +23,8 @@ SHARED_GPU_NCCL: Mapping[str, str] = {
     "NCCL_SHM_DISABLE": "1",
     "NCCL_MNNVL_ENABLE": "0",
 }
-"""NCCL settings for ranks that share a GPU: only sockets on the loopback interface, as NCCL sees every rank
-as a host."""
+"""NCCL settings for ranks that share a GPU. They leave only sockets on the loopback interface, because NCCL
+takes every such rank for a host (see `prepare_shared_gpu`)."""
 
 
 def prepare_shared_gpu(cluster: ClusterConfig) -> None:
@@ -104,9 +104,9 @@ def release_unused(device: torch.device) -> None:
 def finish_together(device: torch.device, ranks: Iterable[int] | None = None) -> None:
     """Wait until the GPUs of several ranks are idle; every one of these ranks must call this.
 
-    A rank that exits earlier drops queued kernels, among them some that its peers wait for. A collective
-    cannot wait for this, because its last kernel would itself be in the queue. CPU ranks return at once, as a
-    call of gloo has ended when it returns. An error of an earlier kernel is raised here.
+    A rank that exits while kernels are queued on its GPU drops them, and other ranks may wait for one of
+    them. A collective cannot wait for the end of the queue, because its own last kernel is in the queue. CPU
+    ranks return at once, because gloo queues nothing. An error of an earlier kernel is raised here.
 
     Args:
         device: Device of this rank.
@@ -123,8 +123,8 @@ def finish_together(device: torch.device, ranks: Iterable[int] | None = None) ->
 class NvtxRanges:
     """NVTX ranges that name a rank's phase and the phase of its step in Nsight Systems.
 
-    One range follows another. They are ended by number and not nested, because a thread of autograd may begin
-    a phase.
+    A range ends where the next begins. Ranges are ended by number and are not nested on a thread's stack,
+    because a thread of autograd may begin a phase that another thread ends.
     """
 
     def __init__(self) -> None:

@@ -62,7 +62,8 @@ class RankGroups:
 def make_groups(cell: Cell) -> RankGroups:
     """Create the process groups of this rank; the default process group must exist."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    ranks_DP = torch.arange(world_size).view(cell.dp_degree, cell.sp_degree)
+    # D data-parallel groups, S ranks of a sequence group
+    ranks_DS = torch.arange(world_size).view(cell.dp_degree, cell.sp_degree)
     groups: dict[str, dist.ProcessGroup] = {}
 
     def group(rows: Tensor) -> dist.ProcessGroup:
@@ -71,23 +72,26 @@ def make_groups(cell: Cell) -> RankGroups:
     return RankGroups(
         rank=rank,
         world_size=world_size,
-        sequence=group(ranks_DP),
+        sequence=group(ranks_DS),
         sequence_rank=rank % cell.sp_degree,
-        ulysses=group(_group_rows(ranks_DP, cell.ulysses_degree, cell.ulysses_stride)),
-        ring=group(_group_rows(ranks_DP, cell.ring_degree, cell.ring_stride)),
+        ulysses=group(_group_rows(ranks_DS, cell.ulysses_degree, cell.ulysses_stride)),
+        ring=group(_group_rows(ranks_DS, cell.ring_degree, cell.ring_stride)),
         data_rank=rank // cell.sp_degree,
         shard_mesh=_shard_mesh(cell),
     )
 
 
-def _group_rows(ranks_DP: Tensor, size: int, stride: int) -> Tensor:
-    """Return groups of `size` ranks of a sequence, one in each row; neighbours differ by `stride`."""
-    blocks = ranks_DP.reshape(-1, size, stride)
+def _group_rows(ranks_DS: Tensor, size: int, stride: int) -> Tensor:
+    """Return groups of `size` ranks of a sequence, one in each row, whose neighbours differ by `stride`."""
+    blocks = ranks_DS.reshape(-1, size, stride)
     return blocks.transpose(1, 2).flatten(0, 1)
 
 
 def _group(rows: Tensor, groups: dict[str, dist.ProcessGroup], timeout: timedelta) -> dist.ProcessGroup:
-    """Return the group of this rank, where each row of ranks is a group. `groups` caches it by all rows."""
+    """Return the process group of this rank, where each row of ranks is a group.
+
+    All ranks must call this with the same rows. `groups` caches the result, so that equal rows share a group.
+    """
     key = str(rows.tolist())
     if key not in groups:
         group: Any = dist.group.WORLD

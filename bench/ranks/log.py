@@ -2,7 +2,7 @@
 
 A rank reports before steps, never between them. Timed steps run back to back, and the host launches a GPU's
 step long before it ends. Waiting for the end of a step, only to report it, would change the measured times.
-The listener therefore estimates the number of finished steps from the clock and writes "about".
+The launcher therefore estimates the number of finished steps from the clock and writes "about".
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class StepPhase:
         if self.on_change is not None:
             self.on_change(self.name)
         self.name = name
-        for note in self.listeners:
-            note(name)
+        for listener in self.listeners:
+            listener(name)
 
 
 @dataclass(slots=True)
@@ -81,12 +81,12 @@ class RankLog:
     """Function that is called with an error that leaves a phase, before outer cleanup runs. Cleanup may take
     long, or raise another error that hides the cause."""
     limit_base_bytes: int | None = None
-    """Bytes from which a memory limit counts; None without a limit."""
+    """Bytes of the process that a memory limit does not count; None without a limit."""
 
-    def add_listener(self, note: Callable[[str, str | None], None]) -> None:
-        """Call `note` with the current phases of the rank and of its step, now and at every change."""
-        self.step.listeners.append(lambda step_phase: note(self.phase, step_phase))
-        note(self.phase, self.step.name)
+    def add_listener(self, listener: Callable[[str, str | None], None]) -> None:
+        """Call `listener` with the current phases of the rank and of its step, now and at every change."""
+        self.step.listeners.append(lambda step_phase: listener(self.phase, step_phase))
+        listener(self.phase, self.step.name)
 
     def begin_part(self, part: str) -> None:
         """Report a part of the phase that may take long and runs no steps."""
@@ -102,7 +102,7 @@ class RankLog:
         Args:
             phase: Name of the phase.
             steps: Number of full-length steps that it runs.
-            step_s: Expected seconds of a step, by which the listener estimates progress.
+            step_s: Expected seconds of a step, from which the launcher estimates progress.
         """
         self.phase = phase
         self.step.enter(None)
@@ -147,7 +147,6 @@ class RankStateFile:
         self._count = 0
 
     def write(self, phase: str, step_phase: str | None) -> None:
-        """Write the state."""
         self._count += 1
         state = f"{self._count} {phase} {step_phase or ''}"
         self._map[:] = state.encode()[:STATE_BYTES].ljust(STATE_BYTES)

@@ -1,8 +1,8 @@
 """Memory limit of a cell, which makes out-of-memory errors testable on any machine.
 
-On a CPU the limit is the soft RLIMIT_DATA. It counts from the memory that a rank has allocated once it has
-used every library that the cell needs. RLIMIT_AS would also count unused address space. Freed tensors return
-their memory to the system at once.
+On a CPU the limit is the soft RLIMIT_DATA, because RLIMIT_AS would also count unused address space. Memory
+that a rank has allocated before, when it first used every library that the cell needs, does not count. Freed
+tensors return their memory to the system at once, so that it does not count either.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from bench.common.labels import GIB, KIB, MIB
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _SMALL_BLOCK_BYTES = 64 * KIB
 ROOM_BYTES = 24 * MIB
-"""Extra room for memory that is not in tensors. oneDNN generates about 1 MiB of code for every shape."""
+"""Memory in addition to the limit, for bytes that are not in tensors. oneDNN generates about 1 MiB of code
+for every shape."""
 _WARM_UP_NUMBERS = 2**20
 
 
@@ -39,13 +40,9 @@ def process_bytes(field: str) -> int:
 def set_memory_limit(limit_gib: float, device: torch.device) -> int:
     """Make allocations beyond a limit fail; every rank must call this once it has used all libraries.
 
-    Args:
-        limit_gib: Limit in GiB.
-        device: Device of this rank.
-
     Returns:
-        The bytes from which the limit counts: on a CPU the memory of the process now, with some room for
-        code, on a GPU 0.
+        The bytes of the process that the limit does not count. On a CPU these are its memory now, and some
+        room for generated code; on a GPU the result is 0.
     """
     if device.type == "cuda":
         total_bytes = torch.cuda.get_device_properties(device).total_memory
@@ -113,7 +110,10 @@ def _set_soft_limit(size_bytes: int) -> None:
 
 
 def _keep_small_blocks_only() -> None:
-    """Make malloc map every larger block separately, which returns it when it is freed; see mallopt(3)."""
+    """Make malloc keep only small freed blocks and return larger ones to the system; see mallopt(3).
+
+    Memory that has been freed before this call is returned as well.
+    """
     gc.collect()
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, _SMALL_BLOCK_BYTES)

@@ -13,7 +13,7 @@ _REQUESTED = re.compile(
 )
 
 
-# The whole text is searched, because TorchScript puts the allocator's line at the end of its message.
+# The signs are searched in the whole text: TorchScript puts the allocator's line at the end of its message.
 DEVICE_SIGNS = (
     r"(CUDA|HIP) out of memory",
     r"(CUDA|HIP)( driver)? error: out of memory",
@@ -63,7 +63,10 @@ def exhausted_memory_by_text(text: str, *, limited: bool = False) -> str | None:
 
 
 def exhausted_memory(error: BaseException, *, limited: bool = False) -> str | None:
-    """Return which memory is exhausted by the type or text of an exception, as `memory_of_text`."""
+    """Return which memory is exhausted by the type or the text of an exception.
+
+    The result is `device`, `host` or None, as from `exhausted_memory_by_text`.
+    """
     names = (cls.__name__ for cls in type(error).__mro__)
     memories = (MEMORY_OF_TYPE[name] for name in names if name in MEMORY_OF_TYPE)
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:

@@ -1,9 +1,9 @@
 """Matrix products of 16-bit numbers in float32, for CPU ranks without 16-bit instructions.
 
 With AVX2 and two threads, a product of 16,384 x 64 and 64 x 192 numbers takes 78 ms with torch's bf16
-operator and 5 ms in float32. `mm` and `addmm` are overridden, which linear layers, their gradients and the
-loss call. The longest of the three dimensions of a product is processed in blocks, so that float32 copies
-stay small.
+operator and 5 ms in float32. Only `mm` and `addmm` are overridden: linear layers, their gradients and the
+loss call them. The longest of the three dimensions of a product is processed in blocks, so that float32
+copies stay small.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch.library import Library
 from bench.common.cpu_arithmetic import cpu_arithmetic
 
 BLOCK_NUMBERS = 2**18
-"""Largest float32 copy of an operand, in numbers. Smaller blocks would add operators, which a profiler slows
-down."""
+"""Largest number of elements in a float32 copy of an operand. Smaller blocks would mean more calls of
+operators, each of which a profiler makes slower."""
 
 
 def use_wide_products() -> Library | None:
@@ -42,30 +42,30 @@ def _mm(a: Tensor, b: Tensor) -> Tensor:
     out = a.new_empty(a.shape[0], b.shape[1])
     if cpu_arithmetic(a.dtype) == a.dtype:
         return torch.mm(a, b, out=out)
-    return _wide(a, b, out.zero_(), beta=0, alpha=1, out=out)
+    return _float32_product(a, b, out.zero_(), beta=0, alpha=1, out=out)
 
 
 def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     out = a.new_empty(a.shape[0], b.shape[1])
     if cpu_arithmetic(a.dtype) == a.dtype:
         return torch.addmm(bias, a, b, beta=beta, alpha=alpha, out=out)
-    return _wide(a, b, bias.expand_as(out), beta=beta, alpha=alpha, out=out)
+    return _float32_product(a, b, bias.expand_as(out), beta=beta, alpha=alpha, out=out)
 
 
-def _wide(a: Tensor, b: Tensor, bias: Tensor, *, beta: float, alpha: float, out: Tensor) -> Tensor:
+def _float32_product(a: Tensor, b: Tensor, bias: Tensor, *, beta: float, alpha: float, out: Tensor) -> Tensor:
     """Compute `out = beta * bias + alpha * a @ b` in float32, and return `out`."""
     rows, inner = a.shape
     if b.shape[1] > max(rows, inner):
-        return _wide(b.t(), a.t(), bias.t(), beta=beta, alpha=alpha, out=out.t()).t()
+        return _float32_product(b.t(), a.t(), bias.t(), beta=beta, alpha=alpha, out=out.t()).t()
     if inner > rows:
         total = bias.float() * beta
         for block in _blocks(inner, max(rows, b.shape[1])):
             torch.addmm(total, a[:, block].float(), b[block].float(), alpha=alpha, out=total)
         return out.copy_(total)
-    wide = b.float()
+    right = b.float()
     for block in _blocks(rows, max(inner, b.shape[1])):
         left, total = a[block].float(), bias[block].float()
-        out[block] = torch.addmm(total, left, wide, beta=beta, alpha=alpha, out=torch.empty_like(total))
+        out[block] = torch.addmm(total, left, right, beta=beta, alpha=alpha, out=torch.empty_like(total))
     return out
 
 

@@ -2,12 +2,16 @@
 
 torch's `fake` backend provides the rank's number, groups and meshes. Collectives are operators of `c10d`,
 whose kernels this module replaces. All callers (Python, DDP's C++, functional collectives, DeepSpeed) end in
-these operators, so that the communication tap and the memory tracker see the calls of a real rank.
+these operators, so that the hooks that record communication and memory see the calls of a real rank.
 
 A replaced collective copies this rank's numbers to the places where data of other ranks would arrive, on the
 stream of the caller. Sizes, dtypes, allocations and copies within the device are therefore those of a real
-rank, and the link takes no time. torch does not document these operators;
-tests/bench/ranks/test_played_group.py checks those in use.
+rank, and communication takes no time. torch does not document these operators;
+tests/bench/ranks/test_replay_group.py checks those in use.
+
+Functions that replace an operator take the operator's arguments. `box` is the process group, boxed as a
+TorchScript object; `outs` and `inputs` are lists of tensors, or single tensors in some operators. A tensor
+that holds the parts of all ranks is a whole.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers
 
 Tensors = Sequence[Tensor]
 Parts = Sequence[Tensors]
+"""One list for each tensor of a call, with a part of it for each rank."""
 Copy = Callable[..., None]
 """Function that takes the arguments of an operator and writes its outputs."""
 
@@ -53,13 +58,18 @@ def replace_collectives(device: torch.device) -> Library:
 
 
 def _kernel(name: str, copy: Copy, device: torch.device) -> Callable[..., Any]:
-    """Return a kernel for an operator. It returns a handle, and the outputs if the operator returns them."""
+    """Return a kernel that calls `copy` and returns what the operator `name` returns.
+
+    Every operator returns a handle (a c10d Work) to wait for; some return their outputs, too.
+    """
     returns_outputs = len(getattr(torch.ops.c10d, name).default._schema.returns) > 1
 
     def run(*args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():  # hidden from autograd, as with real backends
             copy(*args)
-        handle = _with_future(args[0]) if name in READ_FROM_FUTURE else _handle([*_tensors(args)], device)
+        handle = (
+            _handle_with_future(args[0]) if name in READ_FROM_FUTURE else _handle([*_tensors(args)], device)
+        )
         return (args[0], handle) if returns_outputs else handle
 
     return run
@@ -121,15 +131,15 @@ def _skip(*_: Any) -> None:
 
 def _sends_and_receives() -> dict[str, Copy]:
     """Return sends and receives. A receive gets the last tensor sent with its group, size and dtype."""
-    last: dict[tuple[str, int, torch.dtype], ref[Tensor]] = {}
+    last_sent: dict[tuple[str, int, torch.dtype], ref[Tensor]] = {}
 
     def send(tensors: Tensors, box: Any, *_: Any) -> None:
         for tensor in tensors:
-            last[_group(box).group_name, tensor.numel(), tensor.dtype] = ref(tensor)
+            last_sent[_group(box).group_name, tensor.numel(), tensor.dtype] = ref(tensor)
 
     def receive(tensors: Tensors, box: Any, *_: Any) -> None:
         for tensor in tensors:
-            sent = last.get((_group(box).group_name, tensor.numel(), tensor.dtype), lambda: None)()
+            sent = last_sent.get((_group(box).group_name, tensor.numel(), tensor.dtype), lambda: None)()
             if sent is not None:
                 _fill(tensor, sent)
             elif tensor.is_floating_point():
@@ -204,7 +214,8 @@ def _handle(tensors: list[Tensor], device: torch.device) -> Any:
     return PythonCallbackWork(wait).boxed()
 
 
-def _with_future(tensors: Tensors) -> Any:
+def _handle_with_future(tensors: Tensors) -> Any:
+    """Return a finished handle whose future already holds the tensors."""
     future: Future[list[Tensor]] = Future(devices=[tensor.device for tensor in tensors[:1] if tensor.is_cuda])
     future.set_result([*tensors])
     return _create_work_from_future(future).boxed()

@@ -40,12 +40,12 @@ class Analytic(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """FLOPs of forward and backward on all ranks without recomputation, counting scores that the mask
     leaves."""
     model_flops_full: NonNegativeFloat | None = None
-    """`model_flops_causal`, counting all scores."""
+    """FLOPs as in `model_flops_causal`, but counting all scores."""
     hardware_flops_causal: NonNegativeFloat | None = None
     """FLOPs that all ranks execute, including recomputation and padding, counting scores that the mask
     leaves."""
     hardware_flops_full: NonNegativeFloat | None = None
-    """`hardware_flops_causal`, counting all scores."""
+    """FLOPs as in `hardware_flops_causal`, but counting all scores."""
     attention_forward_flops: NonNegativeFloat | None = None
     """FLOPs of one forward attention call on all ranks, counting scores that the mask leaves."""
     attention_backward_flops: NonNegativeFloat | None = None

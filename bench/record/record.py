@@ -96,10 +96,11 @@ class OutOfMemory(Struct, frozen=True, kw_only=True):
     limit_bytes: int | None
     """Memory limit of the rank; null without `cluster.memory_limit_gib`."""
     allocated_bytes: int | None
-    """Bytes that the rank had allocated at that time, on a CPU those that count towards the limit; null if
-    unknown."""
+    """Bytes that the rank had allocated at that time; null if unknown. On a CPU these are the bytes that
+    count towards the limit."""
     largest: list[BlockClass]
-    """Classes of live tensors with most bytes, among tensors that Python or an autograd graph references."""
+    """Classes of live tensors that take most bytes. Only tensors that Python or an autograd graph references
+    are known."""
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -125,7 +126,7 @@ class Failure(Struct, frozen=True, kw_only=True):
 
 
 class ComputedSettings(Struct):
-    """Settings of a cell that analysis computes with, out of all settings in `Record.config`."""
+    """Settings in `Record.config` that analysis computes with, and whose values are therefore checked."""
 
     seq_len: PositiveInt
     strategy: Name

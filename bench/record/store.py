@@ -30,16 +30,19 @@ class StoreError(ValueError):
 
 
 class SchemaVersion(msgspec.Struct):
-    """Version of a line, which says whether this version of the program can read it."""
+    """Schema version of a stored record, decoded alone to find out whether the whole line can be decoded."""
 
     schema_version: Any = None
 
 
 class Store:
-    """Records in the folder of a sweep, locked by one writer at a time while the context is entered."""
+    """Records in the folder of a sweep, which the store locks for one writer while its context is entered.
+
+    Entering creates the folder. Leaving removes it again if it is new and still empty.
+    """
 
     def __init__(self, folder: Path, wait_s: float = 0.0) -> None:
-        """Remember the folder, without touching it.
+        """Store the settings without reading or writing anything.
 
         Args:
             folder: Folder of the sweep.
@@ -151,12 +154,7 @@ def warn_in_one_line() -> None:
 
 
 def parse_record(path: Path, number: int, line: bytes) -> Record:
-    """Return the record in a line.
-
-    Args:
-        path: File of the line, for the message of an error.
-        number: Number of the line, for the message of an error.
-        line: The line.
+    """Return the record in a line. The file's path and the line's number are for the message of an error.
 
     Raises:
         StoreError: If the line is not a record of this schema version.

@@ -1,9 +1,12 @@
 """Comparison of the losses and gradient norms of trainings that should be equivalent.
 
 Rounding errors add up like a random walk: in step s, counted from 0, two equivalent trainings may differ
-sqrt(1 + s) times as much as in the first. Their effect on the loss grows with the speed at which the loss
-moves. Deviations are therefore multiples of a unit for each step, so that one number per signal holds for any
-length and learning rate.
+sqrt(1 + s) times as much as in the first. The effect of an error on the loss grows with the speed at which
+the loss moves. Each step therefore has a unit that grows in the same way, and a deviation is a multiple of
+its step's unit. One limit per signal then holds for any number of steps and any learning rate.
+
+Two comparisons use deviations. `first_departure` compares every step with a fixed limit. `TrajectoryNoise`
+gives the noise floor for the mean over steps, from trainings that compute the same in equivalent ways.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ SIGNAL_NAMES: Mapping[str, str] = {"loss": "loss", "grad_norm": "gradient norm"}
 ROUNDING = 2.0**-23
 """Relative rounding error of a signal, which is a float32 number."""
 MOVEMENT_WEIGHT = 10.0
-"""Weight, in the unit of the loss, of the nats by which the loss has moved, relative to the nats of the loss
-itself. In bf16, losses that SGD without clipping moved by 1.9 nats in 5 steps differed by 1e-3 of this
-movement."""
+"""Weight of the nats by which the loss has moved since the first step, in the unit of the loss. The loss
+itself has weight 1. In bf16, losses that SGD without clipping moved by 1.9 nats in 5 steps differed by 1e-3
+of this movement."""
 
 
 class Trajectory(Protocol):
@@ -41,14 +44,14 @@ class Trajectory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """Trajectory that is not the section of a record."""
+    """Trajectory that is not stored in a record."""
 
     loss: Sequence[float]
     grad_norm: Sequence[float]
 
 
 def signals_of(losses: LossesSection, steps: int | None = None) -> Signals:
-    """Return loss and gradient norm of the first `steps` steps or of all, with nan for null."""
+    """Return loss and gradient norm of the first `steps` steps, or of all steps, with nan for null."""
     signals = losses.loss[:steps], losses.grad_norm[:steps]
     return Signals(*([math.nan if value is None else value for value in signal] for signal in signals))
 
@@ -65,7 +68,7 @@ class Deviation:
         return Deviation(self.loss * factor, self.grad_norm * factor)
 
     def divided_by(self, other: Deviation) -> Deviation:
-        """Return both signals' deviations as multiples of another deviation."""
+        """Return the quotient of this deviation and another, separately for both signals."""
         return Deviation(self.loss / other.loss, self.grad_norm / other.grad_norm)
 
 
@@ -77,7 +80,7 @@ LIMITS: Mapping[str, Deviation] = {
 }
 """Smallest limit of each dtype, even if less noise was measured. It is five times the deviation of correct
 strategies on random weights, whose logits are near zero."""
-UNMEASURED = Deviation(1e-2, 0.15)
+LIMIT_WITHOUT_NOISE = Deviation(1e-2, 0.15)
 """Limit in 16-bit dtypes if the noise of the weights was not measured. Correct cells of trained checkpoints
 with about 1e6 parameters differed by up to 1.2e-3 and 5e-2 in the first step."""
 NOISE_FACTOR = 4.0
@@ -95,24 +98,24 @@ def limit_for(dtype: str, noise: Mapping[str, float | None]) -> Deviation:
     """
     floor = LIMITS[dtype]
     if not noise:
-        return UNMEASURED if dtype in LOW_PRECISION else floor
+        return LIMIT_WITHOUT_NOISE if dtype in LOW_PRECISION else floor
     return Deviation(
         *(max(getattr(floor, name), NOISE_FACTOR * (noise[name] or 0.0)) for name in SIGNAL_NAMES)
     )
 
 
 def movement_weight(dtype: str, limit: Deviation) -> float:
-    """Return the weight of the loss's movement that goes with a limit.
+    """Return the weight of the loss's movement for a comparison with this limit.
 
-    The movement of the loss is weighted by the smallest limit of the dtype, not by measured noise. The noise
-    of trained weights is that of single rows. Weighted by this noise, losses that differ from batch to
-    batch would hide a lost update.
+    Limit times weight is the same for every limit of a dtype. A limit that is larger because more noise was
+    measured thus allows no larger difference per nat of movement. Otherwise losses that differ from batch to
+    batch, and therefore move much, would hide a lost update.
     """
     return MOVEMENT_WEIGHT * LIMITS[dtype].loss / limit.loss
 
 
 def first_departure(
-    training: Trajectory, reference: Trajectory, limit: Deviation, moved: float = MOVEMENT_WEIGHT
+    training: Trajectory, reference: Trajectory, limit: Deviation, weight: float = MOVEMENT_WEIGHT
 ) -> str | None:
     """Describe the first step in which a training exceeds the limit of its deviation from a reference.
 
@@ -120,13 +123,13 @@ def first_departure(
         training: Training to check.
         reference: Training to compare with.
         limit: Largest deviation, in multiples of a step's unit.
-        moved: Weight of the movement of the loss, as from `moved_for`.
+        weight: Weight of the movement of the loss, as from `movement_weight`.
 
     Returns:
-        For example `step 3: the loss is 1.683, not within 6.5e-03 of the 1.655`; None if no common step
-        exceeds the limit.
+        A text such as `step 3: the loss is 1.683, not within 6.5e-03 of the 1.655`; None if no step that both
+        have exceeds the limit.
     """
-    for pair in _pairs(training, reference, moved):
+    for pair in _pairs(training, reference, weight):
         allowed = getattr(limit, pair.signal) * pair.unit
         if not abs(pair.value - pair.reference) <= allowed:
             return (
@@ -137,7 +140,7 @@ def first_departure(
 
 
 def deviation_between(training: Trajectory, reference: Trajectory) -> Deviation:
-    """Return the mean deviation of a training from a reference over all common steps."""
+    """Return the mean deviation of a training from a reference over all steps that both have."""
     deviations: dict[str, list[float]] = {name: [] for name in SIGNAL_NAMES}
     for pair in _pairs(training, reference):
         deviation = abs(pair.value - pair.reference) / (pair.unit or 1.0)
@@ -146,7 +149,7 @@ def deviation_between(training: Trajectory, reference: Trajectory) -> Deviation:
 
 
 def mean_of(trajectories: Sequence[Trajectory]) -> Trajectory:
-    """Return the mean of several trainings in every step that all of them have."""
+    """Return the mean of several trainings for each step that all of them have."""
     losses, norms = (
         zip(*(getattr(trajectory, name) for trajectory in trajectories), strict=False)
         for name in SIGNAL_NAMES
@@ -154,14 +157,17 @@ def mean_of(trajectories: Sequence[Trajectory]) -> Trajectory:
     return Signals([*map(fmean, losses)], [*map(fmean, norms)])
 
 
-def units(reference: Trajectory, moved: float = MOVEMENT_WEIGHT) -> Mapping[str, list[float]]:
-    """Return the unit of each step, in which limits and deviations are expressed, for both signals."""
+def units(reference: Trajectory, weight: float = MOVEMENT_WEIGHT) -> Mapping[str, list[float]]:
+    """Return the unit of each step for both signals. Limits and deviations are multiples of it."""
     steps = range(len(reference.loss))
-    nats = [max(abs(loss - reference.loss[0]) for loss in reference.loss[: step + 1]) for step in steps]
+    # Largest distance of the loss from the first loss, up to each step.
+    movements = [max(abs(loss - reference.loss[0]) for loss in reference.loss[: step + 1]) for step in steps]
     # The error of a gradient norm that has become small is still that of the earlier, larger gradients.
     norms = accumulate((abs(norm) for norm in reference.grad_norm), max)
     return {
-        "loss": [math.sqrt(1 + step) * abs(reference.loss[step]) + moved * nats[step] for step in steps],
+        "loss": [
+            math.sqrt(1 + step) * abs(reference.loss[step]) + weight * movements[step] for step in steps
+        ],
         "grad_norm": [math.sqrt(1 + step) * norm for step, norm in zip(steps, norms, strict=False)],
     }
 
@@ -180,33 +186,34 @@ class SignalPair:
 
 
 def _pairs(
-    training: Trajectory, reference: Trajectory, moved: float = MOVEMENT_WEIGHT
+    training: Trajectory, reference: Trajectory, weight: float = MOVEMENT_WEIGHT
 ) -> Iterator[SignalPair]:
-    """Yield the values of both signals in every common step."""
-    unit = units(reference, moved)
+    """Yield the values of both signals in every step that both trainings have."""
+    step_units = units(reference, weight)
     for step in range(min(len(training.loss), len(reference.loss))):
         for name in SIGNAL_NAMES:
             values = getattr(training, name)[step], getattr(reference, name)[step]
-            yield SignalPair(step, name, *values, unit[name][step])
+            yield SignalPair(step, name, *values, step_units[name][step])
 
 
 FALSE_ALARMS = 0.05
 """Largest probability that any of several equivalent trainings exceeds the noise floor by chance."""
 LEAST_FACTOR = 2.0
-"""Smallest noise floor for any number of seeds, in multiples of the controls' deviation. Sequence parallelism
-with sp ranks sums sp times as many rounded parts of a gradient as its controls, so that its errors add up to
-sqrt(sp) times theirs."""
+"""Smallest noise floor for any number of seeds, in multiples of the controls' deviation. Training on sp ranks
+that share a sequence sums sp times as many rounded parts of a gradient as a control does. Its errors may
+therefore be sqrt(sp) times as large."""
 
 
 @dataclass(frozen=True)
 class TrajectoryNoise:
     """Noise of trainings that compute the same in equivalent ways: the controls.
 
-    Rounding scatters the controls around their mean. A new training, if it is equivalent, deviates from the
-    mean of m controls as much as they do, times sqrt(1 + 1/m). The ratio of its mean square over seeds to
-    that of the controls then follows an F distribution. Steps of one training depend on each other, so that a
-    training counts as one draw, whatever its length. This is exact if all steps move together, and otherwise
-    makes the floor higher.
+    Rounding scatters the m controls of a seed around their mean. An equivalent new training scatters as much,
+    but around another point: its deviation from the controls' mean is sqrt(1 + 1/m) times as large. Without
+    this factor, the mean square of its deviations over seeds and that of the controls' deviations are two
+    estimates of one variance. Their quotient follows an F distribution. A training counts as one draw for any
+    number of steps, because its steps depend on each other. This is exact if all steps deviate together.
+    Otherwise the floor is higher than necessary.
     """
 
     seeds: Sequence[Sequence[Trajectory]]
@@ -214,12 +221,15 @@ class TrajectoryNoise:
 
     @cached_property
     def freedom(self) -> int:
-        """Degrees of freedom: for each seed one less than its controls, because of their mean."""
+        """Degrees of freedom: the controls less one for each seed, whose mean is estimated from them."""
         return sum(len(controls) - 1 for controls in self.seeds)
 
     @cached_property
     def deviation(self) -> Deviation:
-        """Root mean square deviation of a control from its seed's mean, at least one rounding per step."""
+        """Root mean square deviation of a control from the mean of its seed's controls.
+
+        It is at least the deviation that one float32 rounding in every step causes.
+        """
         deviations = [
             deviation_between(control, mean_of(controls))
             for controls in self.seeds
@@ -266,7 +276,7 @@ class ControlledTraining:
 
 
 def deviation_of(draws: Sequence[ControlledTraining]) -> Deviation:
-    """Return the root mean square deviation of a training from its controls over its seeds."""
+    """Return the root mean square over seeds of a training's deviation from the mean of its controls."""
     deviations = [deviation_between(draw.training, draw.centre).times(1 / draw.widening) for draw in draws]
     return _reduce(lambda *values: _root(sum(value * value for value in values) / len(values)), deviations)
 

@@ -48,7 +48,9 @@ def has_capability(capabilities):
 def skip_without(kernel, device="cuda"):
     """Skip the test if this device or its software does not have the kernel."""
     if not available(kernel, device):
-        pytest.skip(f"{kernel} needs a {KERNEL_FACTS[kernel].gpus} and {KERNEL_FACTS[kernel].package}")
+        pytest.skip(
+            f"{kernel} needs a {KERNEL_FACTS[kernel].required_gpu} and {KERNEL_FACTS[kernel].package}"
+        )
 
 
 def gpu_cell(*words, ranks=1):

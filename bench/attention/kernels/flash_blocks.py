@@ -43,8 +43,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tup
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> Gradients:
-    wide = torch.promote_types(q.dtype, torch.float32)
-    dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
+    sum_dtype = torch.promote_types(q.dtype, torch.float32)
+    dq, dk, dv = (torch.zeros_like(x, dtype=sum_dtype) for x in (q, k, v))
     for tile in _tiles(q.shape[2], k.shape[2], causal):
         rows, keys = tile.queries, tile.keys
         tile_dout, tile_q, tile_out, tile_lse = (x[:, :, rows] for x in (dout, q, out, lse))

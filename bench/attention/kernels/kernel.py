@@ -1,7 +1,8 @@
 """Kernel: attention on one device with an explicit backward, and the functions that call it.
 
-Only these functions repeat KV heads, on the rank that computes and just before it does. A ring repeats the
-current block in every ring step. If K and V were repeated before they are sent, they would be as large as Q.
+A kernel that needs as many KV heads as query heads gets repeated KV heads. Only the functions here repeat
+them, just before the kernel runs: a ring repeats the current block in every ring step. If K and V were
+repeated before they are sent, they would be as large as Q.
 
 Sequences that are packed end to end reach a kernel as one tensor of T tokens, with the offsets of the
 sequences.
@@ -36,8 +37,8 @@ class Packing:
     """Whether the mask is causal, aligned to the bottom right: queries are the last tokens of their
     sequence."""
     scale: float
-    ends: tuple[int, ...] | None = None
-    """`cu_seqlens_q` on the host, if queries and keys have the same offsets and the caller knows them."""
+    host_offsets: tuple[int, ...] | None = None
+    """`cu_seqlens_q` as numbers on the host, if the keys have the same offsets and the caller knows them."""
 
     @property
     def offsets(self) -> tuple[Tensor, Tensor, int, int]:
@@ -47,20 +48,21 @@ class Packing:
     def sequences(self) -> Iterator[tuple[slice, slice]]:
         """Yield the queries and the keys of each sequence.
 
-        Offsets of several sequences are read from the device unless `ends` has them. A single sequence is as
-        long as the longest, which the host knows.
+        Offsets of several sequences are read from the device unless `host_offsets` has them. A single
+        sequence is as long as the longest, which the host knows.
         """
-        ends_q: Sequence[int] = self.ends or [0, self.max_seqlen_q]
-        ends_k: Sequence[int] = self.ends or [0, self.max_seqlen_k]
-        if self.ends is None and len(self.cu_seqlens_q) > len(ends_q):
-            ends_q, ends_k = _on_host(self.cu_seqlens_q), _on_host(self.cu_seqlens_k)
-        for i in range(len(ends_q) - 1):
-            yield slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])
+        offsets_q: Sequence[int] = self.host_offsets or [0, self.max_seqlen_q]
+        offsets_k: Sequence[int] = self.host_offsets or [0, self.max_seqlen_k]
+        if self.host_offsets is None and len(self.cu_seqlens_q) > len(offsets_q):
+            offsets_q, offsets_k = _on_host(self.cu_seqlens_q), _on_host(self.cu_seqlens_k)
+        for i in range(len(offsets_q) - 1):
+            yield slice(offsets_q[i], offsets_q[i + 1]), slice(offsets_k[i], offsets_k[i + 1])
 
     def blocks(self, queries: slice, keys: slice) -> Iterator[tuple[slice, bool]]:
         """Yield the blocks of a sequence's keys that its queries see, each with whether it is causal.
 
-        With a causal mask these are the square of the queries' own keys and the block of all keys before it.
+        Queries under a causal mask are the last tokens. The first block is the keys of these tokens and is
+        causal. The second block is all earlier keys, if there are any.
         """
         if not self.causal:
             yield keys, False
@@ -72,9 +74,10 @@ class Packing:
 
 
 def _on_host(offsets: Tensor) -> list[int]:
-    """Return the offsets on the host, read from the device once per tensor.
+    """Return the offsets as numbers, read from the device once per tensor.
 
-    Reading waits for all work that is queued on the device. Every layer of a batch gets the same tensor.
+    Reading waits for all work that is queued on the device. All layers share the tensor of a batch, so that
+    only the first of them waits.
     """
     if not hasattr(offsets, ON_HOST):
         setattr(offsets, ON_HOST, offsets.tolist())
@@ -181,8 +184,8 @@ def kernel_forward(
         The output [B, N, S, D] and the LSE [B, N, S]: the natural log of the sum of exponentials of the
         scaled scores, in float32, or in float64 for float64 inputs.
     """
-    groups = _repeats(kernel, q, k)
-    return kernel.forward(q, _repeat(k, groups), _repeat(v, groups), causal, scale)
+    repeats = _kv_repeats(kernel, q, k)
+    return kernel.forward(q, _repeat_heads(k, repeats), _repeat_heads(v, repeats), causal, scale)
 
 
 def kernel_backward(
@@ -223,16 +226,10 @@ def kernel_backward_into(
 ) -> None:
     """Compute the gradients of `kernel_backward` and write them to three tensors.
 
-    They are copied unless the kernel can fill these tensors itself.
-
-    Args:
-        kernel: Kernel to run.
-        into: Tensors for the gradients of q, k and v.
-        *tensors: dout, q, k, v, out and lse, as in `kernel_backward`.
-        causal: Whether query i sees keys 0 to i only.
-        scale: Factor on the scores.
+    `into` has a tensor for each of dq, dk and dv. They are copied to it unless the kernel can fill it itself.
+    `tensors` are dout, q, k, v, out and lse. All other arguments are those of `kernel_backward`.
     """
-    if kernel.fills_gradients and _repeats(kernel, *tensors[1:3]) == 1:
+    if kernel.fills_gradients and _kv_repeats(kernel, *tensors[1:3]) == 1:
         _backward(kernel, tensors, causal, scale, into=into)
         return
     for target, gradient in zip(into, _backward(kernel, tensors, causal, scale), strict=True):
@@ -243,21 +240,21 @@ def _backward(
     kernel: Kernel, tensors: tuple[Tensor, ...], causal: bool, scale: float, **keywords: Gradients
 ) -> Gradients:
     dout, q, k, v, out, lse = tensors
-    groups = _repeats(kernel, q, k)
-    k, v = _repeat(k, groups), _repeat(v, groups)
+    repeats = _kv_repeats(kernel, q, k)
+    k, v = _repeat_heads(k, repeats), _repeat_heads(v, repeats)
     # CUDA kernels read the LSE as if it were contiguous, but rows that a ring cuts from a longer LSE are not.
     dq, dk, dv = kernel.backward(dout, q, k, v, out, lse.contiguous(), causal, scale, **keywords)
-    return dq, _sum_groups(dk, groups), _sum_groups(dv, groups)
+    return dq, _sum_groups(dk, repeats), _sum_groups(dv, repeats)
 
 
-def _repeats(kernel: Kernel, q: Tensor, k: Tensor) -> int:
+def _kv_repeats(kernel: Kernel, q: Tensor, k: Tensor) -> int:
     """Return the number of times that each KV head must be repeated for this kernel on this device."""
     return 1 if q.device.type in kernel.native_gqa else q.shape[1] // k.shape[1]
 
 
-def _repeat(kv: Tensor, groups: int) -> Tensor:
-    return kv if groups == 1 else kv.repeat_interleave(groups, dim=1)
+def _repeat_heads(kv: Tensor, repeats: int) -> Tensor:
+    return kv if repeats == 1 else kv.repeat_interleave(repeats, dim=1)
 
 
-def _sum_groups(grad: Tensor, groups: int) -> Tensor:
-    return grad if groups == 1 else grad.unflatten(1, (-1, groups)).sum(dim=2)
+def _sum_groups(grad: Tensor, repeats: int) -> Tensor:
+    return grad if repeats == 1 else grad.unflatten(1, (-1, repeats)).sum(dim=2)

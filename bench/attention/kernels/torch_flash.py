@@ -25,13 +25,13 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tup
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[:2]
         return out, lse
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    wide = cpu_arithmetic(q.dtype)
-    if wide == q.dtype:
+    compute_dtype = cpu_arithmetic(q.dtype)
+    if compute_dtype == q.dtype:
         out, lse = operator(q, k, v, 0.0, causal, scale=scale)
         return out, lse
-    out, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=wide)
+    out, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=compute_dtype)
     for heads in _heads_at_once(q):
-        tensors = (x[:, heads].to(wide) for x in (q, k, v))
+        tensors = (x[:, heads].to(compute_dtype) for x in (q, k, v))
         out[:, heads], lse[:, heads] = operator(*tensors, 0.0, causal, scale=scale)
     return out, lse
 
@@ -47,13 +47,13 @@ def _backward(
         )  # fmt: skip
         return dq, dk, dv
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    wide = cpu_arithmetic(q.dtype)
-    if wide == q.dtype:
+    compute_dtype = cpu_arithmetic(q.dtype)
+    if compute_dtype == q.dtype:
         dq, dk, dv = operator(dout, q, k, v, out, lse, 0.0, causal, scale=scale)
         return dq, dk, dv
     gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     for heads in _heads_at_once(q):
-        tensors = (x[:, heads].to(wide) for x in (dout, q, k, v, out, lse))
+        tensors = (x[:, heads].to(compute_dtype) for x in (dout, q, k, v, out, lse))
         _write([x[:, heads] for x in gradients], operator(*tensors, 0.0, causal, scale=scale))
     return gradients
 
@@ -68,7 +68,7 @@ def _write(into: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
 
 
 def _heads_at_once(q: Tensor) -> Iterator[slice]:
-    """Return slices of as many heads as there are threads.
+    """Return slices of the heads, each with as many heads as torch has threads.
 
     The CPU's backward divides heads among threads. More heads at a time would only take more memory.
     """

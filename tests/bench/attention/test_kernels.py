@@ -259,7 +259,7 @@ def test_kernel_refusals_name_the_lack_and_a_way_out(name):
     facts = KERNEL_FACTS[name]
     if "cpu" not in facts.dtypes:
         reason = refusal(make_cell(f"kernel={name}"))
-        assert reason.startswith(f"kernel={name} needs a {facts.gpus}; ")
+        assert reason.startswith(f"kernel={name} needs a {facts.required_gpu}; ")
         assert "kernel=torch_flash" in reason
         assert "cluster=gpu" in reason
     cell = make_cell(f"kernel={name}", "dtype=fp32", "engine=ddp", machine=FOUR_H100)
@@ -270,6 +270,6 @@ def test_kernel_refusals_name_the_lack_and_a_way_out(name):
         assert reason.endswith("dtype=bf16 or fp16, or kernel=math")
     if not facts.is_installed:
         reason = refusal(make_cell(f"kernel={name}", machine=FOUR_H100))
-        assert f"needs the package {facts.package} and a {facts.gpus}; install it with:" in reason
+        assert f"needs the package {facts.package} and a {facts.required_gpu}; install it with:" in reason
         assert facts.install in reason
         assert reason.endswith("kernel=torch_flash")

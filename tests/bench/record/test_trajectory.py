@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from bench.record.trajectory_noise import (
+    LIMIT_WITHOUT_NOISE,
     LIMITS,
     MOVEMENT_WEIGHT,
     NOISE_FACTOR,
-    UNMEASURED,
     Deviation,
     deviation_between,
     first_departure,
@@ -43,7 +43,7 @@ def test_first_departure_names_step_and_signal(training, message):
 def test_limit_follows_noise_but_not_below_the_dtypes_limit():
     noisy = limit_for("bf16", {"loss": 1e-3, "grad_norm": 1e-4})
     assert (noisy.loss, noisy.grad_norm) == (NOISE_FACTOR * 1e-3, LIMITS["bf16"].grad_norm)
-    assert limit_for("bf16", {}) == UNMEASURED
+    assert limit_for("bf16", {}) == LIMIT_WITHOUT_NOISE
     assert limit_for("fp32", {}) == LIMITS["fp32"]
 
 
