@@ -1,7 +1,10 @@
-"""Batches of every step, as a pure function of the number of the step and independent of the sharding.
+"""Batches of every step, which depend only on the cell and the step's number, not on the sharding.
 
 A sample is a whole sequence. Step s uses the samples s * G to (s + 1) * G - 1, where G is the number of
 sequences per step. Only this module decides which rank and micro-step gets which sample.
+
+Shapes: B sequences of S tokens, padding included. S is the argument `length` of the methods of StepData:
+`cell.padded_len` in training, less in a check.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ SampleTokens = Callable[[int, int], Tensor]
 """Function (sample, length) that returns the first `length` token IDs of a sample, int64."""
 SampleEnds = Callable[[int, int], tuple[int, ...]]
 """Function (sample, length) that returns the ends of the documents in the first `length` tokens of a sample,
-in ascending order. The last end is `length`."""
+in ascending order. The last end is always `length`, also if the text's document is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ RANK_ORDERS: Mapping[str, Callable[[range], range]] = {
     "in_order": lambda sequences: sequences,
     "reversed": lambda sequences: sequences[::-1],
 }
-"""Order in which the sequences of a step go to data-parallel ranks, by `data.rank_order`."""
+"""Order in which ranks and micro-steps receive the sequences of a step, by `data.rank_order`."""
 
 
 class StepData:
@@ -56,26 +59,22 @@ class StepData:
     ) -> None:
         """Create the data of a cell.
 
-        Args:
-            cell: The cell.
-            source: Tokens and documents of the samples.
-            device: Device of the batches.
-            uncounted_tokens: Number of labels that do not count in the loss: every second label from the
-                start of a sequence, in all documents. Ranks then have unequal numbers of labels that count,
-                in the contiguous, the zigzag and the striped layout.
+        The loss ignores the first, third, fifth, ... label of every sequence, `uncounted_tokens` in all. A
+        check asks for this, because a wrong average over ranks only shows if ranks count unequal numbers of
+        labels, as they then do in every layout.
         """
         self.cell = cell
         self.source = source
         self.device = device
         self.uncounted_tokens = uncounted_tokens
 
-    def micro_batch(self, step: int, micro_step: int, data_rank: int, seq_len: int) -> Batch:
-        """Return the sequences [batch, seq_len] of a data-parallel rank and micro-step, on the device."""
-        return self.rows(step, micro_step, data_rank, seq_len).to_device(self.device)
+    def micro_batch(self, step: int, micro_step: int, data_rank: int, length: int) -> Batch:
+        """Return the sequences [B, S] of a data-parallel rank and micro-step, on the device."""
+        return self.host_micro_batch(step, micro_step, data_rank, length).to_device(self.device)
 
-    def rows(self, step: int, micro_step: int, data_rank: int, seq_len: int) -> Batch:
-        """Return the sequences [batch, seq_len] of a data-parallel rank and micro-step, in host memory."""
-        return self._batch(self.samples(step, micro_step, data_rank), seq_len)
+    def host_micro_batch(self, step: int, micro_step: int, data_rank: int, length: int) -> Batch:
+        """Return the sequences [B, S] of a data-parallel rank and micro-step, in host memory."""
+        return self._batch(self.samples(step, micro_step, data_rank), length)
 
     def samples(self, step: int, micro_step: int, data_rank: int) -> list[int]:
         """Return the numbers of the samples of a data-parallel rank and micro-step."""
@@ -84,54 +83,56 @@ class StepData:
         first = (micro_step * cell.dp_degree + data_rank) * cell.batch
         return [step * cell.sequences_per_step + i for i in sequences[first : first + cell.batch]]
 
-    def whole_step(self, step: int, seq_len: int) -> list[Batch]:
-        """Return all sequences of a step, one per batch, not sharded."""
+    def whole_step(self, step: int, length: int) -> list[Batch]:
+        """Return all sequences of a step as batches [1, S], not sharded."""
         per_step = self.cell.sequences_per_step
         samples = range(step * per_step, (step + 1) * per_step)
-        return [self._batch([sample], seq_len).to_device(self.device) for sample in samples]
+        return [self._batch([sample], length).to_device(self.device) for sample in samples]
 
-    def documents(self, samples: Sequence[int], seq_len: int) -> Documents | None:
+    def documents(self, samples: Sequence[int], length: int) -> Documents | None:
         """Return the documents of whole sequences; None if every sequence is one document.
 
-        Padding is a further document.
+        The padding of a sequence is one more document.
         """
-        ends_of, (length, padding) = self.source.ends, self._lengths(seq_len)
+        ends_of, text_length = self.source.ends, self._text_length(length)
         if ends_of is None:
             return None
-        padded = (seq_len,) if padding else ()
-        return Documents(tuple((*ends_of(i, length), *padded) for i in samples))
+        padding_end = (length,) if length > text_length else ()
+        return Documents(tuple((*ends_of(i, text_length), *padding_end) for i in samples))
 
-    def _batch(self, samples: Sequence[int], seq_len: int) -> Batch:
-        length, padding = self._lengths(seq_len)
-        tokens = torch.stack([self.source.tokens(i, length + 1) for i in samples])
-        in_sequence = torch.arange(seq_len).expand(len(samples), -1)
-        documents = self.documents(samples, seq_len)
+    def _batch(self, samples: Sequence[int], length: int) -> Batch:
+        """Return whole sequences [B, S] in host memory, with IGNORED_LABEL where the loss ignores a label."""
+        text_length = self._text_length(length)
+        tokens = torch.stack([self.source.tokens(i, text_length + 1) for i in samples])
+        in_sequence = torch.arange(length).expand(len(samples), -1)
+        documents = self.documents(samples, length)
         positions = in_sequence if documents is None else positions_in_documents(documents)
-        unchecked = (in_sequence < 2 * self.uncounted_tokens) & (in_sequence % 2 == 0)
-        uncounted = unchecked | (positions < self.cell.data.prompt_tokens)
+        ignored = (in_sequence < 2 * self.uncounted_tokens) & (in_sequence % 2 == 0)
+        ignored |= positions < self.cell.data.prompt_tokens
         if documents is not None:
-            uncounted |= self._document_last_tokens(samples, seq_len)
+            ignored |= self._document_last_tokens(samples, length)
         ids, labels = tokens[:, :-1], tokens[:, 1:]
-        if padding:
+        if padding := length - text_length:
             ids, labels = pad(ids, (0, padding)), pad(labels, (0, padding), value=IGNORED_LABEL)
-        labels = labels.masked_fill(uncounted, IGNORED_LABEL)
+        labels = labels.masked_fill(ignored, IGNORED_LABEL)
         return Batch(torch.tensor(samples), ids, labels, positions, documents)
 
-    def _lengths(self, seq_len: int) -> tuple[int, int]:
-        """Return the number of real tokens of a sequence, and the number of padding tokens after them."""
-        length = min(seq_len, self.cell.seq_len)
-        return length, seq_len - length
+    def _text_length(self, length: int) -> int:
+        """Return how many of a sequence's `length` tokens come before the padding."""
+        return min(length, self.cell.seq_len)
 
-    def _document_last_tokens(self, samples: Sequence[int], seq_len: int) -> Tensor:
-        """Return a mask [B, T] of the last token of each document.
+    def _document_last_tokens(self, samples: Sequence[int], length: int) -> Tensor:
+        """Return a mask [B, S] that is True at the last token of each document.
 
-        The end of the sequence does not end a document that continues in the text.
+        If the end of the sequence cuts a document, the token in front of the cut is not a last token. The
+        token after the sequence shows whether it does.
         """
-        ends_of, (length, _) = self.source.ends, self._lengths(seq_len)
+        ends_of = self.source.ends
         assert ends_of is not None
-        is_last = torch.zeros(len(samples), seq_len, dtype=torch.bool)
+        is_last = torch.zeros(len(samples), length, dtype=torch.bool)
         for row, sample in enumerate(samples):
-            is_last[row, [end - 1 for end in ends_of(sample, length + 1)[:-1]]] = True
+            ends = ends_of(sample, self._text_length(length) + 1)[:-1]
+            is_last[row, [end - 1 for end in ends]] = True
         return is_last
 
 
@@ -146,8 +147,8 @@ def open_data(cell: Cell, device: torch.device, *, uncounted_tokens: int = 0) ->
 def batch_digest(input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
     """Return a sum over (position, token, label) that sharding does not change, an int64 scalar.
 
-    If a rank gets a token twice, misses one or has a wrong position, the sum over the ranks differs from that
-    of the whole step. Nothing waits for the device, so that every step can afford it.
+    If a rank gets a token twice, misses one or has a wrong position, the sum over all ranks differs from the
+    digest of the whole step. The call does not wait for the device, so that every step can afford it.
     """
     return splitmix64((position_ids * 1_000_003 + input_ids) * 1_000_003 + labels).sum()
 
@@ -179,16 +180,16 @@ def count_valid(labels: Tensor) -> Tensor:
 
 
 def splitmix64(x: Tensor) -> Tensor:
-    """Return the hash of each number: the finaliser of splitmix64, with arithmetic shifts of int64."""
+    """Return the hash of each int64 number by the finaliser of splitmix64, with arithmetic right shifts."""
     x = (x ^ (x >> 30)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 27)) * -0x6B2FB644ECCEEE15
     return x ^ (x >> 31)
 
 
 def _text_source(cell: Cell) -> SampleSource:
-    """Return samples of a text, which repeats at its end.
+    """Return samples of a text, which starts again after its end.
 
-    A sample starts where the previous one ends, or with the next document if documents are packed.
+    A sample starts where the previous one ends. If documents are packed, it starts with the next document.
     """
     with without_memory_limit():
         texts = read_documents(cell.data) if cell.data.packs else [read_text(cell.data)]
@@ -197,11 +198,11 @@ def _text_source(cell: Cell) -> SampleSource:
         lengths = [len(document) for document in documents if len(document)]
         packed = PackedText(lengths, cell.seed, cell.seq_len)
 
-    def start_of(sample: int) -> int:
+    def sample_start(sample: int) -> int:
         return packed.start(sample) if cell.data.packs else cell.seed + sample * cell.seq_len
 
     def sample_tokens(sample: int, length: int) -> Tensor:
-        tokens = corpus[(start_of(sample) + np.arange(length)) % len(corpus)].astype(np.int64)
+        tokens = corpus[(sample_start(sample) + np.arange(length)) % len(corpus)].astype(np.int64)
         return torch.from_numpy(tokens % cell.model.vocab_size)
 
     return SampleSource(sample_tokens, packed.sample_ends if cell.data.packs else None)
@@ -225,7 +226,7 @@ SOURCES: Mapping[str, Callable[[Cell], SampleSource]] = {
 
 
 def _tokenise(text: str, tokenizer: str | None, vocab_size: int) -> NDArray[Any]:
-    """Return the tokens of a text as an array, which does not count as tensor memory of the cell."""
+    """Return token IDs, or UTF-8 bytes without a tokenizer. An array does not count as tensor memory."""
     if tokenizer is None:
         return np.frombuffer(text.encode(), dtype=np.uint8)
     return token_ids(text, tokenizer, vocab_size)

@@ -1,4 +1,8 @@
-"""Loss of a step: the sum of all token losses, divided by the number of valid tokens of all ranks."""
+"""Loss of a step: the sum of all token losses, divided by the number of valid tokens of all ranks.
+
+A token is valid if its label is not IGNORED_LABEL. Shapes: B sequences of S tokens in a rank's shard, R = B*S
+tokens, hidden size H, vocabulary V.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,14 @@ from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.data import InputDigest
 
 CHUNK_TOKENS = 1024
+"""Number of tokens whose logits the chunked loss holds at once."""
 
 LossSum = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""Function (output head, hidden states [R, H], labels [R]) that returns the sum of token losses."""
+"""Function (output head, hidden states [R, H], labels [R]) that returns the sum of token losses, a scalar."""
 
 
 def backward_loss(loss_sum: Tensor, valid_tokens: Tensor, gradient_divisor: int) -> Tensor:
-    """Return the loss for `backward` whose gradients, averaged by the engine, are those of the global mean.
+    """Return the loss for `backward`; averaged by the engine, its gradients are those of the step's loss.
 
     Args:
         loss_sum: Sum of this rank's token losses in one micro-step.
@@ -34,7 +39,7 @@ def backward_loss(loss_sum: Tensor, valid_tokens: Tensor, gradient_divisor: int)
 class ModelWithLoss(nn.Module):
     """Causal language model whose `forward` returns the sum of its token losses.
 
-    The loss is a part of the root module, because engines gather the weight of the output head only there.
+    The loss is computed in `forward`, because engines gather the output head's weight only in this module.
     """
 
     def __init__(self, model: Any, loss: str, phase: StepPhase) -> None:

@@ -49,7 +49,7 @@ def empty_model(config: ModelConfig, *, attention_name: str, max_positions: int)
     Args:
         config: Sizes of the model, or the path of a checkpoint.
         attention_name: Name of the attention function in transformers' registry.
-        max_positions: Length of the sequences; settings that depend on the length are fixed to it.
+        max_positions: Length of the sequences, to which settings that depend on the length are fixed.
     """
     config_class, model_class = FAMILIES[config.family]
     if config.path is not None:
@@ -68,8 +68,9 @@ def empty_model(config: ModelConfig, *, attention_name: str, max_positions: int)
 def _set_length(settings: Any, tokens: int) -> None:
     """Fix the settings of a model that depend on the length of a sequence to `tokens`.
 
-    A window that is at least as long as the sequence is removed, because it hides nothing. Some rotary
-    frequencies depend on the largest position that transformers sees, which differs between ranks.
+    A sliding window of at least `tokens` is removed, because it hides nothing. Some rotary frequencies depend
+    on the largest position in a forward pass, which differs between ranks; they become those of `tokens`
+    positions.
     """
     if (getattr(settings, "sliding_window", None) or 0) >= tokens:
         settings.sliding_window, settings.layer_types = None, ["full_attention"] * settings.num_hidden_layers
@@ -93,8 +94,8 @@ def build_model(
 ) -> PreTrainedModel:
     """Return the whole model on one device (the CPU by default), in the current default dtype.
 
-    Weights come from the folder `config.path`. Without it they are random, depend on `seed` and on whether
-    `device` is a GPU, and equal the weights that engines shard.
+    Weights come from the folder `config.path`. Without it they are random and depend on `seed` and on whether
+    `device` is a GPU. Engines shard the same weights.
     """
     model = empty_model(config, attention_name=attention_name, max_positions=max_positions)
     deque(fill_layers(model, model_weights(config, seed), device or torch.device("cpu")), maxlen=0)
@@ -124,20 +125,20 @@ def _transformers_config(config_class: type[Any], config: ModelConfig, max_posit
 class WideSumEmbedding(nn.Embedding):
     """Embedding that sums the gradient of a bf16 or fp16 weight in float32.
 
-    On a CPU, torch adds up the rows of a token in the dtype of the gradient. In bf16, after some hundred
-    occurrences of a token, further ones add nothing; with 64k tokens a third of the gradient is lost. On a
+    On a CPU, torch sums the gradients of all occurrences of a token in the dtype of the gradient. In bf16 the
+    sum stops growing after some hundred occurrences; with 64k tokens a third of the gradient is lost. On a
     GPU torch sums in float32, so this class is not used there.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
         if self.weight.dtype not in (torch.bfloat16, torch.float16):
             return super().forward(input)
-        rows: Tensor = _WideSumLookup.apply(self.weight, input, self.padding_idx)  # type: ignore[no-untyped-call]
-        return rows
+        vectors: Tensor = _WideSumLookup.apply(self.weight, input, self.padding_idx)  # type: ignore[no-untyped-call]
+        return vectors
 
 
 def sum_embedding_gradient_in_float32(model: PreTrainedModel) -> None:
-    """Replace the input embedding of a model by one that shares its weight, so that ties remain."""
+    """Replace a model's input embedding by a WideSumEmbedding of the same weight, so that ties remain."""
     old: Any = model.get_input_embeddings()
     new = WideSumEmbedding(
         old.num_embeddings, old.embedding_dim, padding_idx=old.padding_idx, _weight=old.weight

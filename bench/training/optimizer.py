@@ -30,12 +30,12 @@ def make_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> 
 
 
 def clipped_norm(norm: float, config: OptimizerConfig) -> float:
-    """Return the norm of a gradient after clipping, from its norm before."""
+    """Return the norm that a gradient of norm `norm` has after clipping."""
     return min(norm, config.max_grad_norm or math.inf)
 
 
 class Updater:
-    """Clipping and update at the end of a step, for engines that leave both to their user."""
+    """Gradient clipping and update at the end of a step, for engines that do neither themselves."""
 
     def __init__(
         self,

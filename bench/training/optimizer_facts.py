@@ -28,7 +28,7 @@ class OptimizerFacts:
 
     @property
     def moments(self) -> int:
-        """Number of elements that the optimizer keeps per parameter."""
+        """Number of elements of optimizer state per element of a parameter."""
         return len(self.state_keys)
 
 
@@ -41,7 +41,7 @@ def _adamw(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimize
 def _sgd(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
     from torch.optim import SGD
 
-    # Not fused, because DTensor, FSDP2's type of parameters, has no operator for it.
+    # Not fused, because FSDP2's parameters are DTensors, which have no fused SGD.
     return SGD(parameters, lr=learning_rate, momentum=MOMENTUM)
 
 

@@ -1,4 +1,4 @@
-"""Packing of documents into sequences: the choice of the documents, and their ends."""
+"""Packing of documents into sequences: which documents a sequence holds, and where they end."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import numpy as np
 from bench.attention.documents import Documents
 
 ONE_TOKEN_EVERY = 4
-"""Period of documents with a single token, the shortest possible, among random documents; the second one is
-the first of them."""
+"""Distance between random documents with a single token, the shortest possible length. The second document of
+a sample is the first of these."""
 
 
 class PackedText:
-    """Positions of samples in a text. A sample has whole documents in their order, with the last one cut.
+    """Positions of samples in a text.
 
-    The rest of a document that was cut is in no sample. The text repeats at its end.
+    A sample of `seq_len` tokens begins with a document and holds documents in their order. The last one is
+    cut to fit; no sample has its remaining tokens. The text starts again after its end.
     """
 
-    def __init__(self, lengths: Sequence[int], first: int, seq_len: int) -> None:
-        """Pack documents of `lengths` tokens; sample 0 starts with document number `first`."""
+    def __init__(self, lengths: Sequence[int], first_document: int, seq_len: int) -> None:
+        """Pack documents of `lengths` tokens; sample 0 starts with document number `first_document`."""
         self.ends = np.cumsum(np.asarray(lengths, dtype=np.int64))
         self.seq_len = seq_len
-        document = first % len(lengths)
+        document = first_document % len(lengths)
         self.starts = [int(self.ends[document]) - lengths[document]]
 
     @property
@@ -34,9 +35,9 @@ class PackedText:
         return int(self.ends[-1])
 
     def start(self, sample: int) -> int:
-        """Return the position of a sample's first token in the text repeated without end."""
+        """Return the position of a sample's first token, in the text repeated without end."""
         while len(self.starts) <= sample:
-            self.starts.append(self._boundary_from(self.starts[-1] + self.seq_len))
+            self.starts.append(self._next_document_start(self.starts[-1] + self.seq_len))
         return self.starts[sample]
 
     def sample_ends(self, sample: int, length: int) -> tuple[int, ...]:
@@ -47,8 +48,8 @@ class PackedText:
             inside += ends[(ends > 0) & (ends < length)].tolist()
         return (*inside, length)
 
-    def _boundary_from(self, token: int) -> int:
-        """Return the position of the first token, from `token` on, that starts a document."""
+    def _next_document_start(self, token: int) -> int:
+        """Return the first position, from `token` on, at which a document starts."""
         repeat, within = divmod(token, self.tokens)
         if within == 0:
             return token
@@ -58,7 +59,8 @@ class PackedText:
 def random_ends(seed: int, sample: int, seq_len: int, length: int) -> tuple[int, ...]:
     """Return the ends of random documents in the first `length` tokens of a sample, `length` last.
 
-    Lengths are uniform on a log scale, from 1 to half of `seq_len`.
+    Lengths are uniform on a log scale, from 1 to half of `seq_len`. A smaller `length` cuts the documents of
+    a sample and does not change them.
     """
     generator, ends, end = random.Random(seed * 1_000_003 + sample), [], 0
     for number in count():
@@ -71,5 +73,5 @@ def random_ends(seed: int, sample: int, seq_len: int, length: int) -> tuple[int,
 
 
 def random_documents(sequences: int, tokens: int, seed: int = 0) -> Documents:
-    """Return random documents of a batch for a check; every sequence has different boundaries."""
+    """Return random documents of a batch; every sequence has its own boundaries."""
     return Documents(tuple(random_ends(seed, sequence, tokens, tokens) for sequence in range(sequences)))

@@ -1,7 +1,7 @@
-"""Numbers of weights of a model and of its parts, and its trained tensors. No torch.
+"""Number of weights of a model and of its parts, and a list of its trained tensors. Must not import torch.
 
-Tensors are listed by module, in the order of transformers' forward pass. Engines that shard them gather and
-reduce them one by one or layer by layer, and pad every tensor separately.
+Tensors are listed by module, in the order of transformers' forward pass. Engines that shard parameters gather
+and reduce them tensor by tensor or layer by layer, and pad every tensor separately.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ HEAD_NORM_FAMILIES = ("qwen3",)
 FLOAT32_BYTES = 4
 
 
-def wide_bytes(cell: Cell) -> int:
-    """Return the bytes of a number in the optimizer's state, or in a sum over ranks."""
+def state_dtype_bytes(cell: Cell) -> int:
+    """Return the bytes of an element of optimizer state or of a sum over ranks, float32 at least."""
     return max(FLOAT32_BYTES, DTYPE_BYTES[cell.dtype])
 
 
@@ -73,7 +73,7 @@ def mlp_output_parameters(model: ModelConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TrainedTensor:
-    """One trained tensor. A tensor that two modules share has the same name in both."""
+    """Shape of one trained weight or bias. A tied weight has the same name in both of its modules."""
 
     name: str
     rows: int
@@ -96,7 +96,7 @@ def embedding(model: ModelConfig) -> TrainedTensor:
 
 
 def head(model: ModelConfig) -> TrainedTensor:
-    """Return the weight of the output head; in a tied model it is that of the embedding."""
+    """Return the weight of the output head; in a model with tied embeddings it is the embedding's weight."""
     return embedding(model) if model.tied_embeddings else replace(embedding(model), name="head")
 
 
@@ -135,7 +135,7 @@ def flatten_modules(modules: Modules) -> tuple[TrainedTensor, ...]:
 
 
 def tensors_outside_layers(model: ModelConfig) -> tuple[TrainedTensor, ...]:
-    """Return the embedding, the last norm and, if it is not tied, the output head."""
+    """Return the weights of the embedding, the last norm and, if it is not tied, the output head."""
     untied = () if model.tied_embeddings else (head(model),)
     return (embedding(model), last_norm(model), *untied)
 

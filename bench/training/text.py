@@ -1,4 +1,4 @@
-"""Text of `data=text` and its tokens: the launcher tries the beginning, ranks read everything. No torch."""
+"""Text of `data=text` and its tokens: the launcher checks the beginning, ranks read all. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 CHECKED_CHARACTERS = 2**16
+"""Maximum number of characters of a file that the launcher reads."""
 
 
 def read_text(data: DataConfig) -> str:
@@ -43,10 +44,10 @@ def read_documents(data: DataConfig) -> list[str]:
 
 
 def read_beginning(name: str | None) -> str:
-    """Return the beginning of the first text in a file or folder.
+    """Return the beginning of the first text in a file or folder; of the default text if `name` is None.
 
-    At most CHECKED_CHARACTERS of a file are read. Raises ConfigError if they are not text, and if a file of
-    a folder cannot be read.
+    At most CHECKED_CHARACTERS of a file are read. Raises ConfigError if they are not text, or if any file
+    of a folder cannot be read.
     """
     if name is None:
         return next(iter(pydoc_data.topics.topics.values()))
@@ -69,17 +70,16 @@ def _text_files(name: str) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES)
 
 
-def _documents(path: Path, characters: int = -1) -> list[str]:
-    """Return the documents in a file, or in a number of its first characters.
+def _documents(path: Path, max_characters: int = -1) -> list[str]:
+    """Return the documents in the first `max_characters` of a file, by default in the whole file.
 
-    If that number ends inside a JSON line, the line is left out; if it is the only one, it is returned as it
-    is.
+    A JSON line that is cut at `max_characters` is left out. If it is the only line, its raw text is returned.
     """
     with path.open(encoding="utf-8") as file:
-        text = file.read(characters)
+        text = file.read(max_characters)
     if path.suffix != ".jsonl":
         return [text]
-    return _json_lines(text if len(text) != characters else text.rpartition("\n")[0]) or [text]
+    return _json_lines(text if len(text) != max_characters else text.rpartition("\n")[0]) or [text]
 
 
 def _json_lines(text: str) -> list[str]:
@@ -91,7 +91,7 @@ def _json_lines(text: str) -> list[str]:
 
 @contextmanager
 def _read_as_text(name: str) -> Iterator[None]:
-    """Turn errors of reading `data.path` as text into a ConfigError."""
+    """Turn errors in this context, which reads `data.path` as text, into a ConfigError."""
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -106,7 +106,7 @@ def _no_text_error(name: str) -> ConfigError:
 
 
 def token_ids(text: str, tokenizer: str, vocab_size: int) -> NDArray[Any]:
-    """Return the token IDs of a text, [T] int32.
+    """Return the token IDs of a text, an int32 vector.
 
     Raises ConfigError if the tokenizer fails, or if an ID is not below `vocab_size`.
     """
@@ -127,7 +127,7 @@ def token_ids(text: str, tokenizer: str, vocab_size: int) -> NDArray[Any]:
 
 @cache
 def check_tokenizer(tokenizer: str, beginning: str, vocab_size: int) -> None:
-    """Raise ConfigError if the tokenizer cannot be used on the beginning of a text."""
+    """Raise ConfigError if `token_ids` does so for the beginning of a text."""
     token_ids(beginning, tokenizer, vocab_size)
 
 

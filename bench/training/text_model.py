@@ -1,4 +1,4 @@
-"""Text model in a transformers configuration, which may be that of a model for images and text. No torch."""
+"""Configuration of a text model, also of one inside a model for images and text. Must not import torch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ TEXT_FAMILIES: Mapping[str, str] = {
     "qwen3_vl": "qwen3",
     "qwen3_vl_text": "qwen3",
 }
-"""Families of text models by the family of the model for images.
+"""Family of the text model inside a model for images, by the `model_type` of the latter.
 
-The latter have three rows of rotary positions. The rows are equal for text, so that both compute the same.
+Models for images give every token three rotary positions. For text the three are equal, so that the text
+model computes the same as a model of the plain family, which has one.
 """
 _LLAMA_SIZES = {
     "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008,
@@ -32,7 +33,7 @@ DEFAULTS: Mapping[str, ConfigDict] = {
     "qwen2": _QWEN_SIZES,
     "qwen3": _QWEN_SIZES | {"head_dim": 128},
 }
-"""Defaults of transformers by family, for values that the `text_config` of a model for images leaves out.
+"""Default values of transformers by family, for keys that the `text_config` of a model for images leaves out.
 
 The `text_config` of LLaVA, for example, has only the values that differ from the defaults.
 """
@@ -41,12 +42,15 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _TEXT_MODEL_PREFIX = re.compile(r"\b(language|text)_model\.")
 
 
-def text_config(numbers: ConfigDict) -> dict[str, Any]:
-    """Return the configuration of the text model; `model_type` is a family of `bench.training.models`."""
-    inner = numbers.get("text_config") or {}
-    text = {**DEFAULTS.get(_family(inner), {}), **numbers, **inner} if inner else dict(numbers)
+def text_config(config: ConfigDict) -> dict[str, Any]:
+    """Return the configuration of the text model in a model's configuration.
+
+    Its `model_type` is that of the plain text model, such as qwen2, and its RoPE has one position per token.
+    """
+    inner = config.get("text_config") or {}
+    text = {**DEFAULTS.get(_family(inner), {}), **config, **inner} if inner else dict(config)
     text.pop("text_config", None)
-    if numbers.get("tie_word_embeddings"):
+    if config.get("tie_word_embeddings"):
         text["tie_word_embeddings"] = True  # transformers ties them if the outer configuration says so
     if text.get("model_type") not in TEXT_FAMILIES:
         return text
@@ -54,18 +58,18 @@ def text_config(numbers: ConfigDict) -> dict[str, Any]:
     return {**text, "model_type": _family(text), **{key: _text_rope(value) for key, value in rope.items()}}
 
 
-def _family(numbers: ConfigDict) -> str:
+def _family(config: ConfigDict) -> str:
     """Return the family of the text model."""
-    model_type = str(numbers.get("model_type"))
+    model_type = str(config.get("model_type"))
     return TEXT_FAMILIES.get(model_type, model_type)
 
 
 def _text_rope(rope: ConfigDict) -> dict[str, Any]:
-    """Return RoPE parameters for one row of positions instead of three."""
+    """Return RoPE parameters without the settings that belong to three positions per token."""
     text = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved")}
     return {key: "default" if value == "mrope" else value for key, value in text.items()}
 
 
 def text_name(name: str) -> str:
-    """Return the name of a checkpoint's parameter in the text model alone."""
+    """Return the name in the text model of a checkpoint's parameter, whose own name may have a prefix."""
     return _TEXT_MODEL_PREFIX.sub("", name, count=1)

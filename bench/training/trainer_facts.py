@@ -1,4 +1,4 @@
-"""Table of the trainers: their strategies, engines, kernels and packages. No torch.
+"""Table of the trainers: their strategies, engines, kernels and packages. Must not import torch.
 
 The table decides which combinations of trainer, strategy and engine run; all others are refused.
 """
@@ -17,8 +17,9 @@ STACK_KERNELS: Mapping[str, str] = {
     "flash_attn_2": "flash_attention_2",
     "flash_attn_3": "flash_attention_3",
 }
-"""Names in transformers of the kernels that it also has; with `sdpa` torch chooses the kernel."""
+"""Names in transformers of the kernels that it shares with us. With `sdpa` torch chooses the kernel."""
 UNTILED = "untiled"
+"""Value of `loss` that computes all logits at once."""
 STACK_DTYPES = ("bf16", "fp32")
 
 STACK_ENGINE = "zero3"
@@ -63,14 +64,14 @@ TRAINER_FACTS: Mapping[str, TrainerFacts] = {
 
 
 def is_stack(trainer: str) -> bool:
-    """Return whether a trainer is a training stack; False for `native`, and without training."""
+    """Return whether a trainer is a training stack; False for `native` and for a cell that does not train."""
     return trainer in TRAINER_FACTS and TRAINER_FACTS[trainer].is_stack
 
 
-def _pair_refusals(cell: Cell, drives: EnginesByStrategy) -> list[str]:
-    trainer, engines = f"trainer={cell.trainer}", drives.get(cell.strategy)
+def _pair_refusals(cell: Cell, engines_by_strategy: EnginesByStrategy) -> list[str]:
+    trainer, engines = f"trainer={cell.trainer}", engines_by_strategy.get(cell.strategy)
     if engines is None:
-        legal = " or ".join(drives)
+        legal = " or ".join(engines_by_strategy)
         return [f"{trainer} has no strategy={cell.strategy}; take trainer={NATIVE}, or strategy={legal}"]
     if cell.engine.name not in engines:
         legal = " or ".join(engines)
@@ -80,7 +81,7 @@ def _pair_refusals(cell: Cell, drives: EnginesByStrategy) -> list[str]:
 
 def _setting_refusals(cell: Cell) -> list[str]:
     kernels, dtypes, native = " or ".join(STACK_KERNELS), " or ".join(STACK_DTYPES), f"trainer={NATIVE}"
-    refused = (
+    conditions = (
         (
             cell.kernel not in STACK_KERNELS,
             f"runs transformers' own attention, which has no kernel={cell.kernel}; choose kernel={kernels}",
@@ -99,7 +100,7 @@ def _setting_refusals(cell: Cell) -> list[str]:
             f"supports neither tiled_mlp nor offload.*; leave them false, or take {native}",
         ),
         (
-            _gathers_losses_of_some_ranks(cell),
+            _gathers_losses_in_several_gloo_groups(cell),
             f"gathers losses, which gloo can do in one group only; take dp_shard=1, {native}, or GPUs",
         ),
         (
@@ -107,14 +108,14 @@ def _setting_refusals(cell: Cell) -> list[str]:
             f"keeps one sharded copy of the model, not dp_replicate={cell.dp_replicate}; take dp_shard",
         ),
     )
-    return [f"trainer={cell.trainer} {reason}" for is_refused, reason in refused if is_refused]
+    return [f"trainer={cell.trainer} {reason}" for is_refused, reason in conditions if is_refused]
 
 
-def _gathers_losses_of_some_ranks(cell: Cell) -> bool:
-    """Return whether several sequence groups gather losses on gloo.
+def _gathers_losses_in_several_gloo_groups(cell: Cell) -> bool:
+    """Return whether the trainer gathers losses in each of several sequence groups on gloo.
 
-    torch's differentiable all_gather works on gloo only for a group that begins with rank 0. The loop of
-    transformers gathers losses only with DeepSpeed's Ulysses.
+    torch's differentiable all_gather works on gloo only in the group that begins with rank 0. Accelerate's
+    loop always gathers losses, the loop of transformers only with DeepSpeed's Ulysses.
     """
     gathers = cell.trainer == "accelerate" or cell.strategy == "deepspeed_ulysses"
     return gathers and cell.cluster.backend == "gloo" and cell.sp_degree > 1 and cell.dp_degree > 1

@@ -25,7 +25,8 @@ from bench.training.text_model import text_name
 
 SEED_BYTES = 8
 Names = Mapping[str, Sequence[str]]
-"""Names in the model of each parameter of a module, by its name in the module; a tied one has several."""
+"""Full names in the model of each parameter of one module, by its name in the module. A tied parameter has
+several full names."""
 
 
 class RandomWeights:
@@ -35,7 +36,7 @@ class RandomWeights:
         self.seed = seed
 
     def fill(self, model: PreTrainedModel, module: nn.Module, names: Names) -> None:
-        """Set the parameters of a module that are keys of `names`."""
+        """Set the parameters of a module that are keys of `names`, with a hash of the first as seed."""
         first, *_ = next(iter(names.values()))
         digest = hashlib.sha256(f"{self.seed} {first}".encode()).digest()
         _seed(int.from_bytes(digest[:SEED_BYTES], "little"), module.get_parameter(next(iter(names))).device)
@@ -62,10 +63,12 @@ class CheckpointWeights:
             with safe_open(self.folder / SAFE_WEIGHTS_NAME, framework="pt") as file:
                 files = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
         self.files = {text_name(name): file for name, file in files.items()}
-        self.stored = {text_name(name): name for name in files}
+        """File of each tensor, by its name in the text model."""
+        self.stored_names = {text_name(name): name for name in files}
+        """Name of each tensor in its file, by its name in the text model."""
 
     def fill(self, model: PreTrainedModel, module: nn.Module, names: Names) -> None:  # noqa: ARG002
-        """Set the parameters of a module that are keys of `names`; raise ValueError if the files differ."""
+        """Set the parameters of a module that are keys of `names`; raise ValueError if they do not fit."""
         for key, all_names in names.items():
             parameter, stored = module.get_parameter(key), self._read_parameter(all_names)
             if stored.shape != parameter.shape:
@@ -75,20 +78,20 @@ class CheckpointWeights:
                 )
             parameter.copy_(stored)
             if not parameter.sum().isfinite():
-                self._refuse_not_finite(all_names)
+                self._raise_if_not_finite(all_names)
 
     def _read_parameter(self, names: Sequence[str]) -> Tensor:
-        """Return the stored tensor of a parameter with these names; tied names must have equal tensors."""
+        """Return the stored tensor of a parameter; tensors stored under several names must be equal."""
         tensors = [self._read(name) for name in names if name in self.files]
         if not tensors:
             raise ValueError(f"{self.folder}: no {names[0]} in its safetensors files")
         first, *others = tensors
         if not all(torch.equal(first, tensor) for tensor in others):
-            self._refuse_not_finite(names)  # NaN differs from itself
+            self._raise_if_not_finite(names)  # NaN differs from itself
             raise ValueError(f"{self.folder}: {' and '.join(names)} differ, but its config.json ties them")
         return first
 
-    def _refuse_not_finite(self, names: Sequence[str]) -> None:
+    def _raise_if_not_finite(self, names: Sequence[str]) -> None:
         """Raise WrongResultError if the stored tensor of one of these names holds NaN or infinity."""
         for name in (name for name in names if name in self.files):
             is_finite = self._read(name).isfinite()
@@ -101,7 +104,7 @@ class CheckpointWeights:
 
     def _read(self, name: str) -> Tensor:
         with safe_open(self.folder / self.files[name], framework="pt") as file:
-            tensor: Tensor = file.get_tensor(self.stored[name])
+            tensor: Tensor = file.get_tensor(self.stored_names[name])
         return tensor
 
 
@@ -127,7 +130,7 @@ def fill_layers(model: PreTrainedModel, weights: Weights, device: torch.device) 
 
 
 class WeightFiller:
-    """Filler of a model on the meta device with weights on another device, module by module."""
+    """Filler of a model on the meta device, which gives it weights on `device` module by module."""
 
     def __init__(self, model: PreTrainedModel, weights: Weights, device: torch.device) -> None:
         self.model, self.weights, self.device = model, weights, device
@@ -143,14 +146,14 @@ class WeightFiller:
 
     def take(self, layer: nn.Module) -> dict[str, Tensor]:
         """Return the weights of a layer by parameter name, and leave the layer on the meta device."""
-        empty = [
+        meta_parameters = [
             (module, key, parameter)
             for module in layer.modules()
             for key, parameter in module._parameters.items()
         ]
         self.fill(layer.modules())
         weights = {name: parameter.detach() for name, parameter in layer.named_parameters()}
-        for module, key, parameter in empty:
+        for module, key, parameter in meta_parameters:
             module.register_parameter(key, parameter)
         return weights
 
@@ -161,7 +164,7 @@ class WeightFiller:
             names = self._allocate_parameters(module)
             buffers = [key for key, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
             for key in buffers:
-                module._buffers[key] = self._unset(module.get_buffer(key))
+                module._buffers[key] = self._nan_like(module.get_buffer(key))
             if names:
                 self.weights.fill(self.model, module, names)
             elif buffers:
@@ -171,16 +174,16 @@ class WeightFiller:
                     raise ValueError(f"{type(module).__name__}.{key}: not all of its numbers were set")
 
     def _allocate_parameters(self, module: nn.Module) -> Names:
-        """Replace the parameters of a module that are on the meta device, in all modules that share them."""
+        """Replace a module's parameters on the meta device, also in modules that share them."""
         names = {}
         for key, parameter in [*module.named_parameters(recurse=False)]:
             if parameter.is_meta:
-                allocated = nn.Parameter(self._unset(parameter), requires_grad=parameter.requires_grad)
+                allocated = nn.Parameter(self._nan_like(parameter), requires_grad=parameter.requires_grad)
                 names[key] = [name for name, _, _ in self.owners[parameter]]
                 for _, owner, owner_key in self.owners[parameter]:
                     owner.register_parameter(owner_key, allocated)
         return names
 
-    def _unset(self, like: Tensor) -> Tensor:
-        """Return a tensor of NaN on the device; weights that are never set stay NaN."""
+    def _nan_like(self, like: Tensor) -> Tensor:
+        """Return a tensor of NaN on the device, so that `fill` can notice weights that are never set."""
         return torch.full_like(like, math.nan, device=self.device)

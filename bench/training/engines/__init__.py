@@ -25,11 +25,11 @@ ENGINE_FACTS: Mapping[str, EngineFacts] = {
     facts.name: facts for facts in (DDPFacts(), FSDP2Facts(), Zero3Facts())
 }
 DEFAULT_ENGINE = "fsdp2"
-"""Engine if neither the request nor `default_engine` in bench/request/resolve.py names another."""
+"""Engine of a request that names none, if `default_engine` in bench/request/resolve.py has no other."""
 
 
 def engine_code(name: str) -> type[Engine]:
-    """Return the class of an engine, which is imported only in rank processes."""
+    """Import and return the class of an engine; only rank processes may call this."""
     code: type[Engine] = importlib.import_module(f"bench.training.engines.{name}.engine").ENGINE
     return code
 

@@ -1,8 +1,8 @@
-"""Base classes of engines: a model wrapped for training, with one interface for trainers and passes.
+"""Base classes of engines, which wrap a model for training and may shard its parameters.
 
 An engine treats the ranks of a sequence group as plain data-parallel ranks and averages gradients over all
-ranks. It brings its own mixed precision, with bf16 compute and float32 parameters and optimizer state. In a
-bf16 cell DeepSpeed reduces gradients in bf16, its default, while DDP and our FSDP2 reduce them in float32.
+ranks. In a bf16 cell every engine computes in bf16 and keeps master weights and optimizer state in float32.
+DeepSpeed reduces gradients in bf16, its default; DDP and our FSDP2 reduce them in float32.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Engine(ABC):
     module: nn.Module
     """Wrapped model."""
     prefix: ClassVar[str] = ""
-    """Prefix of the parameter names that the engine returns."""
+    """Prefix that the engine puts before the names of the parameters that it returns."""
 
     def __init__(
         self,
@@ -41,25 +41,23 @@ class Engine(ABC):
         groups: RankGroups,
         device: torch.device,
     ) -> None:
-        """Wrap a model.
+        """Fill and wrap a model on the meta device.
 
-        Args:
-            model: Model on the meta device, filled in by iterating over `layers`.
-            layers: Decoder layers of the model. A layer has its weights once it is taken, and the rest of the
-                model once all layers are.
-            cell: The cell.
-            groups: Process groups of this rank.
-            device: Device of this rank.
+        Taking a decoder layer from the iterator `layers` fills it with weights; exhausting the iterator fills
+        the rest of the model.
         """
         self.cell, self.groups = cell, groups
         self.wrap(model, layers, device)
 
     @abstractmethod
     def wrap(self, model: ModelWithLoss, layers: Iterable[nn.Module], device: torch.device) -> None:
-        """Wrap the model for training and set `module`."""
+        """Take all `layers`, which fills the model, wrap the model for training and set `module`.
+
+        An engine that shards a layer does so before it takes the next, so that a rank holds one whole layer.
+        """
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
-        """Return the context of forward and backward; the last micro-step of a step reduces gradients."""
+        """Return the context of forward and backward; only the `last` micro-step must reduce gradients."""
         return nullcontext()
 
     @abstractmethod
@@ -73,27 +71,33 @@ class Engine(ABC):
     def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and the whole averaged gradient of every parameter.
 
-        Call this after the last backward and before `update`. Every rank must take all gradients. They come
-        one at a time, because all gradients of a large model may not fit in memory.
+        Call this after the last backward and before `update`. Every rank must take all gradients, because
+        each may need a collective. They come one at a time, as all of them may not fit in memory.
         """
 
     @abstractmethod
     def shards(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name of every parameter and the part, maybe empty, that this rank's optimizer updates."""
+        """Yield the name of every parameter and the shard that this rank's optimizer updates, maybe empty."""
 
     @abstractmethod
     def optimizer_state(self, key: str) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the optimizer state of every parameter's shard that has a state `key`."""
+        """Yield the name of every parameter, and a tensor of optimizer state for this rank's shard of it.
+
+        Parameters without such a tensor are left out, for example all parameters before the first update.
+
+        Args:
+            key: Name of the tensor in the optimizer's state, such as AdamW's `exp_avg`.
+        """
 
     @property
     @abstractmethod
     def shard_index(self) -> int:
-        """Number of this rank's shard; ranks with the same number hold replicas."""
+        """Number of this rank's shard; ranks with the same number hold copies of one shard."""
 
     def offloaded_bytes(self) -> int | None:
         """Return the bytes that a step copies to and from an optimizer in host memory; None without one.
 
-        These are the gradients one way and the weights the other. Further copies of an engine do not count.
+        Gradients are copied to host memory, and updated weights back. Other copies of an engine do not count.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Base class of an engine's facts: legal cells, memory, messages and time of the host. No torch.
+"""Base class of the facts of an engine, which are known without running it. Must not import torch.
 
 Formulas use the symbols of `bench.cost.memory`.
 """
@@ -11,36 +11,36 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from bench.config import LOW_PRECISION, Cell
-from bench.training.messages import Sent
+from bench.training.messages import EngineMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """Bytes that an engine adds to one rank."""
+    """Bytes of weights, gradients and optimizer state on one rank, for the sums of `bench.cost.memory`."""
 
     states: int
     """Parameters and optimizer state, and gradients where they exist before backward begins."""
     gathered: int
-    """Largest sum of weights of other shards, or of low-precision copies."""
+    """Peak of the weights gathered from other ranks, or of low-precision copies of this rank's weights."""
     spare: int = 0
-    """Part of `gathered` that the engine can do without."""
+    """Part of `gathered` that the engine may free earlier; the lower bound of the estimate leaves it out."""
     beyond: int = 0
-    """Further gathered bytes that the engine may hold, up to its own limit."""
+    """Gathered bytes that only the upper bound of the estimate has; the engine's own limit allows them."""
     kept_head_gradient: int
     """Whole gradient of a tied output head, while it waits for the gradient of the embedding."""
     layer_gradients: int
-    """Whole gradients of a layer in its backward, and of a tied output head."""
+    """Unsharded gradients of one layer in its backward, and of a tied output head."""
     arriving: int = 0
-    """Gradients of all other layers. All of them exist when backward reaches its last layer, and none when it
-    starts."""
+    """Gradients of all other layers. None of them exist when backward starts, and all of them when it reaches
+    the layer that it computes last."""
     update: int = 0
-    """Gradients at the end of a step, in the copies that the engine reduces and that the optimizer takes."""
+    """Gradients at the end of a step, as the engine reduces them and as the optimizer takes them."""
     loading: int
-    """Bytes while the model is built."""
+    """Weights while the model is built, when none of the other terms exist."""
 
 
 class EngineHost(NamedTuple):
-    """Milliseconds of an engine's Python code in a step on a typical host, without torch's operators."""
+    """Milliseconds that an engine's Python code takes on a typical host, without torch's operators."""
 
     layer_ms: float
     """Forward and backward of one layer in one micro-step."""
@@ -51,6 +51,7 @@ class EngineHost(NamedTuple):
 
 
 NOT_MEASURED = EngineHost(0, 0, 0)
+"""Value for engines whose host time is unknown; predictions then leave it out."""
 
 
 class EngineFacts(ABC):
@@ -73,10 +74,10 @@ class EngineFacts(ABC):
     copies_in_update: ClassVar[bool] = False
     """True if the engine scales and copies gradients in separate passes before the optimizer takes them."""
     host: ClassVar[Mapping[str, EngineHost]] = {}
-    """Time of the host by `engine.leaf`; NOT_MEASURED for values without an entry."""
+    """Host time by the value of `engine.leaf`; values without an entry are NOT_MEASURED."""
 
     def is_autocast(self, cell: Cell) -> bool:
-        """Return whether matrix products of this cell cast float32 weights and activations."""
+        """Return whether weights stay float32 in this cell and autocast casts them for matrix products."""
         return self.autocasts and cell.dtype in LOW_PRECISION and cell.dtype in self.dtypes
 
     def refusals(self, cell: Cell) -> list[str]:
@@ -92,8 +93,8 @@ class EngineFacts(ABC):
 
     @abstractmethod
     def memory(self, cell: Cell) -> EngineMemory:
-        """Return the bytes that the engine adds to one rank of a cell."""
+        """Return the bytes of weights, gradients and optimizer state on one rank of a cell."""
 
     @abstractmethod
-    def messages(self, cell: Cell) -> Iterator[Sent]:
-        """Yield the messages with parameters, gradients and norms that one rank sends in one step."""
+    def messages(self, cell: Cell) -> Iterator[EngineMessage]:
+        """Yield the collectives of parameters, gradients and norms that one rank calls in one step."""

@@ -1,4 +1,4 @@
-"""Training loops, with one file for each trainer of `TRAINER_FACTS`. May import what lies below training."""
+"""Training loops: one file for each trainer of `TRAINER_FACTS`. May import what lies below training."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def trainer_code(name: str) -> type[Trainer]:
-    """Return the class of a trainer, imported only when it runs, because its package may be missing."""
+    """Import and return the class of a trainer; the package that it needs may be missing."""
     code: type[Trainer] = importlib.import_module(f"bench.training.trainers.{name}").TRAINER
     return code

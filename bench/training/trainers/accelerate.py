@@ -1,4 +1,4 @@
-"""Trainer with Accelerate: the training loop of its documentation."""
+"""Trainer with Accelerate, which runs the training loop that Accelerate's documentation shows."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class AccelerateTrainer(StackTrainer):
         )
         optimizer = make_optimizer(self.model, cell.optimizer)
         self.wrapped, self.optimizer = self.accelerator.prepare(self.model, optimizer)
-        # The schedule is not prepared: Accelerate would take a step of it for each process.
+        # A prepared schedule would advance by one step for each process.
         bare = bare_optimizer(self.optimizer)
         self.schedule = make_schedule(bare, cell.optimizer)
         self.engine.attach(self.wrapped, bare, self.schedule)
 
-    def run(self, next_step: NextStep) -> None:
+    def run(self, wants_step: NextStep) -> None:
         batches = self._batches(0, self.cell.seq_len)
         outcome = None
-        while next_step(outcome):
+        while wants_step(outcome):
             outcome = self._step(batches)
 
     def step(self, number: int, seq_len: int) -> StepOutcome:
@@ -63,12 +63,12 @@ class AccelerateTrainer(StackTrainer):
         with self.engine.without_update():
             for _ in range(self.cell.grad_accum):
                 self._micro_step(next(batches), updates=False)
-        loss_sum, valid_tokens = self.signal.take()
+        loss_sum, valid_tokens = self.loss_recorder.take()
         dist.all_reduce(valid_tokens)
         return loss_sum, valid_tokens
 
-    def _batches(self, first: int, seq_len: int) -> Iterator[Any]:
-        return self.rank_batches(self.accelerator, self.wrapped, first, seq_len)
+    def _batches(self, first_step: int, seq_len: int) -> Iterator[Any]:
+        return self.rank_batches(self.accelerator, self.wrapped, first_step, seq_len)
 
     def _step(self, batches: Iterator[Any]) -> StepOutcome:
         self.input_digest.take()
@@ -78,12 +78,15 @@ class AccelerateTrainer(StackTrainer):
             loss, norm = self._micro_step(next(batches), updates=True)
             losses.append(loss)
         self.phase.enter(None)
-        loss_sum, valid_tokens = self.signal.take()
+        loss_sum, valid_tokens = self.loss_recorder.take()
         logged, digest = torch.stack(losses).mean(), self.input_digest.take()
         return StepOutcome(loss_sum, valid_tokens, self.engine.reported_norm(norm), digest, logged)
 
     def _micro_step(self, batch: dict[str, Tensor], *, updates: bool) -> tuple[Tensor, Any]:
-        """Run the loop body of Accelerate's documentation; return the loss and the result of clipping."""
+        """Run the loop body of Accelerate's documentation; return the loss and the norm from clipping.
+
+        The norm is None before the last micro-step of a step, and if `updates` is False.
+        """
         accelerator, norm = self.accelerator, None
         batch = {name: column.to(accelerator.device) for name, column in batch.items()}
         with accelerator.accumulate(self.wrapped):
@@ -102,7 +105,7 @@ class AccelerateTrainer(StackTrainer):
         return loss.detach(), norm
 
     def _shard_context(self, batch: dict[str, Tensor]) -> AbstractContextManager[Any]:
-        """Return the context of a micro-step, in which torch's context parallelism shards the batch."""
+        """Return the context in which torch_cp shards the batch; an empty one for other strategies."""
         if self.cell.strategy != SHARDED_IN_CONTEXT:
             return nullcontext()
         columns = list(batch.values())
@@ -122,9 +125,9 @@ class AccelerateTrainer(StackTrainer):
 
 
 def mean_over_group(loss: Tensor, labels: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the mean of the shards' losses, weighted by valid tokens as in Accelerate's documentation.
+    """Return the mean loss of a sequence, from the mean loss of this rank's shard; it is differentiable.
 
-    The result is differentiable.
+    Shards are weighted by their valid tokens, as in Accelerate's documentation.
     """
     valid = count_valid(labels)
     losses = all_gather(loss, group=group)

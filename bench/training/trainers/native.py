@@ -16,26 +16,26 @@ from bench.training.trainers.trainer import StepOutcome, Trainer
 
 @dataclass(slots=True)
 class NativeTrainer(Trainer):
-    """Plain training loop, as a careful user would write it."""
+    """Training loop as a careful user of torch would write it."""
 
-    ready: dict[tuple[int, int], list[Batch]] = field(init=False, default_factory=dict)
-    """Prefetched batches of the next step by (step, seq_len), only on a GPU."""
+    prefetched: dict[tuple[int, int], list[Batch]] = field(init=False, default_factory=dict)
+    """Batches of the next step, loaded ahead on a GPU, by (step number, seq_len)."""
 
     def step(self, number: int, seq_len: int) -> StepOutcome:
         loss_sum, valid_tokens = self.accumulate(number, seq_len)
         self.phase.enter("optimizer")
         outcome = StepOutcome(loss_sum, valid_tokens, self.engine.update(), self.input_digest.take())
         if self.data.device.type == "cuda":
-            # The GPU is still busy with this step. On a CPU prefetching would save no time.
+            # The GPU is still busy with this step, which hides the loading. A CPU would save no time.
             self.phase.enter("load")
-            self.ready = {(number + 1, seq_len): self.fetch(number + 1, seq_len)}
+            self.prefetched = {(number + 1, seq_len): self.fetch(number + 1, seq_len)}
         self.phase.enter(None)
         return outcome
 
     def accumulate(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
         self.input_digest.take()
         self.phase.enter("load")
-        batches = self.ready.pop((number, seq_len), None) or self.fetch(number, seq_len)
+        batches = self.prefetched.pop((number, seq_len), None) or self.fetch(number, seq_len)
         valid_tokens = torch.stack([count_valid(batch.labels) for batch in batches]).sum()
         dist.all_reduce(valid_tokens)
         sums = [self._micro_step(batch, valid_tokens, last=batch is batches[-1]) for batch in batches]
@@ -50,7 +50,7 @@ class NativeTrainer(Trainer):
         return loss_sum.detach()
 
     def loss_of(self, loss_sum: Tensor, batch: Batch, valid_tokens: Tensor) -> Tensor:  # noqa: ARG002
-        """Return the loss of one local batch for `backward`, from the sum of its token losses."""
+        """Return the loss of one micro-step to call `backward` on, from this rank's sum of token losses."""
         return backward_loss(loss_sum, valid_tokens, self.wiring.gradient_divisor)
 
 

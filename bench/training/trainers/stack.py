@@ -1,4 +1,8 @@
-"""Base class of training stacks, with the weights, the samples and the optimizer of the native loop."""
+"""Base class of trainers that run a training stack, the training loop of another project.
+
+Weights, samples and optimizer are those of the native loop. Shapes: B sequences of S tokens; N query heads, K
+KV heads and head size D.
+"""
 
 from __future__ import annotations
 
@@ -26,29 +30,28 @@ from bench.training.trainers.stack_engines import STACK_ENGINES, StackEngine, pr
 from bench.training.trainers.trainer import Trainer
 
 NEXT_LABELS = "next_labels"
-"""Column with the label of every token. DeepSpeed's loader makes `shift_labels` from `labels`, and gives the
-last token of a sequence no label. With this column the last token has its label, as in the native loop."""
+"""Column with the label of every token. DeepSpeed's loader makes `shift_labels` from `labels`, which leaves
+the last token of a sequence without a label. Here the last token has one, as in the native loop."""
 SHIFT_LABELS = "shift_labels"
+"""Keyword with which transformers' models take labels that are already shifted."""
 SAMPLES = 2**30
-"""Nominal number of samples of a loader; the loop ends when no pass requests another step."""
+"""Nominal number of samples of a loader, which no cell reaches."""
 
 Row = Mapping[str, Tensor]
+"""Columns of one sequence, each of shape [seq_len]."""
 
 
 class StackSamples(Dataset[Row]):
-    """Samples of `StepData` from step `first` on, in the order in which a stack's sampler takes them."""
+    """Samples of `StepData` from step `first_step` on, in the order in which a stack's sampler takes them."""
 
-    def __init__(self, data: StepData, first: int, seq_len: int, *, shares_batches: bool) -> None:
-        """Create the data set.
+    def __init__(self, data: StepData, first_step: int, seq_len: int, *, shares_batches: bool) -> None:
+        """Create the data set, whose first samples belong to step `first_step`.
 
-        Args:
-            data: Batches of the cell.
-            first: Number of the first step.
-            seq_len: Length of the sequences.
-            shares_batches: True if every rank of a sequence group loads a batch on which all of them train.
+        With `shares_batches` the ranks of a sequence group load different sequences and train together on the
+        batch of each rank, one after another. Without it they all load the same sequences.
         """
         self.data = data
-        self.first = first
+        self.first_step = first_step
         self.seq_len = seq_len
         self.ranks = data.cell.sp_degree if shares_batches else 1
         self.label_column = NEXT_LABELS if shares_batches else SHIFT_LABELS
@@ -57,17 +60,17 @@ class StackSamples(Dataset[Row]):
         return SAMPLES
 
     def __getitem__(self, index: int) -> Row:
-        """Return one sequence, with columns of shape [seq_len]."""
+        """Return one sequence; `index` counts those that a stack's loader gives to all processes."""
         cell = self.data.cell
         batch, row = divmod(index, cell.batch)
         micro_step, data_rank = batch_place(cell, batch, self.ranks)
         step, step_micro_step = divmod(micro_step, cell.grad_accum)
-        rows = self.data.rows(self.first + step, step_micro_step, data_rank, self.seq_len)
-        ids, labels = rows.input_ids[row], rows.labels[row]
+        whole = self.data.host_micro_batch(self.first_step + step, step_micro_step, data_rank, self.seq_len)
+        ids, labels = whole.input_ids[row], whole.labels[row]
         unshifted = torch.cat([labels.new_full((1,), IGNORED_LABEL), labels[:-1]])
         return {
             "input_ids": ids,
-            "position_ids": rows.position_ids[row],
+            "position_ids": whole.position_ids[row],
             "labels": unshifted,
             self.label_column: labels,
         }
@@ -76,8 +79,8 @@ class StackSamples(Dataset[Row]):
 def batch_place(cell: Cell, batch: int, ranks: int) -> tuple[int, int]:
     """Return the micro-step, counted over all steps, and the data-parallel rank of a loader's batch.
 
-    The loader gives batches to the processes one after another. `ranks` neighbours form a sequence group and
-    train on the batches of all of them, that of the first rank first.
+    The loader gives batch i to process i modulo the number of processes. `ranks` neighbouring processes form
+    a sequence group. It trains on the batch of its first process, then on that of its second, and so on.
     """
     round_, process = divmod(batch, cell.dp_degree * ranks)
     data_rank, group_rank = divmod(process, ranks)
@@ -104,14 +107,15 @@ ATTENTION_CODE: Mapping[str, str] = {
     "deepspeed_ulysses": "deepspeed.runtime.sequence_parallel",
     "torch_cp": "torch.distributed.tensor.experimental",
 }
-"""Modules with a stack's code for attention communication, by strategy."""
+"""Prefix of the names of the modules with a stack's code for attention communication, by strategy."""
 
 
-class StackSignal:
+class LossRecorder:
     """Recorder of the loss sum and the valid tokens of every forward pass, by hooks on the model.
 
-    A stack's loss is the mean over this rank's valid tokens, or the sum divided by `num_items_in_batch`; the
-    hooks multiply it by that number. This costs a few operations on [B, S] integers and scalars per call.
+    The model's loss in a stack is a sum divided by the number of this rank's valid tokens, or by
+    `num_items_in_batch` if the stack passes it. The hooks multiply the loss by that number, which costs a few
+    operations on integers [B, S] and scalars per call.
     """
 
     def __init__(self, model: nn.Module, input_digest: InputDigest, phase: StepPhase) -> None:
@@ -151,7 +155,7 @@ class StackTrainer(Trainer):
 
     engine: StackEngine
     model: PreTrainedModel
-    signal: StackSignal
+    loss_recorder: LossRecorder
 
     counts_own_tokens: ClassVar[bool] = True
 
@@ -170,16 +174,16 @@ class StackTrainer(Trainer):
         cell = strategy.cell
         prepare_accelerate(cell)
         engine = STACK_ENGINES[cell.engine.name](cell, strategy.groups)
-        plain: PreTrainedModel = engine.place(model.model, layers, device)
-        plain.set_attn_implementation(STACK_KERNELS[cell.kernel])
-        signal = StackSignal(plain, model.input_digest, phase)
-        trainer = cls(cell, engine, strategy, wiring, data, phase, model.input_digest, plain, signal)
+        placed: PreTrainedModel = engine.place(model.model, layers, device)
+        placed.set_attn_implementation(STACK_KERNELS[cell.kernel])
+        recorder = LossRecorder(placed, model.input_digest, phase)
+        trainer = cls(cell, engine, strategy, wiring, data, phase, model.input_digest, placed, recorder)
         trainer.prepare()
         return trainer
 
     @abstractmethod
     def prepare(self) -> None:
-        """Hand the model to the stack."""
+        """Give the model to the stack; `engine` is attached here or before the first step."""
 
     @property
     def attention_name(self) -> str:
@@ -198,6 +202,7 @@ class StackTrainer(Trainer):
             module: nn.Module, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Any = None, **named: Any
         ) -> tuple[Tensor, Any]:
             def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                # Some attention functions return [B, S, N * D], the others [B, S, N, D].
                 out: Tensor = run(module, q, k, v, mask, **named)[0]
                 return out.unflatten(-1, (-1, v.shape[-1])) if out.dim() == 3 else out  # noqa: PLR2004
 
@@ -206,24 +211,24 @@ class StackTrainer(Trainer):
         with register_attention(self.attention_name, watched_attention):
             yield
 
-    def samples(self, first: int, seq_len: int) -> StackSamples:
-        """Return the samples from step `first` on."""
-        return StackSamples(self.data, first, seq_len, shares_batches=self.shares_batches)
+    def samples(self, first_step: int, seq_len: int) -> StackSamples:
+        """Return the samples from step `first_step` on."""
+        return StackSamples(self.data, first_step, seq_len, shares_batches=self.shares_batches)
 
     @property
     def shares_batches(self) -> bool:
-        """True if DeepSpeed's loader gathers a batch from every rank of a sequence group."""
+        """True if DeepSpeed's loader gathers a different batch from each rank of a sequence group."""
         return self.cell.strategy == "deepspeed_ulysses" and self.cell.sp_degree > 1
 
     @property
     def step_period(self) -> int:
-        """Number of steps after which DeepSpeed's loader gathers batches of `sp_degree` micro-steps again."""
+        """Number of steps after which DeepSpeed's loader gathers batches at the start of a step again."""
         degree = self.cell.sp_degree if self.shares_batches else 1
         return degree // math.gcd(degree, self.cell.grad_accum)
 
-    def rank_batches(self, accelerator: Any, model: Any, first: int, seq_len: int) -> Iterator[Any]:
-        """Return the batches that the stack's own loader gives this rank, from step `first` on."""
-        prepared = accelerator.prepare_data_loader(make_loader(self.samples(first, seq_len)))
+    def rank_batches(self, accelerator: Any, model: Any, first_step: int, seq_len: int) -> Iterator[Any]:
+        """Return the batches that the stack's own loader gives this rank, from step `first_step` on."""
+        prepared = accelerator.prepare_data_loader(make_loader(self.samples(first_step, seq_len)))
         if self.shares_batches:
             prepared = accelerator.deepspeed_ulysses_dl_adapter(prepared, model)
         return iter(prepared)

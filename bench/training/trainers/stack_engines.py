@@ -25,11 +25,11 @@ from bench.training.trainer_facts import STACK_KERNELS
 
 MIXED_PRECISION: Mapping[str, str] = {"bf16": "bf16", "fp32": "no"}
 OWN_VARIABLES = ("ACCELERATE_USE_FSDP", "FSDP_VERSION", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_TORCH_DEVICE")
-"""Environment variables of Accelerate that this module sets."""
+"""Environment variables of Accelerate that this module sets, and removes before the next cell."""
 
 
 def prepare_accelerate(cell: Cell) -> None:
-    """Reset the state that Accelerate has from an earlier cell of this process, and configure the ranks.
+    """Reset Accelerate's state of an earlier cell in this process, and configure Accelerate for this cell.
 
     Call this before the model is built.
     """
@@ -38,7 +38,7 @@ def prepare_accelerate(cell: Cell) -> None:
 
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    # DeepSpeed wraps this function, and must not wrap the one that it wrapped for an earlier cell.
+    # DeepSpeed wraps this function, and must not wrap its wrapper of an earlier cell.
     ALL_ATTENTION_FUNCTIONS._local_mapping.pop(STACK_KERNELS[cell.kernel], None)
     for name in OWN_VARIABLES:
         os.environ.pop(name, None)
@@ -47,18 +47,15 @@ def prepare_accelerate(cell: Cell) -> None:
     if engine is StackZero3:
         join_deepspeed(cell)
     if cell.cluster.device == "cpu":
-        set_cpu_process_group(cell.cluster.backend, engine.cpu_ranks)
+        set_cpu_process_group(cell.cluster.backend, engine.cpu_distributed_type)
 
 
 def set_cpu_process_group(backend: str, distributed_type: str) -> None:
     """Set the process group of CPU ranks in Accelerate, which looks for one only on GPUs.
 
-    Without this, Accelerate assumes one process and gives all ranks the same batches. DeepSpeed's loader then
-    silently trains on a sequence once for each rank that shares it.
-
-    Args:
-        backend: Backend of the process group.
-        distributed_type: Name of an Accelerate `DistributedType`.
+    Without this, Accelerate assumes one process and gives all ranks the same batches. With DeepSpeed's
+    loader, training then silently repeats a sequence for each rank that shares it.
+    `distributed_type` is the name of one of Accelerate's `DistributedType`.
     """
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
@@ -109,14 +106,14 @@ def parallelism(cell: Cell) -> Any:
 
 
 class StackEngine(Engine):
-    """Engine that a stack builds; `attach` sets the result."""
+    """Engine that a stack builds. It can be used after `attach`, which takes what the stack built."""
 
     prefix = "model"
     """Prefix of parameter names, which makes them equal to those in `ModelWithLoss`."""
     variables: ClassVar[Mapping[str, str]] = {}
     """Environment variables that `accelerate launch` would set."""
-    cpu_ranks: ClassVar[str] = "MULTI_GPU"
-    """Accelerate's DistributedType of CPU ranks; it shards parameters only over ranks that count as GPUs."""
+    cpu_distributed_type: ClassVar[str] = "MULTI_GPU"
+    """Accelerate's DistributedType for CPU ranks; it shards parameters only if this is a type of GPUs."""
     delays_sync: ClassVar[bool] = True
     """True if micro-steps before the last run in Accelerate's `no_sync`."""
 
@@ -134,14 +131,9 @@ class StackEngine(Engine):
         """Return the arguments of transformers' TrainingArguments that choose the engine."""
 
     def place(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:  # noqa: ARG002
-        """Return the filled model for the stack, moved to where the stack expects it.
+        """Fill the model by taking all `layers`, and return it on the device where the stack expects it.
 
-        This base class moves it to host memory layer by layer. FSDP2 shards a layer on the GPU later.
-
-        Args:
-            model: Model on the meta device, filled in by iterating over `layers`.
-            layers: Decoder layers of the model. A layer has its weights once it is taken.
-            device: Device of this rank.
+        This base class moves it to host memory layer by layer; FSDP2 shards a layer on the GPU later.
         """
         for layer in layers:
             layer.to("cpu")
@@ -157,21 +149,24 @@ class StackEngine(Engine):
         """Keep `backward` from updating the parameters in this context, so that gradients stay."""
         yield
 
-    def reported_norm(self, clipped: Any) -> Tensor:
-        """Return the gradient norm before clipping, after an update; `clipped` is the result of clipping."""
-        norm = clipped.full_tensor() if hasattr(clipped, "full_tensor") else clipped
+    def reported_norm(self, clip_result: Any) -> Tensor:
+        """Return the norm that gradients had before clipping; call this after the update.
+
+        `clip_result` is the return value of the stack's clipping, which means nothing under DeepSpeed.
+        """
+        norm = clip_result.full_tensor() if hasattr(clip_result, "full_tensor") else clip_result
         return torch.as_tensor(norm)
 
 
 class StackDDP(StackEngine, DDP):
-    cpu_ranks = "MULTI_CPU"
+    cpu_distributed_type = "MULTI_CPU"
 
     @staticmethod
     def arguments(cell: Cell) -> dict[str, Any]:  # noqa: ARG004
         return {"ddp_find_unused_parameters": False}
 
     def place(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Any:
-        deque(layers, maxlen=0)
+        deque(layers, maxlen=0)  # takes all layers, which fills the model
         return model.to(device)
 
 
@@ -202,7 +197,7 @@ class StackFSDP2(StackEngine, FSDP2):
 
 
 class StackZero3(StackEngine, Zero3):
-    """ZeRO-3 under Accelerate, whose `backward` also updates at the end of a step."""
+    """ZeRO-3 under Accelerate, whose own `backward` also updates the parameters at the end of a step."""
 
     variables: ClassVar[Mapping[str, str]] = {"ACCELERATE_USE_DEEPSPEED": "true"}
     delays_sync = False
@@ -241,9 +236,9 @@ class StackZero3(StackEngine, Zero3):
         finally:
             del self.engine.step
 
-    def reported_norm(self, clipped: Any) -> Tensor:
-        """Return the norm that DeepSpeed has after its update, which also clips."""
-        del clipped
+    def reported_norm(self, clip_result: Any) -> Tensor:
+        """Return the norm that DeepSpeed keeps from its update, which also clips."""
+        del clip_result
         return torch.as_tensor(self.engine.get_global_grad_norm())
 
 

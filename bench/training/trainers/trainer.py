@@ -1,4 +1,4 @@
-"""Base class of trainers: the interface of a training loop for the passes."""
+"""Base class of trainers, the training loops whose steps the passes request and measure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StepOutcome:
     loss_sum: Tensor
     """Sum of this rank's token losses."""
     valid_tokens: Tensor
-    """Number of tokens that count in the loss of all ranks, or of this rank if `counts_own_tokens`."""
+    """Number of tokens that count in the loss, of all ranks; of this rank alone if `counts_own_tokens`."""
     grad_norm: Tensor
     """Norm of the whole gradient of all ranks, before clipping."""
     input_digest: Tensor
@@ -38,13 +38,17 @@ class StepOutcome:
 
 
 NextStep = Callable[[StepOutcome | None], bool]
-"""Function that takes the results of the last step, None before the first, and returns whether to run another
-step."""
+"""Function that a loop calls before each step, with the outcome of the previous step (None before the
+first). It returns whether to run the step."""
 
 
 @dataclass(slots=True)
 class Trainer(ABC):
-    """Training loop, one optimizer step at a time. It reads the `wiring`, never the name of a strategy."""
+    """Training loop, one optimizer step at a time.
+
+    It depends on a strategy only through its `wiring`, never through its name. The argument `seq_len` of a
+    method is the number of tokens of a whole sequence: `cell.padded_len`, or less in a short step.
+    """
 
     cell: Cell
     engine: Engine
@@ -75,22 +79,15 @@ class Trainer(ABC):
     ) -> Self:
         """Return the trainer of a cell, with the model wrapped by the cell's engine.
 
-        Args:
-            model: Model with its loss on the meta device, filled in by iterating over `layers`.
-            layers: Decoder layers of the model. A layer has its weights once it is taken, and the rest of the
-                model once all layers are.
-            data: Batches of the cell.
-            strategy: Installed strategy.
-            wiring: Needs of the strategy.
-            device: Device of this rank.
-            phase: Recorder of the phase of a step.
+        The model is on the meta device. Taking a decoder layer from the iterator `layers` fills it with
+        weights; exhausting the iterator fills the rest of the model.
         """
         engine = engine_code(strategy.cell.engine.name)(model, layers, strategy.cell, strategy.groups, device)
         return cls(strategy.cell, engine, strategy, wiring, data, phase, model.input_digest)
 
     @abstractmethod
     def step(self, number: int, seq_len: int) -> StepOutcome:
-        """Load the batches of step `number`, run all micro-steps and update."""
+        """Load the batches of step `number`, run all micro-steps and update the parameters."""
 
     @abstractmethod
     def accumulate(self, number: int, seq_len: int) -> tuple[Tensor, Tensor]:
@@ -100,10 +97,13 @@ class Trainer(ABC):
             Sum of this rank's token losses, and the number of valid tokens of all ranks.
         """
 
-    def run(self, next_step: NextStep) -> None:
-        """Run full-length steps 0, 1, 2, ... as long as `next_step` returns True."""
+    def run(self, wants_step: NextStep) -> None:
+        """Run full-length steps 0, 1, 2, ... as long as `wants_step` returns True.
+
+        It is called before each step, with the outcome of the previous step or None before the first.
+        """
         number, outcome = 0, None
-        while next_step(outcome):
+        while wants_step(outcome):
             outcome = self.step(number, self.cell.padded_len)
             number += 1
 
@@ -127,12 +127,15 @@ class Trainer(ABC):
         return self.strategy.watch_attention(watch)
 
     def fetch(self, number: int, seq_len: int) -> list[Batch]:
-        """Return this rank's batches of a step, one per micro-step; only their shards go to the device."""
+        """Return this rank's batches of a step on the device, one per micro-step.
+
+        If the trainer shards batches for the strategy, only this rank's shards are copied to the device.
+        """
         data_rank = self.strategy.groups.data_rank
-        rows = [
-            self.data.rows(number, micro_step, data_rank, seq_len)
+        batches = [
+            self.data.host_micro_batch(number, micro_step, data_rank, seq_len)
             for micro_step in range(self.cell.grad_accum)
         ]
         if self.wiring.shards_batch:
-            rows = [self.strategy.shard(batch) for batch in rows]
-        return [batch.to_device(self.data.device) for batch in rows]
+            batches = [self.strategy.shard(batch) for batch in batches]
+        return [batch.to_device(self.data.device) for batch in batches]

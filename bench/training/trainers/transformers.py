@@ -1,4 +1,4 @@
-"""Trainer with the loop of transformers' Trainer, which the harness continues or stops between steps."""
+"""Trainer with the loop of transformers' Trainer, which the passes continue or stop between steps."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from bench.training.trainers.trainer import NextStep, StepOutcome
 
 
 class StepwiseMixin:
-    """Mixin for a Trainer class that asks before every step whether to go on, and restores the last label.
+    """Mixin for a Trainer class of transformers that asks `wants_step` before every step whether to go on.
 
-    It keeps the losses and the norm that the Trainer would log, because a Trainer that logs every step waits
-    for the device in every step.
+    It also gives the last token of a sequence its label, makes the native loop's optimizer and schedule, and
+    keeps the losses and the norm; a Trainer that logs them in every step would wait for the device each time.
     """
 
     bench: HuggingFaceTrainer
-    next_step: NextStep
+    """Trainer of the benchmark that runs this Trainer."""
+    wants_step: NextStep
     losses: list[Tensor]
     """Losses of the current step's micro-steps."""
     grad_norm: Tensor | float
+    """Result of clipping in the current step."""
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Return the batches of the next step; at the end return none and stop the loop."""
+        """Return the batches of the next step, or none after the last step, which also stops the loop."""
         trainer: Any = self
-        if not self.bench.finish_step(self.next_step):
+        if not self.bench.finish_step(self.wants_step):
             trainer.control.should_training_stop = True
             return [], None
         batches: tuple[list[Any], Any] = super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
@@ -74,7 +76,7 @@ class HuggingFaceTrainer(StackTrainer):
     logs_mean_of_ranks: ClassVar[bool] = True
 
     loop: Any = None
-    """Trainer of transformers, or of a package that extends it."""
+    """Instance of the class that `classes` returns, with StepwiseMixin."""
 
     def prepare(self) -> None:
         base, settings = self.classes()
@@ -90,7 +92,7 @@ class HuggingFaceTrainer(StackTrainer):
         self.loop.bench, self.loop.losses = self, []
 
     def classes(self) -> tuple[Any, Any]:
-        """Return the Trainer class and the class of its arguments."""
+        """Return the class of the training loop and the class of its arguments."""
         from transformers import Trainer as TransformersTrainer
         from transformers import TrainingArguments
 
@@ -101,7 +103,7 @@ class HuggingFaceTrainer(StackTrainer):
         return self.samples(0, self.cell.seq_len)
 
     def extras(self) -> dict[str, Any]:
-        """Return further arguments of the Trainer class."""
+        """Return arguments of the Trainer class in addition to those that `prepare` passes."""
         return {}
 
     def arguments(self) -> dict[str, Any]:
@@ -126,25 +128,28 @@ class HuggingFaceTrainer(StackTrainer):
             **self.engine.arguments(cell),
         }
 
-    def run(self, next_step: NextStep) -> None:
-        self.loop.next_step = next_step
+    def run(self, wants_step: NextStep) -> None:
+        self.loop.wants_step = wants_step
         self.loop.train()
         if not self.loop.control.should_training_stop:
             raise RuntimeError(f"trainer={self.cell.trainer} ended its loop before the last requested step")
 
-    def finish_step(self, next_step: NextStep) -> bool:
-        """Pass the results of the last step to `next_step`; return whether to run another step."""
+    def finish_step(self, wants_step: NextStep) -> bool:
+        """Pass the outcome of the step that ended to `wants_step`, and return whether to run another step.
+
+        Before the first step the outcome is None, and `engine` is attached to what the Trainer built.
+        """
         loop, outcome = self.loop, None
         self.phase.enter(None)
         if loop.state.global_step > 0:
-            loss_sum, valid_tokens = self.signal.take()
+            loss_sum, valid_tokens = self.loss_recorder.take()
             # Trainer also adds in float32; some stacks' losses are in bf16.
             logged = torch.stack(loop.losses).sum(dtype=torch.float32)
             norm = self.engine.reported_norm(loop.grad_norm)
             outcome = StepOutcome(loss_sum, valid_tokens, norm, self.input_digest.take(), logged)
         else:
             self.engine.attach(loop.model_wrapped, bare_optimizer(loop.optimizer), loop.lr_scheduler)
-        continues = next_step(outcome)
+        continues = wants_step(outcome)
         self.input_digest.take()
         loop.losses = []
         self.phase.enter("load")
@@ -170,10 +175,10 @@ class HuggingFaceTrainer(StackTrainer):
         with self.engine.without_update():
             for micro_step, batch in enumerate(batches):
                 self._micro_step(batch, items, last=micro_step == steps - 1)
-        return self.signal.take()
+        return self.loss_recorder.take()
 
     def _micro_step(self, batch: Any, items: Any, *, last: bool) -> None:
-        """Call the Trainer's own `training_step`."""
+        """Run the Trainer's `training_step`; gradients need not be reduced before the `last` micro-step."""
         loop = self.loop
         loop.accelerator.gradient_state._set_sync_gradients(last)
         delays_sync = not last and self.engine.delays_sync

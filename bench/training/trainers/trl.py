@@ -10,7 +10,7 @@ from torch import Tensor
 from bench.training.trainers.transformers import HuggingFaceTrainer
 
 ROWS = 2**20
-"""Number of rows of the data set, which must have a length; more than any cell trains on."""
+"""Nominal number of rows of the data set, which must have a length; no cell trains on more."""
 
 
 @dataclass(slots=True)
@@ -26,16 +26,16 @@ class SupervisedTrainer(HuggingFaceTrainer):
 
         samples = self.samples(0, self.cell.seq_len)
 
-        def rows(numbers: dict[str, list[int]]) -> dict[str, list[Tensor]]:
-            sampled = [samples[number] for number in numbers["number"]]
-            return {name: [row[name] for row in sampled] for name in sampled[0]}
+        def load_samples(numbers: dict[str, list[int]]) -> dict[str, list[Tensor]]:
+            rows = [samples[number] for number in numbers["number"]]
+            return {name: [row[name] for row in rows] for name in rows[0]}
 
         dataset = Dataset.from_dict({"number": range(ROWS)})
-        dataset.set_transform(rows)
+        dataset.set_transform(load_samples)
         return dataset
 
     def extras(self) -> dict[str, Any]:
-        """Return a tokenizer that only pads: SFTTrainer requires one, although the rows are tokens."""
+        """Return a tokenizer that only pads; SFTTrainer requires one, although its rows are tokens."""
         from tokenizers import Tokenizer
         from tokenizers.models import WordLevel
         from transformers import PreTrainedTokenizerFast

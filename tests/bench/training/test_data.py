@@ -16,8 +16,8 @@ CPU = torch.device("cpu")
 
 def test_labels_are_next_tokens_across_the_end_of_the_text():
     data = open_data(make_cell("seq_len=96k", "strategy=local"), CPU)
-    batch = data.micro_batch(step=4, micro_step=0, data_rank=0, seq_len=98304)
-    following = data.micro_batch(step=5, micro_step=0, data_rank=0, seq_len=98304)
+    batch = data.micro_batch(step=4, micro_step=0, data_rank=0, length=98304)
+    following = data.micro_batch(step=5, micro_step=0, data_rank=0, length=98304)
     assert torch.equal(batch.labels[:, :-1], batch.input_ids[:, 1:])
     assert batch.labels[0, -1] == following.input_ids[0, 0]
 

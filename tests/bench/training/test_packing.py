@@ -22,10 +22,10 @@ def packed_batch(*words, seq_len=96, length=None):
 
 
 def test_packed_samples_start_with_a_document_and_cut_the_last():
-    packed = PackedText([8, 1, 4, 13], first=0, seq_len=10)
+    packed = PackedText([8, 1, 4, 13], first_document=0, seq_len=10)
     samples = [(packed.start(sample) % 26, packed.sample_ends(sample, 10)) for sample in range(4)]
     assert samples == [(0, (8, 9, 10)), (13, (10,)), (0, (8, 9, 10)), (13, (10,))]
-    exact_fit = PackedText([8, 1, 4, 13], first=2, seq_len=13)
+    exact_fit = PackedText([8, 1, 4, 13], first_document=2, seq_len=13)
     assert [exact_fit.start(sample) for sample in range(4)] == [9, 26, 39, 52]
     assert packed.sample_ends(0, 9) == (8, 9)
     assert packed.sample_ends(1, 26) == (13, 21, 22, 26)

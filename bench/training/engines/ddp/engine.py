@@ -19,10 +19,10 @@ from bench.training.optimizer import Updater
 
 
 class DDP(TorchEngine):
-    """Data parallelism with the whole model on every rank, and low precision by autocast."""
+    """Data parallelism with the whole model on every rank; autocast gives matrix products low precision."""
 
     def wrap(self, model: ModelWithLoss, layers: Iterable[nn.Module], device: torch.device) -> None:
-        deque(layers, maxlen=0)
+        deque(layers, maxlen=0)  # takes all layers, which fills the model
         self.model = model.to(device)
         self.module: Any = self.model
         if self.groups.world_size > 1:

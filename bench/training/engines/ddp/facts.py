@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from bench.config import DTYPE_BYTES, Cell
 from bench.strategies.schedule import Communication
 from bench.training.engines.facts import EngineFacts, EngineMemory
-from bench.training.messages import PARAMETERS, Sent, all_reduce
+from bench.training.messages import PARAMETERS, EngineMessage, all_reduce
 from bench.training.optimizer_facts import OPTIMIZER_FACTS
 from bench.training.parameters import (
     FLOAT32_BYTES,
     head_parameters,
     one_layer_parameters,
     parameters,
+    state_dtype_bytes,
     tensors_in_backward,
-    wide_bytes,
 )
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
-"""Sizes at which DDP sends the first bucket and all others: `torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`
-and the default of `bucket_cap_mb`."""
+"""Sizes at which DDP reduces its first bucket of gradients and every other bucket. They are torch's
+`torch.distributed._DEFAULT_FIRST_BUCKET_BYTES` and the default of `bucket_cap_mb`."""
 
 
 class DDPFacts(EngineFacts):
@@ -33,39 +33,42 @@ class DDPFacts(EngineFacts):
         return 1
 
     def memory(self, cell: Cell) -> EngineMemory:
-        """Return the bytes of unsharded states.
+        """Return the bytes of weights, gradients and optimizer state, which every rank holds whole.
 
-        Autocast keeps a low-precision copy of every weight for the whole step.
+        All three exist for the whole step, in float32 at least. Autocast keeps a low-precision copy of every
+        weight for the whole step. The gradients of one layer, and of a tied output head, exist a second time
+        until they are added to DDP's buckets.
         """
-        count, e, wide = parameters(cell.model), DTYPE_BYTES[cell.dtype], wide_bytes(cell)
-        kept_head = wide * head_parameters(cell.model) if cell.model.tied_embeddings else 0
+        count, state_bytes = parameters(cell.model), state_dtype_bytes(cell)
+        dtype_bytes = DTYPE_BYTES[cell.dtype]
+        kept_head = state_bytes * head_parameters(cell.model) if cell.model.tied_embeddings else 0
         return EngineMemory(
-            states=(2 + OPTIMIZER_FACTS[cell.optimizer.name].moments) * wide * count,
-            gathered=e * count if self.is_autocast(cell) else 0,
+            states=(2 + OPTIMIZER_FACTS[cell.optimizer.name].moments) * state_bytes * count,
+            gathered=dtype_bytes * count if self.is_autocast(cell) else 0,
             kept_head_gradient=kept_head,
-            layer_gradients=e * one_layer_parameters(cell.model) + kept_head,
-            loading=wide * count,
+            layer_gradients=dtype_bytes * one_layer_parameters(cell.model) + kept_head,
+            loading=state_bytes * count,
         )
 
-    def messages(self, cell: Cell) -> Iterator[Sent]:
+    def messages(self, cell: Cell) -> Iterator[EngineMessage]:
         """Yield a broadcast of the buffers, and an all-reduce for each bucket of gradients.
 
-        The buffers are the rotary embedding's frequencies, twice, in float32 (`_sync_buffers` of
-        DistributedDataParallel; none are sent after a micro-step in `no_sync`). Gradients are those of the
-        last micro-step, in the dtype of the weights. `compute_bucket_assignment_by_size` makes the buckets.
+        The buffers are two copies of the rotary embedding's frequencies, in float32. DDP sends them once per
+        step (`_sync_buffers`), because a forward that follows a micro-step in `no_sync` sends none. Gradients
+        are reduced in the last micro-step, in the weights' dtype (`compute_bucket_assignment_by_size`).
         """
         ranks = cell.cluster.world_size
         frequencies = 2 * (cell.model.head_dim // 2) * FLOAT32_BYTES
-        yield PARAMETERS, Communication("broadcast", frequencies, ranks)
+        yield EngineMessage(PARAMETERS, Communication("broadcast", frequencies, ranks))
         for bucket_bytes in _buckets(cell):
             yield all_reduce(bucket_bytes, ranks)
 
 
 def _buckets(cell: Cell) -> Iterator[int]:
-    """Yield the size of each bucket, which collects tensors in the order of backward up to its limit."""
+    """Yield the bytes of each bucket, which takes tensors in the order of backward up to its limit."""
     limit, bucket_bytes = FIRST_BUCKET_BYTES, 0
     for tensor in tensors_in_backward(cell.model):
-        bucket_bytes += tensor.count * wide_bytes(cell)
+        bucket_bytes += tensor.count * state_dtype_bytes(cell)
         if bucket_bytes >= limit:
             yield bucket_bytes
             limit, bucket_bytes = BUCKET_BYTES, 0

@@ -18,13 +18,13 @@ from bench.training.optimizer import Updater
 
 
 class FSDP2(TorchEngine):
-    """Sharding by `fully_shard`, with one parameter group per layer and one for the rest."""
+    """Sharding by `fully_shard`, with one parameter group per layer and one for all other parameters."""
 
     def wrap(self, model: ModelWithLoss, layers: Iterable[nn.Module], device: torch.device) -> None:  # noqa: ARG002  the mesh has the device
         keywords: dict[str, Any] = {"mesh": self.groups.shard_mesh}
         if self.cell.dtype in LOW_PRECISION:
             keywords["mp_policy"] = MixedPrecisionPolicy(TORCH_DTYPES[self.cell.dtype], torch.float32)
-        for layer in layers:
+        for layer in layers:  # taking a layer fills it; it is sharded before the next is taken
             fully_shard(layer, **keywords)
         self.module: Any = fully_shard(model, **keywords)
         self.updater = Updater(model, self.cell.optimizer)

@@ -19,13 +19,18 @@ from bench.training.models import FAMILIES, TORCH_DTYPES
 from bench.training.optimizer import make_optimizer, make_schedule
 
 OFFLOADED_GRADIENT_BYTES = 4
-"""Bytes of a gradient element in host memory, where DeepSpeed keeps float32."""
+"""Bytes of a gradient element in host memory, where DeepSpeed keeps gradients in float32."""
 
 
 class Zero3(Engine):
     """Sharding by DeepSpeed ZeRO-3, whose `step` also clips gradients."""
 
     def wrap(self, model: ModelWithLoss, layers: Iterable[nn.Module], device: torch.device) -> None:  # noqa: ARG002  DeepSpeed chooses it
+        """Shard the decoder layers one by one, then the rest of the model, and start DeepSpeed's engine.
+
+        The order is essential. Taking a layer from `layers` fills it, and it is sharded before the next is
+        taken, so that a rank never holds the whole model. The rest is filled after the last layer.
+        """
         import deepspeed
 
         from bench.ranks.deepspeed import join_deepspeed
@@ -97,7 +102,7 @@ class Zero3(Engine):
 def shard_parameters(part: nn.Module, cell: Cell) -> None:
     """Cast the parameters of a module to the cell's dtype and keep only this rank's shard of each.
 
-    Parameters that ZeRO-3 has sharded before are left as they are.
+    Parameters that ZeRO-3 has already sharded are left as they are.
     """
     import deepspeed
     from deepspeed.utils import groups
@@ -105,13 +110,13 @@ def shard_parameters(part: nn.Module, cell: Cell) -> None:
     for parameter in part.parameters():
         if not hasattr(parameter, "ds_id"):
             parameter.data = parameter.data.to(TORCH_DTYPES[cell.dtype])
-    # In the default group, gathers of parameters would wait for attention communication.
+    # The separate group keeps gathers of parameters from waiting for attention communication.
     group = groups._get_sequence_data_parallel_group()
     deepspeed.zero.Init(part, data_parallel_group=group, config_dict_or_path=zero3_config(cell))
 
 
 def zero3_config(cell: Cell) -> dict[str, Any]:
-    """Return DeepSpeed's settings; settings that are left out, such as bucket sizes, keep their default."""
+    """Return DeepSpeed's configuration; settings that it lacks, such as bucket sizes, keep their defaults."""
     offload = {"device": "cpu", "pin_memory": cell.cluster.device == "cuda"}
     _, model_class = FAMILIES[cell.model.family]
     layers = {"leaf_module": {"classes": sorted(model_class._no_split_modules)}}

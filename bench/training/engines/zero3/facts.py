@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from bench.config import DTYPE_BYTES, NOT_USED, Cell, ModelConfig
 from bench.training.engines.facts import EngineFacts, EngineHost, EngineMemory
-from bench.training.messages import Sent, all_gather, all_reduce, reduce_scatter
+from bench.training.messages import EngineMessage, all_gather, all_reduce, reduce_scatter
 from bench.training.optimizer_facts import OPTIMIZER_FACTS
 from bench.training.parameters import (
     FLOAT32_BYTES,
@@ -30,8 +30,8 @@ from bench.training.parameters import (
 )
 
 MAX_REUSE_DISTANCE = 1_000_000_000
-"""Default of `stage3_max_reuse_distance`. A weight stays gathered if fewer parameters are used before it is
-used again; the weights of the last layers therefore stay gathered from forward to backward."""
+"""Default of `stage3_max_reuse_distance`. A weight stays gathered if fewer parameters than this are used
+before it is used again. The weights of the last layers therefore stay gathered from forward to backward."""
 MAX_LIVE_PARAMETERS = 1_000_000_000
 """Default of `stage3_max_live_parameters`, the largest number of parameters that are gathered ahead."""
 REDUCE_BUCKET = 500_000_000
@@ -76,55 +76,61 @@ class Zero3Facts(EngineFacts):
         return reasons
 
     def memory(self, cell: Cell) -> EngineMemory:
-        """Return the bytes of weights, gradients, wide weights and moments, and of gathered weights.
+        """Return the bytes of weights, gradients, master weights and moments, and of gathered weights.
 
-        In bf16 a parameter has 2 bytes of weights, 2 of gradients, 4 of wide weights and 8 of AdamW moments.
-        In fp32 there is a wide copy, too. A single rank gathers nothing, because its partition is the whole
-        parameter. An optimizer in host memory leaves only the weights on a GPU. Between steps it keeps wide
-        gradients, 4 bytes, in host memory, which counts on a CPU rank. Gradients are collected in a buffer of
-        REDUCE_BUCKET elements and copied to be reduced (`reduce_scatter_coalesced`), in a layer's backward if
-        the model has more elements, else after backward.
+        In bf16 a parameter has 2 bytes of weight, 2 of gradient, 4 of float32 master weight and 8 of AdamW
+        moments. In fp32 DeepSpeed also keeps master weights. A single rank gathers nothing, because its shard
+        is the whole parameter. With the optimizer in host memory only the weights stay on a GPU. It then
+        keeps float32 gradients (4 bytes) in host memory, which is the only memory of a CPU rank.
+        Gradients are collected in a buffer of REDUCE_BUCKET elements, which is copied to be reduced
+        (`reduce_scatter_coalesced`). The copy is made during backward if the model has more elements than the
+        buffer, and after backward if not.
         """
-        model, count, e = cell.model, parameters(cell.model), DTYPE_BYTES[cell.dtype]
+        model, count, dtype_bytes = cell.model, parameters(cell.model), DTYPE_BYTES[cell.dtype]
         shards, head_count = self.shards(cell), head_parameters(cell.model)
-        kept_head = e * head_count if model.tied_embeddings else 0
+        kept_head = dtype_bytes * head_count if model.tied_embeddings else 0
         moments = OPTIMIZER_FACTS[cell.optimizer.name].moments
-        states, update = 2 * e + (1 + moments) * FLOAT32_BYTES, e + FLOAT32_BYTES
+        # Bytes per parameter.
+        states, update = 2 * dtype_bytes + (1 + moments) * FLOAT32_BYTES, dtype_bytes + FLOAT32_BYTES
         if cell.offload.optimizer:
-            states, update = (e if cell.cluster.device == "cuda" else states + FLOAT32_BYTES), 0
-        layers = e * _layers_kept(cell) * one_layer_parameters(model) if shards > 1 else 0
-        gathered = e * head_count + layers if shards > 1 else 0
-        reduced = e * min(count, REDUCE_BUCKET)
+            states, update = (dtype_bytes if cell.cluster.device == "cuda" else states + FLOAT32_BYTES), 0
+        kept_layers = dtype_bytes * _layers_kept(cell) * one_layer_parameters(model) if shards > 1 else 0
+        gathered = dtype_bytes * head_count + kept_layers if shards > 1 else 0
+        reduced = dtype_bytes * min(count, REDUCE_BUCKET)
         return EngineMemory(
-            states=states * count // shards + e * REDUCE_BUCKET,
+            states=states * count // shards + dtype_bytes * REDUCE_BUCKET,
             gathered=gathered,
-            spare=layers,
-            beyond=max(0, e * min(count, MAX_LIVE_PARAMETERS) - gathered) if shards > 1 else 0,
+            spare=kept_layers,
+            beyond=max(0, dtype_bytes * min(count, MAX_LIVE_PARAMETERS) - gathered) if shards > 1 else 0,
             kept_head_gradient=kept_head,
-            layer_gradients=e * one_layer_parameters(model)
+            layer_gradients=dtype_bytes * one_layer_parameters(model)
             + kept_head
             + (reduced if count - head_count > REDUCE_BUCKET else 0),  # the embedding's gradient comes last
-            update=max(gathered + reduced + e * head_count, update * min(count // shards, MAX_SUB_GROUP)),
-            loading=e * layer_parameters(model) // shards + FLOAT32_BYTES * (count - layer_parameters(model)),
+            update=max(
+                gathered + reduced + dtype_bytes * head_count, update * min(count // shards, MAX_SUB_GROUP)
+            ),
+            loading=dtype_bytes * layer_parameters(model) // shards
+            + FLOAT32_BYTES * (count - layer_parameters(model)),
         )
 
-    def messages(self, cell: Cell) -> Iterator[Sent]:
-        """Yield the messages of each tensor, flat and padded (`Init._partition_param`), in the cell's dtype.
+    def messages(self, cell: Cell) -> Iterator[EngineMessage]:
+        """Yield the collectives of every tensor and of the norms; tensors are sent in the cell's dtype.
 
-        Small tensors stay whole and are gathered one by one after the update (`_post_step`). The others are
-        gathered in every micro-step, which also reduces all gradients, in buckets (`reduce_scatter_coalesced`
-        and `reduce_independent_p_g_buckets_and_remove_grads`).
+        A tensor is flattened, padded and split (`Init._partition_param`). Every micro-step gathers large
+        tensors one by one, and reduces all gradients in buckets (`reduce_scatter_coalesced`,
+        `reduce_independent_p_g_buckets_and_remove_grads`). Small tensors stay whole on every rank and are
+        gathered one by one after the update (`_post_step`).
         """
-        ranks, e = self.shards(cell), DTYPE_BYTES[cell.dtype]
+        ranks, dtype_bytes = self.shards(cell), DTYPE_BYTES[cell.dtype]
 
-        def shard(tensors: Iterable[TrainedTensor]) -> int:
-            return e * sum(math.ceil(tensor.count / ranks) for tensor in tensors)
+        def shard_bytes(tensors: Iterable[TrainedTensor]) -> int:
+            return dtype_bytes * sum(math.ceil(tensor.count / ranks) for tensor in tensors)
 
-        gathered = [all_gather(shard([tensor]), ranks) for tensor in _tensors_to_gather(cell.model)]
-        reduced = [reduce_scatter(shard(bucket), ranks) for bucket in _reduce_buckets(cell.model)]
+        gathered = [all_gather(shard_bytes([tensor]), ranks) for tensor in _tensors_to_gather(cell.model)]
+        reduced = [reduce_scatter(shard_bytes(bucket), ranks) for bucket in _reduce_buckets(cell.model)]
         yield from (gathered + reduced) * cell.grad_accum
         whole = (tensor for tensor in trained_tensors(cell.model) if _stays_whole(tensor))
-        yield from (all_gather(shard([tensor]), ranks) for tensor in whole)
+        yield from (all_gather(shard_bytes([tensor]), ranks) for tensor in whole)
         norm_bytes = FLOAT32_BYTES if cell.offload.optimizer else FLOAT64_BYTES
         for _ in range(_sub_groups(cell.model, ranks)):
             yield all_reduce(norm_bytes, ranks)
@@ -133,26 +139,27 @@ class Zero3Facts(EngineFacts):
 def _layers_kept(cell: Cell) -> int:
     """Return the number of layers that stay gathered from forward to backward, at least one.
 
-    Between the two uses of a layer come forward and backward of all later layers, a second forward if they
-    are checkpointed, and the head twice (`__params_to_release` in DeepSpeed's
-    partitioned_param_coordinator.py).
+    Between the two uses of a layer, DeepSpeed uses every later layer in forward and backward (and in a second
+    forward if layers are checkpointed), and the head twice. A layer stays if these are fewer parameters than
+    MAX_REUSE_DISTANCE (`__params_to_release` in DeepSpeed's partitioned_param_coordinator.py).
     """
-    passes = 3 if cell.checkpointing else 2
+    uses = 3 if cell.checkpointing else 2
     room = MAX_REUSE_DISTANCE - 2 * head_parameters(cell.model)
-    return min(cell.model.num_layers, max(1, -(-room // (passes * one_layer_parameters(cell.model)))))
+    return min(cell.model.num_layers, max(1, -(-room // (uses * one_layer_parameters(cell.model)))))
 
 
 def _stays_whole(tensor: TrainedTensor) -> bool:
+    """Return whether every rank keeps the whole tensor, because it is small."""
     return tensor.count <= PERSISTENCE_THRESHOLD
 
 
 def _tensors_to_gather(model: ModelConfig) -> list[TrainedTensor]:
     """Return an estimate of the tensors that a micro-step gathers, in forward and again in backward.
 
-    Backward does not gather the output head again, nor the last layers that fit with it in
-    `MAX_LIVE_PARAMETERS`. If all layers fit, it gathers nothing again. A replay of the coordinator of
-    DeepSpeed 0.19 gathered up to 2 % less than this for models with 1.5 to 32 billion weights, and a third
-    more for those with half a billion.
+    Backward does not gather the output head again, nor the last layers that fit into MAX_LIVE_PARAMETERS with
+    it. If all layers fit, it gathers nothing again. A replay of DeepSpeed 0.19's coordinator gathered at
+    most 2 % less than this for models with 1.5 to 32 billion weights, and a third more for models with half a
+    billion.
     """
     kept = (MAX_LIVE_PARAMETERS - head(model).count) // one_layer_parameters(model)
     again = model.num_layers - min(model.num_layers, max(0, kept))
@@ -162,7 +169,7 @@ def _tensors_to_gather(model: ModelConfig) -> list[TrainedTensor]:
 
 
 def _reduce_buckets(model: ModelConfig) -> Iterator[list[TrainedTensor]]:
-    """Yield the tensors of each bucket in the order of backward; a larger tensor has its own bucket."""
+    """Yield the tensors of each bucket in the order of backward; one above REDUCE_BUCKET has its own."""
     bucket: list[TrainedTensor] = []
     for tensor in tensors_in_backward(model):
         if bucket and sum(part.count for part in (*bucket, tensor)) > REDUCE_BUCKET:
@@ -173,9 +180,9 @@ def _reduce_buckets(model: ModelConfig) -> Iterator[list[TrainedTensor]]:
 
 
 def _sub_groups(model: ModelConfig, ranks: int) -> int:
-    """Return the number of sub-groups, which are updated one by one (`_create_fp16_sub_groups`).
+    """Return the number of sub-groups of tensors. They are updated one by one, and each has its own norm.
 
-    Every sub-group has its own norm.
+    See DeepSpeed's `_create_fp16_sub_groups`.
     """
     groups, elements = 1, 0
     for tensor in trained_tensors(model)[:-1]:
