@@ -180,7 +180,7 @@ def test_samples_formula_has_the_interval_rank():
         (q.TELEMETRY, f"every {telemetry.PERIOD_S * 1e3:.0f} ms"),
         (q.TELEMETRY, f"{telemetry.MAX_SAMPLES:,} samples"),
         (q.TELEMETRY, f"< {telemetry.SLOW_CLOCK} * reference_clock_mhz"),
-        (q.TELEMETRY, "{}, {}, {} or {}".format(*telemetry.FAULTS)),
+        (q.TELEMETRY, "{}, {}, {} or {}".format(*telemetry.FAULT_EVENTS)),
         (q.TRACED_TO_TIMED, f"longer than {traced_shares.MAX_TRACED_TO_TIMED} timed"),
         (q.TRACED_TO_TIMED, f"less than {traced_shares.MIN_TRACED_TO_TIMED} did not"),
         (q.TRACED_TO_TIMED, f"more than {WORDS_OF_PARTS[TRACED_PART]} of `measure.budget_s`"),

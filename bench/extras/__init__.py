@@ -1,1 +1,1 @@
-"""Optional parts that no other package of bench imports. May import run and all below."""
+"""Predicted times, ranks on other machines, user loops: optional parts. May import run and all below."""

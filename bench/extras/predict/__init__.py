@@ -1,1 +1,1 @@
-"""Time model of steps, which run_sweep.py registers with the core. May import what lies below extras."""
+"""Predicted step times, as modes that run_sweep.py registers. May import what lies below extras."""

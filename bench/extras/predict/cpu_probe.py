@@ -17,12 +17,12 @@ from torch.nn.functional import linear
 
 from bench.attention.kernels import KERNELS, attend
 from bench.common.cpu_arithmetic import TORCH_NAMES
-from bench.extras.predict.cpu_speed import LENGTH, ROWS, ProbeTask, ProbeTimes
+from bench.extras.predict.cpu_speed import ATTENTION_TOKENS, LINEAR_ROWS, ProbeTask, ProbeTimes
 from bench.ranks.products import use_wide_products
 
 
 def main() -> None:
-    """Time the tasks, one after another."""
+    """Time the tasks from standard input one after another, and write their times."""
     tasks = msgspec.json.decode(sys.stdin.buffer.read(), type=list[ProbeTask])
     # This process forks, so it must run no tensor operation: OpenMP's threads do not survive a fork.
     times = [_slowest_rank(task) for task in tasks]
@@ -51,7 +51,7 @@ def _time_task(task: ProbeTask) -> ProbeTimes:
 
 def _attention_call(task: ProbeTask) -> Callable[[], object]:
     """Return a function that runs forward and backward of causal attention on the task's heads."""
-    shape, dtype = (1, task.heads, LENGTH, task.head_dim), getattr(torch, TORCH_NAMES[task.dtype])
+    shape, dtype = (1, task.heads, ATTENTION_TOKENS, task.head_dim), getattr(torch, TORCH_NAMES[task.dtype])
     q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
     dout = torch.ones(shape, dtype=dtype)
     kernel = KERNELS[task.kernel]
@@ -59,13 +59,13 @@ def _attention_call(task: ProbeTask) -> Callable[[], object]:
 
 
 def _linear_call(task: ProbeTask) -> Callable[[], object]:
-    """Return a function that runs forward and backward of a linear layer, hidden size to MLP size."""
+    """Return a function that runs forward and backward of a linear layer from hidden size to MLP size."""
     dtype = getattr(torch, TORCH_NAMES[task.dtype])
     x, weight = (
         torch.randn(size, task.hidden_size, dtype=dtype, requires_grad=True)
-        for size in (ROWS, task.intermediate_size)
+        for size in (LINEAR_ROWS, task.intermediate_size)
     )
-    dout = torch.ones(ROWS, task.intermediate_size, dtype=dtype)
+    dout = torch.ones(LINEAR_ROWS, task.intermediate_size, dtype=dtype)
     return lambda: linear(x, weight).backward(dout)
 
 

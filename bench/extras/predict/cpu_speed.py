@@ -1,7 +1,7 @@
 """Speed of this CPU relative to the CPU of conf/hardware/cpu.yaml, from a probe of about a second.
 
-The cost model gives the time of a step's parts on that CPU, for every size. The probe gives two factors for
-this CPU, one for attention and one for everything else.
+The cost model gives the time of a step's parts on the CPU of the file, for every size. The probe gives two
+factors by which this CPU takes longer, one for attention and one for everything else.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from bench.extras.predict.speeds import Speeds
 from bench.extras.predict.time import PredictedParts
 from bench.strategies.schedule import Block
 
-LENGTH, ROWS = 4096, 8192
-"""Tokens of the timed attention, and rows of the timed linear layer; longer ones run at the same rates."""
-LARGEST_HEAD_DIM, LARGEST_PRODUCT = 256, 2**22
-"""Largest model that is probed; a larger one takes longer than a user waits for a plan."""
+ATTENTION_TOKENS, LINEAR_ROWS = 4096, 8192
+"""Tokens of the timed attention, and rows of the timed linear layer. Larger sizes run at the same rates."""
+MAX_HEAD_DIM, MAX_LINEAR_WEIGHTS = 256, 2**22
+"""Largest head size and linear layer that are probed; with larger ones a plan would take too long."""
 MAX_TASKS = 6
-"""Largest number of tasks; a plan with more is not probed at all, because a dozen take half a minute."""
+"""Largest number of tasks. A plan with more runs no probe, because a dozen tasks take half a minute."""
 TIMEOUT_S = 20.0
-PRODUCTS = 3
+LINEAR_PRODUCTS = 3
 """Matrix products of a linear layer: one in forward, two in backward."""
 
 
@@ -43,7 +43,7 @@ class ProbeTask:
     threads: int
     """Number of threads of a rank."""
     heads: int
-    """Number of heads that a rank computes at a time, one on each thread."""
+    """Number of heads that a rank computes at the same time, one on each thread."""
     head_dim: int
     hidden_size: int
     intermediate_size: int
@@ -68,13 +68,13 @@ class ProbeTask:
     @property
     def is_quick(self) -> bool:
         """Whether the task takes about a second."""
-        product = self.hidden_size * self.intermediate_size
-        return self.head_dim <= LARGEST_HEAD_DIM and product <= LARGEST_PRODUCT
+        weights = self.hidden_size * self.intermediate_size
+        return self.head_dim <= MAX_HEAD_DIM and weights <= MAX_LINEAR_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeTimes:
-    """Seconds of forward and backward of a task."""
+    """Seconds of forward and backward of a task, on its slowest rank."""
 
     attention_s: float
     """Seconds of attention on the task's heads."""
@@ -90,8 +90,8 @@ def heads_of_call(cell: Cell) -> int:
 def run_probe(tasks: Iterable[ProbeTask]) -> dict[ProbeTask, ProbeTimes]:
     """Return the times of the quick tasks, measured in a child process.
 
-    The result is empty if the process fails or if there are more than MAX_TASKS: a plan does not need the
-    probe.
+    A plan does not need the probe, so the result is empty if the process fails or if there are more than
+    MAX_TASKS quick tasks.
     """
     quick = [*dict.fromkeys(task for task in tasks if task.is_quick)]
     if not 0 < len(quick) <= MAX_TASKS:
@@ -117,20 +117,21 @@ def step_s_on_this_cpu(cell: Cell, parts: PredictedParts, other_cpu: Hardware, t
 
     Args:
         cell: Cell on CPU ranks.
-        parts: Parts of its step on one thread of the other CPU.
-        other_cpu: Rates of one thread of the other CPU.
+        parts: Predicted parts of its step on one thread of `other_cpu`.
+        other_cpu: Rates of one thread of the CPU of conf/hardware/cpu.yaml.
         times: Times of the cell's `ProbeTask` on this CPU.
     """
-    speeds, task, e = Speeds(other_cpu, BandEnd.EXPECTED), ProbeTask.for_cell(cell), DTYPE_BYTES[cell.dtype]
-    block = Block(1, 1, 1, LENGTH, LENGTH, is_causal=True)
+    speeds, task = Speeds(other_cpu, BandEnd.EXPECTED), ProbeTask.for_cell(cell)
+    dtype_bytes = DTYPE_BYTES[cell.dtype]
+    block = Block(1, 1, 1, ATTENTION_TOKENS, ATTENTION_TOKENS, is_causal=True)
     head_s = sum(
-        speeds.block_s(block, task.head_dim, cell.kernel, number_bytes=e, backward=backward)
+        speeds.block_s(block, task.head_dim, cell.kernel, number_bytes=dtype_bytes, backward=backward)
         for backward in (False, True)
     )
-    product = Operation("product", ROWS, task.intermediate_size, task.hidden_size, e)
+    product = Operation("product", LINEAR_ROWS, task.intermediate_size, task.hidden_size, dtype_bytes)
     heads = heads_of_call(cell)
     rounds_per_head = -(-heads // task.heads) / heads
     attention_factor = times.attention_s / head_s * rounds_per_head
-    other_factor = times.products_s / (PRODUCTS * speeds.operation_s(product))
+    other_factor = times.products_s / (LINEAR_PRODUCTS * speeds.operation_s(product))
     other_ms = parts.step_ms - parts.attention_ms
     return (parts.attention_ms * attention_factor + other_ms * other_factor) / 1e3

@@ -59,7 +59,7 @@ RATE_END: Mapping[BandEnd, BandEnd] = {
 }
 """End of a rate's band for each end of a time: the lowest rate gives the highest time."""
 REQUIRED_KEYS = ("links", "rates", "host_s_per_operation", "devices_per_node")
-"""Keys that a file must have for times to be predicted."""
+"""Keys that a file needs so that times can be predicted."""
 
 
 def missing_keys(facts: Mapping[str, Any]) -> list[str]:
@@ -68,7 +68,7 @@ def missing_keys(facts: Mapping[str, Any]) -> list[str]:
 
 
 def hardware_from(facts: Mapping[str, Any]) -> Hardware:
-    """Return the contents of a file as rates; raise ConfigError if keys for predicting times are missing."""
+    """Return the rates in a file's contents; raise ConfigError if keys for predicting times are missing."""
     missing = missing_keys(facts)
     if missing:
         raise ConfigError(

@@ -29,14 +29,14 @@ class Operation:
     rows: int
     columns: int
     inner: int = 1
-    """Inner dimension of a matrix product."""
+    """Inner dimension of a matrix product; 1 for other kinds."""
     number_bytes: int = 2
     """Bytes of a number in the operation's dtype."""
     count: int = 1
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of one operation."""
+        """Floating-point operations of one matrix product; 0 for other kinds, which memory limits."""
         return 2 * self.rows * self.columns * self.inner if self.kind == "product" else 0
 
     @property
@@ -45,7 +45,7 @@ class Operation:
         numbers, kind = self.rows * self.columns, OPERATION_KINDS[self.kind]
         if self.kind == "product":
             return self.number_bytes * (numbers + self.rows * self.inner + self.columns * self.inner)
-        return numbers * (kind.narrow * self.number_bytes + kind.wide * 4)
+        return numbers * (kind.dtype_accesses * self.number_bytes + kind.float32_accesses * 4)
 
     @property
     def launches(self) -> int:
@@ -58,9 +58,9 @@ class OperationKind(NamedTuple):
 
     launches: int
     """Operators that Python launches."""
-    narrow: int = 0
+    dtype_accesses: int = 0
     """Number of times that a number is read or written in the operation's dtype; 0 for products."""
-    wide: int = 0
+    float32_accesses: int = 0
     """Number of times that a number is read or written in float32; 0 for products."""
 
 
@@ -98,11 +98,11 @@ OPERATION_KINDS: Mapping[str, OperationKind] = {
     # the share of bandwidth in conf/hardware/h100_80gb.yaml (results/reference/h100).
     "copying_update": OperationKind(12, 4, 11),
 }
-"""All kinds of operations but the blocks of attention, which kernels compute."""
+"""Launches and memory traffic of every kind of operation; attention kernels are no kind."""
 
 
-def micro_step(cell: Cell) -> Iterator[Operation]:
-    """Yield the operations of one micro-step, forward and backward, without attention."""
+def micro_step_operations(cell: Cell) -> Iterator[Operation]:
+    """Yield the operations of one micro-step, forward and backward, outside attention."""
     layers, forwards = cell.model.num_layers, 2 if cell.checkpointing else 1
     for operation in layer_forward(cell):
         yield _repeat(operation, layers * forwards)
@@ -111,8 +111,8 @@ def micro_step(cell: Cell) -> Iterator[Operation]:
     yield from _embedding_and_loss(cell)
 
 
-def optimizer_update(cell: Cell) -> Iterator[Operation]:
-    """Yield the optimizer's update of a rank's parameters, as equal operations on all tensors."""
+def update_operations(cell: Cell) -> Iterator[Operation]:
+    """Yield the optimizer's update of this rank's parameters, as equal operations on all tensors."""
     engine, tensors = ENGINE_FACTS[cell.engine.name], len(trained_tensors(cell.model))
     count = parameters(cell.model) // engine.shards(cell)
     kind = "copying_update" if engine.copies_in_update else "update"
@@ -120,7 +120,7 @@ def optimizer_update(cell: Cell) -> Iterator[Operation]:
 
 
 def layer_forward(cell: Cell) -> Iterator[Operation]:
-    """Yield the operations of one layer's forward; under autocast INPUT_CASTS projections cast inputs."""
+    """Yield the operations of one layer's forward outside attention, including autocast's input casts."""
     rows, model = _rows(cell), cell.model
     yield from _products(cell, _projection_sizes(cell))
     yield _in_stream_dtype(cell, "norm", rows, model.hidden_size, 2)
@@ -133,10 +133,11 @@ def layer_forward(cell: Cell) -> Iterator[Operation]:
 
 
 def layer_backward(cell: Cell) -> Iterator[Operation]:
-    """Yield the operations of one layer's backward: two products for every product of forward.
+    """Yield the operations of one layer's backward outside attention: two products for each in forward.
 
-    With a tiled MLP, backward also runs the MLP's forward again. Inputs that several operators use need five
-    sums of gradients: two residual sums, two for Q, K and V, and one for gate and up.
+    With a tiled MLP, backward also runs the MLP's forward again. The gradients of an input that several
+    operators use are summed: two sums for the residuals, two for the input of Q, K and V, one for the input
+    of gate and up.
     """
     rows, model = _rows(cell), cell.model
     for columns, inner in (*_projection_sizes(cell), *_mlp_sizes(cell)):
@@ -157,7 +158,7 @@ def layer_backward(cell: Cell) -> Iterator[Operation]:
 def _embedding_and_loss(cell: Cell) -> Iterator[Operation]:
     """Yield the operations of embedding, last norm, output head and loss, forward and backward.
 
-    A chunked loss computes its forward twice.
+    A chunked loss computes output head and loss in chunks of rows, and their forward twice.
     """
     rows, model = _rows(cell), cell.model
     is_chunked = cell.loss == "chunked"
@@ -182,15 +183,15 @@ def _mlp_forward(cell: Cell) -> Iterator[Operation]:
 
 
 def _projection_sizes(cell: Cell) -> tuple[tuple[int, int], ...]:
-    """Return output and input size of the Q, K, V and output projections."""
-    q, kv, h = q_size(cell.model), kv_size(cell.model), cell.model.hidden_size
-    return (q, h), (kv, h), (kv, h), (h, q)
+    """Return the pairs (output size, input size) of the Q, K, V and output projections."""
+    q, kv, hidden = q_size(cell.model), kv_size(cell.model), cell.model.hidden_size
+    return (q, hidden), (kv, hidden), (kv, hidden), (hidden, q)
 
 
 def _mlp_sizes(cell: Cell) -> tuple[tuple[int, int], ...]:
-    """Return output and input size of the gate, up and down projections."""
-    h, f = cell.model.hidden_size, cell.model.intermediate_size
-    return (f, h), (f, h), (h, f)
+    """Return the pairs (output size, input size) of the gate, up and down projections."""
+    hidden, mlp = cell.model.hidden_size, cell.model.intermediate_size
+    return (mlp, hidden), (mlp, hidden), (hidden, mlp)
 
 
 def _head_norms(cell: Cell, kind: str) -> Iterator[Operation]:
@@ -229,6 +230,7 @@ def _repeat(operation: Operation, count: int) -> Operation:
 
 
 def _rows(cell: Cell) -> int:
+    """Return the number of tokens that a rank computes in one micro-step."""
     return cell.batch * cell.shard_len
 
 
@@ -240,7 +242,7 @@ FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 def unfused_block(block: Block, head_dim: int, number_bytes: int, *, backward: bool) -> tuple[Operation, ...]:
     """Return the operations of one block of `ring_self_attention`, which calls no attention kernel.
 
-    All scores of the block are in memory, and masked scores are computed too.
+    All scores of the block are written to memory, and masked scores are computed too.
     """
     count = block.sequences * block.heads
     queries, keys = block.queries, block.keys
@@ -249,10 +251,10 @@ def unfused_block(block: Block, head_dim: int, number_bytes: int, *, backward: b
         return Operation("product", rows, columns, inner, number_bytes, count)
 
     scores = Operation("scores_backward" if backward else "scores", queries, keys, 1, number_bytes, count)
-    key_gradients = (product(keys, head_dim, queries),) * 2 if backward else ()
-    return (product(queries, keys, head_dim), scores, product(queries, head_dim, keys), *key_gradients)
+    kv_gradients = (product(keys, head_dim, queries),) * 2 if backward else ()
+    return (product(queries, keys, head_dim), scores, product(queries, head_dim, keys), *kv_gradients)
 
 
 def block_flops(block: Block, head_dim: int, products: int) -> int:
-    """Return the floating-point operations of one kernel call on the pairs that the mask leaves."""
+    """Return the FLOPs of a kernel call with `products` products, on the pairs that the mask leaves."""
     return 2 * products * block.area * head_dim

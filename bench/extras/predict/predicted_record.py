@@ -22,7 +22,7 @@ from bench.request.hardware import usable_bytes
 def complete_predicted(cell: Cell, record: Record) -> Record:
     """Return the record of a legal cell with the prediction of one step on its slowest rank.
 
-    The status is out of memory if the cell needs more memory than a rank has.
+    A cell that needs more memory than a rank has gets the status out of memory and no sections.
     """
     prediction = prediction_of(cell)
     assert prediction is not None  # a cell without a prediction was refused
@@ -36,7 +36,7 @@ def complete_predicted(cell: Cell, record: Record) -> Record:
 
 
 def prediction_of(cell: Cell) -> Prediction | None:
-    """Return the prediction for a legal cell; None if there is no formula, or no rates of its hardware."""
+    """Return the prediction for a legal cell; None without formulas for it or rates of its hardware."""
     if not has_rates(cell.hardware):
         return None
     return predict(cell, hardware_of(cell.hardware), usable_bytes(cell, this_machine()))
@@ -58,7 +58,7 @@ def sections_of(cell: Cell, prediction: Prediction) -> Sections:
 
 
 def _trace(parts: PredictedParts) -> TraceSection:
-    """Return the parts as a trace section, in which every instant counts once."""
+    """Return the parts as a trace section of one rank and one step, without waiting."""
     exposed_ms = {"attention": [parts.transfer_ms], "parameters": [parts.model_state_ms]}
     waiting_ms = {"attention": [0.0], "parameters": [0.0]}
     total_ms = {**exposed_ms, "attention": [parts.transfer_ms + parts.hidden_transfer_ms]}

@@ -31,7 +31,7 @@ class Prediction:
     peak_allocated_bytes: Band
     """Peak bytes of tensors."""
     needed_bytes: Band
-    """Bytes of tensors, of CUDA's context and of memory that the allocator cannot use."""
+    """Bytes of tensors and CUDA's context, and bytes that the allocator reserves but cannot use."""
     memory: MemoryNeed
     """The expected need, term by term."""
     usable_bytes: int | None
@@ -66,7 +66,7 @@ def predict(cell: Cell, hardware: Hardware, usable_bytes: int | None) -> Predict
         usable_bytes: Bytes that one rank may use; None if unknown.
 
     Returns:
-        None if strategy, engine or workload have no formula, or the hardware has no rate of the kernel.
+        None if strategy, engine, workload or packing has no formula, or the hardware no rate of the kernel.
     """
     memory = memory_need(cell)
     work = None if memory is None or cell.data.packs else step_work(cell)
@@ -74,10 +74,10 @@ def predict(cell: Cell, hardware: Hardware, usable_bytes: int | None) -> Predict
         return None
     if not Speeds(hardware, BandEnd.EXPECTED).has_rates_of(cell):
         return None
-    ends = {end: step_parts(cell, work, Speeds(hardware, end)) for end in BandEnd}
+    parts_by_end = {end: step_parts(cell, work, Speeds(hardware, end)) for end in BandEnd}
     return Prediction(
-        step_time_ms=Band.from_function(lambda end: ends[end].step_ms),
-        parts=ends[BandEnd.EXPECTED],
+        step_time_ms=Band.from_function(lambda end: parts_by_end[end].step_ms),
+        parts=parts_by_end[BandEnd.EXPECTED],
         peak_allocated_bytes=allocated_band(cell, memory),
         needed_bytes=needed_band(cell, memory),
         memory=memory,
@@ -86,7 +86,9 @@ def predict(cell: Cell, hardware: Hardware, usable_bytes: int | None) -> Predict
 
 
 def expected_after_probe(cells: Iterable[Cell]) -> Callable[[Cell], ExpectedStep | None]:
-    """Return a function from a legal cell to its expected step time, after a probe of this CPU.
+    """Probe this CPU, and return a function that gives the expected step time of a legal cell.
+
+    For a cell without a probe the function gives the time by the cost model, or None.
 
     Args:
         cells: Legal cells of the plan; the probe runs for those with CPU ranks.
@@ -97,7 +99,7 @@ def expected_after_probe(cells: Iterable[Cell]) -> Callable[[Cell], ExpectedStep
 
 
 def _from_probe(cell: Cell, times: dict[ProbeTask, ProbeTimes]) -> ExpectedStep | None:
-    """Return the expected step time by the probe; None if it did not time the cell's task."""
+    """Return the expected step time by the probe; None without a time of the cell's task or a prediction."""
     task_times = times.get(ProbeTask.for_cell(cell))
     prediction = None if task_times is None else predict(cell, another_cpu(), None)
     if task_times is None or prediction is None:
@@ -106,9 +108,10 @@ def _from_probe(cell: Cell, times: dict[ProbeTask, ProbeTimes]) -> ExpectedStep 
 
 
 def expected_by_cost_model(cell: Cell) -> ExpectedStep | None:
-    """Return the step time by the cost model: with the rates of a GPU's file, or on a CPU of another CPU.
+    """Return the expected step time by the cost model; None if there is no formula or no rate.
 
-    None if there is no formula or no rate.
+    For GPU ranks the rates are those of the GPU's file. For CPU ranks they are another CPU's, as the result's
+    `caveat` says.
     """
     if cell.cluster.device == "cpu":
         expected = _by_cost_model(cell, another_cpu(), OTHER_CPU, threads=cell.cluster.threads_per_rank)
@@ -119,7 +122,7 @@ def expected_by_cost_model(cell: Cell) -> ExpectedStep | None:
 
 
 def _by_cost_model(cell: Cell, hardware: Hardware, basis: str, threads: int = 1) -> ExpectedStep | None:
-    """Return the expected step time if `threads` units of the hardware share the workload of a rank."""
+    """Return the expected step time if `threads` CPU threads share a rank's workload; 1 on a GPU."""
     prediction = predict(cell, hardware, None)
     return (
         None if prediction is None else ExpectedStep(prediction.step_time_ms.expected / 1e3 / threads, basis)

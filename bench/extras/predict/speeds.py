@@ -27,26 +27,26 @@ LAUNCHES_PER_BLOCK = 4
 """Operators that Python launches for one kernel call."""
 LAUNCHES_PER_COMMUNICATION = 6
 """Operators that Python launches for one communication call and the copies before and after it."""
-MESSAGES = ("send", "all_to_all")
-"""Kinds of communication that send all messages at once, and not in the steps of a ring."""
+KINDS_WITHOUT_RING = ("send", "all_to_all")
+"""Kinds of communication that send all messages at once. All other kinds send in the steps of a ring."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Time model of one device at one end of the bands of its rates."""
+    """Time model of one device, for the low, expected or high end of the predicted times."""
 
     hardware: Hardware
     end: BandEnd
-    """End of the predicted times; the high end has the lowest rates."""
+    """End of the band of predicted times; the high end has the lowest rates."""
 
     def has_rates_of(self, cell: Cell) -> bool:
         """Return whether the hardware has rates of the cell's kernel, or the strategy calls no kernel."""
         return cell.kernel in self.hardware.attention_forward or STRATEGIES[cell.strategy].is_unfused
 
     def operation_s(self, operation: Operation) -> float:
-        """Return the seconds of one operation, by the roofline model (doi:10.1145/1498765.1498785).
+        """Return the seconds of one operation: the longer of computing and of reading and writing memory.
 
-        That is the longer of the time to compute and the time to read and write memory.
+        This is the roofline model (doi:10.1145/1498765.1498785).
         """
         hardware, rate_end = self.hardware, RATE_END[self.end]
         compute_s = operation.flops / (hardware.peak_flops_per_s * hardware.matmul.value_at(rate_end))
@@ -56,7 +56,7 @@ class Speeds:
     def block_s(
         self, block: Block, head_dim: int, kernel: str, *, number_bytes: int, backward: bool
     ) -> float:
-        """Return the seconds of one kernel call at 16-bit rates; without a kernel, of its operations."""
+        """Return the seconds of one block: a kernel call at 16-bit rates, or operations without a kernel."""
         if kernel not in self.hardware.attention_forward:
             operations = unfused_block(block, head_dim, number_bytes, backward=backward)
             return sum(operation.count * self.operation_s(operation) for operation in operations)
@@ -69,35 +69,36 @@ class Speeds:
     def communication_s(self, communication: Communication) -> float:
         """Return the seconds of one communication call from the arrival of its last rank.
 
-        That is the latency plus the bytes over the slowest link that they cross; 0 for a group of one rank.
+        They are the latency plus the time of the payload on the slowest link that it crosses. A group of one
+        rank takes 0 seconds.
         """
         if communication.ranks <= 1:
             return 0.0
-        inside = min(communication.span, self.hardware.devices_per_node)
+        ranks_inside = min(communication.span, self.hardware.devices_per_node)
         times = [self._bytes_over_s(self.hardware.node, communication.sent_bytes)]
-        if communication.span > inside:
-            ranks_per_node = max(1, inside // communication.stride)
+        if communication.span > ranks_inside:
+            ranks_per_node = max(1, ranks_inside // communication.stride)
             times.append(
                 self._bytes_over_s(self.hardware.network, _network_card_bytes(communication, ranks_per_node))
             )
-        return self._latency_s(communication, inside) + max(times)
+        return self._latency_s(communication, ranks_inside) + max(times)
 
-    def _latency_s(self, communication: Communication, inside: int) -> float:
+    def _latency_s(self, communication: Communication, ranks_inside: int) -> float:
         """Return the latency of a message, or of the steps of a collective's ring.
 
-        A ring has its first step and one hop for each further step. One hop fewer than there are nodes goes
-        from node to node (NCCL, src/graph/tuning.cc, `nInterSteps`).
+        A ring of n ranks takes a first step and n - 2 hops. On m nodes, m - 1 of the hops go from node to
+        node (NCCL, src/graph/tuning.cc, `nInterSteps`).
 
         Args:
             communication: Communication call.
-            inside: Number of consecutive ranks that are on one node.
+            ranks_inside: Number of consecutive ranks that are on one node, whether of the group or not.
         """
         node, network = self.hardware.node, self.hardware.network
-        first = network.latency_s if communication.span > inside else node.latency_s
-        if communication.kind in MESSAGES:
+        first = network.latency_s if communication.span > ranks_inside else node.latency_s
+        if communication.kind in KINDS_WITHOUT_RING:
             return first
         hops = communication.ranks - 2
-        between_nodes = min(hops, math.ceil(communication.span / inside) - 1)
+        between_nodes = min(hops, math.ceil(communication.span / ranks_inside) - 1)
         within = (hops - between_nodes) * node.hop_latency_s
         return first + within + between_nodes * network.hop_latency_s
 
@@ -116,18 +117,18 @@ class Speeds:
 def _network_card_bytes(communication: Communication, ranks_per_node: int) -> float:
     """Return the bytes that the network card of one GPU sends to other nodes.
 
-    In an all-to-all a card sends the part of its rank's payload that is for other nodes. A message from the
-    last rank of a node leaves by one card in full. A collective's ring leaves a node once, and NCCL lays one
-    ring through every card (`src/graph/search.cc`), so the cards share the payload.
+    In an all-to-all a card sends the part of its rank's payload that is for other nodes. In a send
+    the whole payload of a node's last rank leaves by one card. A collective's ring leaves a node once, and
+    NCCL lays one ring through every card (`src/graph/search.cc`), so the cards share the payload.
 
     Args:
         communication: Communication call.
-        ranks_per_node: Number of its ranks on one node.
+        ranks_per_node: Number of the group's ranks on one node.
     """
     if communication.is_even:
         return communication.sent_bytes * (communication.ranks - ranks_per_node) / (communication.ranks - 1)
     return (
         communication.sent_bytes
-        if communication.kind in MESSAGES
+        if communication.kind in KINDS_WITHOUT_RING
         else communication.sent_bytes / ranks_per_node
     )

@@ -12,14 +12,14 @@ from functools import lru_cache
 
 from bench.config import DTYPE_BYTES, Cell
 from bench.cost.traffic import messages
-from bench.extras.predict.operations import Operation, micro_step, optimizer_update
+from bench.extras.predict.operations import Operation, micro_step_operations, update_operations
 from bench.extras.predict.speeds import LAUNCHES_PER_BLOCK, LAUNCHES_PER_COMMUNICATION, Speeds
 from bench.strategies import STRATEGIES
 from bench.strategies.schedule import WIDE_NUMBER_BYTES, Stage
 from bench.training.messages import Messages
 
 StageCounts = Mapping[Stage, int]
-"""Number of times that each different stage runs; most stages of a long ring are equal."""
+"""Number of times that each distinct stage runs; most stages of a long ring are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +31,18 @@ class StepWork:
     backward: StageCounts
     """Stages of the backward of one attention call."""
     micro_step: tuple[Operation, ...]
-    """Operations of one micro-step without attention."""
+    """Operations of one micro-step outside attention."""
     update: tuple[Operation, ...]
     """Operations of the optimizer's update."""
     messages: tuple[Messages, ...]
-    """Communication of the step without attention."""
+    """Communication of the step outside attention."""
 
 
 @lru_cache(maxsize=16)
 def step_work(cell: Cell) -> StepWork | None:
     """Return the workload of one optimizer step of a cell that trains; None if the strategy has no schedule.
 
-    The result is cached, because a prediction needs it once for every end of its bands.
+    The result is cached, because several predictions of a cell need it.
     """
     facts = STRATEGIES.get(cell.strategy)
     schedule = None if facts is None else facts.schedule(cell)
@@ -51,8 +51,8 @@ def step_work(cell: Cell) -> StepWork | None:
     return StepWork(
         forward=Counter(schedule.forward),
         backward=Counter(schedule.backward),
-        micro_step=tuple(micro_step(cell)),
-        update=tuple(optimizer_update(cell)),
+        micro_step=tuple(micro_step_operations(cell)),
+        update=tuple(update_operations(cell)),
         messages=messages(cell),
     )
 
@@ -62,7 +62,7 @@ class PredictedParts:
     """Milliseconds of the parts of one step."""
 
     attention_ms: float
-    """Attention kernels, and merging of their results into partial results."""
+    """Attention kernels, and merging of their results."""
     packing_ms: float
     """Copies before and after attention communication."""
     transfer_ms: float
@@ -72,7 +72,7 @@ class PredictedParts:
     optimizer_ms: float
     """The optimizer's update."""
     other_compute_ms: float
-    """Compute of micro-steps without attention."""
+    """Compute of micro-steps outside attention."""
     idle_ms: float
     """Time in which the device waits for the host."""
     hidden_transfer_ms: float
@@ -80,7 +80,7 @@ class PredictedParts:
 
     @property
     def step_ms(self) -> float:
-        """Sum of all parts but the hidden one."""
+        """Sum of all parts except `hidden_transfer_ms`."""
         return (
             self.attention_ms
             + self.packing_ms
@@ -94,10 +94,12 @@ class PredictedParts:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTime:
-    """Seconds of attention in one direction."""
+    """Seconds of attention in forward or in backward."""
 
     kernels_s: float = 0.0
+    """Kernels, and merging of their results."""
     packing_s: float = 0.0
+    """Copies before and after communication."""
     exposed_s: float = 0.0
     """Communication that no kernel hides."""
     hidden_s: float = 0.0
@@ -114,7 +116,7 @@ class AttentionTime:
             self.launches + other.launches,
         )
 
-    def times(self, count: float) -> AttentionTime:
+    def multiply(self, count: float) -> AttentionTime:
         """Return the time of `count` calls."""
         return AttentionTime(
             count * self.kernels_s,
@@ -131,7 +133,7 @@ def step_parts(cell: Cell, work: StepWork, speeds: Speeds) -> PredictedParts:
     forward = attention_time(cell, work.forward, speeds, backward=False)
     backward = attention_time(cell, work.backward, speeds, backward=True)
     forwards = STRATEGIES[cell.strategy].forwards_per_step(cell)
-    attention = forward.times(forwards) + backward.times(calls)
+    attention = forward.multiply(forwards) + backward.multiply(calls)
     other_s = cell.grad_accum * operations_s(work.micro_step, speeds)
     update_s = operations_s(work.update, speeds)
     state_s = sum(message.count * speeds.communication_s(message.communication) for message in work.messages)
@@ -154,34 +156,38 @@ def step_parts(cell: Cell, work: StepWork, speeds: Speeds) -> PredictedParts:
 
 
 def attention_time(cell: Cell, stages: StageCounts, speeds: Speeds, *, backward: bool) -> AttentionTime:
-    """Return the time of one direction of one attention call, whose stages run one after another."""
+    """Return the time of the forward or backward of one attention call; its stages run one after another."""
     total = AttentionTime()
     for stage, count in stages.items():
-        total += _stage_time(cell, stage, speeds, backward=backward).times(count)
+        total += _stage_time(cell, stage, speeds, backward=backward).multiply(count)
     return total
 
 
 def _stage_time(cell: Cell, stage: Stage, speeds: Speeds, *, backward: bool) -> AttentionTime:
     """Return the time of one stage.
 
-    Hidden communication is exposed only as far as it takes longer than the stage's blocks.
+    Communication that runs during the stage's blocks is exposed only as far as it takes longer than they do.
     """
-    e, head_dim = DTYPE_BYTES[cell.dtype], cell.model.head_dim
-    merged_rows = stage.merged_bytes // (max(WIDE_NUMBER_BYTES, e) * head_dim)
-    merging = Operation("accumulate" if backward else "merge", merged_rows, head_dim, number_bytes=e)
-    packing = Operation("pack", stage.packed_bytes // (e * head_dim), head_dim, number_bytes=e)
-    kernels_s = _rows_s(merging, speeds) + sum(
-        speeds.block_s(block, head_dim, cell.kernel, number_bytes=e, backward=backward)
+    dtype_bytes, head_dim = DTYPE_BYTES[cell.dtype], cell.model.head_dim
+    merged_rows = stage.merged_bytes // (max(WIDE_NUMBER_BYTES, dtype_bytes) * head_dim)
+    packed_rows = stage.packed_bytes // (dtype_bytes * head_dim)
+    merge_kind = "accumulate" if backward else "merge"
+    merging = Operation(merge_kind, merged_rows, head_dim, number_bytes=dtype_bytes)
+    packing = Operation("pack", packed_rows, head_dim, number_bytes=dtype_bytes)
+    kernels_s = speeds.operation_s(merging) + sum(
+        speeds.block_s(block, head_dim, cell.kernel, number_bytes=dtype_bytes, backward=backward)
         for block in stage.blocks
     )
     communication_s = sum(map(speeds.communication_s, stage.communications))
     hidden_s = min(communication_s, kernels_s) if stage.is_hidden else 0.0
     launches = LAUNCHES_PER_BLOCK * len(stage.blocks) + LAUNCHES_PER_COMMUNICATION * len(stage.communications)
-    return AttentionTime(kernels_s, _rows_s(packing, speeds), communication_s - hidden_s, hidden_s, launches)
-
-
-def _rows_s(operation: Operation, speeds: Speeds) -> float:
-    return speeds.operation_s(operation) if operation.rows else 0.0
+    return AttentionTime(
+        kernels_s=kernels_s,
+        packing_s=speeds.operation_s(packing),
+        exposed_s=communication_s - hidden_s,
+        hidden_s=hidden_s,
+        launches=launches,
+    )
 
 
 def operations_s(operations: Iterable[Operation], speeds: Speeds) -> float:

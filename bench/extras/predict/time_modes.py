@@ -1,4 +1,4 @@
-"""Modes that use the time model: `predict`, and `replay` for the time on the link."""
+"""Modes with the time model: `predict`, and `replay`, which uses it only for the time on the link."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def register() -> None:
 
 
 def add_link_ms(cell: Cell, record: Record) -> Record:
-    """Return the record with the milliseconds that one replayed step takes on the link, by purpose.
+    """Return a copy of the record with `analytic.link_ms`, the replayed step's milliseconds on the link.
 
-    They are null if the rates of the link are unknown.
+    `link_ms` is by purpose. It is None if the step's messages or the rates of the link are unknown.
     """
     return structs.replace(record, analytic=structs.replace(record.analytic, link_ms=_link_ms(cell, record)))
 
@@ -55,9 +55,9 @@ def _link_ms(cell: Cell, record: Record) -> dict[str, Band] | None:
 
 
 def link_ms(messages: Sequence[Messages], hardware: Hardware) -> dict[str, Band]:
-    """Return the milliseconds that one step takes on the link by purpose, if no compute hides any of them.
+    """Return the milliseconds that one step's messages take on the link, by purpose.
 
-    Messages follow one another at the rates of the hardware's file.
+    They are sent one after another, and none is hidden by compute.
     """
     low, expected, high = (_ms_by_purpose(messages, Speeds(hardware, end)) for end in BandEnd)
     return {purpose: Band(low[purpose], ms, high[purpose]) for purpose, ms in expected.items()}
@@ -66,7 +66,8 @@ def link_ms(messages: Sequence[Messages], hardware: Hardware) -> dict[str, Band]
 def _ms_by_purpose(messages: Sequence[Messages], speeds: Speeds) -> dict[str, float]:
     """Return the milliseconds on the link by purpose.
 
-    A link carries a send and a receive at the same time, so the longer of both counts.
+    A link carries sends and receives at the same time, so only the longer total of the two counts. A receive
+    takes as long as a send of the same payload.
     """
     by_direction = defaultdict[tuple[str, str], float](float)
     for message in messages:
@@ -83,7 +84,7 @@ def _ms_by_purpose(messages: Sequence[Messages], speeds: Speeds) -> dict[str, fl
 
 
 def prediction_refusals(cell: Cell) -> list[str]:
-    """Return why the cell cannot be predicted. A prediction needs none of the cell's packages."""
+    """Return the reasons why the cell cannot be predicted; it can be without the packages that it needs."""
     if cell.hardware == "cpu":
         way_out = "leave mode=predict out to measure the cell, or name a GPU, such as hardware=h100_80gb"
         return [f"mode=predict is for GPUs: no file has the rates of this CPU; {way_out}"]
@@ -118,7 +119,7 @@ def _rate_refusals(cell: Cell, hardware: Hardware) -> list[str]:
     """Return a refusal if the hardware's file has no rate of the cell's kernel."""
     if Speeds(hardware, BandEnd.EXPECTED).has_rates_of(cell):
         return []
-    bound = STRATEGIES[cell.strategy].kernels
-    known = [kernel for kernel in hardware.attention_forward if bound is None or kernel in bound]
-    way_out = f"choose kernel={' or '.join(known)}, or measure the cell" if known else "measure the cell"
+    allowed = STRATEGIES[cell.strategy].kernels
+    choices = [kernel for kernel in hardware.attention_forward if allowed is None or kernel in allowed]
+    way_out = f"choose kernel={' or '.join(choices)}, or measure the cell" if choices else "measure the cell"
     return [f"mode=predict has no rate of kernel={cell.kernel} on hardware={cell.hardware}; {way_out}"]

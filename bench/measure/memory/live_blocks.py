@@ -1,7 +1,7 @@
 """Live blocks of tensor memory that Python or an autograd graph can reach, by role, dtype and shape.
 
-The code runs after a failed allocation. It therefore allocates no tensor, runs no operator and unpacks no
-saved tensor, because a checkpoint would then compute its whole forward again.
+The code runs after a failed allocation. It therefore allocates no tensor and runs no operator. It unpacks no
+saved tensor either, because unpacking runs the forward of a checkpointed layer again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.measure.memory.section import BlockClass
 ROLES = ("parameter", "gradient", "optimizer state", "activation", "other")
 """Roles in order of precedence: a block that several tensors view has the first of their roles."""
 MAX_CLASSES = 10
-"""Largest number of classes that are reported."""
+"""Largest number of classes of blocks that are reported."""
 
 
 @dataclass(slots=True)
@@ -38,17 +38,17 @@ class _LiveBlock:
 
 
 def largest_block_classes(device_type: str) -> list[BlockClass]:
-    """Return the classes of live blocks on this type of device, those with the most bytes first.
+    """Return at most MAX_CLASSES classes of live blocks on a type of device, in falling order of their bytes.
 
-    A class has one role, dtype and shape. At most MAX_CLASSES are returned.
+    The blocks of a class have equal role, dtype and shape.
     """
     objects = reachable_objects()
     tensors = [item for item in objects if issubclass(type(item), Tensor)]
     optimizers = [item for item in objects if issubclass(type(item), torch.optim.Optimizer)]
     blocks: dict[int, _LiveBlock] = {}
-    for role, of_role in _tensors_by_role(tensors, optimizers):
-        for tensor in of_role:
-            # A distributed tensor counts with this rank's part.
+    for role, role_tensors in _tensors_by_role(tensors, optimizers):
+        for tensor in role_tensors:
+            # Of a distributed tensor only this rank's shard counts.
             _add_block(blocks, role, getattr(tensor, "_local_tensor", tensor), device_type)
     classes: defaultdict[tuple[str, str, tuple[int, ...]], list[int]] = defaultdict(list)
     for block in blocks.values():
@@ -70,10 +70,10 @@ def reachable_objects() -> list[Any]:
 def _tensors_by_role(
     tensors: list[Tensor], optimizers: list[torch.optim.Optimizer]
 ) -> Iterator[tuple[str, Iterable[Tensor]]]:
-    """Yield each role of ROLES with its tensors, in order."""
+    """Yield each role with its tensors, in the order of ROLES; a tensor may have several roles."""
     parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
-    shards = [shard for p in parameters if isinstance(shard := getattr(p, "ds_tensor", None), Tensor)]
-    yield ROLES[0], [*parameters, *shards]
+    zero3_shards = [shard for p in parameters if isinstance(shard := getattr(p, "ds_tensor", None), Tensor)]
+    yield ROLES[0], [*parameters, *zero3_shards]
     yield ROLES[1], [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
     yield ROLES[2], _optimizer_state(optimizers)
     yield ROLES[3], [*_saved_tensors(tensors), *(tensor for tensor in tensors if tensor.grad_fn is not None)]

@@ -1,7 +1,7 @@
 """Memory pass on a rank: peak memory over its whole life and in steady state.
 
-CUDA's allocator keeps the peaks itself. On a CPU the pass tracks live tensors. The pages of the process are
-recorded too.
+CUDA's allocator keeps the peaks itself. On a CPU the pass counts the bytes of live tensors. In both cases it
+also records the resident memory of the rank process.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from bench.measure.rank_pass import Measurement, RankPass
 from bench.ranks.memory_limit import process_bytes
 
 PeakTracker = AllocationTracker | CudaTracker
-"""Context that raises its peaks while it is entered; it may be entered several times."""
+"""Context that records the largest peaks of all times that it is entered."""
 
 
 class MemoryPass(RankPass):
-    """Peaks of building and the first step in `life`, and of a later step in `steady`."""
+    """Pass that tracks building and the first step in `life`, and steady state in `steady`."""
 
     def __init__(self, measurement: Measurement) -> None:
         super().__init__(measurement)
@@ -46,7 +46,8 @@ class MemoryPass(RankPass):
     def around_window(self) -> Iterator[None]:
         """On a GPU, record the peaks so far in `life` and the peaks of the window in `steady`.
 
-        Steady-state peaks are thus those of timed steps; the inspected step adds the phases.
+        Steady-state peaks on a GPU are thus those of the timed steps. The inspected step adds the peaks by
+        phase, and on a CPU it gives all steady-state peaks.
         """
         if isinstance(self.life, CudaTracker):
             self.life.record(None)
@@ -57,19 +58,19 @@ class MemoryPass(RankPass):
     @contextmanager
     def around_inspected_step(self) -> Iterator[None]:
         offload = self.measurement.subject.activation_offload
-        before = offload.packed_bytes if offload else 0
+        earlier_bytes = offload.packed_bytes if offload else 0
         with self.steady:
             yield
         if offload:
-            self.offloaded_activation_bytes = offload.packed_bytes - before
+            self.offloaded_activation_bytes = offload.packed_bytes - earlier_bytes
 
     def before_steps(self) -> None:
         self.allocator_settings = _allocator_settings(self.measurement.device)
 
     def part(self) -> MemorySection:
-        """Return all peaks; those of the whole life are at least those of the steady state."""
+        """Return all peaks; the whole life includes the steady state, so its peaks are at least as high."""
         trainer = self.measurement.subject.trainer
-        longest = max(self.life, self.steady, key=lambda tracker: tracker.peak_bytes)
+        highest = max(self.life, self.steady, key=lambda tracker: tracker.peak_bytes)
         phases = self.steady.phases
         return MemorySection(
             peak_allocated_bytes=one_rank_list(self.steady.peak_bytes),
@@ -78,9 +79,9 @@ class MemoryPass(RankPass):
             forward_peak_bytes=one_rank_list(phases.peak_bytes["forward"]),
             forward_saved_bytes=one_rank_list(phases.saved_bytes["forward"]),
             backward_peak_bytes=one_rank_list(phases.peak_bytes["backward"]),
-            whole_life_allocated_bytes=one_rank_list(longest.peak_bytes),
+            whole_life_allocated_bytes=one_rank_list(highest.peak_bytes),
             whole_life_reserved_bytes=one_rank_list(_peak_reserved_bytes(self.life, self.steady)),
-            whole_life_phase=one_rank_list(longest.peak_phase),
+            whole_life_phase=one_rank_list(highest.peak_phase),
             peak_resident_bytes=one_rank_list(process_bytes("VmHWM")),
             base_resident_bytes=one_rank_list(self.base_resident_bytes),
             limit_base_bytes=one_rank_list(self.measurement.log.limit_base_bytes),

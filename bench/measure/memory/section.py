@@ -33,9 +33,9 @@ class BlockClass(Struct, frozen=True, kw_only=True):
 class MemorySection(Struct, frozen=True, kw_only=True):
     """Peak memory in bytes, as lists by rank; null if not measured or not known.
 
-    Steady state is the timed window on a GPU, and one later step on a CPU. The whole life covers building the
-    model, the short first step, which makes the optimizer's state, and the steady state. A phase is load
-    (building, fetching a batch), forward, loss, backward or optimizer.
+    Steady state is the timed window on a GPU, and the inspected step, which follows it, on a CPU. The whole
+    life covers building the model, the short first step, which makes the optimizer's state, and the steady
+    state. A phase is load (building, fetching a batch), forward, loss, backward or optimizer.
     """
 
     peak_allocated_bytes: SizesPerRank | None
@@ -49,10 +49,10 @@ class MemorySection(Struct, frozen=True, kw_only=True):
     peak_phase: list[str] | None = None
     """Phase in which the steady state first reached its peak."""
     forward_peak_bytes: SizesPerRank | None = None
-    """Peak of a forward pass above the bytes live at its start; with `workload=attention` that of one
-    call."""
+    """Peak of a forward pass above the bytes live at its start; with `workload=attention` of the forward of
+    one attention call."""
     forward_saved_bytes: SizesPerRank | None = None
-    """Bytes live at the end of a forward pass above those at its start: tensors saved for backward, and the
+    """Bytes live at the end of a forward pass less those at its start: tensors saved for backward, and the
     result."""
     backward_peak_bytes: SizesPerRank | None = None
     """Peak of a backward pass above the bytes live at its start."""
@@ -67,14 +67,14 @@ class MemorySection(Struct, frozen=True, kw_only=True):
     device_used_reason: str | None = None
     """Reason why `device_used_bytes` is null."""
     limit_base_bytes: SizesPerRank | None = None
-    """Bytes that `cluster.memory_limit_gib` does not count: on a CPU those that the rank process held when
-    the limit was set, on a GPU 0. Null without a limit."""
+    """Bytes that `cluster.memory_limit_gib` does not count. On a CPU the rank process held them when the
+    limit was set; on a GPU they are 0. Null without a limit."""
     allocator_settings: dict[str, str] | None = None
     """Settings that CUDA's allocator reports on the first rank, with torch's names; all ranks have the same
     settings. Null on a CPU."""
     offloaded_activation_bytes: SizesPerRank | None = None
-    """Bytes of layer inputs that one step moves to host memory, and again back. A CPU rank counts them
-    without a copy, since host memory is its only memory. Null without `offload.activations`."""
+    """Bytes of layer inputs that one step moves to host memory and later back. A CPU rank counts them without
+    a copy, because host memory is its only memory. Null without `offload.activations`."""
     offloaded_optimizer_bytes: SizesPerRank | None = None
     """Bytes of gradients that one step copies to the optimizer in host memory, plus bytes of weights that it
     copies back. A CPU rank copies them within its memory. Null without `offload.optimizer`."""
@@ -100,14 +100,15 @@ class MemoryFacts(PassFacts[MemorySection, MemorySection]):
     is_own_work = False
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> MemorySection:  # noqa: ARG002
+        """Return the lists of all ranks, with the memory in use on their devices from the telemetry pass."""
         parts, telemetries = self.parts(reports), telemetry.FACTS.parts(reports)
-        used = join_by_rank(telemetries, "device_used_bytes")["device_used_bytes"]
+        used_by_rank = join_by_rank(telemetries, "device_used_bytes")["device_used_bytes"]
         per_rank = [name for name in MemorySection.__struct_fields__ if name not in NOT_PER_RANK]
         return replace(
             parts[0],
             **join_by_rank(parts, *per_rank),
-            device_used_bytes=used and [largest_error(samples) for samples in used],
-            device_used_reason=None if used else telemetry.joined_reasons(telemetries),
+            device_used_bytes=used_by_rank and [largest_error(samples) for samples in used_by_rank],
+            device_used_reason=None if used_by_rank else telemetry.joined_reasons(telemetries),
         )
 
 

@@ -18,21 +18,21 @@ from bench.ranks.log import StepPhase
 
 
 class PhaseBytes:
-    """Growth of memory by phase; the largest value if a phase runs several times."""
+    """Growth of memory in each phase of a step; the largest growth if a phase runs several times."""
 
     def __init__(self) -> None:
         self.peak_bytes: Counter[str] = Counter()
         """Peak of each phase above the bytes live at its start."""
         self.saved_bytes: Counter[str] = Counter()
-        """Bytes live at the end of each phase above those at its start."""
+        """Bytes live at the end of each phase less those at its start."""
         self._start_bytes = 0
 
     def end(self, name: str | None, peak_bytes: int, live_bytes: int) -> None:
-        """End a phase and begin the next.
+        """Record a phase that ends, and begin the next.
 
         Args:
             name: Phase that ends; None for the time between phases.
-            peak_bytes: Peak of the phase.
+            peak_bytes: Peak bytes within the phase, including those live at its start.
             live_bytes: Bytes that are live now.
         """
         if name is not None:
@@ -49,8 +49,9 @@ class CudaTracker:
         self.phase = phase
         self.peak_bytes = 0
         self.peak_reserved_bytes = 0
-        self._phase_bytes = 0
         self.peak_phase: str | None = None
+        """Phase with the largest peak; the time outside of phases is left out."""
+        self._peak_phase_bytes = 0
         self.phases = PhaseBytes()
 
     def __enter__(self) -> Self:
@@ -64,22 +65,22 @@ class CudaTracker:
         self.phase.on_change = None
 
     def record(self, phase: str | None) -> None:
-        """Record the peaks since the last call, as peaks of `phase`; None if no phase is known."""
+        """Record the peaks since the last call as peaks of `phase`, or of no phase if it is None."""
         peak_bytes = torch.cuda.max_memory_allocated(self.device)
         self.peak_bytes = max(self.peak_bytes, peak_bytes)
-        if phase is not None and peak_bytes > self._phase_bytes:
-            self._phase_bytes, self.peak_phase = peak_bytes, phase
+        if phase is not None and peak_bytes > self._peak_phase_bytes:
+            self._peak_phase_bytes, self.peak_phase = peak_bytes, phase
         self.phases.end(phase, peak_bytes, torch.cuda.memory_allocated(self.device))
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, torch.cuda.max_memory_reserved(self.device))
         torch.cuda.reset_peak_memory_stats(self.device)
 
 
 class AllocationTracker(TorchDispatchMode):
-    """Mode that counts the bytes of live CPU tensors: `peak_bytes`, first reached in `peak_phase`.
+    """Dispatch mode that counts the bytes of live CPU tensors.
 
-    It counts the storages that Python can reach on entry and those that operators read or write. It reads
-    their sizes at every operator, because FSDP2 empties storages without freeing them. It does not count
-    memory that a kernel allocates and frees within itself.
+    The sum first reached `peak_bytes` in `peak_phase`. The mode counts the storages that Python can reach on
+    entry and those that operators read or write. It reads their sizes at every operator, because FSDP2
+    empties storages without freeing them. It does not count memory that a kernel allocates and frees itself.
     """
 
     def __init__(self, phase: StepPhase | None = None) -> None:
@@ -97,7 +98,7 @@ class AllocationTracker(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True, so that compiled code stays compiled; under other modes torch runs it by operators."""
+        """Return True, so that compiled code stays compiled; otherwise torch would run it by operators."""
         return True
 
     def __enter__(self) -> Self:
@@ -138,6 +139,7 @@ class AllocationTracker(TorchDispatchMode):
             self.peak_bytes, self.peak_phase = live_bytes, self.phase.name
 
     def _next_phase(self) -> None:
+        """End the recorded phase and begin the step's current one."""
         live_bytes = self._live_bytes()
         self.phases.end(self._phase_name, self._phase_peak_bytes, live_bytes)
         self._phase_name, self._phase_peak_bytes = self.phase.name, live_bytes

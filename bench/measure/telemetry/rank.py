@@ -21,11 +21,11 @@ from bench.measure.telemetry.section import RankTelemetry
 from bench.ranks.device import own_cpus
 
 PERIOD_S = 0.2
-"""Seconds between two samples of a node, whichever of its ranks take them."""
+"""Seconds between two samples on a node, over the samples of all its ranks."""
 MAX_SAMPLES = 1000
 """Largest number of samples; beyond it every other sample is dropped and the period doubles."""
 SLOW_CLOCK = 0.75
-"""Share of the device's clock below which a run counts as throttled (NVBench's threshold)."""
+"""Share of the device's maximum clock below which it counts as throttled (NVBench's threshold)."""
 
 CLOCK_EVENTS: Mapping[str, int] = {
     "idle": 0x1,
@@ -39,10 +39,10 @@ CLOCK_EVENTS: Mapping[str, int] = {
     "display_clock": 0x100,
 }
 """Bits of NVML's clock event reasons (nvml.h, nvmlClocksEventReason*)."""
-FAULTS = ("hardware_slowdown", "software_thermal", "hardware_thermal", "power_brake")
+FAULT_EVENTS = ("hardware_slowdown", "software_thermal", "hardware_thermal", "power_brake")
 """Clock-event reasons that a healthy device does not report under load."""
-EXPLAINED = ("idle", "power_cap")
-"""Clock-event reasons for a low clock that are not a fault: an idle device, and its power limit."""
+HARMLESS_EVENTS = ("idle", "power_cap")
+"""Clock-event reasons that explain a low clock without a fault: an idle device, or its power limit."""
 
 NvmlQuery = Callable[[Any, Any], float]
 QUERIES: Mapping[str, NvmlQuery] = {
@@ -57,7 +57,7 @@ QUERIES: Mapping[str, NvmlQuery] = {
 
 @dataclass(frozen=True, slots=True)
 class NvmlDevice:
-    """Device in NVML."""
+    """One GPU in NVML, NVIDIA's management library."""
 
     nvml: Any
     """The pynvml module."""
@@ -75,7 +75,7 @@ class NvmlDevice:
     def other_processes(self) -> int | None:
         """Return the number of processes on the device that are not ranks of the cell.
 
-        None if NVML does not list this process, because it reports process IDs of another PID namespace.
+        None if the query fails, or if NVML reports process IDs of another PID namespace.
         """
         try:
             pids = [process.pid for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)]
@@ -88,7 +88,7 @@ class TelemetrySampler:
     """Sampler of one rank's device in the timed window; `read` returns the values of the last window."""
 
     def __init__(self, device: NvmlDevice | str, period_s: float = PERIOD_S) -> None:
-        """Create a sampler of a device; a string is the reason why the rank has no device in NVML."""
+        """Create a sampler of a device, or of none; a string is the reason why NVML has no device."""
         self.period_s = period_s
         self.device = None if isinstance(device, str) else device
         self.reasons: list[str] = [device] if isinstance(device, str) else []
@@ -102,17 +102,17 @@ class TelemetrySampler:
 
     @contextmanager
     def window(self) -> Iterator[None]:
-        """Sample in a thread while the context lasts; the thread that runs the steps does nothing more."""
+        """Sample in a second thread while the context lasts, so that the thread of the steps does not."""
         self._reset()
         stop = threading.Event()
         thread = threading.Thread(target=self._sample_until, args=(stop,), daemon=True)
         if self.device is not None:
             thread.start()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        earlier_switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         try:
             yield
         finally:
-            self._switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - before
+            self._switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - earlier_switches
             stop.set()
             if self.device is not None:
                 thread.join()
@@ -142,6 +142,7 @@ class TelemetrySampler:
         )
 
     def _sample_until(self, stop: threading.Event) -> None:
+        """Sample until `stop` is set or every query has failed."""
         start, period_s = time.monotonic(), self.period_s
         while True:
             self._sample((time.monotonic() - start) * 1e3)
@@ -169,10 +170,10 @@ class TelemetrySampler:
 def is_throttled(
     clocks_mhz: Sequence[float] | None, events: Sequence[float] | None, reference_mhz: float | None
 ) -> bool | None:
-    """Return whether the device was throttled: by heat, by a power brake, or with a median clock below 75 %.
+    """Return whether heat, a power brake or another fault throttled the device, or its median clock was low.
 
-    The median is over the samples whose reasons do not explain a low clock. An idle device is slow, and a
-    device at its power cap runs as fast as it may.
+    A low clock is below SLOW_CLOCK of the maximum. The median leaves out the samples in which the device was
+    idle or at its power cap, because a low clock is then no fault.
 
     Args:
         clocks_mhz: SM clock of each sample.
@@ -180,14 +181,14 @@ def is_throttled(
         reference_mhz: Maximum SM clock of the device.
 
     Returns:
-        None if neither clocks nor reasons are known.
+        None if neither clocks nor reasons are known. False without a fault if only the reasons are known.
     """
-    faults = sum(CLOCK_EVENTS[name] for name in FAULTS)
+    faults = sum(CLOCK_EVENTS[name] for name in FAULT_EVENTS)
     if events is not None and any(int(bits) & faults for bits in events):
         return True
     if clocks_mhz is None or reference_mhz is None:
         return None if events is None else False
-    explained = sum(CLOCK_EVENTS[name] for name in EXPLAINED)
+    explained = sum(CLOCK_EVENTS[name] for name in HARMLESS_EVENTS)
     samples = zip(clocks_mhz, events or [0.0] * len(clocks_mhz), strict=False)
     unexplained = [clock for clock, bits in samples if not int(bits) & explained]
     return bool(unexplained) and statistics.median(unexplained) < SLOW_CLOCK * reference_mhz
@@ -220,13 +221,13 @@ class TelemetryPass(RankPass):
         if self.sampler is None:
             subject = self.measurement.subject
             device = open_nvml(subject.device, other_ranks=subject.other_ranks_on_gpu)
-            # All ranks of a node together query the driver as often as one rank alone would.
+            # Each rank samples less often, so that all ranks of a node together sample once per PERIOD_S.
             ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             self.sampler = TelemetrySampler(device, PERIOD_S * ranks)
         return self.sampler.window()
 
     def run(self) -> StepRequests:
-        """Read the telemetry before other passes run, because processes may come and go in the meantime."""
+        """Read the telemetry before later passes run: other processes on the device may end during them."""
         self.telemetry = None if self.sampler is None else self.sampler.read()
         yield from ()
 

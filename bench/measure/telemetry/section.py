@@ -15,10 +15,11 @@ class TelemetrySection(Struct, frozen=True, kw_only=True):
     """State of devices and machine in the timed window, as lists by rank; samples are in order of time."""
 
     reason: str | None
-    """Reason why values are null."""
+    """Reason why values are null; null if no value is."""
     throttled: bool | None
-    """Whether any device was throttled: by heat, by a power brake, or with its median SM clock below 75 % of
-    `reference_clock_mhz` in samples in which it was neither idle nor at its power cap. Null if unknown."""
+    """Whether any device was throttled: heat or a power brake slowed it, or its median SM clock was below
+    75 % of `reference_clock_mhz`. The median leaves out samples in which the device was idle or at its power
+    cap. Null if unknown."""
     sample_ms: list[list[float]] | None
     """Times of the samples, from the start of the window."""
     power_w: Annotated[list[list[float]], Meta(min_length=1)] | None
@@ -30,14 +31,14 @@ class TelemetrySection(Struct, frozen=True, kw_only=True):
     utilisation: list[list[float]] | None
     """Share of time in which a kernel ran, 0 to 1, by rank and sample."""
     clock_events: list[list[str]] | None
-    """Names of all clock-event reasons that NVML reported in any sample."""
+    """Names, by rank, of the clock-event reasons that NVML reported in any sample."""
     other_processes: list[int] | None
     """Number of processes on a rank's device that are not ranks of the cell; null if NVML reports process IDs
     of another PID namespace."""
     load_average: float
     """One-minute load average of the first rank's machine at the start of the window."""
     involuntary_context_switches: list[int]
-    """Number of times in the window that a rank lost its core to another process."""
+    """Number of times in the window that the rank process lost its core to another process, by rank."""
     cpus: list[str] | None
     """CPUs of each rank, such as `0-15,32-47`; null if unknown."""
 
@@ -71,7 +72,7 @@ class TelemetryFacts(PassFacts[RankTelemetry, TelemetrySection]):
 
 
 def joined_reasons(parts: Sequence[RankTelemetry]) -> str | None:
-    """Return the different reasons why values are missing, as one text; None if no value is missing."""
+    """Return the ranks' different reasons why values are missing, as one text; None if none is missing."""
     reasons = dict.fromkeys(part.reason for part in parts if part.reason is not None)
     return "; ".join(reasons) or None
 

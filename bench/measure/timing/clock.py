@@ -9,7 +9,7 @@ import torch
 
 
 class StepClock:
-    """Marks between steps, whose times are read when all steps are done."""
+    """Marks at the start and end of steps, whose times are read after all steps."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

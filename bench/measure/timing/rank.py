@@ -1,4 +1,4 @@
-"""Timing pass on a rank: warm up, agree on a number of steps, run them back to back after one barrier."""
+"""Timing pass on a rank: warm up, agree on a number of steps, time them back to back after one barrier."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bench.ranks.device import release_unused
 from bench.ranks.log import RankStage
 
 SETTLING_STEPS = 2
-"""Largest number of full-length steps, after the first, before the number of timed steps is decided.
+"""Largest number of full-length steps between the first one and the decision how many steps are timed.
 
-The fastest of all these steps decides how many timed steps fit the budget."""
+The fastest of the first and of these steps decides how many timed steps fit the budget."""
 
 
 class TimingPass(RankPass):
@@ -25,8 +25,8 @@ class TimingPass(RankPass):
         with self.measurement.log.run_phase("timing"):
             yield from self.measurement.first_step()
             if self.measurement.measure.budget_s > 0 or self.measurement.measure.warmup_steps > 0:
-                # Building, checks and the short step left memory unused, which would count as memory of the
-                # next step. That is a full-length step, and with a budget it may be the timed step.
+                # The allocator still holds memory that building, checks and the short step have freed. It
+                # would count as reserved in the next, full-length step, which may be the timed one.
                 release_unused(self.measurement.subject.device)
             self.measurement.timed = yield from self.timed_steps()
 
@@ -37,17 +37,18 @@ class TimingPass(RankPass):
         )
 
     def timed_steps(self) -> Generator[StepRequest, Any, TimedSteps]:
-        """Time steps within `measure.steps` and `measure.budget_s`, at least `measure.min_timed_steps`.
+        """Warm up, then time at most `measure.steps` steps, and return the times of the timed steps.
 
-        Lazy initialisation is over by now, after the short step. If the budget leaves no time for full-length
-        warm-up steps and `measure.min_timed_steps` is 0, the first full-length step is the timed step and
-        `warmup` is "short". The launcher is informed before each stage, and of nothing within a window.
+        With a budget the timed steps must fit `measure.budget_s`, but at least `measure.min_timed_steps` run.
+        The short first step has done all lazy initialisation. If the budget leaves no time for full-length
+        warm-up steps and `measure.min_timed_steps` is 0, the first full-length step is therefore the timed
+        step, and `warmup` is "short". The launcher gets a report before each stage and none within a window.
         """
-        measure, tell = self.measurement.measure, self.measurement.log.report
+        measure, report = self.measurement.measure, self.measurement.log.report
         outcomes: list[Any] = []
         n_timed, n_warmup, step_s = measure.steps, measure.warmup_steps, None
         if measure.budget_s > 0:
-            tell(RankStage("timing", FIRST_STEP, 1))
+            report(RankStage("timing", FIRST_STEP, 1))
             single_steps = [(yield from self._timed_window(1, outcomes, "short"))]
             if measure.warmup_s > 0:
                 yield from self._settling_steps(outcomes, single_steps)
@@ -58,15 +59,15 @@ class TimingPass(RankPass):
                 return single_steps[-1]
             n_warmup = self.broadcast_count(warm_up_steps(measure, step_s, done_s))
         if n_warmup > 0:
-            tell(RankStage("timing", WARM_UP, n_warmup, step_s))
+            report(RankStage("timing", WARM_UP, n_warmup, step_s))
         for _ in range(n_warmup):
             yield StepRequest.BETWEEN
             outcomes.append((yield StepRequest.STEP))
-        tell(RankStage("timing", None, n_timed, step_s))
+        report(RankStage("timing", None, n_timed, step_s))
         return (yield from self._timed_window(n_timed, outcomes, "full"))
 
     def _settling_steps(self, outcomes: list[Any], single_steps: list[TimedSteps]) -> StepRequests:
-        """Run more steps before the number of timed steps is decided, until `measure.warmup_s` has passed.
+        """Add at most SETTLING_STEPS steps to `single_steps`, until `measure.warmup_s` seconds have passed.
 
         On a GPU the first full-length step allocates and compiles. With ZeRO-3 the second step takes 1.6 to 9
         times as long as the third, because DeepSpeed then walks its order of modules
@@ -82,7 +83,7 @@ class TimingPass(RankPass):
     def _timed_window(
         self, steps: int, outcomes: list[Any], warmup: str
     ) -> Generator[StepRequest, Any, TimedSteps]:
-        """Time `steps` steps; between two steps the harness does nothing but mark the clock."""
+        """Time steps with nothing but clock marks between them, and append their results to `outcomes`."""
         device, clocks = self.measurement.subject.device, []
         yield StepRequest.BETWEEN
         with self.measurement.around_window():

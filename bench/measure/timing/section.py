@@ -14,15 +14,15 @@ from bench.measure.facts import PassFacts, RankReport, join_by_rank
 from bench.ranks.log import RankStage
 
 FIRST_STEP, WARM_UP = "first step", "warm-up"
-"""Parts of the pass: the first full-length step, which is the timed step if the budget has no time for
-another, and the warm-up steps after it. The timed steps have no part name."""
+"""Names of parts of the pass in its reports: the first full-length step, which is the timed step if the
+budget has no time for another, and the warm-up steps after it. The timed steps have no part name."""
 
 FIRST_STEP_TOKENS = 2048
 """Largest length of the short first step."""
 MAX_WARM_UP_STEPS = 100
-"""Largest number of full-length steps that `measure.warmup_s` may lead to.
+"""Largest number of full-length warm-up steps that `measure.warmup_s` may ask for.
 
-The number is limited because every step trains, and its loss is compared with that of other cells.
+It is limited because every step trains, and its loss is compared with that of the same step in other cells.
 """
 
 
@@ -34,8 +34,8 @@ class RankTiming(Struct, frozen=True, kw_only=True):
     window_ms: Times
     """Milliseconds by rank from the start of the first timed step to the end of the last."""
     warmup: Name
-    """`full` if full-length steps ran before the timed ones; `short` if the budget left time for a shorter
-    step only, which happens on a CPU."""
+    """`full` if full-length steps ran before the timed ones; `short` if the budget left time for the short
+    first step only, which happens on a CPU."""
 
     def __post_init__(self) -> None:
         check_lengths("Expected equally many step_times_ms for each rank", *self.step_times_ms)
@@ -74,9 +74,9 @@ class TimingFacts(PassFacts[RankTiming, TimingSection]):
 
 
 def affordable_steps(measure: MeasureConfig, step_s: float) -> int:
-    """Return the number of timed steps that fit the budget after the warm-up.
+    """Return the number of timed steps that fit the budget, between `min_timed_steps` and `steps`.
 
-    0 if the first full-length step has to be the timed step.
+    Return 0 if the first full-length step has to be the timed step.
     """
     fits = int(measure.budget_s / step_s) if _has_room(measure, step_s) else 0
     return min(max(fits, measure.min_timed_steps), measure.steps)
@@ -85,17 +85,17 @@ def affordable_steps(measure: MeasureConfig, step_s: float) -> int:
 def warm_up_steps(measure: MeasureConfig, step_s: float, done_s: Sequence[float]) -> int:
     """Return the number of full-length warm-up steps that are still to run.
 
-    At least `measure.warmup_steps` run in all, if the budget has time for them, and more until
-    `measure.warmup_s` seconds have passed.
+    At least `measure.warmup_steps` run in total, if the budget has time for them. More run until their total
+    time is `measure.warmup_s` seconds, up to MAX_WARM_UP_STEPS.
 
     Args:
         measure: Settings of the measurement.
         step_s: Seconds of one full-length step.
         done_s: Seconds of every full-length step that has run.
     """
-    asked = measure.warmup_steps if _has_room(measure, step_s) else 0
+    by_count = measure.warmup_steps if _has_room(measure, step_s) else 0
     by_time = math.ceil(max(0.0, measure.warmup_s - sum(done_s)) / step_s)
-    return max(0, asked - len(done_s), min(by_time, MAX_WARM_UP_STEPS - len(done_s)))
+    return max(0, by_count - len(done_s), min(by_time, MAX_WARM_UP_STEPS - len(done_s)))
 
 
 def _has_room(measure: MeasureConfig, step_s: float) -> bool:
@@ -104,10 +104,10 @@ def _has_room(measure: MeasureConfig, step_s: float) -> bool:
 
 
 def first_step_tokens(seq_len: int, multiple: int) -> int:
-    """Return the tokens of the short first step: at most `seq_len` and 2,048, but at least one `multiple`.
+    """Return the tokens of the short first step: the largest multiple up to 2,048, or one larger multiple.
 
     Args:
-        seq_len: Length of a full-length step.
+        seq_len: Length of a full-length step, which the short step does not exceed.
         multiple: Number that must divide the tokens, for the layout.
     """
     return min(seq_len, max(multiple, FIRST_STEP_TOKENS // multiple * multiple))

@@ -1,4 +1,8 @@
-"""Timeline of a CPU rank: torch's operators as compute, gloo's transfers matched with the tap's calls."""
+"""Timeline of a CPU rank: torch's operators are its compute, and gloo's events its communication.
+
+gloo's events state when communication was in flight. The tap, which records the calls of the inspected step,
+states their purposes and ranks.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,8 @@ from bench.measure.trace.timeline import (
 )
 
 COMMUNICATION_PREFIXES = ("c10d::", "_c10d_functional::", "deepspeed::dim_zero_all_to_all")
-"""Name prefixes of operators that start communication or wait for it; DTensor waits inside compute
-operators."""
+"""Prefixes of the names of operators that start communication or wait for it. Their time is taken out of the
+compute operators around them, because DTensor waits inside compute operators."""
 
 GLOO_EVENTS: Mapping[str, str] = {
     "all_to_all": "gloo:all_to_all",
@@ -52,15 +56,15 @@ def cpu_timeline(
     """Return the timeline of a CPU rank on gloo.
 
     Compute is the time of `aten::` operators on the thread that ran the step, less the communication calls
-    and waits inside them. Autograd nodes do not count, and neither do copies on gloo's own threads, which are
-    part of a transfer. If the calls do not match, all communication has the purpose `other` and the timeline
-    states the reason.
+    and waits inside them. Autograd nodes do not count as compute. Neither do copies on gloo's threads, which
+    are part of the communication. If the calls of trace and tap do not match, all communication has the
+    purpose `other` and the timeline states the reason.
 
     Args:
         tracks: Events of the trace on the host's monotonic clock.
-        regions: The rank's regions of the step.
+        regions: Spans of the step, and of attention and the optimizer in it.
         issued: Calls of the step in the trace, by kind.
-        calls: Calls that the tap recorded, in this step or in another step that makes the same calls.
+        calls: Calls that the tap recorded in the inspected step, which should make the same calls.
     """
     operators, annotations = tracks["operators"], tracks["annotations"]
     thread = annotations.thread[annotations.name_mask(CLOCK_MARK.__eq__)][0]
@@ -70,43 +74,43 @@ def cpu_timeline(
     compute = spans_by_part(
         spans, spans[:, 0], operators.name_mask(MOVEMENT_OPERATORS.__contains__)[rows], regions
     )
-    calling = operators.spans[operators.name_mask(lambda name: name.startswith(COMMUNICATION_PREFIXES))]
-    transfers, purposes_unknown = _gloo_transfers(annotations, regions), None
+    communicating = operators.spans[operators.name_mask(lambda name: name.startswith(COMMUNICATION_PREFIXES))]
+    gloo_events, purposes_unknown = _gloo_events(annotations, regions), None
     try:
-        communications = _match(transfers, pair_calls(issued, calls))
+        communications = _match_events(gloo_events, pair_calls(issued, calls))
     except MatchError as error:
-        communications, purposes_unknown = _with_placeholders(transfers), str(error)
+        communications, purposes_unknown = _unmatched_events(gloo_events), str(error)
     return Timeline(
         step=regions.step_us,
-        compute={part: subtract(spans, calling) for part, spans in compute.items()},
+        compute={part: subtract(spans, communicating) for part, spans in compute.items()},
         communications=communications,
         unmatched=purposes_unknown,
         purposes_unknown=purposes_unknown,
     )
 
 
-def _gloo_transfers(annotations: Track, regions: StepRegions) -> dict[str, Spans]:
+def _gloo_events(annotations: Track, regions: StepRegions) -> dict[str, Spans]:
     """Return the spans of the step's gloo events by name, sorted by start."""
-    transfers = {}
+    by_name = {}
     for event in dict.fromkeys(GLOO_EVENTS.values()):
         spans = annotations.spans[annotations.name_mask(event.__eq__)]
         spans = spans[np.argsort(spans[:, 0])]
-        transfers[event] = spans[[regions.contains(start) for start in spans[:, 0]]] if len(spans) else spans
-    return transfers
+        by_name[event] = spans[[regions.contains(start) for start in spans[:, 0]]] if len(spans) else spans
+    return by_name
 
 
-def _match(
-    transfers: Mapping[str, Spans], pairs: Sequence[tuple[IssuedCall, CollectiveCall]]
+def _match_events(
+    gloo_events: Mapping[str, Spans], pairs: Sequence[tuple[IssuedCall, CollectiveCall]]
 ) -> list[CommunicationSpan]:
-    """Return the calls with their transfers: the k-th call of a kind belongs to the k-th gloo event.
+    """Return each call with the gloo event that carried it out: the k-th of its name for the k-th call.
 
-    The `c10d::` operator gives the arrival of this rank, the gloo event the start and end of the transfer.
+    The rank arrives when the `c10d::` operator starts; the call is in flight from start to end of the event.
     """
     communications = []
-    for event, spans in transfers.items():
+    for event, spans in gloo_events.items():
         of_event = sorted((p for p in pairs if GLOO_EVENTS[p[1].kind] == event), key=lambda p: p[0].start)
         if len(of_event) != len(spans):
-            raise MatchError(f"the trace has {len(of_event)} calls and {len(spans)} transfers named {event}")
+            raise MatchError(f"the trace has {len(of_event)} calls and {len(spans)} events named {event}")
         communications += [
             CommunicationSpan(call, issued.start, start, end)
             for (issued, call), (start, end) in zip(of_event, spans.tolist(), strict=True)
@@ -114,11 +118,11 @@ def _match(
     return communications
 
 
-def _with_placeholders(transfers: Mapping[str, Spans]) -> list[CommunicationSpan]:
-    """Return the transfers with their kind alone, without ranks and with the purpose `other`."""
+def _unmatched_events(gloo_events: Mapping[str, Spans]) -> list[CommunicationSpan]:
+    """Return each gloo event as communication of the purpose `other`, without the ranks that take part."""
     kinds = {event: kind for kind, event in GLOO_EVENTS.items() if kind != "reduce_scatter"}
     return [
         CommunicationSpan(placeholder_call(kinds[event], "other", number), start, start, end)
-        for event, spans in transfers.items()
+        for event, spans in gloo_events.items()
         for number, (start, end) in enumerate(spans.tolist())
     ]

@@ -1,4 +1,4 @@
-"""Timeline of a GPU rank: kernels and copies by their launches, NCCL kernels matched with the tap's calls.
+"""Timeline of a GPU rank, from the trace and from the calls that the tap recorded in the inspected step.
 
 A collective launches its kernel before the call returns. In a batch of sends and receives the calls launch
 nothing: one kernel for all of them is launched when the batch ends, and the profiler records neither its
@@ -54,16 +54,17 @@ def cuda_timeline(
     issued: Mapping[str, Sequence[IssuedCall]],
     calls: Sequence[CollectiveCall],
 ) -> Timeline:
-    """Return the timeline of a GPU rank; the launch of a kernel or copy decides to which part it belongs.
+    """Return the timeline of a GPU rank.
 
-    If the NCCL kernels do not match the calls, the kind of a kernel comes from its name and its purpose from
-    the place of its launch, and the timeline states the reason.
+    A kernel or copy counts for the part of the step (attention, optimizer, other) in which the host launched
+    it. If the NCCL kernels do not match the calls, the kind of a kernel comes from its name and its purpose
+    from the part in which it was launched, and the timeline states the reason.
 
     Args:
         tracks: Events of the trace on the host's monotonic clock.
-        regions: The rank's regions of the step.
+        regions: Spans of the step, and of attention and the optimizer in it.
         issued: Calls of the step in the trace, by kind.
-        calls: Calls that the tap recorded, in this step or in another step that makes the same calls.
+        calls: Calls that the tap recorded in the inspected step, which should make the same calls.
 
     Raises:
         TraceError: The trace has no kernel, although every step on a GPU launches some.
@@ -71,28 +72,30 @@ def cuda_timeline(
     if not len(tracks["kernels"]):
         raise TraceError(NO_KERNELS)
     operators = tracks["operators"]
-    kernels = _with_launches(tracks["kernels"], tracks["launches"])
-    copies = _with_launches(tracks["copies"], tracks["launches"])
+    kernels = _device_events(tracks["kernels"], tracks["launches"])
+    copies = _device_events(tracks["copies"], tracks["launches"])
     is_nccl = tracks["kernels"].name_mask(lambda name: name.startswith(NCCL_PREFIX))
     outermost = operators.outermost(
         np.flatnonzero(operators.name_mask(lambda name: name.startswith("aten::")))
     )
-    moves = union(operators.spans[outermost[operators.name_mask(MOVEMENT_OPERATORS.__contains__)[outermost]]])
-    is_movement = covers(moves, kernels.launched) & (kernels.launch_row >= 0)
+    moves_data = operators.name_mask(MOVEMENT_OPERATORS.__contains__)
+    movements = union(operators.spans[outermost[moves_data[outermost]]])
+    is_movement = covers(movements, kernels.launched_us) & (kernels.launch_row >= 0)
     copy_parts = spans_by_part(
-        copies.spans, copies.launched, np.ones(len(copies.spans), dtype=np.bool_), regions
+        copies.spans, copies.launched_us, np.ones(len(copies.spans), dtype=np.bool_), regions
     )
     # The kernel of the barrier before the step is in the trace too.
-    nccl = np.flatnonzero(is_nccl & (kernels.launched >= regions.step_us[0]))
+    nccl_rows = np.flatnonzero(is_nccl & (kernels.launched_us >= regions.step_us[0]))
     unmatched = None
     try:
-        communications = _match(tracks["launches"], pair_calls(issued, calls), nccl, kernels)
+        communications = _match_nccl(tracks["launches"], pair_calls(issued, calls), nccl_rows, kernels)
     except MatchError as error:
-        communications, unmatched = _with_placeholders(tracks["kernels"], regions, nccl, kernels), str(error)
+        communications = _unmatched_nccl(tracks["kernels"], regions, nccl_rows, kernels)
+        unmatched = str(error)
     return Timeline(
         step=regions.step_us,
         compute=spans_by_part(
-            kernels.spans[~is_nccl], kernels.launched[~is_nccl], is_movement[~is_nccl], regions
+            kernels.spans[~is_nccl], kernels.launched_us[~is_nccl], is_movement[~is_nccl], regions
         ),
         communications=communications,
         copies={part: copy_parts[part] for part in COPY_PARTS},
@@ -102,44 +105,44 @@ def cuda_timeline(
 
 @dataclass(frozen=True, slots=True)
 class _DeviceEvents:
-    """Kernels or copies of the device with their launches, one row each."""
+    """Kernels or copies of the device, one row each, with their launches by the host."""
 
     spans: Spans
     launch_row: NDArray[np.int64]
     """Row of the launch in the track of launches; -1 if the trace does not hold it."""
-    launched: NDArray[np.float64]
+    launched_us: NDArray[np.float64]
     """Time of the launch; start of the event if the trace does not hold the launch."""
 
 
-def _with_launches(device: Track, launches: Track) -> _DeviceEvents:
-    """Return the events of a device track with their launches, which have the same correlation ID."""
+def _device_events(device: Track, launches: Track) -> _DeviceEvents:
+    """Return the events of a device track, each with the launch that has the same correlation ID."""
     launch_row, launched = np.full(len(device), -1, dtype=np.int64), device.spans[:, 0].copy()
     if len(launches):
         order = np.argsort(launches.correlation, kind="stable")
-        known = launches.correlation[order]
-        at = np.minimum(np.searchsorted(known, device.correlation), len(known) - 1)
-        is_known = (known[at] == device.correlation) & (device.correlation >= 0)
-        launch_row[is_known] = order[at[is_known]]
-        launched[is_known] = launches.spans[launch_row[is_known], 0]
+        launch_ids = launches.correlation[order]
+        position = np.minimum(np.searchsorted(launch_ids, device.correlation), len(launch_ids) - 1)
+        has_launch = (launch_ids[position] == device.correlation) & (device.correlation >= 0)
+        launch_row[has_launch] = order[position[has_launch]]
+        launched[has_launch] = launches.spans[launch_row[has_launch], 0]
     return _DeviceEvents(device.spans, launch_row, launched)
 
 
-def _match(
+def _match_nccl(
     launches: Track,
     pairs: Sequence[tuple[IssuedCall, CollectiveCall]],
-    nccl: NDArray[np.int64],
+    nccl_rows: NDArray[np.int64],
     kernels: _DeviceEvents,
 ) -> list[CommunicationSpan]:
-    """Return the tap's calls in flight, each from the start of its first kernel to the end of its last.
+    """Return the tap's calls, each in flight from the start of its first kernel to the end of its last.
 
     An NCCL kernel starts when its rank arrives and spins until the other ranks arrive, so its start is the
     arrival of this rank.
     """
-    if lost := int((kernels.launch_row[nccl] < 0).sum()):
-        raise MatchError(f"the trace lacks the launches of {lost} of {len(nccl)} NCCL kernels")
+    if lost := int((kernels.launch_row[nccl_rows] < 0).sum()):
+        raise MatchError(f"the trace lacks the launches of {lost} of {len(nccl_rows)} NCCL kernels")
     nccl_launches = [
-        KernelLaunch(int(row), int(launches.thread[kernels.launch_row[row]]), float(kernels.launched[row]))
-        for row in nccl
+        KernelLaunch(int(row), int(launches.thread[kernels.launch_row[row]]), float(kernels.launched_us[row]))
+        for row in nccl_rows
     ]
     communications = []
     for matched in match_kernels(pairs, nccl_launches):
@@ -149,14 +152,17 @@ def _match(
     return communications
 
 
-def _with_placeholders(
-    device: Track, regions: StepRegions, nccl: NDArray[np.int64], kernels: _DeviceEvents
+def _unmatched_nccl(
+    device: Track, regions: StepRegions, nccl_rows: NDArray[np.int64], kernels: _DeviceEvents
 ) -> list[CommunicationSpan]:
-    """Return the NCCL kernels without ranks and sizes, their kind and purpose from name and launch."""
-    in_attention = covers(union(spans_of(regions.attention_ns) / 1e3), kernels.launched)
+    """Return each NCCL kernel as one communication without ranks and size, its kind by the kernel's name.
+
+    Its purpose is attention if it was launched there, and otherwise the usual purpose of its kind.
+    """
+    in_attention = covers(union(spans_of(regions.attention_ns) / 1e3), kernels.launched_us)
     communications = []
-    for number, row in enumerate(nccl[np.argsort(kernels.spans[nccl, 0])]):
-        name = device.names[device.name[row]]
+    for number, row in enumerate(nccl_rows[np.argsort(kernels.spans[nccl_rows, 0])]):
+        name = device.names[device.name_index[row]]
         kind = next((kind for part, kind in KINDS_BY_KERNEL.items() if part in name), "other")
         purpose = "attention" if in_attention[row] else PURPOSE_OF_KIND.get(kind, "other")
         start, end = kernels.spans[row].tolist()
@@ -183,7 +189,7 @@ class MatchedCall:
 
     @property
     def lacks_kernel(self) -> bool:
-        """Whether a kernel is missing; a call among one rank may need none."""
+        """Whether the call has several ranks and no kernel yet; a call of one rank may need no kernel."""
         return not self.kernel_rows and len(self.call.members) > 1
 
 
@@ -212,20 +218,20 @@ def match_kernels(
 def _assign_kernels(calls: Sequence[MatchedCall], launches: Iterable[KernelLaunch]) -> None:
     """Add the kernels of one host thread to its calls.
 
-    A kernel launched within a call belongs to that call. Any other kernel belongs to the batch of calls
-    before it that have no kernel yet.
+    A kernel launched within a call belongs to that call. Any other kernel was launched at the end of a batch
+    and belongs to all calls of the batch: those after the previous batch that have no kernel yet.
     """
     starts = [call.issued.start for call in calls]
     batch: list[MatchedCall] = []
-    n_assigned = 0
+    n_batched = 0
     for launch in launches:
         n_issued = bisect_right(starts, launch.time)
         if n_issued and launch.time <= calls[n_issued - 1].issued.end:
             calls[n_issued - 1].kernel_rows.append(launch.kernel_row)
             continue
-        if n_issued > n_assigned or not batch:
-            batch = [call for call in calls[n_assigned:n_issued] if call.lacks_kernel]
-        n_assigned = n_issued
+        if n_issued > n_batched or not batch:
+            batch = [call for call in calls[n_batched:n_issued] if call.lacks_kernel]
+        n_batched = n_issued
         if not batch:
             raise MatchError("an NCCL kernel was launched by none of the step's calls")
         groups = {call.call.rendezvous_key[:2] for call in batch}

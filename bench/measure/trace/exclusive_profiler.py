@@ -17,16 +17,16 @@ from bench.ranks.out_of_memory import exhausted_memory
 
 Enter = Callable[[record_function], record_function]
 START_FUNCTIONS = ("_prepare_profiler", "_enable_profiler")
-"""Functions of torch.autograd.profiler of which every profiler that starts calls one."""
+"""Functions of torch.autograd.profiler; a profiler calls one of them when it starts."""
 
 
 class OpenAnnotations:
-    """`record_function` annotations that begin after this object is made and are open when a profiler stops.
+    """`record_function` annotations that begin from now on and may be open when a profiler stops.
 
     torch writes the end of an annotation to the memory in which its beginning was recorded, even if the
     profiler that owned the memory has stopped. The write then crashes the process under a later profiler.
-    `profile.step()` leaves such an annotation open, and so does an annotation that begins in a traced step
-    and ends after it.
+    `profile.step()` leaves such an annotation open, and an annotation that begins in a traced step may end
+    after it. Call `end` just before the profiler stops and `renew` just after.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class OpenAnnotations:
         record_function.__enter__ = self._recording(self._original_enter)  # type: ignore[method-assign]
 
     def end(self) -> None:
-        """End the open annotations while the profiler still runs; a second call does nothing."""
+        """End the open annotations while the profiler still runs, and record no more of them."""
         record_function.__enter__ = self._original_enter  # type: ignore[method-assign]
         for annotation in self._begun:
             # An annotation that a future ends cannot be ended here: its end is bound to the record itself.
@@ -96,6 +96,7 @@ class RunningProfiler:
             self.failure = f"the profiler did not {verb}: {error}"
 
     def _start_another(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Stop this profiler, then call the start function that another profiler called."""
         self.stop()
         return self._original[name](*args, **kwargs)
 
@@ -108,7 +109,7 @@ def exclusive_profiling(profiler: profile) -> Iterator[RunningProfiler]:
 
     Raises:
         ConfigError: Another profiler runs on entry, or was started within the context. Neither is disturbed:
-            this profiler does not start, or stops before the other starts.
+            on entry this profiler does not start; later it stops before the other starts.
     """
     if _is_another_running():
         raise ConfigError(
@@ -129,8 +130,8 @@ def exclusive_profiling(profiler: profile) -> Iterator[RunningProfiler]:
 def _is_another_running() -> bool:
     """Return whether a profiler records or warms up.
 
-    torch does not state that a profiler warms up. It has then been entered and has no results yet; a profiler
-    that accumulates the results of several rounds may be in its next round.
+    torch has no flag for a profiler that warms up. Such a profiler has been entered and has no results yet. A
+    profiler that accumulates the results of several rounds counts too, because its next round may have begun.
     """
     profilers = (item for item in gc.get_objects() if type(item) is torch.autograd.profiler.profile)
     return torch.autograd.profiler._is_profiler_enabled or any(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Span = tuple[float, float]
+"""Start and end."""
 Spans = NDArray[np.float64]
 """Array [n, 2] of (start, end), in any order; spans may overlap."""
 
@@ -28,9 +29,9 @@ def union(spans: Iterable[Span] | Spans) -> Spans:
         return spans
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
     covered_until = np.maximum.accumulate(spans[:, 1])
-    first = np.flatnonzero(np.append(True, spans[1:, 0] > covered_until[:-1]))
-    last = np.append(first[1:], len(spans)) - 1
-    return np.stack([spans[first, 0], covered_until[last]], axis=1)
+    first_rows = np.flatnonzero(np.append(True, spans[1:, 0] > covered_until[:-1]))
+    last_rows = np.append(first_rows[1:], len(spans)) - 1
+    return np.stack([spans[first_rows, 0], covered_until[last_rows]], axis=1)
 
 
 def length(spans: Iterable[Span] | Spans) -> float:
@@ -41,28 +42,28 @@ def length(spans: Iterable[Span] | Spans) -> float:
 
 def intersect(first: Iterable[Span] | Spans, second: Iterable[Span] | Spans) -> Spans:
     """Return disjoint spans, in order, of the time that both arguments cover."""
-    return _pieces(union(first), union(second), in_second=True)
+    return _clip(union(first), union(second), in_second=True)
 
 
 def subtract(first: Iterable[Span] | Spans, second: Iterable[Span] | Spans) -> Spans:
     """Return disjoint spans, in order, of the time that `first` covers and `second` does not."""
-    return _pieces(union(first), union(second), in_second=False)
+    return _clip(union(first), union(second), in_second=False)
 
 
 def covers(merged: Spans, times: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return a mask [n] of the times that lie in a span; the end of a span does not belong to it.
+    """Return a mask [n] that is true for times inside a span; the end of a span does not belong to it.
 
     `merged` must be disjoint and in order, as `union` returns spans.
     """
     if not len(merged):
         return np.zeros(len(times), dtype=np.bool_)
-    at = np.searchsorted(merged[:, 0], times, side="right") - 1
-    inside: NDArray[np.bool_] = (at >= 0) & (times < merged[at, 1])
+    row = np.searchsorted(merged[:, 0], times, side="right") - 1
+    inside: NDArray[np.bool_] = (row >= 0) & (times < merged[row, 1])
     return inside
 
 
-def _pieces(first: Spans, second: Spans, *, in_second: bool) -> Spans:
-    """Return the part of `first` that lies inside or outside of `second`; both must be disjoint."""
+def _clip(first: Spans, second: Spans, *, in_second: bool) -> Spans:
+    """Return the part of `first` inside `second`, or outside it; both must be as `union` returns spans."""
     edges = np.unique(np.concatenate([first.ravel(), second.ravel()]))
     pieces = np.stack([edges[:-1], edges[1:]], axis=1)
     middles = pieces.mean(axis=1)

@@ -19,8 +19,8 @@ from bench.measure.trace.tracer import StepTracer, keep_trace
 from bench.measure.trace.waiting import ClockOffset, RankTrace
 
 PINGS = 30
-"""Round trips per comparison of two clocks; the shortest counts (median error over gloo on one machine 3 to
-10 us)."""
+"""Number of round trips in one comparison of two clocks. Only the shortest is used; its median error over
+gloo on one machine is 3 to 10 us."""
 
 
 class NodeClocks:
@@ -39,7 +39,7 @@ class NodeClocks:
         self._group: dist.ProcessGroup = group
 
     def offset(self) -> ClockOffset:
-        """Return the present offset of this rank's clock to that of rank 0; every rank must call this."""
+        """Return this node's clock less the clock of rank 0, measured now; every rank must call this."""
         by_node_ns = torch.zeros(len(self._first_ranks), 2, dtype=torch.int64)
         for node, first_rank in enumerate(self._first_ranks):
             if dist.get_rank() == 0 and first_rank != 0:
@@ -82,24 +82,29 @@ def mean_offset(before: ClockOffset, after: ClockOffset) -> ClockOffset:
 
 
 class TracePass(RankPass):
-    steps: RankTracedSteps | None = None
+    result: RankTracedSteps | None = None
 
     def run(self) -> StepRequests:
+        """Trace steps and read the trace of each; `measure.keep_traces` stores the trace of median length.
+
+        If steps are so long that the budget has time for one untimed step only, that step is both traced and
+        inspected. On several nodes the clocks are compared before and after every traced step.
+        """
         measurement = self.measurement
         is_inspected = measurement.inspects_traced_step
-        steps = (
+        n_steps = (
             1 if is_inspected else self.broadcast_count(traced_steps(measurement.measure, measurement.step_s))
         )
         with (
-            measurement.log.run_phase("trace", steps, measurement.step_s),
+            measurement.log.run_phase("trace", n_steps, measurement.step_s),
             _trace_folder(measurement.folder) as folder,
         ):
             subject, keep = measurement.subject, measurement.measure.keep_traces
-            watching = measurement.inspect_step if is_inspected else measurement.watch_attention
+            around_step = measurement.inspect_step if is_inspected else measurement.watch_attention
             tracer = StepTracer(
                 measurement.watch,
                 subject.optimizer_spans,
-                watching,
+                around_step,
                 subject.device,
                 folder,
                 measurement.raise_if_rank_failed,
@@ -107,9 +112,10 @@ class TracePass(RankPass):
             clocks = NodeClocks(subject.nodes) if subject.nodes > 1 else None
             tracer.warm_up()
             traces = list[RankTrace]()
-            for _ in range(steps):
+            for _ in range(n_steps):
                 for _ in range(0 if is_inspected else subject.step_period - 1):
-                    # Untraced steps, so that the traced one is at the inspected step's place in the period.
+                    # The calls of a step repeat after `step_period` steps. Untraced steps bring the traced
+                    # step to the inspected step's place in this period, so that its calls are equal.
                     yield from measurement.step(nullcontext)
                 before = None if clocks is None else clocks.offset()
                 yield from measurement.step(tracer.step)
@@ -122,19 +128,19 @@ class TracePass(RankPass):
                 if not keep:
                     tracer.traced[-1].path.unlink(missing_ok=True)
             median, failure = tracer.median_step(), tracer.failure
-            self.steps = RankTracedSteps(
+            self.result = RankTracedSteps(
                 steps=[] if failure else traces, median=median, is_inspected=is_inspected, failure=failure
             )
             if keep and failure is None:
                 keep_trace(tracer.traced, median, folder)
 
     def part(self) -> RankTracedSteps | None:
-        return self.steps
+        return self.result
 
 
 @contextmanager
 def _trace_folder(folder: Path | None) -> Iterator[Path]:
-    """Yield the rank's folder; without one, a temporary folder that is removed at the end."""
+    """Yield `folder`; if it is None, a temporary folder that is removed at the end."""
     if folder is not None:
         yield folder
         return

@@ -1,4 +1,4 @@
-"""Streaming reader of Chrome traces by torch.profiler, which stores the events as NumPy columns. No torch.
+"""Streaming reader of Chrome traces of torch.profiler, which keeps the events as NumPy columns. No torch.
 
 A trace of one gigabyte has four million events. Their columns take a few hundred MiB.
 """
@@ -53,7 +53,7 @@ class Track:
 
     names: tuple[str, ...]
     """Distinct names of the events."""
-    name: NDArray[np.int64]
+    name_index: NDArray[np.int64]
     """Index into `names` of each event."""
     thread: NDArray[np.int64]
     """Number of the host thread or CUDA stream of each event; all tracks of a trace share the numbers."""
@@ -63,21 +63,21 @@ class Track:
     """Kineto's correlation ID, which a launch shares with the kernel or copy it launched; -1 without one."""
 
     def __len__(self) -> int:
-        return len(self.name)
+        return len(self.name_index)
 
     def name_mask(self, is_wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
         """Return a mask of the events whose name satisfies `is_wanted`."""
         wanted = np.array([is_wanted(name) for name in self.names], dtype=np.bool_)
-        return wanted[self.name] if len(wanted) else np.zeros(0, dtype=np.bool_)
+        return wanted[self.name_index] if len(wanted) else np.zeros(0, dtype=np.bool_)
 
     def outermost(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the rows that are not nested in another of `rows` on their thread, by thread and start."""
+        """Return those of `rows` not nested in another of them on their thread, by thread and start."""
         spans, thread = self.spans[rows], self.thread[rows]
         rows = rows[np.lexsort((-spans[:, 1], spans[:, 0], thread))]
-        of_threads = [
+        by_thread = [
             _without_nested(self.spans, rows[self.thread[rows] == number]) for number in np.unique(thread)
         ]
-        return np.concatenate(of_threads) if of_threads else rows
+        return np.concatenate(by_thread) if by_thread else rows
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
@@ -128,12 +128,12 @@ class _TrackBuilder:
     def __init__(self, thread_ids: dict[Any, int]) -> None:
         self.name_ids: dict[str, int] = {}
         self.thread_ids = thread_ids
-        self.name, self.thread, self.correlation = array("q"), array("q"), array("q")
+        self.name_index, self.thread, self.correlation = array("q"), array("q"), array("q")
         self.times = array("d")
 
     def add(self, event: Event) -> None:
         name, start, thread = event["name"], event["ts"], event["tid"]
-        self.name.append(self.name_ids.setdefault(name, len(self.name_ids)))
+        self.name_index.append(self.name_ids.setdefault(name, len(self.name_ids)))
         self.thread.append(self.thread_ids.setdefault(thread, len(self.thread_ids)))
         self.times.append(start)
         self.times.append(start + event["dur"])
@@ -142,7 +142,7 @@ class _TrackBuilder:
     def build(self) -> Track:
         return Track(
             names=tuple(self.name_ids),
-            name=np.array(self.name, dtype=np.int64),
+            name_index=np.array(self.name_index, dtype=np.int64),
             thread=np.array(self.thread, dtype=np.int64),
             spans=np.array(self.times, dtype=np.float64).reshape(-1, 2),
             correlation=np.array(self.correlation, dtype=np.int64),

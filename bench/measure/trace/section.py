@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,9 +15,8 @@ from bench.cost.flops import causal_area
 from bench.measure.check import Check
 from bench.measure.documents.section import DocumentsSection
 from bench.measure.engagement.section import will_share_traced_step
-from bench.measure.facts import NOT_RUN, FaultOrigin, PassFacts, RankReport, field_by_rank, lists_by_name
+from bench.measure.facts import NOT_RUN, FaultOrigin, PassFacts, RankReport, lists_by_name
 from bench.measure.trace.intervals import length
-from bench.measure.trace.split import StepSplit
 from bench.measure.trace.timeline import COMPUTE_PARTS
 from bench.measure.trace.waiting import RankTrace, clock_bound_us, compute_waiting
 from bench.ranks.log import RankStage
@@ -30,8 +28,6 @@ TRACED_PART = 0.5
 """Largest duration of all traced steps, as a share of `measure.budget_s`."""
 
 ONLY_WHILE_INSPECTED = "the checks of the inspected step do not hold for steps without instruments"
-BY_NAME = ("communication_ms", "calls", "purpose_total_ms", "compute_ms", "copies_ms")
-"""Fields of `StepSplit` that are dictionaries by kind, purpose or part."""
 UNEQUAL_RANKS = "Expected values of equally many ranks"
 INSPECTED = "the only traced step was the inspected one"
 
@@ -42,7 +38,7 @@ class RankTracedSteps:
 
     steps: list[RankTrace]
     median: int
-    """Index of the step of median length, by its slowest rank; equal on all ranks."""
+    """Index of the step of median length, each as long as on its slowest rank; equal on all ranks."""
     is_inspected: bool = False
     """Whether the only traced step is also the inspected step; equal on all ranks."""
     failure: str | None = None
@@ -59,8 +55,8 @@ class TracedStep(Struct, frozen=True, kw_only=True):
     purpose_exposed_waiting_ms: dict[str, PerRank] | None
     """Part of `purpose_exposed_ms` before the last rank arrived, by purpose and rank; null if unknown."""
     call_differences: list[str | None]
-    """Message by rank on a kind whose number of calls differs from the inspected step; null if none
-    differs."""
+    """Message by rank about the first kind of call whose number differs from the inspected step's; null if no
+    number differs."""
 
     def __post_init__(self) -> None:
         waiting_ms = self.purpose_exposed_waiting_ms or {}
@@ -68,17 +64,16 @@ class TracedStep(Struct, frozen=True, kw_only=True):
 
 
 class TraceSection(Struct, frozen=True, kw_only=True):
-    """Steps under torch.profiler. Times are milliseconds by rank; overlaps are merged, not summed.
+    """Steps under torch.profiler. Times are milliseconds by rank.
 
-    All fields but `steps` describe the step of median length.
-
-    Every instant counts once, so `compute_ms`, `purpose_exposed_ms`, `copies_ms` and `idle_ms` add up to
-    `step_ms`. A purpose is attention, parameters, gradients, data_and_loss or other.
+    All fields but `steps` describe the step of median length. The time of a kind, part or purpose counts once
+    where its calls overlap. `compute_ms`, `purpose_exposed_ms`, `copies_ms` and `idle_ms` exclude one another
+    and add up to `step_ms`. A purpose is attention, parameters, gradients, data_and_loss or other.
     """
 
     step_ms: list[PositiveFloat] = []
-    """Length of the traced step by rank: the denominator of shares. Empty with a `failure`, like all
-    fields."""
+    """Length of the traced step by rank, the denominator of shares of the step. Empty if tracing failed (see
+    `failure`)."""
     total_ms: list[NonNegativeFloat] = []
     """Time by rank in which any communication was in flight."""
     exposed_ms: list[NonNegativeFloat] = []
@@ -98,8 +93,8 @@ class TraceSection(Struct, frozen=True, kw_only=True):
     purpose_exposed_waiting_ms: dict[str, PerRank] | None = None
     """Exposed part of `purpose_waiting_ms`, by purpose and rank."""
     compute_ms: dict[str, PerRank] | None = None
-    """Compute by part and rank: `attention` is its kernels and arithmetic, `packing` copies and conversions
-    in attention, `optimizer` clipping and the update, `other` the rest. Null with a `failure`."""
+    """Compute by part and rank: `attention` is the kernels and arithmetic of attention, `packing` its copies
+    and conversions, `optimizer` clipping and the update, `other` all else. Null if tracing failed."""
     idle_ms: PerRank | None = None
     """Time by rank without compute, communication or copies."""
     causal_area: list[int] | None = None
@@ -115,7 +110,7 @@ class TraceSection(Struct, frozen=True, kw_only=True):
     """Whether the only traced step was also the inspected step, because the budget left no time for
     another."""
     clock_bound_us: float | None = None
-    """Largest error of the comparison of the hosts' clocks, over all ranks; smaller lateness counts as 0.
+    """Largest error of the comparison of the hosts' clocks, over all ranks; lateness below it counts as 0.
     Null if all ranks read one clock."""
     waiting_unknown: str | None = None
     """Reason why waiting is null."""
@@ -123,10 +118,10 @@ class TraceSection(Struct, frozen=True, kw_only=True):
     """Time of GPU copies and fills without a kernel that neither compute nor communication covers, by part
     and rank: `packing` in attention, `optimizer`, `other`. Empty on a CPU."""
     torch_attention: list[str] | None = None
-    """Operators of torch's `scaled_dot_product_attention` in the step. A training stack leaves the choice to
-    torch, which may take cuDNN where the cell states `torch_flash`."""
+    """Operators of torch's `scaled_dot_product_attention` in the step. A training stack lets torch choose the
+    operator, which may take cuDNN where the cell states `torch_flash`."""
     failure: str | None = None
-    """Reason why no traced step is known: the rank, and the error of its profiler or trace."""
+    """Reason why there is no traced step: the rank, and the error of its profiler or trace."""
 
     def __post_init__(self) -> None:
         if self.failure is not None:
@@ -165,27 +160,34 @@ class TraceFacts(PassFacts[RankTracedSteps, TraceSection]):
         return [RankStage("trace", steps=1 if is_inspected else traced_steps(measure, step_s))]
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> TraceSection:
-        """Return the section of all ranks; only here are the arrivals known that waiting is computed from."""
+        """Return the section of all ranks, with the waiting, which needs the arrivals on every rank.
+
+        If tracing failed on a rank, the section has only the `failure` of the first such rank.
+        """
         ranks = self.parts(reports)
         failed = next((rank for rank, part in enumerate(ranks) if part.failure is not None), None)
         if failed is not None:
             return TraceSection(failure=f"rank {failed}: {ranks[failed].failure}")
-        by_step = [*zip(*(rank.steps for rank in ranks), strict=True)]
+        traces_by_step = [*zip(*(rank.steps for rank in ranks), strict=True)]
         median = ranks[0].median
-        traces, steps = by_step[median], [*map(_traced_step, by_step)]
-        splits: Sequence[StepSplit] = [trace.split for trace in traces]
+        traces, steps = traces_by_step[median], [*map(_traced_step, traces_by_step)]
+        splits = [trace.split for trace in traces]
         waiting = compute_waiting(traces)
-        times: dict[str, Any] = {
-            name: field_by_rank(splits, name) for name in ("step_ms", "total_ms", "exposed_ms", "idle_ms")
-        }
-        times |= {name: lists_by_name(field_by_rank(splits, name)) for name in BY_NAME}
         return TraceSection(
-            **times,
+            step_ms=[split.step_ms for split in splits],
+            total_ms=[split.total_ms for split in splits],
+            exposed_ms=[split.exposed_ms for split in splits],
+            idle_ms=[split.idle_ms for split in splits],
+            communication_ms=lists_by_name([split.communication_ms for split in splits]),
+            calls=lists_by_name([split.calls for split in splits]),
+            purpose_total_ms=lists_by_name([split.purpose_total_ms for split in splits]),
+            compute_ms=lists_by_name([split.compute_ms for split in splits]),
+            copies_ms=lists_by_name([split.copies_ms for split in splits]),
             purpose_exposed_ms=steps[median].purpose_exposed_ms,
             purpose_waiting_ms=None if isinstance(waiting, str) else waiting.waiting_ms,
             purpose_exposed_waiting_ms=steps[median].purpose_exposed_waiting_ms,
             causal_area=_causal_areas(cell, reports),
-            purposes_unknown=field_by_rank(traces, "purposes_unknown"),
+            purposes_unknown=[trace.purposes_unknown for trace in traces],
             steps=steps,
             median_step=median,
             is_inspected=ranks[0].is_inspected,
@@ -195,10 +197,10 @@ class TraceFacts(PassFacts[RankTracedSteps, TraceSection]):
         )
 
     def gate(self, cell: Cell, section: TraceSection) -> str | None:
-        """Return a message if a traced step made other communication calls than the inspected step.
+        """Return a message about the first traced step whose calls differ from the inspected step's, or None.
 
-        The user's own training loop may differ from step to step, so a difference fails no cell with
-        `trainer=own`; `call_differences` has it.
+        A user's own training loop may differ from step to step, so a difference fails no cell with
+        `trainer=own`; `call_differences` then has the message.
         """
         if cell.trainer == USER_CODE:
             return None
@@ -209,9 +211,9 @@ class TraceFacts(PassFacts[RankTracedSteps, TraceSection]):
         return None
 
     def checks(self, cell: Cell, section: TraceSection | None) -> list[Check]:
-        """Return the comparison of the traced steps' calls with those of the inspected step.
+        """Return one check: the calls of the traced steps compared with those of the inspected step.
 
-        If the purposes of a step's calls are unknown, no step counts as compared.
+        If the purposes of calls are unknown on any rank, no step counts as compared.
         """
         check = Check(what="collective calls of traced steps", against="the inspected step")
         if section is None:
@@ -221,10 +223,10 @@ class TraceFacts(PassFacts[RankTracedSteps, TraceSection]):
             INSPECTED if section.is_inspected else next(filter(None, section.purposes_unknown), None)
         )
         unknown = section.failure or purposes_unknown
-        equal = 0 if unknown else differences.count(None)
+        equal_steps = 0 if unknown else differences.count(None)
         reason = unknown or next(filter(None, differences), None)
-        traced = len(section.steps)
-        return [replace(check, tokens=cell.seq_len, steps=equal, of_steps=traced, reason=reason)]
+        n_steps = len(section.steps)
+        return [replace(check, tokens=cell.seq_len, steps=equal_steps, of_steps=n_steps, reason=reason)]
 
 
 def traced_steps(measure: MeasureConfig, step_s: float) -> int:
@@ -235,33 +237,37 @@ def traced_steps(measure: MeasureConfig, step_s: float) -> int:
 
 
 def _traced_step(traces: Sequence[RankTrace]) -> TracedStep:
-    """Return one step of all ranks, from the ranks' traces of it."""
+    """Return one step of all ranks, given every rank's trace of that step."""
     waiting = compute_waiting(traces)
-    exposed = [trace.split.exposed_spans_ms for trace in traces]
+    exposed_spans = [trace.split.exposed_spans_ms for trace in traces]
     return TracedStep(
-        step_ms=field_by_rank([trace.split for trace in traces], "step_ms"),
+        step_ms=[trace.split.step_ms for trace in traces],
         purpose_exposed_ms=lists_by_name(
-            [{purpose: length(spans) for purpose, spans in by_purpose.items()} for by_purpose in exposed]
+            [
+                {purpose: length(spans) for purpose, spans in by_purpose.items()}
+                for by_purpose in exposed_spans
+            ]
         ),
         purpose_exposed_waiting_ms=None if isinstance(waiting, str) else waiting.exposed_ms,
-        call_differences=field_by_rank(traces, "call_differences"),
+        call_differences=[trace.call_difference for trace in traces],
     )
 
 
 def _causal_areas(cell: Cell, reports: Sequence[RankReport]) -> list[int] | None:
     """Return the causal area of each rank, in one layer of one sequence; None if it is unknown."""
     if cell.data.packs:
-        # No rank has documents if those of one rank broke the rules of their section.
+        # If the documents section of one rank broke a rule, it was dropped from the reports of all ranks.
         sections = filter(None, (report.parts.get("documents") for report in reports))
         return [_mean_area(cell, section) for section in sections] or None
-    known = cell.strategy in STRATEGIES and cell.layout in LAYOUTS
-    return [causal_area(cell, rank % cell.sp_degree) for rank in range(len(reports))] if known else None
+    if cell.strategy not in STRATEGIES or cell.layout not in LAYOUTS:
+        return None
+    return [causal_area(cell, rank % cell.sp_degree) for rank in range(len(reports))]
 
 
 def _mean_area(cell: Cell, documents: DocumentsSection) -> int:
-    """Return the mean over the sequences that the rank has a part of, in all full-length steps."""
-    (area,) = documents.area
-    return sum(area) // (len(area) * cell.batch * cell.grad_accum)
+    """Return one rank's causal area in a sequence, the mean over the sequences of all full-length steps."""
+    (area_by_step,) = documents.area
+    return sum(area_by_step) // (len(area_by_step) * cell.batch * cell.grad_accum)
 
 
 FACTS = TraceFacts()

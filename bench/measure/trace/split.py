@@ -1,9 +1,9 @@
 """Split of one rank's traced step into compute, exposed communication, copies and idle time. No torch.
 
-Every instant is counted once, for the first part that claims it: compute before communication before device
-copies, and within these COMPUTE_PARTS, PURPOSES and COPY_PARTS in their order. An instant that no part claims
-is idle, so the parts add up to the step. A copy does not hide communication, because it keeps no compute unit
-busy.
+Every instant counts once, for the first part that claims it. Compute claims first, then communication, then
+device copies; each of the three follows the order of COMPUTE_PARTS, PURPOSES or COPY_PARTS. An instant that
+no part claims is idle, so the parts add up to the step. A copy does not hide communication, because it keeps
+no compute unit busy.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ class StepSplit:
     purpose_total_ms: dict[str, float]
     """Time in flight by purpose; two purposes in flight at the same time both count."""
     compute_ms: dict[str, float]
+    """Time by part of COMPUTE_PARTS."""
     exposed_spans_ms: dict[str, list[tuple[float, float]]]
     """Exposed spans by purpose, from the start of the step."""
     copies_ms: dict[str, float]
+    """Time by part of COPY_PARTS."""
     idle_ms: float
 
 
 def split(timeline: Timeline) -> StepSplit:
-    """Return the split of a timeline's step; the module states which part an instant counts for."""
+    """Return the split of a timeline's step by the rules that the module states."""
     start, end = timeline.step
     whole = spans_of([timeline.step])
     kinds, purposes = defaultdict(list), defaultdict(list)
@@ -76,7 +78,7 @@ def split(timeline: Timeline) -> StepSplit:
 
 
 def _claim(claims: Mapping[str, Spans], order: Sequence[str], free: Spans) -> tuple[dict[str, Spans], Spans]:
-    """Return the part of `free` that each claim receives, in this order, and the rest of `free`."""
+    """Return the part of `free` that each claim receives, in this order, and the unclaimed part of `free`."""
     received = {}
     for name in (name for name in order if name in claims):
         received[name] = intersect(claims[name], free)

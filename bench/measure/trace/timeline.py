@@ -1,8 +1,8 @@
 """Timeline of one rank's traced step: spans of compute by part, and of communication by call. No torch.
 
 All times are microseconds of the host's monotonic clock. torch.profiler records when a rank calls a `c10d::`
-operator, but not for which purpose and with which ranks. These facts come from the tap's calls of an
-inspected step: the k-th call of a kind in the trace is matched with the k-th call of that kind in the tap.
+operator, but not for which purpose and with which ranks. The tap recorded these facts in an inspected step:
+the k-th call of a kind in the trace is matched with the k-th call of that kind in the tap.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ packing."""
 
 @dataclass(frozen=True, slots=True)
 class StepRegions:
-    """Spans of a step and its regions, recorded by the rank in nanoseconds of its monotonic clock."""
+    """Spans of a step, and of attention and the optimizer in it, in nanoseconds of the monotonic clock."""
 
     step_ns: tuple[int, int]
     clock_marks_ns: Sequence[int]
@@ -94,7 +94,7 @@ class Timeline:
 
 
 class MatchError(ValueError):
-    """Calls of the tap and calls of the profiler that do not match."""
+    """Failure to match the profiler's calls with the tap's calls."""
 
 
 def placeholder_call(kind: str, purpose: str, number: int) -> CollectiveCall:
@@ -130,13 +130,13 @@ def on_host_clock(tracks: Mapping[str, Track], marks_ns: Sequence[int]) -> dict[
 def spans_by_part(
     spans: Spans, called_us: NDArray[np.float64], is_movement: NDArray[np.bool_], regions: StepRegions
 ) -> dict[str, Spans]:
-    """Return the spans merged by part of COMPUTE_PARTS.
+    """Return the spans of each part of COMPUTE_PARTS, merged where they overlap.
 
     Args:
         spans: Compute spans, [n, 2].
         called_us: Time at which the work of each span was called or launched, [n]; it decides the part.
         is_movement: Mask of the spans that only move data, [n].
-        regions: The rank's regions of the step.
+        regions: Spans of attention and of the optimizer.
     """
     in_attention = covers(union(spans_of(regions.attention_ns) / 1e3), called_us)
     in_optimizer = covers(union(spans_of(regions.optimizer_ns) / 1e3), called_us) & ~in_attention
@@ -151,7 +151,7 @@ def spans_by_part(
 
 @dataclass(frozen=True, slots=True)
 class IssuedCall:
-    """Host thread, start and return of one communication call, as the profiler recorded them."""
+    """Host thread and span of the operator that made one communication call, as the profiler recorded it."""
 
     thread: int
     start: float
@@ -159,7 +159,7 @@ class IssuedCall:
 
 
 def issued_calls(operators: Track, regions: StepRegions) -> dict[str, list[IssuedCall]]:
-    """Return the step's communication calls of this rank by kind, in order.
+    """Return this rank's communication calls in the step by kind, in order of their start.
 
     A dispatch mode makes one call appear as several nested operators; only the outermost counts.
     """
@@ -169,7 +169,7 @@ def issued_calls(operators: Track, regions: StepRegions) -> dict[str, list[Issue
     for row in rows[np.argsort(operators.spans[rows, 0])]:
         start, end = operators.spans[row].tolist()
         if regions.contains(start):
-            kind = COLLECTIVES[operators.names[operators.name[row]]].kind
+            kind = COLLECTIVES[operators.names[operators.name_index[row]]].kind
             issued.setdefault(kind, []).append(IssuedCall(int(operators.thread[row]), start, end))
     return issued
 
@@ -193,10 +193,10 @@ def pair_calls(
     return [pair for kind, of_kind in issued.items() for pair in zip(of_kind, tapped[kind], strict=True)]
 
 
-def call_differences(
+def describe_call_difference(
     issued: Mapping[str, Sequence[IssuedCall]], calls: Sequence[CollectiveCall]
 ) -> str | None:
-    """Return a message on the first kind whose number of calls differs from the inspected step's `calls`.
+    """Return a message about the first kind whose number of calls differs from the inspected step's `calls`.
 
     For example `it made 0 calls of all_to_all, the inspected step 8 (attention)`. None if no kind differs.
     """

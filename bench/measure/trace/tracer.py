@@ -1,7 +1,7 @@
 """Tracing of steps under torch.profiler, apart from timing, because tracing slows a step.
 
-A traced step has no instruments but the profiler, the start and end of attention and the optimizer, and a few
-readings of the clock before it.
+The only instruments of a traced step are the profiler and hooks that record when attention and the optimizer
+start and end. Before the step the rank reads its clock a few times.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bench.measure.trace.timeline import (
     IssuedCall,
     StepRegions,
     Timeline,
-    call_differences,
+    describe_call_difference,
     issued_calls,
     on_host_clock,
 )
@@ -63,32 +63,33 @@ class StepTrace:
 
 @dataclass(slots=True)
 class StepTracer:
-    """Tracer of the steps that run within `step`, one by one; every rank must enter `step`.
+    """Tracer of steps. Each runs within one context `step`, which every rank must enter.
 
-    If the profiler fails, steps go on without it, as the other ranks need them; `failure` states the reason
-    and this rank traces no more steps.
+    If the profiler fails, this rank runs its steps untraced, because the other ranks take part in them;
+    `failure` states the reason.
     """
 
     attention: AttentionWatch
     """Recorder of the spans of attention."""
-    optimizing: Callable[[], AbstractContextManager[Spans]]
+    optimizer_spans: Callable[[], AbstractContextManager[Spans]]
     """Context that yields the spans of the optimizer."""
-    watching: Callable[[], AbstractContextManager[object]]
-    """Context around the step alone; a tap in it must not see the barrier before the step."""
+    around_step: Callable[[], AbstractContextManager[object]]
+    """Context entered after the barrier before the step, so that a tap in it does not record the barrier."""
     device: torch.device
     folder: Path
     """Folder of the trace files."""
-    meet: Callable[[], None] = lambda: None
+    raise_if_rank_failed: Callable[[], None] = lambda: None
     """Function called before every collective of the tracer."""
     traced: list[StepTrace] = field(default_factory=list)
+    """Steps that ran so far."""
     failure: str | None = None
     """Reason why tracing failed on this rank; None if it did not."""
 
     def warm_up(self) -> None:
         """Use the profiler once on a small operator, because its first use is slow.
 
-        A short training step would not do: it would make ZeRO-3 record its order of parameters anew, and the
-        next step would have calls that no other step has.
+        A short training step cannot replace the operator: after it ZeRO-3 would record its order of
+        parameters anew, and the next step would make calls that no other step makes.
         """
         with exclusive_profiling(profile(activities=_activities(self.device))) as profiler:
             torch.ones(1, device=self.device).add(1)
@@ -97,7 +98,7 @@ class StepTracer:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Run one step under the profiler and write its Chrome trace to the folder.
+        """Run one step under the profiler, write its Chrome trace to the folder and append it to `traced`.
 
         The barrier before the step runs under the profiler too. The profiler takes longer to start on some
         ranks than on others, and without the barrier the difference would count as waiting in the step.
@@ -105,11 +106,11 @@ class StepTracer:
         n_attention_spans = len(self.attention.spans_ns)
         path = self.folder / f"trace-{dist.get_rank()}-{len(self.traced)}.json"
         with self._profile_to(path):
-            self.meet()
+            self.raise_if_rank_failed()
             dist.barrier()
             synchronise(self.device)
             marks_ns = [_mark_clock() for _ in range(CLOCK_MARKS)]
-            with self.optimizing() as optimizer_ns, self.watching():
+            with self.optimizer_spans() as optimizer_ns, self.around_step():
                 start_ns = time.monotonic_ns()
                 yield
                 synchronise(self.device)
@@ -155,7 +156,7 @@ class StepTracer:
         """
         steps_ns = [step.regions.step_ns for step in self.traced]
         slowest_ms = torch.tensor([(end - start) / 1e6 for start, end in steps_ns], device=self.device)
-        self.meet()
+        self.raise_if_rank_failed()
         dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
         return int(slowest_ms.argsort()[(len(self.traced) - 1) // 2])
 
@@ -179,7 +180,7 @@ def read_step(traced: StepTrace, calls: Sequence[CollectiveCall], device_type: s
         clock=_clock_id(),
         purposes_unknown=timeline.purposes_unknown,
         unmatched=timeline.unmatched,
-        call_differences=call_differences(issued, calls),
+        call_difference=describe_call_difference(issued, calls),
         torch_attention=[name for name in sorted(tracks["operators"].names) if TORCH_ATTENTION.match(name)],
     )
 

@@ -38,8 +38,8 @@ class RankTrace:
     """Reason why the purposes of the calls are unknown; None if they are known."""
     unmatched: str | None
     """Reason why the calls cannot be compared with those of other ranks; None if they can."""
-    call_differences: str | None
-    """Message on a kind whose number of calls differs from the inspected step; None if no kind differs."""
+    call_difference: str | None
+    """Message about the first kind of call whose number differs from the inspected step's, or None."""
     torch_attention: list[str] = field(default_factory=list)
     """Names of the operators that torch's `scaled_dot_product_attention` chose."""
     offset: ClockOffset | None = None
@@ -67,11 +67,12 @@ class Arrival:
 
     @classmethod
     def of_call(cls, communication: CommunicationSpan, trace: RankTrace) -> Arrival:
+        """Return this rank's arrival at a communication, or its local time if clocks were not compared."""
         offset = trace.offset or ClockOffset(0.0, 0.0)
         return cls(communication.arrival - offset.offset_us, trace.clock, offset.bound_us)
 
     def us_until(self, last: Arrival) -> float:
-        """Return the microseconds until the last arrival, or 0 if they are within the clocks' error."""
+        """Return the microseconds until the last rank's arrival; 0 if they are within the clocks' error."""
         late_us = last.us - self.us
         error_us = 0.0 if last.clock == self.clock else last.bound_us + self.bound_us
         return late_us if late_us > error_us else 0.0
@@ -98,8 +99,8 @@ def compute_waiting(traces: Sequence[RankTrace]) -> Waiting | str:
     by_rank = [_waiting_spans(trace, arrivals) for trace in traces]
     purposes = sorted({purpose for trace in traces for purpose in trace.split.purpose_total_ms})
     return Waiting(
-        {purpose: [length(spans.get(purpose, [])) for spans in by_rank] for purpose in purposes},
-        {
+        waiting_ms={purpose: [length(spans.get(purpose, [])) for spans in by_rank] for purpose in purposes},
+        exposed_ms={
             purpose: [
                 length(intersect(spans.get(purpose, []), trace.split.exposed_spans_ms.get(purpose, [])))
                 for spans, trace in zip(by_rank, traces, strict=True)
@@ -123,7 +124,7 @@ def clock_bound_us(traces: Sequence[RankTrace]) -> float | None:
 def _unknown_reason(
     traces: Sequence[RankTrace], arrivals: Mapping[RendezvousKey, list[Arrival]]
 ) -> str | None:
-    """Return why waiting is unknown, None if it is known.
+    """Return the reason why waiting is unknown; None if it is known.
 
     One unmatched call makes all waiting unknown, because a sum over the other calls would be too small.
     """
@@ -144,9 +145,9 @@ def _unknown_reason(
 def _waiting_spans(
     trace: RankTrace, arrivals: Mapping[RendezvousKey, list[Arrival]]
 ) -> dict[str, list[Span]]:
-    """Return the spans, by purpose, from this rank's arrival to the last one, in ms from the step's start.
+    """Return the spans from this rank's arrival to the last rank's, by purpose, in ms from the step's start.
 
-    A span ends with its communication at the latest.
+    A span ends at the latest when its communication ends.
     """
     spans: dict[str, list[Span]] = {}
     for communication in trace.communications:

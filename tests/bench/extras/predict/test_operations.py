@@ -9,7 +9,7 @@ from bench.extras.predict.operations import (
     BACKWARD_PRODUCTS,
     FORWARD_PRODUCTS,
     block_flops,
-    micro_step,
+    micro_step_operations,
     unfused_block,
 )
 from bench.strategies import STRATEGIES
@@ -28,7 +28,7 @@ CELLS = [
 def computed_flops(cell):
     """Return the FLOPs of one rank; all ranks have equal workloads in these cells."""
     schedule = STRATEGIES[cell.strategy].schedule(cell)
-    products = sum(operation.count * operation.flops for operation in micro_step(cell))
+    products = sum(operation.count * operation.flops for operation in micro_step_operations(cell))
     forwards = 2 if cell.checkpointing else 1
     attention = sum(
         times * block_flops(block, cell.model.head_dim, factor)

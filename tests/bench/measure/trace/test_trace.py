@@ -11,7 +11,7 @@ from bench.measure.facts import RankReport
 from bench.measure.trace.cpu_timeline import GLOO_EVENTS, cpu_timeline
 from bench.measure.trace.section import RankTracedSteps, traced_steps
 from bench.measure.trace.split import split
-from bench.measure.trace.timeline import call_differences, issued_calls
+from bench.measure.trace.timeline import describe_call_difference, issued_calls
 from tests.support.cells import make_cell
 from tests.support.traces import (
     MAIN,
@@ -118,7 +118,7 @@ def test_gloo_all_reduce_counts_as_the_reduce_scatter_it_does():
     ("calls", "reason"),
     [
         ([], "the tap recorded the calls {}, the profiler {'all_reduce': 1}"),
-        ([call("all_reduce", "other")], "the trace has 1 calls and 2 transfers named gloo:all_reduce"),
+        ([call("all_reduce", "other")], "the trace has 1 calls and 2 events named gloo:all_reduce"),
     ],
 )
 def test_unmatched_calls_have_no_known_purpose(calls, reason):
@@ -212,15 +212,15 @@ INSPECTED = [call("all_reduce", "gradients"), call("all_to_all", "attention"), c
     ],
     ids=["equal", "none", "one less", "one more", "one after the step"],
 )
-def test_call_differences_names_the_first_kind_that_differs(events, calls, message):
+def test_call_difference_names_the_first_kind_that_differs(events, calls, message):
     tracks, regions = read(events, step=(0, 100))
-    assert call_differences(issued_calls(tracks["operators"], regions), calls) == message
+    assert describe_call_difference(issued_calls(tracks["operators"], regions), calls) == message
 
 
 def test_gate_fails_if_traced_calls_differ_from_inspected():
     """The user's own loop may make other calls every few steps."""
     first, second = ranks(10, 40)
-    steps = [ranks(10, 40), [first, replace(second, call_differences="it made 0 calls of send")]]
+    steps = [ranks(10, 40), [first, replace(second, call_difference="it made 0 calls of send")]]
     trace = merge_steps(steps, CELL)
     message = PASSES["trace"].gate(CELL, trace)
     assert message.startswith("rank 1, traced step 1: it made 0 calls of send; ")
