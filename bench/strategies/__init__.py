@@ -61,10 +61,7 @@ STRATEGIES = StrategyTable(
 def load_strategy_class(name: str) -> type[Strategy]:
     """Return the class that runs a strategy, from `attention.py` in the folder of its `facts.py`.
 
-    Only ranks call it: `attention.py` imports torch, which processes that read facts must not import.
-
-    Args:
-        name: Name of a strategy of the table.
+    Only ranks call it, because `attention.py` imports torch, which processes that read facts must not import.
 
     Raises:
         ConfigError: If the facts of a plug-in cannot be loaded.

@@ -42,7 +42,7 @@ class StrategyFacts(ABC):
     name: ClassVar[str]
     """Name of the strategy on the command line, also of its folder and of its YAML in conf/strategy/."""
     style: ClassVar[PlotStyle | None] = None
-    """Colour, marker and line in figures, unlike those of others; None derives them from `name`."""
+    """Colour, marker and line in figures, different for every strategy; None derives them from `name`."""
     layouts: ClassVar[tuple[str, ...]] = ("contiguous",)
     """Layouts that the strategy supports, the default first."""
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPE_BYTES)
@@ -55,9 +55,9 @@ class StrategyFacts(ABC):
     package: ClassVar[str | None] = None
     """Distribution whose code computes attention; None if the code is in this repository."""
     tested_version: ClassVar[str | None] = None
-    """Version of `package` that passed the gates, for a package that this repository does not require.
+    """Version of `package` that passed the checks here, if this repository does not require the package.
 
-    None if any version will do.
+    None if this repository requires it, or if no package is used.
     """
     shares_sequences: ClassVar[bool] = True
     """Whether several ranks share a sequence; False only for `local`."""
@@ -69,7 +69,7 @@ class StrategyFacts(ABC):
     options: ClassVar[Mapping[str, Option]] = {}
     """Options of this strategy only, `strategy.<key>` on the command line; the YAML holds their defaults."""
     kernels: ClassVar[tuple[str, ...] | None] = None
-    """Kernels that the strategy can call; None for any."""
+    """Kernels that the strategy can call; None if it can call any."""
     is_unfused: ClassVar[bool] = False
     """Whether the strategy computes scores itself and calls no kernel.
 
@@ -95,11 +95,7 @@ class StrategyFacts(ABC):
         return self.layouts[0]
 
     def layouts_with(self, options: Mapping[str, str]) -> tuple[str, ...]:  # noqa: ARG002
-        """Return the layouts that are legal with these values of the strategy's options, the default first.
-
-        Args:
-            options: Value of each of the strategy's options as text.
-        """
+        """Return the layouts that are legal with these options of the strategy, the default first."""
         return self.layouts
 
     @property
@@ -115,9 +111,9 @@ class StrategyFacts(ABC):
         )
 
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:  # noqa: ARG002
-        """Return the number of ranks that share the heads of a sequence.
+        """Return the number of ranks over which the heads of a sequence are split.
 
-        For a hybrid it is the default, which the user can change.
+        For a hybrid it is the default of `ulysses_degree`, which the user can change.
 
         Args:
             sp_degree: Number of ranks that share a sequence; the result divides it.
@@ -139,7 +135,7 @@ class StrategyFacts(ABC):
         return heads * cell.model.head_dim * DTYPE_BYTES[cell.dtype]
 
     def slices(self, cell: Cell, seq_len: int, group_rank: int) -> tuple[slice, ...]:
-        """Return the slices of a whole sequence that a rank holds, in the order of its shard.
+        """Return the slices of a whole sequence that a rank holds, in the order in which its shard has them.
 
         Args:
             cell: Cell with the layout and the number of ranks.
@@ -158,18 +154,18 @@ class StrategyFacts(ABC):
         A reason is one line with the value, the rule and a way out. An override adds its own reasons to
         `super().refusals(cell)`.
         """
-        unlisted = [
+        refusals = [
             *_not_among("layout", cell.layout, self.layouts_with(dict(cell.options)), self.name),
             *_not_among("dtype", cell.dtype, self.dtypes, self.name),
             *_not_among("kernel", cell.kernel, self.kernels or (cell.kernel,), self.name),
             *self.mask_refusals(cell),
-            *self.document_refusals(cell),
+            *self.packing_refusals(cell),
         ]
         degrees = self.degree_refusals(cell)
         if degrees:  # lengths and heads are checked against legal degrees only
-            return [*unlisted, *degrees]
+            return [*refusals, *degrees]
         return [
-            *unlisted,
+            *refusals,
             *_not_divisible(cell, self.length_multiple(cell)),
             *self.head_refusals(cell),
         ]
@@ -186,10 +182,10 @@ class StrategyFacts(ABC):
         if (cell.workload.mask == "causal") in self.causal_masks(cell.layout):
             return []
         reason = f" ({self.no_full_mask_reason})" if self.no_full_mask_reason else ""
-        who = f"{self.name} in {cell.layout} layout{reason}"
-        return [f"workload.mask=full is not for {who}; take workload.mask=causal"]
+        refused_by = f"{self.name} in {cell.layout} layout{reason}"
+        return [f"workload.mask=full is not for {refused_by}; take workload.mask=causal"]
 
-    def document_refusals(self, cell: Cell) -> list[str]:
+    def packing_refusals(self, cell: Cell) -> list[str]:
         """Return the reasons for which `data.packing=documents` is not legal; see `supports_documents`."""
         if not cell.data.packs:
             return []
@@ -203,8 +199,8 @@ class StrategyFacts(ABC):
 
     def degree_refusals(self, cell: Cell) -> list[str]:
         """Return the reasons for which `ulysses_degree` is not legal; only hybrids let the user choose it."""
-        fixed = self.ulysses_degree(cell.sp_degree, cell.model)
-        if cell.ulysses_degree == fixed:
+        only_degree = self.ulysses_degree(cell.sp_degree, cell.model)
+        if cell.ulysses_degree == only_degree:
             return []
         return [f"ulysses_degree={cell.ulysses_degree} is for strategy=usp; leave ulysses_degree=auto"]
 
@@ -213,7 +209,7 @@ class StrategyFacts(ABC):
         return []
 
     def balances_causal_area(self, cell: Cell) -> bool:  # noqa: ARG002
-        """Return whether ranks compute equal causal areas although the layout is unbalanced."""
+        """Return whether ranks compute equal causal areas although the layout gives them unequal ones."""
         return False
 
     def recomputes_attention(self, cell: Cell) -> bool:
@@ -231,8 +227,8 @@ class StrategyFacts(ABC):
     def scores_bytes(self, cell: Cell) -> int:
         """Return the bytes of scores that are in memory at once while attention runs.
 
-        Saved tensors are not counted. The default is 0 for fused kernels; `kernel=math` holds three wide
-        tensors of one block's scores.
+        Saved tensors are not counted. The default is 0 for fused kernels. For `kernel=math` it is three
+        tensors of one block's scores, in float32 or wider.
         """
         if cell.kernel != "math":
             return 0
@@ -241,47 +237,36 @@ class StrategyFacts(ABC):
         return 3 * max(WIDE_NUMBER_BYTES, DTYPE_BYTES[cell.dtype]) * scores
 
     def call_memory(self, cell: Cell) -> CallMemory | None:  # noqa: ARG002
-        """Return the memory of one call of attention, or None if it is unknown.
-
-        If it is unknown, the memory of the call is estimated from `schedule`.
-        """
+        """Return the memory of one call of attention, or None if it has to be estimated from `schedule`."""
         return None
 
     @abstractmethod
     def communication_bytes(self, cell: Cell) -> int:
-        """Return the attention payload of one optimizer step in bytes, on the rank that sends most.
+        """Return the bytes that attention sends in one optimizer step, on the rank that sends most.
 
-        The engagement check compares it with the bytes that were sent.
+        The engagement check compares them with the bytes that were sent.
         """
 
     def rank_communication_bytes(self, cell: Cell, rank: int) -> int:  # noqa: ARG002
-        """Return the attention payload of one rank in one optimizer step in bytes.
-
-        Args:
-            cell: Cell that runs.
-            rank: The rank's number in its sequence group.
-        """
+        """Return the bytes that attention sends in one optimizer step, on one rank of the sequence group."""
         return self.communication_bytes(cell)
 
     def extreme_ranks(self, cell: Cell) -> Collection[int]:
-        """Return ranks of a sequence group, among them one that sends most and one that needs most memory."""
+        """Return some ranks of a sequence group, including the ones that send most and need most memory."""
         return range(cell.sp_degree) if self.sends_unevenly else (0,)
 
     def schedule(self, cell: Cell) -> Schedule | None:  # noqa: ARG002
         """Return the stages of one call of attention on the rank with most work.
 
-        None means that they are unknown; no time is then predicted.
+        Returns:
+            None if the stages are unknown. No time is then predicted.
         """
         return None
 
     def rank_schedule(self, cell: Cell, rank: int) -> Schedule | None:  # noqa: ARG002
-        """Return the stages of one call of attention on one rank.
+        """Return the stages of one call of attention on one rank of the sequence group, given by its number.
 
         Override it together with `sends_unevenly`.
-
-        Args:
-            cell: Cell that runs.
-            rank: The rank's number in its sequence group.
         """
         return self.schedule(cell)
 
@@ -315,10 +300,7 @@ class ScheduledFacts(StrategyFacts):
         return max(self.rank_communication_bytes(cell, rank) for rank in self.extreme_ranks(cell))
 
     def rank_communication_bytes(self, cell: Cell, rank: int) -> int:
-        """Return the attention payload of one rank in one optimizer step in bytes.
-
-        It sums the schedule over all layers and micro-steps, and counts a recomputed forward again.
-        """
+        """Return the bytes of `rank_schedule` in all layers and micro-steps, with recomputed forwards."""
         call = self.rank_schedule(cell, rank)
         forward = call.forward_bytes * self.forwards_per_step(cell)
         return forward + call.backward_bytes * backwards_per_step(cell)
@@ -327,9 +309,7 @@ class ScheduledFacts(StrategyFacts):
 def activation_bytes(cell: Cell, heads: int) -> int:
     """Return the bytes of one rank's [batch, heads, shard_len, head_dim] tensor in the cell's dtype.
 
-    Args:
-        cell: Cell with batch, shard length, head size and dtype.
-        heads: Number of heads of the tensor; 2 * num_kv_heads gives K and V together.
+    For K and V together, pass `heads=2 * num_kv_heads`.
     """
     return cell.batch * heads * cell.shard_len * cell.model.head_dim * DTYPE_BYTES[cell.dtype]
 
@@ -353,10 +333,7 @@ def forwards_per_step(cell: Cell) -> int:
 
 
 def backwards_per_step(cell: Cell) -> int:
-    """Return the number of backward calls of attention on a rank in one optimizer step.
-
-    It is layers x micro-steps.
-    """
+    """Return the number of backward calls of attention in one optimizer step, layers x micro-steps."""
     return cell.model.num_layers * cell.grad_accum
 
 
@@ -384,12 +361,12 @@ def all_to_all_head_refusals(cell: Cell, *, repeats: bool) -> list[str]:
 
 
 def sent_kv_heads(cell: Cell) -> int:
-    """Return the number of KV heads that an all-to-all sends, repeated to one per rank if there are fewer."""
+    """Return the number of KV heads that an all-to-all sends, at least one per rank."""
     return max(cell.model.num_kv_heads, cell.ulysses_degree)
 
 
 def kv_heads_with_repeats(cell: Cell) -> int:
-    """Return the number of KV heads of a token that a rank computes with, repeated heads included."""
+    """Return the number of KV heads that all ranks together compute with, including repeated heads."""
     return sent_kv_heads(cell) if cell.ulysses_degree > 1 else cell.model.num_kv_heads
 
 
@@ -403,7 +380,7 @@ def _not_divisible(cell: Cell, multiple: int) -> list[str]:
     if cell.padded_len % multiple == 0:
         return []
     nearest = max(multiple, round(cell.seq_len / multiple) * multiple)
-    who = f"{cell.strategy} in {cell.layout} layout"
+    refused_by = f"{cell.strategy} in {cell.layout} layout"
     padded = ", or take pad=true" if cell.workload.trains else ""
     way_out = f"the nearest is seq_len={nearest}{padded}"
-    return [f"seq_len={cell.seq_len} must be a multiple of {multiple} for {who}; {way_out}"]
+    return [f"seq_len={cell.seq_len} must be a multiple of {multiple} for {refused_by}; {way_out}"]

@@ -31,13 +31,13 @@ class WholeNumber:
     """
 
     auto: Callable[[Cell], int]
-    """Function that returns the value of `auto` for a cell; the options of that cell are not yet known."""
+    """Function from a cell to the number that `auto` stands for; the cell's options are not set yet."""
     least: int = 1
     """Smallest legal value."""
 
 
 Option = tuple[str, ...] | Flag | WholeNumber
-"""Type of an option; a tuple lists the legal words, the default first."""
+"""Type of an option; a tuple is a choice of words, the default first."""
 
 
 def flag_text(flag: bool) -> str:
@@ -46,7 +46,7 @@ def flag_text(flag: bool) -> str:
 
 
 def yaml_default(option: Option) -> Any:
-    """Return the default of an option as the strategy's YAML states it."""
+    """Return the default of an option as the strategy's YAML states it, `auto` if it depends on the cell."""
     if isinstance(option, Flag):
         return AUTO if callable(option.default) else option.default
     return AUTO if isinstance(option, WholeNumber) else option[0]
@@ -62,7 +62,7 @@ def default_text(option: Option, cell: Cell) -> str:
 
 
 def legal_values(option: Option) -> str:
-    """Return a list of the legal values for the help text."""
+    """Return the legal values, separated by commas, for the help text."""
     if isinstance(option, WholeNumber):
         return f"{AUTO}, or a whole number from {option.least}"
     if isinstance(option, Flag):

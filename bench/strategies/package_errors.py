@@ -18,8 +18,8 @@ from bench.strategies.table import error_in_one_line
 def refuse_package_errors(facts: StrategyFacts) -> Iterator[None]:
     """Turn any error inside the context into a RefusedError that names the strategy's package.
 
-    Only import the package and look up its attributes inside the context. A broken package, or one of another
-    version, then makes the cells of its own strategies `unsupported` and leaves all other cells alone.
+    Only import the package and look up its attributes inside the context, so that errors of our code are not
+    hidden. A broken package, or one of an untested version, makes only its strategies' cells `unsupported`.
 
     Raises:
         RefusedError: With the error, the package's version and the command that installs the tested one.

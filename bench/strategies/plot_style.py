@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Line = Literal["-", "--", "-.", ":"]
-"""Line style: solid for local and Ulysses, dashed for a ring, dash-dotted for a hybrid, dotted for the rest.
-
-The colours of built-in strategies are those of Okabe and Ito, which colour-blind readers can tell apart (grey
-replaces their pale yellow), then the muted ones of Paul Tol. No two strategies have the same marker.
-"""
+"""Line style: solid for local and Ulysses, dashed for rings, dash-dotted for hybrids, dotted for others."""
 FILLED_MARKERS = "ov^<>8sp*hHDdPX"
 MIN_CORNERS = 3
 
@@ -20,6 +16,9 @@ MIN_CORNERS = 3
 @dataclass(frozen=True, slots=True)
 class PlotStyle:
     """Colour, marker and line of one strategy, the same in every figure of every sweep.
+
+    Built-in strategies have the colours of Okabe and Ito, which colour-blind readers can tell apart (grey
+    instead of pale yellow), and the muted colours of Paul Tol. No two of them have the same marker.
 
     For example `PlotStyle("#4B0082", "s", "--")`, or `PlotStyle("#4B0082", (5, 1, 0))` for a star of five
     corners.
@@ -30,14 +29,14 @@ class PlotStyle:
     marker: str | tuple[int, int, int]
     """One of FILLED_MARKERS, or (corners, 0 for a polygon or 1 for a star, rotation in degrees).
 
-    A marker must have an inside: its filling tells the settings of one strategy apart.
+    A marker must have an inside, because filled and empty markers distinguish settings of one strategy.
     """
     line: Line = "-"
     """Line style of matplotlib."""
 
     @property
     def color_and_marker(self) -> tuple[str, str | tuple[int, int, int]]:
-        """The pair that must differ between two strategies of a figure."""
+        """Colour and marker, a pair that no two strategies of a figure may share."""
         return self.color.upper(), self.marker
 
     def faults(self) -> Iterator[str]:

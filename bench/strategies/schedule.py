@@ -11,7 +11,10 @@ from bench.attention.layouts import EVERYTHING, LAYOUTS, Tile
 from bench.config import DTYPE_BYTES, Cell
 
 WIDE_NUMBER_BYTES = 4
-"""Bytes of one number of a partial result or of its gradient; 8 if the cell computes in float64."""
+"""Bytes of one number in float32, the wide dtype in which partial results and gradients are summed.
+
+Cells in float64 sum in float64, which has 8.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Block:
     keys: int
     """Number of keys of one sequence."""
     is_causal: bool
-    """Whether the causal mask applies, aligned so that the last query attends to all keys."""
+    """Whether the causal mask applies, in which the last query attends to all keys of the block."""
 
     @property
     def pairs(self) -> int:
@@ -61,7 +64,7 @@ class Communication:
     stride: int = 1
     """Difference between the numbers of neighbouring ranks; above 1 in a ring of Ulysses groups."""
     to_next: bool = False
-    """Whether the whole payload goes to the next rank although the kind does not say so."""
+    """Whether an all-to-all sends its whole payload to the next rank, as a send does."""
 
     @property
     def span(self) -> int:
@@ -125,13 +128,7 @@ def whole_block(cell: Cell, heads: int, kv_heads: int) -> Block:
 
 
 def mask_tile(cell: Cell, shard_len: int, rank: int, source: int) -> Tile | None:
-    """Return the tile that the cell's mask leaves of a rank's queries and a source's keys.
-
-    Args:
-        cell: Cell with the mask and the layout.
-        shard_len: Number of tokens of a shard.
-        rank: Rank that holds the queries.
-        source: Rank that holds the keys.
+    """Return the tile that the cell's mask leaves of the queries of `rank` and the keys of `source`.
 
     Returns:
         None if the mask leaves nothing.
@@ -144,13 +141,9 @@ def mask_tile(cell: Cell, shard_len: int, rank: int, source: int) -> Tile | None
 def ring_blocks(cell: Cell, heads: int, kv_heads: int) -> list[Block]:
     """Return the kernel call of every ring step on the last rank of the ring.
 
-    In every layout that rank has at least as much work as any other in every ring step. The others wait for
-    it, because the next keys come from a rank that has finished the step.
-
-    Args:
-        cell: Cell with the layout, the mask and the ring's size.
-        heads: Number of query heads that the rank computes.
-        kv_heads: Number of KV heads that the rank computes.
+    In every layout and ring step, no other rank has more work than the last one. The other ranks wait for it,
+    because a rank passes on keys only after it has finished the ring step. `heads` and `kv_heads` are those
+    that a rank computes.
     """
     degree = cell.ring_degree
     rank, shard_len = degree - 1, cell.padded_len // degree
@@ -168,5 +161,5 @@ def tensor_bytes(cell: Cell, heads: int, tokens: int) -> int:
 
 
 def wide_bytes(cell: Cell, size: int) -> int:
-    """Return the bytes of a tensor of `size` bytes after it was cast to the precision of partial results."""
+    """Return the bytes of a tensor of `size` bytes after a cast to float32, or to float64 from float64."""
     return size // DTYPE_BYTES[cell.dtype] * max(WIDE_NUMBER_BYTES, DTYPE_BYTES[cell.dtype])

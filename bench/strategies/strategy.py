@@ -41,12 +41,12 @@ IGNORED_KEYWORDS = frozenset(
 )
 """Keywords that transformers passes and that do not change the output of causal attention."""
 
-PLAIN_VALUES: Mapping[str, Callable[[Any, int], bool]] = {
+PLAIN_VALUE_TESTS: Mapping[str, Callable[[Any, int], bool]] = {
     "dropout": lambda value, _: not value,
     "scaling": lambda value, head_dim: value is None or math.isclose(value, head_dim**-0.5, rel_tol=1e-6),
     "is_causal": lambda value, _: value is not False,
 }
-"""Tests of keywords by name: whether a value, given the head size, asks for plain causal attention."""
+"""Predicates by keyword: whether its value, given the head size, asks for no more than causal attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Batch:
 
     def to_device(self, device: torch.device) -> Batch:
         """Return the batch on a device without waiting for the copy; `samples` stay in host memory."""
-        rows = (self.input_ids, self.labels, self.position_ids)
-        ids, labels, positions = (copy_to_device(row, device) for row in rows)
+        tensors = (self.input_ids, self.labels, self.position_ids)
+        ids, labels, positions = (copy_to_device(tensor, device) for tensor in tensors)
         return Batch(self.samples, ids, labels, positions, self.documents)
 
 
@@ -85,19 +85,17 @@ class Wiring:
 
 @contextmanager
 def register_attention(name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Register an attention function with transformers under this name inside the context.
+    """Register an attention function with transformers inside the context, and restore the previous one.
 
-    Args:
-        name: Name of the attention, such as a model's `_attn_implementation`.
-        function: Function with transformers' attention interface.
+    A model finds it by `name`, its `_attn_implementation`. `function` has transformers' attention interface.
     """
-    was_local, before = name in ALL_ATTENTION_FUNCTIONS._local_mapping, ALL_ATTENTION_FUNCTIONS.get(name)
+    was_local, previous = name in ALL_ATTENTION_FUNCTIONS._local_mapping, ALL_ATTENTION_FUNCTIONS.get(name)
     ALL_ATTENTION_FUNCTIONS[name] = function
     try:
         yield
     finally:
         if was_local:
-            ALL_ATTENTION_FUNCTIONS[name] = before
+            ALL_ATTENTION_FUNCTIONS[name] = previous
         else:
             del ALL_ATTENTION_FUNCTIONS[name]
 
@@ -161,16 +159,9 @@ class Strategy(ABC):
         """
 
     def attend_whole(self, q_BMTD: Tensor, k_BLTD: Tensor, v_BLTD: Tensor, *, causal: bool) -> Tensor:
-        """Return attention of some heads over whole sequences, within documents if they are packed.
+        """Return attention of M query heads to L KV heads over whole sequences of T tokens, [B, M, T, D].
 
-        Args:
-            q_BMTD: Queries, [batch, M query heads, seq_len, head_dim].
-            k_BLTD: Keys, [batch, L KV heads, seq_len, head_dim].
-            v_BLTD: Values, [batch, L KV heads, seq_len, head_dim].
-            causal: Whether the causal mask applies; it always does to packed documents.
-
-        Returns:
-            The output, [batch, M query heads, seq_len, head_dim].
+        If documents are packed, attention stays within them and is always causal.
         """
         if self.packing is not None:
             return attend_packed(q_BMTD, k_BLTD, v_BLTD, kernel=self.kernel, packing=self.packing)
@@ -186,8 +177,8 @@ class Strategy(ABC):
     ) -> Tensor | None:
         """Return the LSE of this rank's queries over all keys, [batch, query heads, shard_len].
 
-        Arguments are those of `attention`. The default is None, which means that the strategy's code does not
-        expose it; if it does, the LSE is checked as well.
+        The default returns None, which means that the strategy's code does not expose the LSE. Otherwise the
+        parity check compares the LSE, too. Arguments are those of `attention`.
         """
         return None
 
@@ -208,7 +199,7 @@ class Strategy(ABC):
         """Return whole sequences, [B, T, ...] in token order.
 
         Args:
-            shards: Shard of every rank of the sequence group, [B, S, ...] each, by the rank's number.
+            shards: Shard of every rank of the sequence group, [B, S, ...] each, in the order of ranks.
         """
         seq_len = sum(shard.shape[1] for shard in shards)
         whole = shards[0].new_empty(shards[0].shape[0], seq_len, *shards[0].shape[2:])
@@ -239,13 +230,16 @@ class Strategy(ABC):
             self.watch = None
 
     def step(self, batch: Batch) -> AbstractContextManager[None]:
-        """Return the context of one micro-step's forward and backward, which sets the batch's documents."""
+        """Return the context for one micro-step, that is, its forward and backward.
+
+        Inside it attention stays within the batch's documents; without packed documents it changes nothing.
+        """
         return nullcontext() if batch.documents is None else self.use_documents(batch.documents)
 
     @contextmanager
     def use_documents(self, documents: Documents | None) -> Iterator[None]:
         """Restrict attention to these documents inside the context; None lifts the restriction."""
-        before = self.documents, self.packing
+        previous = self.documents, self.packing
         self.documents, self.packing = documents, None
         if documents is not None:
             # Copied to the device once a batch, because a layer would have to wait for the copy.
@@ -254,7 +248,7 @@ class Strategy(ABC):
         try:
             yield
         finally:
-            self.documents, self.packing = before
+            self.documents, self.packing = previous
 
     def _transformers_attention(
         self,
@@ -290,15 +284,15 @@ class Strategy(ABC):
         v_BKSD: Tensor,
         **keywords: Any,  # noqa: ARG002
     ) -> Tensor:
-        """Return attention as a model's layer calls it.
+        """Return the output of attention for one call by a model's layer.
 
-        Override it for a package that needs the module or the keywords; the default calls `attention`.
+        The default calls `attention`. Override it for a package that needs the module or the keywords.
 
         Args:
             module: Attention module of the layer.
-            q_BNSD: Queries of this rank's shard, [batch, query heads, shard_len, head_dim].
-            k_BKSD: Keys of this rank's shard, [batch, KV heads, shard_len, head_dim].
-            v_BKSD: Values of this rank's shard, [batch, KV heads, shard_len, head_dim].
+            q_BNSD: Queries, as in `attention`.
+            k_BKSD: Keys, as in `attention`.
+            v_BKSD: Values, as in `attention`.
             keywords: Further keywords that transformers passes, such as `position_ids`.
 
         Returns:
@@ -308,14 +302,10 @@ class Strategy(ABC):
 
 
 def refuse_unsupported_keywords(keywords: Mapping[str, Any], head_dim: int) -> None:
-    """Raise RefusedError if a keyword asks for more than plain causal attention, as it would be ignored.
+    """Raise RefusedError if a keyword asks for more than plain causal attention.
 
     An unknown keyword is refused unless its value is None, for example `sliding_window`, `softcap`, `s_aux`
     (attention sinks), or a keyword of a later transformers.
-
-    Args:
-        keywords: Keywords of a layer's call of attention by name.
-        head_dim: Head size of the queries.
     """
     unsupported = {name: value for name, value in keywords.items() if not _is_plain(name, value, head_dim)}
     if unsupported:
@@ -331,6 +321,6 @@ def refuse_unsupported_keywords(keywords: Mapping[str, Any], head_dim: int) -> N
 
 def _is_plain(name: str, value: Any, head_dim: int) -> bool:
     """Return whether a keyword asks for no more than plain causal attention."""
-    if name in PLAIN_VALUES:
-        return PLAIN_VALUES[name](value, head_dim)
+    if name in PLAIN_VALUE_TESTS:
+        return PLAIN_VALUE_TESTS[name](value, head_dim)
     return value is None or name in IGNORED_KEYWORDS

@@ -36,8 +36,8 @@ class StrategyTable(Mapping[str, StrategyFacts]):
     facts are read, so a broken package does not affect other strategies.
     """
 
-    def __init__(self, ours: Iterable[StrategyFacts]) -> None:
-        self.built_in: Mapping[str, StrategyFacts] = {facts.name: facts for facts in ours}
+    def __init__(self, built_in: Iterable[StrategyFacts]) -> None:
+        self.built_in: Mapping[str, StrategyFacts] = {facts.name: facts for facts in built_in}
         self._loaded: dict[str, StrategyFacts] = {}
 
     def __getitem__(self, name: str) -> StrategyFacts:
@@ -73,7 +73,7 @@ class StrategyTable(Mapping[str, StrategyFacts]):
         return len(self.built_in) + len(self.plugin_names())
 
     def plugin_names(self) -> list[str]:
-        """Return the names of plug-ins, including those that cannot be loaded."""
+        """Return the names of plug-ins that no built-in strategy has; some may be impossible to load."""
         return [name for name in self._plugins if name not in self.built_in]
 
     def usable(self) -> list[StrategyFacts]:
@@ -85,7 +85,7 @@ class StrategyTable(Mapping[str, StrategyFacts]):
         return facts
 
     def packages(self, name: str) -> dict[str, str]:
-        """Return the version of the distribution that contains a plug-in, by its name; empty if built in."""
+        """Return {distribution: version} of the packages with a plug-in of this name, which may be none."""
         return {plugin.package: plugin.version for plugin in self._plugins.get(name, ())}
 
     @contextmanager
@@ -159,7 +159,7 @@ def error_in_one_line(error: BaseException) -> str:
 
 
 def _faults(name: str, facts: Any) -> Iterator[str]:
-    """Yield the faults of a strategy's name, module and attributes, for `Plugin.refusal`."""
+    """Yield the faults of the object that the entry point `name` made, as `Plugin.refusal` takes them."""
     if not isinstance(facts, StrategyFacts):
         yield "is not a subclass of bench.StrategyFacts"
         return
@@ -176,11 +176,11 @@ def _faults(name: str, facts: Any) -> Iterator[str]:
 
 
 def _attribute_faults(facts: StrategyFacts) -> Iterator[str]:
-    """Yield the faults in the values of a strategy's attributes, for `Plugin.refusal`."""
+    """Yield the faults in the values of a strategy's attributes, as `Plugin.refusal` takes them."""
     for attribute, legal in LEGAL_NAMES.items():
         names: Any = getattr(facts, attribute)
-        is_any = names is None and attribute == "kernels"
-        if not is_any and not (_is_tuple_of_text(names) and set(names) <= set(legal)):
+        allows_all = names is None and attribute == "kernels"
+        if not allows_all and not (_is_tuple_of_text(names) and set(names) <= set(legal)):
             yield f"has {attribute} = {names!r}; it must be a tuple of names from {', '.join(legal)}"
     if isinstance(facts.style, PlotStyle):
         yield from facts.style.faults()
@@ -194,8 +194,8 @@ def _attribute_faults(facts: StrategyFacts) -> Iterator[str]:
 
 
 def _is_option(key: Any, value: Any) -> bool:
-    has_choices = isinstance(value, Flag | WholeNumber) or _is_tuple_of_text(value)
-    return has_choices and key != "name" and str(key).isidentifier()
+    is_option_type = isinstance(value, Flag | WholeNumber) or _is_tuple_of_text(value)
+    return is_option_type and key != "name" and str(key).isidentifier()
 
 
 def _is_tuple_of_text(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """DeepSpeed's FPDT, unchanged, on flash-attn or on a stand-in that calls the cell's kernel.
 
-Shapes: B batch, S tokens of a rank, N query heads, K KV heads, D head size, E = (N + 2K) D.
+Shapes: B batch, S tokens of a rank, N query heads, K KV heads, D head size, E = (N + 2K) D numbers of a
+token's Q, K and V.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class DeepSpeedFPDTAttention(Strategy):
 
 
 def _projection(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the operation's input, [S, B, E], with an identity weight and a zero bias."""
+    """Return Q, K and V as the projection's input, [S, B, E], with an identity weight and a zero bias."""
     qkv_BSE = torch.cat([x.transpose(1, 2).flatten(2) for x in (q_BNSD, k_BKSD, v_BKSD)], dim=-1)
     identity_EE = torch.eye(qkv_BSE.shape[-1], dtype=qkv_BSE.dtype, device=qkv_BSE.device)
     return qkv_BSE.transpose(0, 1), identity_EE, identity_EE.new_zeros(len(identity_EE))

@@ -1,4 +1,4 @@
-"""Facts of DeepSpeed's FPDT (arXiv:2408.16978), Ulysses in chunks of the sequence kept in host memory."""
+"""Facts of DeepSpeed's FPDT (arXiv:2408.16978), Ulysses by chunks of the sequence kept in host memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def default_chunks(cell: Cell) -> int:
 
 
 def runs_on_gpus(cell: Cell) -> bool:
-    """Return whether the ranks run on GPUs, where the package offloads by default; it needs CUDA streams."""
+    """Return whether the ranks run on GPUs, where the package offloads by default."""
     return cell.cluster.device == "cuda"
 
 
 def offloads(cell: Cell) -> bool:
-    """Return whether chunks are moved to the host; like `FPDT_Attention`, a single chunk stays on the GPU."""
+    """Return whether chunks wait in host memory; a single chunk stays on the GPU, as in `FPDT_Attention`."""
     return cell.flag("offload") and cell.number("chunks") > 1
 
 
@@ -44,7 +44,7 @@ class DeepSpeedFPDTFacts(PackagedUlyssesFacts):
     no_documents_reason = "DeepSpeed's operation does not take document boundaries"
     no_full_mask_reason = "DeepSpeed's operation has no `causal` argument and is always causal"
     package = DeepSpeedUlyssesFacts.package
-    # Chunks are always merged in float32.
+    # Chunks are always merged in float32, so float64 would not have its precision.
     dtypes = ("bf16", "fp16", "fp32")
     saved_copies = (2, 2)
     options = {  # noqa: RUF012  constant, as in torch_cp
@@ -61,11 +61,11 @@ class DeepSpeedFPDTFacts(PackagedUlyssesFacts):
         return [*super().refusals(cell), *[reason] * is_refused]
 
     def saved_bytes_per_token(self, cell: Cell) -> int:
-        """Return 0 if chunks wait for backward in host memory, else the size of `saved_copies`."""
+        """Return 0 if chunks wait for backward in host memory; otherwise the size of `saved_copies`."""
         return 0 if offloads(cell) else super().saved_bytes_per_token(cell)
 
     def causal_masks(self, layout: str) -> tuple[bool, ...]:  # noqa: ARG002
-        """Return causal only, as the package computes no other mask."""
+        """Return only the causal mask, as the package computes no other."""
         return (True,)
 
     def length_multiple(self, cell: Cell) -> int:

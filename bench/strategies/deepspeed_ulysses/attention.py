@@ -34,7 +34,7 @@ class DeepSpeedUlyssesAttention(Strategy):
         batch, _, shard_len, _ = q_BNSD.shape
         start = self.groups.sequence_rank * shard_len
         positions_S = torch.arange(start, start + shard_len, device=q_BNSD.device)
-        # The package gathers them; `_core_attention` has the documents and does not read them.
+        # The package gathers position ids. `_core_attention` ignores them, because it uses `documents`.
         positions_BS = positions_S.repeat(batch, 1)
         out_BSND = self.model_attention(
             torch.nn.Module(), q_BNSD, k_BKSD, v_BKSD, position_ids=positions_BS, causal=causal
@@ -64,10 +64,11 @@ class DeepSpeedUlyssesAttention(Strategy):
         causal: bool = True,
         **keywords: Any,  # noqa: ARG002
     ) -> tuple[Tensor, None]:
-        """Return attention of whole sequences in place of transformers' attention on flash-attn.
+        """Return attention over whole sequences, [B, T, M, D], and no weights.
 
-        transformers reads document boundaries from the gathered position ids in every layer, and the host
-        waits for them. Here boundaries are known once a batch.
+        It replaces transformers' attention with flash-attn, which in every layer reads document boundaries
+        from the gathered position ids on the GPU, and makes the host wait. Here boundaries are known once a
+        batch.
         """
         return self.attend_whole(q_BMTD, k_BLTD, v_BLTD, causal=causal).transpose(1, 2), None
 

@@ -18,9 +18,9 @@ class DeepSpeedUlyssesFacts(UlyssesFacts):
     saved_copies = (1, 0)
     package = "deepspeed"
 
-    def document_refusals(self, cell: Cell) -> list[str]:
-        """Return the reasons against documents, whose boundaries transformers finds in one sequence only."""
-        refusals = super().document_refusals(cell)
+    def packing_refusals(self, cell: Cell) -> list[str]:
+        """Return the reasons against packed documents; transformers finds boundaries only in a batch of 1."""
+        refusals = super().packing_refusals(cell)
         if refusals or not cell.data.packs or cell.batch == 1:
             return refusals
         way_out = f"take batch=1 and grad_accum={cell.batch * cell.grad_accum}, or strategy=ulysses"

@@ -1,8 +1,9 @@
 """DistFlashAttn (arXiv:2310.03294), which balances causal attention over ranks with contiguous shards.
 
-While a rank computes, the operand of the next round arrives and the result of the last round is returned. All
-ranks start these sends and receives in the same order, so that NCCL can run one after another without a
-deadlock.
+In every round a rank receives an operand (queries, or keys and values) from another rank, computes a block
+with it, and may send the result back to that rank. While it computes, the operand of the next round arrives,
+and the result of the previous round is on its way back. All ranks start these sends and receives in the same
+order, so that NCCL can run one after another without a deadlock.
 
 Shapes: B batch, S tokens of a shard, N query heads, K KV heads, D head size. K and V are sent as one tensor,
 [2, B, K, S, D].
@@ -10,6 +11,7 @@ Shapes: B batch, S tokens of a shard, N query heads, K KV heads, D head size. K 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -29,9 +31,9 @@ from bench.strategies.facts import StrategyFacts
 from bench.strategies.ring.attention import RingAttention, RingContext
 
 Tensors = tuple[Tensor, ...]
-Output = tuple[Tensor, Tensor]
+OutputAndLSE = tuple[Tensor, Tensor]
 """Attention's output and its LSE."""
-NOTHING = PendingSendRecv((), (), ())
+NOTHING_PENDING = PendingSendRecv((), (), ())
 Group = dist.ProcessGroup
 
 
@@ -54,7 +56,7 @@ class DistFlashAttention(RingAttention):
 class _DistFlashAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, kv: Tensor, ring: RingContext, outputs: SavedOutputs) -> Tensor:
-        def compute() -> Output:
+        def compute() -> OutputAndLSE:
             partial = balanced_forward(q, kv, ring)
             return partial.out.to(q.dtype), partial.lse
 
@@ -71,7 +73,7 @@ class _DistFlashAttention(torch.autograd.Function):
 
 
 def balanced_forward(q: Tensor, kv: Tensor, ring: RingContext) -> Partial:
-    """Return output and LSE of this rank's queries over the keys of all ranks."""
+    """Return output and LSE of this rank's queries over the keys that the mask leaves them."""
     forward = BalancedForward(q, kv, ring)
     run_rounds(forward, ring)
     return forward.partial
@@ -86,72 +88,90 @@ def balanced_backward(
     return backward.dq.to(q.dtype), backward.dkv.to(kv.dtype)
 
 
-def run_rounds(direction: BalancedForward | BalancedBackward, ring: RingContext) -> None:
-    """Run all rounds of a rank; a returned result is added after the block of the next round."""
+def run_rounds(computation: BalancedComputation, ring: RingContext) -> None:
+    """Run all rounds of this rank's forward or backward.
+
+    Results for operands that this rank sent in a round are received and added only after the block of the
+    next round, so that they arrive while that block is computed.
+    """
     group = ring.group
     all_rounds = rounds(group.rank(), group.size(), causal=ring.causal)
-    operands = (_start_operands(direction, round_, group) for round_ in all_rounds)
-    arriving = next(operands, NOTHING)
-    returning: list[tuple[Round, PendingSendRecv]] = []
-    direction.compute_local()
+    operands = (_start_operands(computation, round_, group) for round_ in all_rounds)
+    arriving = next(operands, NOTHING_PENDING)
+    pending_results: list[tuple[Round, PendingSendRecv]] = []
+    computation.compute_local()
     for round_ in all_rounds:
         operand = arriving.wait()
-        arriving = next(operands, NOTHING)
-        result = () if round_.receives is None else direction.compute(round_.receives, operand)
-        returning.append((round_, _start_results(direction, round_, result, group)))
-        if len(returning) > 1:
-            _add_result(direction, *returning.pop(0))
-    for round_, pending in returning:
-        _add_result(direction, round_, pending)
+        arriving = next(operands, NOTHING_PENDING)
+        result = () if round_.receives is None else computation.compute(round_.receives, operand)
+        pending_results.append((round_, _start_results(computation, round_, result, group)))
+        if len(pending_results) > 1:
+            _add_result(computation, *pending_results.pop(0))
+    for round_, pending in pending_results:
+        _add_result(computation, round_, pending)
 
 
-def _start_operands(
-    direction: BalancedForward | BalancedBackward, round_: Round, group: Group
-) -> PendingSendRecv:
-    """Start to send and receive the operands of a round."""
-    sent, received = (
-        () if kind is None else direction.operands[kind] for kind in (round_.sends, round_.receives)
+def _start_operands(computation: BalancedComputation, round_: Round, group: Group) -> PendingSendRecv:
+    """Start to send this rank's operand of a round, and to receive another rank's operand of that shape."""
+    sent, received_like = (
+        () if kind is None else computation.operands[kind] for kind in (round_.sends, round_.receives)
     )
-    return start_send_recv(sent, round_.following, received, round_.previous, group)
+    return start_send_recv(sent, round_.receiver, received_like, round_.sender, group)
 
 
 def _start_results(
-    direction: BalancedForward | BalancedBackward, round_: Round, result: Tensors, group: Group
+    computation: BalancedComputation, round_: Round, result: Tensors, group: Group
 ) -> PendingSendRecv:
-    """Start to return and receive the results of a round."""
-    expected = () if round_.sends is None else direction.result_templates[round_.sends]
-    return start_send_recv(result, round_.previous, expected, round_.following, group)
+    """Start to send a result to the operand's sender, and to receive the result of this rank's operand."""
+    received_like = () if round_.sends is None else computation.result_templates[round_.sends]
+    return start_send_recv(result, round_.sender, received_like, round_.receiver, group)
 
 
-def _add_result(
-    direction: BalancedForward | BalancedBackward, round_: Round, pending: PendingSendRecv
-) -> None:
-    result = pending.wait()
+def _add_result(computation: BalancedComputation, round_: Round, pending: PendingSendRecv) -> None:
+    result = pending.wait()  # empty for keys in forward, whose receiver keeps the result
     if round_.sends is not None and result:
-        direction.add_result(round_.sends, result)
+        computation.add_result(round_.sends, result)
 
 
-class BalancedForward:
-    """Forward of one call, in which the owner of queries merges outputs and LSE.
+class BalancedComputation(ABC):
+    """Blocks of one call on one rank, in forward or in backward."""
 
-    `operands` are the local tensors that the rank may send, whose shapes are the same on all ranks.
-    `result_templates` are tensors with the shapes of the returned results.
-    """
+    operands: dict[Operand, Tensors]
+    """Local tensors that this rank may send; those that it receives have these shapes, too."""
+    result_templates: dict[Operand, Tensors]
+    """Tensors with the shapes of the result that another rank sends back for an operand."""
+
+    @abstractmethod
+    def compute_local(self) -> None:
+        """Compute the block of local queries and keys."""
+
+    @abstractmethod
+    def compute(self, kind: Operand, operand: Tensors) -> Tensors:
+        """Compute a block with a received operand and return the sender's part of the result.
+
+        This rank's part is added here. The sender of keys has no part in forward, which is then empty.
+        """
+
+    @abstractmethod
+    def add_result(self, kind: Operand, result: Tensors) -> None:
+        """Add the result that another rank computed for this rank's operand."""
+
+
+class BalancedForward(BalancedComputation):
+    """Forward, in which the rank that owns queries merges their outputs and LSEs."""
 
     partial: Partial
 
     def __init__(self, q: Tensor, kv: Tensor, ring: RingContext) -> None:
         self.q, self.kv, self.ring = q, kv, ring
         lse = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
-        self.operands: dict[Operand, Tensors] = {Operand.KEYS: (kv,), Operand.QUERIES: (q,)}
-        self.result_templates: dict[Operand, Tensors] = {Operand.KEYS: (), Operand.QUERIES: (q, lse)}
+        self.operands = {Operand.KEYS: (kv,), Operand.QUERIES: (q,)}
+        self.result_templates = {Operand.KEYS: (), Operand.QUERIES: (q, lse)}
 
     def compute_local(self) -> None:
-        """Compute the block of local queries and keys."""
         self.partial = Partial.first(*self._attend(self.q, self.kv, causal=self.ring.causal))
 
     def compute(self, kind: Operand, operand: Tensors) -> Tensors:
-        """Compute a block with a received operand and return the part of the result that its sender owns."""
         (tensor,) = operand
         if kind is Operand.QUERIES:
             return self._attend(tensor, self.kv)
@@ -159,7 +179,6 @@ class BalancedForward:
         return ()
 
     def add_result(self, kind: Operand, result: Tensors) -> None:  # noqa: ARG002  keys have no result
-        """Merge the result that another rank computed from this rank's queries."""
         self.partial.merge(ALL, *result)
 
     def _attend(self, q: Tensor, kv: Tensor, *, causal: bool = False) -> tuple[Tensor, Tensor]:
@@ -167,15 +186,15 @@ class BalancedForward:
         return kernel_forward(self.ring.kernel, q, k, v, causal=causal, scale=q.shape[-1] ** -0.5)
 
 
-class BalancedBackward:
-    """Backward of one call, in which the owner of a tensor sums its gradient in float32 or wider."""
+class BalancedBackward(BalancedComputation):
+    """Backward, in which the rank that owns a tensor sums its gradient in float32 or wider."""
 
     def __init__(
         self, dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: RingContext
     ) -> None:
         self.queries, self.kv, self.ring = (dout, q, out, lse), kv, ring
-        self.operands: dict[Operand, Tensors] = {Operand.KEYS: (kv,), Operand.QUERIES: self.queries}
-        self.result_templates: dict[Operand, Tensors] = {Operand.KEYS: (kv,), Operand.QUERIES: (q,)}
+        self.operands = {Operand.KEYS: (kv,), Operand.QUERIES: self.queries}
+        self.result_templates = {Operand.KEYS: (kv,), Operand.QUERIES: (q,)}
         self.dq, self.dkv = (torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (q, kv))
 
     def compute_local(self) -> None:
@@ -212,25 +231,29 @@ class SavedOutputs:
     """
 
     def __init__(self) -> None:
-        self._recorded: list[Output] | None = None
-        self._reused: Iterator[Output] | None = None
+        self._recorded: list[OutputAndLSE] | None = None
+        self._reused: Iterator[OutputAndLSE] | None = None
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return a layer's contexts for `context_fn`, of its first forward and of the repeated one."""
-        outputs: list[Output] = []
+        """Return two contexts of a layer: the first forward records outputs, the repeated one reuses them."""
+        outputs: list[OutputAndLSE] = []
         return self._record_outputs(outputs), self._reuse_outputs(outputs)
 
-    def get_or_compute(self, compute: Callable[[], Output]) -> Output:
-        """Return the output recorded for the same call of this layer, or else of `compute()`."""
+    def get_or_compute(self, compute: Callable[[], OutputAndLSE]) -> OutputAndLSE:
+        """Return the recorded output if backward repeats the layer's forward, and `compute()` otherwise.
+
+        A first forward of a checkpointed layer records the computed output.
+        """
         if self._reused is not None:
             return next(self._reused)
         out, lse = compute()
         if self._recorded is not None:
-            self._recorded.append((out.detach(), lse))  # detached from the graph of the caller
+            # autograd will attach its graph to `out`; the recorded tensor must not keep that graph alive.
+            self._recorded.append((out.detach(), lse))
         return out, lse
 
     @contextmanager
-    def _record_outputs(self, outputs: list[Output]) -> Iterator[None]:
+    def _record_outputs(self, outputs: list[OutputAndLSE]) -> Iterator[None]:
         self._recorded = outputs
         try:
             yield
@@ -238,7 +261,7 @@ class SavedOutputs:
             self._recorded = None
 
     @contextmanager
-    def _reuse_outputs(self, outputs: list[Output]) -> Iterator[None]:
+    def _reuse_outputs(self, outputs: list[OutputAndLSE]) -> Iterator[None]:
         self._reused = iter(outputs)
         try:
             yield

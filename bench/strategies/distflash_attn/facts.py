@@ -21,10 +21,10 @@ from bench.strategies.schedule import (
 )
 
 CHECKPOINTS, LAYER_INPUT, ATTENTION_OUTPUT = "checkpoints", "layer_input", "attention_output"
-"""Name and values of the option that decides what a checkpointed layer saves.
+"""Name and values of the option that decides what a checkpointed layer saves for backward.
 
-With `attention_output` a layer saves attention's output in addition to its input, and does not recompute
-attention.
+With `attention_output` the layer saves attention's output and LSE in addition to its input. Backward then
+does not compute attention's forward again.
 """
 
 
@@ -32,61 +32,61 @@ class Operand(Enum):
     """Operand that a rank sends to another rank for a block of attention."""
 
     KEYS = "keys"
-    """Keys and values, which the receiver combines with its queries."""
+    """Keys and values, to which the receiver's queries attend."""
     QUERIES = "queries"
-    """Queries, which the receiver combines with its keys; it returns the result to the sender."""
+    """Queries, which attend to the receiver's keys; the receiver sends back their output."""
 
 
 class Round(NamedTuple):
-    """Partners and operands of a rank in one round; both partners have the same distance round the ring."""
+    """Partners and operands of this rank in one round.
 
-    following: int
-    """Rank that receives this rank's operand, and returns the result."""
-    previous: int
-    """Rank that sends its operand to this rank."""
+    The receiver is `distance` ranks further on in the ring, the sender `distance` ranks back. An operand is
+    None in the last round of an even number of ranks, in which half of the ranks send and the other half
+    compute.
+    """
+
+    receiver: int
+    """Rank that receives this rank's operand and sends back the result."""
+    sender: int
+    """Rank that sends its operand to this rank and receives the result."""
     sends: Operand | None
     """Operand that this rank sends."""
     receives: Operand | None
-    """Operand that this rank receives.
-
-    It is None, as `sends` may be, in the last round of an even number of ranks, where half of them are idle.
-    """
+    """Operand that this rank receives and computes with."""
 
 
 def rounds(rank: int, ranks: int, *, causal: bool) -> list[Round]:
     """Return the rounds of a rank after the block of its local keys (arXiv:2310.03294, section 3.2).
 
-    All ranks have the same number of rounds. As shards are contiguous, rank r has r full blocks of causal
-    attention and the triangle of its local keys. In round d it has two partners, d ranks on and d ranks back
-    in the ring. Of two partners the later rank needs the earlier one's keys. If the earlier rank sends its
-    keys, the later rank computes the block. If the later rank sends its queries round the end of the ring,
-    the earlier rank computes the block and returns the result. P/2 rounds suffice.
+    Shards are contiguous. Under the causal mask rank r therefore needs r full blocks, of its queries and the
+    keys of each earlier rank, and the triangle of its local keys. In round d every rank sends an operand to
+    the rank d further on in the ring, which computes the block. To a later rank it sends its keys. If the
+    receiver lies beyond the end of the ring and so is an earlier rank, it sends its queries, and the receiver
+    sends back the result. After P/2 rounds, rounded down, all blocks are computed.
 
-    Args:
-        rank: Number of the rank in the ring.
-        ranks: Number of ranks of the ring.
-        causal: Whether the causal mask applies; without it every rank needs P-1 rounds.
+    Without the mask every rank sends its keys to all others, in P-1 rounds.
     """
-    last = ranks // 2 if causal else ranks - 1
+    last_distance = ranks // 2 if causal else ranks - 1
     return [
         Round(
-            following=(rank + distance) % ranks,
-            previous=(rank - distance) % ranks,
+            receiver=(rank + distance) % ranks,
+            sender=(rank - distance) % ranks,
             sends=_operand_to_send(rank, distance, ranks, causal=causal),
             receives=_operand_to_send((rank - distance) % ranks, distance, ranks, causal=causal),
         )
-        for distance in range(1, last + 1)
+        for distance in range(1, last_distance + 1)
     ]
 
 
 def _operand_to_send(rank: int, distance: int, ranks: int, *, causal: bool) -> Operand | None:
-    """Return the operand that a rank sends to the rank `distance` further on.
+    """Return the operand that a rank sends to the rank `distance` further on, or None if it sends none.
 
-    Without a mask every rank needs all keys and computes all of its blocks.
+    Without the causal mask it always sends its keys.
     """
     if not causal or rank + distance < ranks:
         return Operand.KEYS
-    is_same_partner = 2 * distance == ranks  # of the two partners the later rank computes
+    # Half-way round the ring the receiver is also the sender, and already sends the keys of their one block.
+    is_same_partner = 2 * distance == ranks
     return None if is_same_partner else Operand.QUERIES
 
 
@@ -114,30 +114,33 @@ class DistFlashAttnFacts(ScheduledFacts):
         return self.rank_schedule(cell, cell.sp_degree - 1)
 
     def extreme_ranks(self, cell: Cell) -> Collection[int]:
-        """Return the ranks where a kind of round first or last occurs.
+        """Return the first, middle and last ranks.
 
-        The numbers of rounds in which a rank sends keys, sends queries or is idle change evenly between them.
+        Between them, the numbers of rounds in which a rank sends keys, sends queries or is idle change
+        linearly, so that the largest sum of bytes is at one of them.
         """
-        last, most, least = cell.sp_degree - 1, cell.sp_degree // 2, (cell.sp_degree - 1) // 2
-        return {0, least, most, last - most, last - least, last}
+        last = cell.sp_degree - 1
+        halves = {cell.sp_degree // 2, last // 2}
+        return {0, last, *halves, *(last - half for half in halves)}
 
     def rank_schedule(self, cell: Cell, rank: int) -> Schedule:
-        """Return stages that send keys to later ranks or queries to earlier ones, and return the results.
+        """Return the stages of one attention call on `rank`.
 
-        In forward the receiver of queries returns output and LSE. In backward it also receives the output's
-        gradient, the output and the LSE, and returns dq; the receiver of keys returns their gradients.
-        Returned gradients have the cell's dtype, as they belong to one block, and are summed by their owner.
-        Source: arXiv:2310.03294, section 3.2 and appendix.
+        In each round the rank sends K and V to a later rank or queries to an earlier one. Forward: the
+        receiver of queries sends back their output and LSE. Backward: with the queries go the output, its
+        gradient and the LSE, and the receiver sends back dq; the receiver of K and V sends back dk and dv.
+        These gradients of one block have the cell's dtype, and their owner sums them. Source:
+        arXiv:2310.03294, section 3.2 and appendix.
         """
         heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
         q, kv = activation_bytes(cell, heads), activation_bytes(cell, 2 * kv_heads)
         lse = _output_bytes(cell) - q
-        forward = DirectionBytes(
+        forward = RoundBytes(
             operands={Operand.KEYS: kv, Operand.QUERIES: q},
             results={Operand.KEYS: 0, Operand.QUERIES: q + lse},
             merged=wide_bytes(cell, q),
         )
-        backward = DirectionBytes(
+        backward = RoundBytes(
             operands={Operand.KEYS: kv, Operand.QUERIES: 3 * q + lse},
             results={Operand.KEYS: kv, Operand.QUERIES: q},
             merged=wide_bytes(cell, q + kv),
@@ -168,32 +171,36 @@ def _checkpoint_refusals(cell: Cell) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class DirectionBytes:
-    """Bytes that a rank sends in forward or in backward."""
+class RoundBytes:
+    """Sizes in bytes of the tensors of one round, in forward or in backward."""
 
     operands: Mapping[Operand | None, int]
+    """Bytes of the tensors that are sent with each kind of operand."""
     results: Mapping[Operand | None, int]
-    """Bytes that the receiver of an operand returns."""
+    """Bytes that the receiver of each kind of operand sends back."""
     merged: int
     """Bytes of the wide tensors to which the results of a block are added."""
 
 
-def _stages(cell: Cell, rank: int, sizes: DirectionBytes) -> Stages:
-    """Return the stage of the local block and of every round.
+def _stages(cell: Cell, rank: int, sizes: RoundBytes) -> Stages:
+    """Return the stages of the local block, of every round and of the last result.
 
-    A stage also sends the operand of the next round and the result of the previous one.
+    The stage of a round also sends the operand of the next round and the result of the previous one. Stages
+    in which the rank neither computes nor sends are left out.
     """
     is_causal = cell.workload.mask == "causal"
     heads, kv_heads, tokens = cell.model.num_heads, cell.model.num_kv_heads, cell.shard_len
-    own, whole = (Block(cell.batch, heads, kv_heads, tokens, tokens, masked) for masked in (is_causal, False))
+    local, full = (
+        Block(cell.batch, heads, kv_heads, tokens, tokens, masked) for masked in (is_causal, False)
+    )
     all_rounds = rounds(rank, cell.sp_degree, causal=is_causal)
-    blocks = ((own,), *(() if round_.receives is None else (whole,) for round_ in all_rounds), ())
+    blocks = ((local,), *(() if round_.receives is None else (full,) for round_ in all_rounds), ())
 
-    def sent(size: int) -> tuple[Communication, ...]:
+    def send(size: int) -> tuple[Communication, ...]:
         return (Communication("send", size, cell.sp_degree),) if size else ()
 
-    operands = (*(sent(sizes.operands.get(round_.sends, 0)) for round_ in all_rounds), (), ())
-    results = ((), (), *(sent(sizes.results.get(round_.receives, 0)) for round_ in all_rounds))
+    operands = (*(send(sizes.operands.get(round_.sends, 0)) for round_ in all_rounds), (), ())
+    results = ((), (), *(send(sizes.results.get(round_.receives, 0)) for round_ in all_rounds))
     stages = zip(blocks, operands, results, _buffer_bytes(all_rounds, sizes), strict=True)
     return tuple(
         Stage(
@@ -204,15 +211,15 @@ def _stages(cell: Cell, rank: int, sizes: DirectionBytes) -> Stages:
     )
 
 
-def _buffer_bytes(all_rounds: Sequence[Round], sizes: DirectionBytes) -> Iterator[int]:
-    """Yield the bytes of communication buffers while a block is computed.
+def _buffer_bytes(all_rounds: Sequence[Round], sizes: RoundBytes) -> Iterator[int]:
+    """Yield the bytes of communication buffers in each of the stages, before empty stages are left out.
 
-    They are the operand and the result of the block, the operand of the next round, the result of the
-    previous round, and the result that another rank returns for this rank's operand of the previous round.
+    They hold the operand and the result of the stage's block, the arriving operand of the next round, and two
+    results of the previous round: the one that this rank sends back, and the one that it receives.
     """
     operands = [0, *(sizes.operands.get(round_.receives, 0) for round_ in all_rounds), 0]
     results = [0, *(sizes.results.get(round_.receives, 0) for round_ in all_rounds), 0]
-    returned = [0, *(sizes.results.get(round_.sends, 0) for round_ in all_rounds), 0]
-    for number in range(len(all_rounds) + 2):
-        following, before = min(number + 1, len(all_rounds) + 1), max(number - 1, 0)
-        yield operands[number] + results[number] + operands[following] + results[before] + returned[before]
+    received = [0, *(sizes.results.get(round_.sends, 0) for round_ in all_rounds), 0]
+    for stage in range(len(all_rounds) + 2):
+        following, previous = min(stage + 1, len(all_rounds) + 1), max(stage - 1, 0)
+        yield operands[stage] + results[stage] + operands[following] + results[previous] + received[previous]

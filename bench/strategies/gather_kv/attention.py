@@ -16,12 +16,12 @@ from torch import Tensor
 from bench.attention.kernels import Kernel, kernel_backward, kernel_forward
 from bench.attention.layouts import ALL
 from bench.attention.merge import Partial
-from bench.strategies.gather_kv.facts import KernelCall, calls_on_others, calls_on_own
+from bench.strategies.gather_kv.facts import KernelCall, calls_on_local_keys, calls_on_other_keys
 from bench.strategies.ring.attention import RingAttention, RingContext
 
 
 class GatherKVAttention(RingAttention):
-    """Attention with the shards and tiles of a ring, whose keys all arrive at once."""
+    """Attention with the shards and tiles of `ring`, for which a rank gathers all keys at once."""
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
         ring = self.ring(causal=causal)
@@ -50,21 +50,21 @@ class _GatherKV(torch.autograd.Function):
 def gathered_forward(q: Tensor, k: Tensor, v: Tensor, ring: RingContext) -> tuple[Partial, Tensor]:
     """Return output and LSE over the keys of all ranks, and the gathered K and V, [P, 2, B, K, S, D].
 
-    The rank attends to its own keys while the keys of other ranks arrive.
+    The rank computes attention to its local keys while the keys of other ranks arrive.
     """
     rank, ranks = ring.group.rank(), ring.group.size()
     tiles_of = partial(ring.tiles, q.shape[2])
     kv = k.new_empty(ranks, 2, *k.shape)
-    # The all-gather is in place, so that local K and V are copied once; it does not change them, so that
-    # they may be read while it runs.
+    # The all-gather is in place, so that local K and V are copied only once. It does not change them, so they
+    # may be read while it runs.
     local_kv = torch.stack([k, v], out=kv[rank])
     arriving = dist.all_gather_into_tensor(kv.flatten(0, 1), local_kv, group=ring.group, async_op=True)
     partial_result = None if ring.documents is None else Partial.empty(q)
-    for call in calls_on_own(tiles_of, rank):
+    for call in calls_on_local_keys(tiles_of, rank):
         partial_result = _attend(partial_result, q, kv, call, ring.kernel)
     assert arriving is not None
     arriving.wait()
-    for call in calls_on_others(tiles_of, rank, ranks):
+    for call in calls_on_other_keys(tiles_of, rank, ranks):
         partial_result = _attend(partial_result, q, kv, call, ring.kernel)
     assert partial_result is not None
     return partial_result, kv
@@ -73,12 +73,12 @@ def gathered_forward(q: Tensor, k: Tensor, v: Tensor, ring: RingContext) -> tupl
 def gathered_backward(
     dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, ring: RingContext
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q and of this rank's k and v, the latter summed over ranks in a wide dtype."""
+    """Return the gradients of q, and of this rank's k and v as sums over ranks, taken in float32 or wider."""
     rank, ranks, wide = ring.group.rank(), ring.group.size(), lse.dtype
     tiles_of = partial(ring.tiles, q.shape[2])
     dq = torch.zeros_like(q, dtype=wide)
     dkv = torch.zeros(kv.shape, dtype=wide, device=kv.device)
-    for call in (*calls_on_own(tiles_of, rank), *calls_on_others(tiles_of, rank, ranks)):
+    for call in (*calls_on_local_keys(tiles_of, rank), *calls_on_other_keys(tiles_of, rank, ranks)):
         _add_gradients((dq, dkv), (dout, q, kv, out, lse), call, ring.kernel)
     local_dkv = torch.empty_like(dkv[rank])
     dist.reduce_scatter_tensor(local_dkv, dkv.flatten(0, 1), group=ring.group)
@@ -89,7 +89,7 @@ def gathered_backward(
 def _attend(
     partial_result: Partial | None, q: Tensor, kv: Tensor, call: KernelCall, kernel: Kernel
 ) -> Partial:
-    """Return the partial result after merging one kernel call; `None` starts one."""
+    """Return the partial result with one more kernel call merged into it; None stands for no earlier call."""
     causal, scale = call.tile.causal, q.shape[-1] ** -0.5
     block = kernel_forward(kernel, q[_rows(call)], *_keys_and_values(kv, call), causal=causal, scale=scale)
     if partial_result is None:
@@ -127,7 +127,7 @@ def _key_view(kv_P2BKSD: Tensor, call: KernelCall) -> Tensor:
 
 
 def _keys_and_values(kv_P2BKSD: Tensor, call: KernelCall) -> Tensor:
-    """Return the call's keys and values for the kernel, [2, B, K, keys, D], copied if of several ranks."""
+    """Return the call's keys and values, [2, B, K, keys, D], copied if they come from several ranks."""
     return _key_view(kv_P2BKSD, call).movedim(0, 3).flatten(3, 4)
 
 

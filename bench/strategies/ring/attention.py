@@ -35,7 +35,7 @@ class RingAttention(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class RingContext:
-    """Process group, kernel, layout and mask of a call of ring attention."""
+    """Process group, kernel, layout, mask and documents of a call of ring attention."""
 
     group: dist.ProcessGroup
     kernel: Kernel
@@ -45,7 +45,7 @@ class RingContext:
     """Documents of the batch if attention must stay within them; the mask is then causal."""
 
     def sources(self) -> list[int]:
-        """Return the rank whose keys are present in each ring step: this rank, then the previous ones."""
+        """Return, for every ring step, the rank whose keys are here: this rank, then the previous ones."""
         size, rank = self.group.size(), self.group.rank()
         return [(rank - ring_step) % size for ring_step in range(size)]
 
@@ -110,13 +110,13 @@ def ring_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of q and of this rank's kv, in their dtypes.
 
-    The gradient of a block follows it round the ring: it arrives while a rank computes its share, which is
-    added before the gradient is sent on. After the last ring step one more hop brings it home. The share of
-    the block's own rank stays there, so that a gradient is sent P-1 times and not P.
+    A shard of kv and the sum of its gradients both go round the ring. The sum arrives while a rank computes
+    its share of it, and is sent on after the share is added. One hop after the last ring step brings the sum
+    to the rank that owns the shard. The owner's share never leaves it, so a sum makes P-1 hops instead of P.
     """
-    scale, wide = q.shape[-1] ** -0.5, lse.dtype
-    dq = torch.zeros_like(q, dtype=wide)
-    local_dkv = torch.zeros(kv.shape, dtype=wide, device=kv.device)
+    scale, wide_dtype = q.shape[-1] ** -0.5, lse.dtype
+    dq = torch.zeros_like(q, dtype=wide_dtype)
+    local_dkv = torch.zeros(kv.shape, dtype=wide_dtype, device=kv.device)
     returning = None
     for source in ring.sources():
         is_local, is_last = source == ring.group.rank(), source == ring.sources()[-1]

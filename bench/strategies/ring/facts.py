@@ -1,4 +1,4 @@
-"""Facts of the built-in ring, which passes on K and V, and their gradients in float32 or wider."""
+"""Facts of the built-in ring, which passes on K and V, and sums of their gradients in float32 or wider."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class RingFacts(ScheduledFacts):
     supports_documents = True
     layouts: ClassVar[tuple[str, ...]] = ("zigzag", "contiguous", "striped")
     keeps_local_gradients: ClassVar[bool] = True
-    """Whether a rank's gradients of its own keys stay there, so that gradients make P-1 hops instead of P."""
+    """Whether a rank keeps the gradients that it computes for its own K and V.
+
+    Sums of gradients then make P-1 hops instead of P.
+    """
 
     def schedule(self, cell: Cell) -> Schedule:
         """Return P-1 hops of K and V in forward and in backward, and P-1 or P hops of their gradients.
@@ -47,9 +50,9 @@ class RingFacts(ScheduledFacts):
         return Communication("send", sent_bytes, cell.ring_degree, stride=cell.ring_stride)
 
     def _backward(self, cell: Cell, blocks: list[Block], kv: Communication) -> Stages:
-        """Return stages that compute a block while the next keys and the last block's gradients are sent.
+        """Return stages that compute a block while the next keys and the previous block's gradients are sent.
 
-        Nothing hides the last hop of the gradients.
+        No computation hides the last hop of the gradients.
         """
         last, first_hop = len(blocks) - 1, 1 + int(self.keeps_local_gradients)
         dkv = self.hop(cell, wide_bytes(cell, kv.sent_bytes))
@@ -74,7 +77,7 @@ class RingFacts(ScheduledFacts):
 
 
 def _forward(cell: Cell, blocks: list[Block], kv: Communication) -> Stages:
-    """Return stages that compute a block while the next keys arrive; all blocks but the first are merged."""
+    """Return stages that compute a block while the next keys arrive; each later block is merged."""
     last = len(blocks) - 1
     return tuple(
         Stage(

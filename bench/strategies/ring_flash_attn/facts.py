@@ -24,19 +24,19 @@ class RingFlashAttnFacts(RingFacts):
         return [*super().refusals(cell), *rounding_refusals(cell)]
 
     def causal_masks(self, layout: str) -> tuple[bool, ...]:
-        """Return causal only for the zigzag and striped rings of the package."""
+        """Return both masks for the contiguous ring; the package's other rings are always causal."""
         return (True, False) if layout == "contiguous" else (True,)
 
     def degree_refusals(self, cell: Cell) -> list[str]:
-        """Return the reasons against the degree; a ring of one sends to itself, which gloo cannot do."""
+        """Return the reasons against the degree, such as a ring of one rank; gloo cannot send to itself."""
         if cell.sp_degree == 1 and cell.cluster.backend == "gloo":
             return ["sp_degree=1 is not for ring_flash_attn on gloo; take strategy=local"]
         return super().degree_refusals(cell)
 
 
 def rounding_refusals(cell: Cell) -> list[str]:
-    """Return the reasons against the dtype; the contiguous ring always rounds the gradient of Q to bf16."""
+    """Return the reasons against fp16 in the contiguous ring, which rounds the gradient of Q to bf16."""
     if cell.layout != "contiguous" or cell.dtype != "fp16":
         return []
-    who = f"{cell.strategy} in contiguous layout"
-    return [f"dtype=fp16 is not for {who}, which rounds dq to bf16; take dtype=bf16, or layout=zigzag"]
+    refused_by = f"{cell.strategy} in contiguous layout"
+    return [f"dtype=fp16 is not for {refused_by}, which rounds dq to bf16; take dtype=bf16, or layout=zigzag"]

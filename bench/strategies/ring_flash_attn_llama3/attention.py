@@ -15,7 +15,7 @@ from bench.attention.packed import copy_to_device
 from bench.strategies.strategy import Strategy
 
 Boundaries = tuple[Any, ...]
-"""Ends of documents in queries and keys, their longest lengths, and the slice of keys, from the package."""
+"""Document ends in queries and in keys, longest document of each, and slice of the keys that are needed."""
 
 
 class Llama3Attention(Strategy):
@@ -24,25 +24,30 @@ class Llama3Attention(Strategy):
         self.prepared: dict[tuple[tuple[int, ...], bool], Boundaries] = {}
 
     def attention(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
-        outs_SND = self._by_sequence(q_BNSD, k_BKSD, v_BKSD, causal=causal)
+        outs_SND = self._call_per_sequence(q_BNSD, k_BKSD, v_BKSD, causal=causal)
         out_BSND = outs_SND[0][None] if len(outs_SND) == 1 else torch.stack(outs_SND)
         return out_BSND.transpose(1, 2)
 
     def log_sum_exp(self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool = True) -> Tensor:
-        parts = self._by_sequence(q_BNSD, k_BKSD, v_BKSD, causal=causal, return_attn_probs=True)
-        return torch.stack([lse_NS for _, lse_NS, _ in parts])
+        results = self._call_per_sequence(q_BNSD, k_BKSD, v_BKSD, causal=causal, return_attn_probs=True)
+        return torch.stack([lse_NS for _, lse_NS, _ in results])
 
-    def _by_sequence(self, *qkv: Tensor, causal: bool, **keywords: Any) -> list[Any]:
-        """Return the package's results of all sequences; its varlen functions take one sequence."""
-        batch, _, shard_len, _ = qkv[0].shape
+    def _call_per_sequence(
+        self, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, causal: bool, **keywords: Any
+    ) -> list[Any]:
+        """Call the package's function, which takes one sequence, for each sequence and return its results.
+
+        A result is the output, [S, N, D]. With `return_attn_probs=True` it is (output, LSE [N, S], None).
+        """
+        batch, _, shard_len, _ = q_BNSD.shape
         whole = ((shard_len * self.cell.sp_degree,),) * batch
         ends = whole if self.documents is None else self.documents.ends
         results = []
-        for *sequence, sequence_ends in zip(*qkv, ends, strict=True):
-            *boundaries, key_slice = self._boundaries(sequence_ends, causal, qkv[0].device)
+        for q_NSD, k_KSD, v_KSD, sequence_ends in zip(q_BNSD, k_BKSD, v_BKSD, ends, strict=True):
+            *boundaries, key_slice = self._boundaries(sequence_ends, causal, q_BNSD.device)
             results.append(
                 self.package.llama3_flash_attn_varlen_func(
-                    *(x.transpose(0, 1) for x in sequence),
+                    *(x.transpose(0, 1) for x in (q_NSD, k_KSD, v_KSD)),
                     *boundaries,
                     self.cell.number("heads_k_stride"),
                     key_slice,
@@ -54,9 +59,10 @@ class Llama3Attention(Strategy):
         return results
 
     def _boundaries(self, ends: tuple[int, ...], causal: bool, device: torch.device) -> Boundaries:
-        """Return prepared boundaries, cached because the preparation waits for the device.
+        """Return the boundaries for documents that end at `ends`, which the package prepares and we cache.
 
-        The package's users prepare them once a batch.
+        The preparation waits for the device, so users of the package also do it once a batch, not in every
+        layer.
         """
         if (ends, causal) not in self.prepared:
             cu_seqlens = copy_to_device(torch.tensor([0, *ends], dtype=torch.int32), device)

@@ -16,8 +16,8 @@ class RingFlashAttnLlama3Facts(ScheduledFacts):
     supports_documents = True
     package = "ring-flash-attn"
     dtypes = HALF
-    # The default is that of the package's README, with least memory and most overlap; more heads at a time
-    # need fewer launches.
+    # One head at a time, as in the package's README, needs least memory and hides most communication. More
+    # heads at a time need fewer kernel calls.
     options = {"heads_k_stride": WholeNumber(auto=lambda _: 1)}  # noqa: RUF012  the package's word
 
     def head_refusals(self, cell: Cell) -> list[str]:
@@ -31,8 +31,9 @@ class RingFlashAttnLlama3Facts(ScheduledFacts):
     def schedule(self, cell: Cell) -> Schedule:
         """Return all-gathers of K and V in forward and backward, and reduce-scatters of their gradients.
 
-        A stage computes `heads_k_stride` KV heads while the next ones are gathered. An all-gather sends a
-        shard to P-1 ranks, a reduce-scatter sends P-1 shards once (arXiv:2407.21783, section 3.3.2).
+        A stage computes `heads_k_stride` KV heads while the next `heads_k_stride` heads are gathered. An
+        all-gather sends one shard to each of P-1 ranks, a reduce-scatter sends P-1 shards to one rank each
+        (arXiv:2407.21783, section 3.3.2).
         Gradients are sent in the cell's dtype.
         """
         kv_heads, ranks = cell.number("heads_k_stride"), cell.sp_degree
@@ -47,6 +48,6 @@ class RingFlashAttnLlama3Facts(ScheduledFacts):
         hidden = Stage((block,), (gathered,), is_hidden=True)
         first, last = Stage(communications=(gathered,)), Stage((block,))
         computed = (hidden,) * (rounds - 1) + (last,)
-        home = Stage(communications=(reduced,))
-        backward = (part for stage in computed for part in (stage, home))
+        scatter = Stage(communications=(reduced,))
+        backward = (part for stage in computed for part in (stage, scatter))
         return Schedule(forward=(first, *computed), backward=(first, *backward))

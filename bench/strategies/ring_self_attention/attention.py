@@ -73,8 +73,9 @@ def ring_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of q and of this rank's kv [2, B, K, S, D], in their dtypes.
 
-    Keys and values are passed on together. Their gradients are a sum over ranks that is passed on behind
-    them, from the rank after their owner round to the owner, in P-1 hops like a ring reduce-scatter.
+    A rank's keys and values are passed on together. The sum of their gradients goes round the ring behind
+    them, as in a ring reduce-scatter: the rank after their owner starts it, every rank adds its part, and
+    after P-1 hops the sum reaches the owner.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     delta = (dout.to(wide) * out).sum(dim=-1, keepdim=True).to(q.dtype)
@@ -102,6 +103,7 @@ def block_backward(
     """Return the gradients of a block's queries, keys and values, given its probabilities.
 
     The gradient of the scores is dS = P * (dP - delta), where delta is the sum of dout * out over a row.
+    `queries` are dout, the queries and delta; `keys` are keys and values.
     """
     (dout_BKGRD, q_BKGRD, delta_BKGR1), (k_BKTD, v_BKTD) = queries, keys
     scale = q_BKGRD.shape[-1] ** -0.5
@@ -112,7 +114,7 @@ def block_backward(
 
 
 def round_trip(tensor: Tensor, ring: RingContext) -> Iterator[tuple[int, Tensor]]:
-    """Yield (rank, its tensor) for all ranks, this rank first; the next tensor arrives meanwhile."""
+    """Yield (rank, that rank's tensor) for all ranks, this rank first, while the next tensor arrives."""
     *all_but_last, last = ring.sources()
     for source in all_but_last:
         arriving = rotate(tensor, ring.group)

@@ -14,19 +14,22 @@ from bench.strategies.schedule import WIDE_NUMBER_BYTES, Schedule, wide_bytes
 class RingSelfAttentionFacts(RingFacts):
     name = "ring_self_attention"
     style = PlotStyle("#999933", ">", "--")
-    # It calls no kernel, but like `math` it holds scores in memory.
+    # It calls no kernel. Its cells have `kernel=math`, because `math` also holds scores in memory.
     kernels = ("math",)
     is_unfused = True
 
     def saved_bytes_per_token(self, cell: Cell) -> int:
-        """Return the bytes of the probabilities of all keys, less those of the LSE, which is not saved."""
+        """Return the bytes of a token's probabilities over all keys, less those of the LSE.
+
+        The caller counts an LSE for every strategy, and this one saves none.
+        """
         number_bytes = DTYPE_BYTES[cell.dtype]
         return cell.model.num_heads * (cell.padded_len * number_bytes - max(WIDE_NUMBER_BYTES, number_bytes))
 
     def scores_bytes(self, cell: Cell) -> int:
-        """Return the bytes of all scores in forward, from which softmax makes the probabilities.
+        """Return the bytes of the scores of a rank's queries and all keys, which forward holds at once.
 
-        Backward needs less, as it computes block by block.
+        Backward needs less memory for scores, because it computes block by block.
         """
         rows = cell.batch * cell.model.num_heads * cell.shard_len
         return rows * cell.padded_len * DTYPE_BYTES[cell.dtype]
@@ -34,9 +37,8 @@ class RingSelfAttentionFacts(RingFacts):
     def schedule(self, cell: Cell) -> Schedule:
         """Return the hops of `ring`: P-1 of K and V in forward and in backward, and P-1 of their gradients.
 
-        Source: arXiv:2105.13120, section 3.2, with P-1 hops of K and of V and a reduce-scatter of their
-        gradients. Forward merges nothing. Backward adds the gradients of Q, K and V in a wide dtype at every
-        block.
+        Unlike in `ring`, forward merges no partial results. Backward adds the gradients of Q, K and V at
+        every block, in float32 or wider. Source: arXiv:2105.13120, section 3.2.
         """
         ring, model = super().schedule(cell), cell.model
         merged = wide_bytes(cell, activation_bytes(cell, model.num_heads + 2 * model.num_kv_heads))

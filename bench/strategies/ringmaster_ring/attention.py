@@ -9,9 +9,9 @@ from bench.strategies.ringmaster_ring.facts import ALLGATHER, BALANCED, P2P, ROT
 from bench.strategies.ringmaster_ulysses.attention import TRANSFORMERS_NAMES, Attention, Ringmaster
 
 ROTATIONS: Mapping[str, str] = {ALLGATHER: "ALLGATHER", P2P: "ALLTOALL"}
-"""Names of rotations in the package; its balanced rings do not read them."""
+"""Names of rotations in the package; its balanced rings ignore the argument."""
 PROVIDER = "hf_kernels"
-"""Name of the package's provider of flash-attn's functions, which gets them from transformers."""
+"""Package's name of the provider that takes flash-attn's functions from transformers."""
 
 
 class RingmasterRingAttention(Ringmaster):
@@ -32,7 +32,7 @@ class RingmasterRingAttention(Ringmaster):
 
 
 def implementation_name(rotation: str, kernel: str) -> str:
-    """Return the package's name of the kernel, by which it caches functions; its rings know one name only."""
+    """Return the kernel's name, by which the package caches functions; its rings accept only one name."""
     if rotation != ALLGATHER:
         return "flash_attention_2"
     return TRANSFORMERS_NAMES.get(kernel, f"bench/{kernel}")

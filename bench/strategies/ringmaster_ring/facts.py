@@ -1,4 +1,4 @@
-"""Facts of ringmaster's rings: it gathers all keys, passes them on, or balances causal work in two ways."""
+"""Facts of ringmaster's rings, which gather all keys, pass them on, or balance causal work in two ways."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ROTATION = "rotation"
 ALLGATHER, P2P, HEAD_TAIL, DISTFLASH = "allgather", "p2p", "head_tail", "distflash"
 TORCH_KERNEL = "torch_flash"
 EQUIVALENT_KERNELS: Mapping[str, str] = {P2P: "math", HEAD_TAIL: TORCH_KERNEL, DISTFLASH: TORCH_KERNEL}
-"""Kernel with the rounding of the package where it computes scores itself, by rotation.
+"""Kernel that rounds as the package does where the package computes scores itself, by rotation.
 
-The balanced rings round the output to the cell's dtype before backward, as flash kernels do.
+For the balanced rings it is a flash kernel, as both round the output to the cell's dtype before backward.
 """
 BALANCED = (HEAD_TAIL, DISTFLASH)
-"""Rotations that are values of `load_balance` in the package; both rotate keys in their own way."""
+"""Rotations that are values of the package's setting `load_balance`, which then determines how keys move."""
 
 
 class RingmasterRingFacts(ScheduledFacts):
@@ -50,20 +50,21 @@ class RingmasterRingFacts(ScheduledFacts):
             return super().mask_refusals(cell)
         return [f"workload.mask=full is not for {with_rotation(cell)}; take workload.mask=causal"]
 
-    def document_refusals(self, cell: Cell) -> list[str]:
-        return [*super().document_refusals(cell), *boundary_refusals(cell)]
+    def packing_refusals(self, cell: Cell) -> list[str]:
+        return [*super().packing_refusals(cell), *ring_packing_refusals(cell)]
 
     def head_refusals(self, cell: Cell) -> list[str]:
-        """Return the reasons against the heads.
+        """Return the reasons for which the model's number of heads is not legal.
 
-        The balanced contiguous ring repeats no KV heads in backward, on a CPU and without documents.
+        On CPU ranks and without documents, the backward of `distflash` does not repeat KV heads, so there
+        must be as many KV heads as query heads.
         """
         model, repeats = cell.model, cell.cluster.device != "cpu" or cell.data.packs
         if cell.option(ROTATION) != DISTFLASH or repeats or model.num_kv_heads == model.num_heads:
             return []
-        who = f"{with_rotation(cell)} on CPU ranks, which does not repeat KV heads"
+        refused_by = f"{with_rotation(cell)} on CPU ranks, which does not repeat KV heads"
         way_out = f"take model.num_kv_heads={model.num_heads}, or strategy.{ROTATION}={P2P}"
-        return [f"model.num_kv_heads={model.num_kv_heads} is not for {who}; {way_out}"]
+        return [f"model.num_kv_heads={model.num_kv_heads} is not for {refused_by}; {way_out}"]
 
     def saved_bytes_per_token(self, cell: Cell) -> int:
         return ring_saved_bytes_per_token(cell)
@@ -86,27 +87,32 @@ def with_rotation(cell: Cell) -> str:
     return f"{cell.strategy} with strategy.{ROTATION}={cell.option(ROTATION)}"
 
 
-def boundary_refusals(cell: Cell) -> list[str]:
-    """Return the reasons against documents.
+def ring_packing_refusals(cell: Cell) -> list[str]:
+    """Return the reasons for which ringmaster's rings cannot run packed documents.
 
-    On one rank the package passes no boundaries. The balanced rings read those of a batch's first sequence
-    only.
+    On one rank the package does not pass the documents' boundaries to the kernel. The balanced rings apply
+    the boundaries of a batch's first sequence to all sequences.
     """
     if not cell.data.packs:
         return []
     if cell.sp_degree == 1:
         return [f"data.packing=documents is not for {cell.strategy} on one rank; take strategy=local"]
     if cell.option(ROTATION) in BALANCED and cell.batch > 1:
-        who, way_out = with_rotation(cell), f"take batch=1 and grad_accum={cell.batch * cell.grad_accum}"
+        refused_by, way_out = (
+            with_rotation(cell),
+            f"take batch=1 and grad_accum={cell.batch * cell.grad_accum}",
+        )
         reason = "it masks all sequences of a batch by the documents of the first"
-        return [f"data.packing=documents with batch={cell.batch} is not for {who}: {reason}; {way_out}"]
+        return [
+            f"data.packing=documents with batch={cell.batch} is not for {refused_by}: {reason}; {way_out}"
+        ]
     return []
 
 
 def computes_scores(cell: Cell) -> bool:
     """Return whether the package calls no kernel and computes all scores of a block in float32.
 
-    It does so on CPU ranks when it passes keys on, and on all ranks in its zigzag ring over documents.
+    It does so on CPU ranks in the rings that pass keys on, and on any rank in its zigzag ring over documents.
     """
     rotation, packs = cell.option(ROTATION), cell.data.packs
     if rotation == HEAD_TAIL:
@@ -115,32 +121,36 @@ def computes_scores(cell: Cell) -> bool:
 
 
 def kernel_refusals(cell: Cell) -> list[str]:
-    """Return the reasons against the kernel or the dtype.
+    """Return the reasons for which the kernel or the dtype is not legal.
 
-    If the package calls no kernel, the cell must name the equivalent kernel and a dtype that the package has.
+    If the package computes scores itself, the cell must name the kernel of `EQUIVALENT_KERNELS` and a dtype
+    other than fp64.
     """
     rotation, device = cell.option(ROTATION), cell.cluster.device
     chosen, other = (f"strategy.{ROTATION}={name}" for name in (rotation, ALLGATHER))
     if rotation == HEAD_TAIL and device == "cpu" and not cell.data.packs:
         return [f"{chosen} needs a GPU, as the package's zigzag ring runs on GPUs only; take {other}"]
-    who, kernel = _with_device(cell), f"kernel={cell.kernel}"
+    refused_by, kernel = _with_device(cell), f"kernel={cell.kernel}"
     if not computes_scores(cell):
         if device == "cpu" and cell.data.packs and cell.kernel not in EQUIVALENT_KERNELS.values():
             computes = "which computes with torch's masked attention"
-            return [f"{kernel} is not for {who}, {computes}; take kernel={TORCH_KERNEL}"]
+            return [f"{kernel} is not for {refused_by}, {computes}; take kernel={TORCH_KERNEL}"]
         return []
     refusals, equivalent = [], EQUIVALENT_KERNELS[rotation]
     if cell.kernel != equivalent:
         refusals.append(
-            f"{kernel} is not for {who}, which computes all scores itself; take kernel={equivalent}"
+            f"{kernel} is not for {refused_by}, which computes all scores itself; take kernel={equivalent}"
         )
     if cell.dtype == "fp64":
-        refusals.append(f"dtype=fp64 is not for {who}, which computes in float32; take dtype=fp32")
+        refusals.append(f"dtype=fp64 is not for {refused_by}, which computes in float32; take dtype=fp32")
     return [f"{refusal}, or {other}" for refusal in refusals]
 
 
 def autocast_refusals(cell: Cell) -> list[str]:
-    """Return the reasons against autocast, which would round the package's products of float32 scores."""
+    """Return the reasons for which the package cannot run under autocast, which rounds matrix products.
+
+    There is one if the package computes scores itself, as it does so in float32.
+    """
     if not computes_scores(cell):
         return []
     engine = f"engine={cell.engine.name} with dtype={cell.dtype} is not for {_with_device(cell)}"
@@ -156,8 +166,8 @@ def _with_device(cell: Cell) -> str:
 def ring_saved_bytes_per_token(cell: Cell) -> int:
     """Return the bytes per token that the last rank of a ring saves in addition to its Q, K, V and output.
 
-    They are the gathered K and V of the other ranks. If keys are passed on on a CPU, they are K and V
-    repeated to all query heads, and a second output in float32.
+    A ring that gathers saves K and V of the other ranks. On CPU ranks `p2p` saves K and V repeated to all
+    query heads, and a second output in float32. Any other ring saves nothing more.
     """
     model, number_bytes = cell.model, DTYPE_BYTES[cell.dtype]
     if gathers_keys(cell):
@@ -173,7 +183,8 @@ def ring_schedule(cell: Cell, heads: int, kv_heads: int) -> Schedule:
     if cell.ring_degree == 1:
         alone = (Stage(tuple(ring_blocks(cell, heads, kv_heads))),)
         return Schedule(alone, alone)
-    return (_gather_schedule if gathers_keys(cell) else _pass_on_schedule)(cell, heads, kv_heads)
+    make_schedule = _gather_schedule if gathers_keys(cell) else _pass_on_schedule
+    return make_schedule(cell, heads, kv_heads)
 
 
 def gathers_keys(cell: Cell) -> bool:
@@ -194,17 +205,18 @@ def _gather_schedule(cell: Cell, heads: int, kv_heads: int) -> Schedule:
     attention = Stage((Block(cell.batch, heads, kv_heads, shard_len, cell.padded_len, is_causal),))
     gather = Stage(communications=(Communication("all_gather", (ranks - 1) * shard_bytes, ranks, stride),))
     kind, times = ("all_reduce", 2) if cell.cluster.backend == "gloo" else ("reduce_scatter", 1)
-    home = Stage(communications=(Communication(kind, times * (ranks - 1) * shard_bytes, ranks, stride),))
-    return Schedule(forward=(gather, gather, attention), backward=(attention, home, home))
+    sum_gradients = Stage(
+        communications=(Communication(kind, times * (ranks - 1) * shard_bytes, ranks, stride),)
+    )
+    return Schedule(forward=(gather, gather, attention), backward=(attention, sum_gradients, sum_gradients))
 
 
 def _pass_on_schedule(cell: Cell, heads: int, kv_heads: int) -> Schedule:
     """Return P-1 hops of K and V in forward, and P hops of them and of their gradients in backward.
 
-    The package does not wait for the last hop of K and V in backward. Without a flash kernel on a CPU, it
-    sends K and V of all query heads in float32. The zigzag ring makes P-1 hops of K and V in backward, too,
-    and sends all tensors in the cell's dtype. Only its hops of K and V are hidden, as the package waits for
-    every hop of gradients before it continues, and for the last hop of K and V.
+    On CPU ranks, where it calls no flash kernel, `p2p` sends K and V repeated to all query heads, in float32.
+    The zigzag ring sends all tensors in the cell's dtype. In backward it makes only P-1 hops of K and V, and
+    only these are hidden by computation, because the package waits for every hop of gradients.
     """
     ranks, is_zigzag = cell.ring_degree, cell.option(ROTATION) == HEAD_TAIL
     shard_len = cell.padded_len // ranks
@@ -220,18 +232,18 @@ def _pass_on_schedule(cell: Cell, heads: int, kv_heads: int) -> Schedule:
 
 
 def balanced_schedule(cell: Cell, rank: int) -> Schedule:
-    """Return the stages of the balanced contiguous ring, which sends keys in P-1 hops, then queries in P/2.
+    """Return the stages of the rotation `distflash` on `rank`: P-1 hops of keys, then P/2 hops of queries.
 
-    No hop is hidden. Keys go round the whole ring, although no rank computes with the first half of the hops.
-    A rank that receives queries returns output and LSE. In backward it also receives the output's gradient,
-    the output and the LSE, and returns dq. On gloo ranks send these tensors in backward even if they are not
-    needed.
+    No hop is hidden by computation. Keys go round the whole ring, although no rank computes with those of the
+    first half of the hops. A rank that computes with received queries sends back their output and LSE. In
+    backward the output, its gradient and the LSE are sent with the queries, and dq is sent back. On gloo
+    every rank sends these backward tensors, even to a rank that does not need them.
     """
     model, ranks = cell.model, cell.sp_degree
     half, sends_always = ranks // 2, cell.cluster.backend == "gloo"
     q, kv = activation_bytes(cell, model.num_heads), activation_bytes(cell, 2 * model.num_kv_heads)
     lse = q // (model.head_dim * DTYPE_BYTES[cell.dtype]) * FLOAT32_BYTES
-    own, whole = (
+    local, full = (
         Stage((Block(cell.batch, model.num_heads, model.num_kv_heads, *(cell.shard_len,) * 2, masked),))
         for masked in (True, False)
     )
@@ -239,14 +251,14 @@ def balanced_schedule(cell: Cell, rank: int) -> Schedule:
     def send(size: int) -> Stage:
         return Stage(communications=(Communication("send", size, ranks),))
 
-    forward, backward = [own], [own]
+    forward, backward = [local], [local]
     for hop in range(1, ranks):
-        computed = [whole] if hop > half and rank >= hop else []
+        computed = [full] if hop > half and rank >= hop else []
         forward += [send(kv), *computed]
         backward += [send(kv), *computed, send(kv)]
     for hop in range(1, half + 1):
         helps, is_helped = rank + hop < ranks, rank >= hop
-        forward += [send(q), *([whole, send(q + lse)] if helps else [])]
+        forward += [send(q), *([full, send(q + lse)] if helps else [])]
         backward += [send(q), *([send(3 * q + lse)] if is_helped or sends_always else [])]
-        backward += [*([whole] if helps else []), *([send(q)] if helps or sends_always else [])]
+        backward += [*([full] if helps else []), *([send(q)] if helps or sends_always else [])]
     return Schedule(tuple(forward), tuple(backward))

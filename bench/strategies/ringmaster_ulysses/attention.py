@@ -21,7 +21,9 @@ TRANSFORMERS_NAMES: Mapping[str, str] = {
     "flash_attn_2": "flash_attention_2",
     "flash_attn_3": "flash_attention_3",
 }
-"""Names in transformers of the kernels that it loads itself; it looks up other names on a hub.
+"""transformers' names of the kernels that it loads from installed packages, by our names.
+
+transformers looks up any other name on the Hugging Face hub.
 
 `flash_attention_3` goes through a stand-in with the arguments of FlashAttention-2, because the package passes
 `dropout_p`, which FlashAttention-3 does not accept.
@@ -29,10 +31,10 @@ TRANSFORMERS_NAMES: Mapping[str, str] = {
 
 
 class Ringmaster(Strategy):
-    """Strategy of the package: its function, and the runtime from which it takes its process groups.
+    """Base class of ringmaster's strategies, with the runtime from which the package reads process groups.
 
-    `ringmaster.setup` creates the same runtime from new groups, which span all ranks and have torch's
-    timeout.
+    `ringmaster.setup` is not called: it would create the runtime from new groups of all ranks, with torch's
+    timeout instead of ours.
     """
 
     backend: ClassVar[str]
@@ -60,7 +62,7 @@ class Ringmaster(Strategy):
         self.function = self.make_function()
 
     def load_balance(self) -> str:
-        """Return the package's name of its way to balance causal work."""
+        """Return the value of the package's setting `load_balance`."""
         return "none"
 
     @abstractmethod
@@ -86,7 +88,7 @@ class RingmasterUlyssesAttention(Ringmaster):
         if inner is None:
             inner = f"bench_{self.kernel.name}"
             ALL_ATTENTION_FUNCTIONS[inner] = kernel_attention(self.kernel)
-        # transformers' attention looks up the kernel's name here.
+        # transformers reads the kernel's name from the module's config.
         self.module.config = SimpleNamespace(_attn_implementation=inner)  # type: ignore[assignment]
         function: Attention = make_ulysses_attention(inner)
         return function

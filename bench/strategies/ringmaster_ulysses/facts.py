@@ -18,18 +18,23 @@ class RingmasterUlyssesFacts(UlyssesFacts):
     package = "axolotl-ringmaster"
     tested_version = "0.2.7"
 
-    def document_refusals(self, cell: Cell) -> list[str]:
-        """Return the reasons against documents.
+    def packing_refusals(self, cell: Cell) -> list[str]:
+        """Return the reasons for which `data.packing=documents` is not legal.
 
-        On one rank the package passes no boundaries; its output was off by 0.98 of its maximum.
+        On one rank the package does not pass the documents' boundaries to the kernel. Its largest error was
+        then 0.98 of the largest number in the right output.
         """
-        refusals = super().document_refusals(cell)
+        refusals = super().packing_refusals(cell)
         if refusals or not cell.data.packs or cell.sp_degree > 1:
             return refusals
         return ["data.packing=documents is not for ringmaster_ulysses on one rank; take strategy=local"]
 
     def schedule(self, cell: Cell) -> Schedule:
-        """Return all-to-alls with the bytes of `ulysses` on NCCL; Q, K and V share one if heads are equal."""
+        """Return all-to-alls that on NCCL send the bytes of `ulysses`.
+
+        With equal numbers of query and KV heads, Q, K and V are sent in one. Otherwise Q is sent first, then
+        K and V together.
+        """
         heads, kv_heads = cell.model.num_heads, cell.model.num_kv_heads
         attention = attention_stage(cell, heads, kv_heads)
         sent_heads = [3 * heads] if heads == kv_heads else [heads, 2 * kv_heads]
@@ -41,7 +46,10 @@ class RingmasterUlyssesFacts(UlyssesFacts):
 
 
 def ringmaster_all_to_all(cell: Cell, heads: int) -> Stage:
-    """Return the stage of one all-to-all; on gloo the package all-gathers all parts and uses its own."""
+    """Return the stage of one all-to-all of `heads` heads of a shard.
+
+    On gloo the package all-gathers the whole shards instead, and every rank takes its heads of them.
+    """
     stage = all_to_all_stage(cell, heads)
     if cell.cluster.backend != "gloo":
         return stage

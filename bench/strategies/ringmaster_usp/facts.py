@@ -1,4 +1,4 @@
-"""Facts of ringmaster's USP, which is its ring between its all-to-alls."""
+"""Facts of ringmaster's USP, which runs the package's ring between the package's all-to-alls."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from bench.strategies.ringmaster_ring.facts import (
     P2P,
     ROTATION,
     autocast_refusals,
-    boundary_refusals,
     kernel_refusals,
+    ring_packing_refusals,
     ring_saved_bytes_per_token,
     ring_schedule,
 )
@@ -35,14 +35,14 @@ class RingmasterUSPFacts(USPFacts):
     def autocast_refusals(self, cell: Cell) -> list[str]:
         return autocast_refusals(cell)
 
-    def document_refusals(self, cell: Cell) -> list[str]:
-        return [*super().document_refusals(cell), *boundary_refusals(cell)]
+    def packing_refusals(self, cell: Cell) -> list[str]:
+        return [*super().packing_refusals(cell), *ring_packing_refusals(cell)]
 
     def saved_bytes_per_token(self, cell: Cell) -> int:
         return super().saved_bytes_per_token(cell) + ring_saved_bytes_per_token(cell)
 
     def schedule(self, cell: Cell) -> Schedule:
-        """Return all-to-alls of Q, of K with V and of the output around the ring, whatever the heads."""
+        """Return one all-to-all of Q, one of K and V together, the ring, and one all-to-all of the output."""
         heads, kv_heads, degree = cell.model.num_heads, cell.model.num_kv_heads, cell.ulysses_degree
         ring = ring_schedule(cell, heads // degree, kv_heads // degree)
         q, kv = ringmaster_all_to_all(cell, heads), ringmaster_all_to_all(cell, 2 * kv_heads)

@@ -1,4 +1,4 @@
-"""torch's context parallel attention, unchanged, with its dispatcher for DTensors and its rotation."""
+"""torch's context parallel attention, unchanged, which torch's dispatcher runs for attention on DTensors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _cudnn(q_BNSD: DTensor, k_BKSD: DTensor, v_BKSD: DTensor, causal: bool) -> D
 
 
 OPERATORS: Mapping[str, Operator] = {"torch_flash": _flash, "cudnn": _cudnn}
-"""Operators for which torch dispatches to its ring, by the cell's kernel."""
+"""Operators that torch dispatches to its ring, by the cell's kernel."""
 
 
 class TorchContextParallel(Strategy):
@@ -77,9 +77,12 @@ def _enable_dispatcher() -> None:
 
 @cache
 def register_cpu_flash_operator() -> operators.Library:
-    """Register a CPU kernel for torch's flash operator, which torch's ring calls and torch lacks on CPUs.
+    """Register a CPU implementation of the flash operator that torch's ring calls, as torch has none on CPUs.
 
-    The kernel is the CPU flash attention that torch has as another operator; it repeats KV heads.
+    It calls `torch_flash`, which on a CPU is another operator of torch, and repeats KV heads.
+
+    Returns:
+        The library that holds the registration; it lasts as long as this object, which is cached.
     """
     aten = operators.Library("aten", "IMPL")
     aten.impl("_scaled_dot_product_flash_attention", _cpu_forward, "CPU")
@@ -91,12 +94,12 @@ def register_cpu_flash_operator() -> operators.Library:
 def use_flash_operator_in_sdpa_on_cpu() -> None:
     """Make torch's `scaled_dot_product_attention` call the flash operator for DTensors on CPU ranks.
 
-    By default it calls another operator there, for which `context_parallel` has no sharding strategy.
+    Without the change it calls another operator, for which `context_parallel` has no rule.
     """
     register_cpu_flash_operator()
-    plain: Any = torch.nn.functional.scaled_dot_product_attention
+    original: Any = torch.nn.functional.scaled_dot_product_attention
 
-    @wraps(plain)  # `context_parallel` wraps the function by its name
+    @wraps(original)  # `context_parallel` wraps the function by its name
     def attention(
         query: Tensor,
         key: Tensor,
@@ -108,7 +111,7 @@ def use_flash_operator_in_sdpa_on_cpu() -> None:
         enable_gqa: bool = False,
     ) -> Tensor:
         if not isinstance(query, DTensor):
-            out: Tensor = plain(
+            out: Tensor = original(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
             return out
@@ -121,7 +124,7 @@ def use_flash_operator_in_sdpa_on_cpu() -> None:
 
 
 def set_shard_layout(layout: str) -> None:
-    """Make `context_parallel` shard its buffers in this layout; its load balancing is zigzag."""
+    """Make `context_parallel` shard its buffers in this layout; zigzag is torch's load balancing."""
     _cp_options.enable_load_balance = layout == "zigzag"
 
 

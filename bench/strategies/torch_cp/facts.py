@@ -11,9 +11,9 @@ from bench.strategies.schedule import Communication, Schedule, Stages
 
 
 class TorchCPFacts(RingFacts):
-    """Facts of `torch_cp`; both rotations send the same bytes, in P-1 hops of K and V or in one all-gather.
+    """Facts of `torch_cp`, whose two rotations send equal bytes: P-1 hops of K and V, or one all-gather.
 
-    The gradients of K and V always make P hops, in float32.
+    The gradients of K and V make P hops in float32 with either rotation.
     """
 
     name = "torch_cp"
@@ -31,19 +31,19 @@ class TorchCPFacts(RingFacts):
     kernels = ("torch_flash", "cudnn")
 
     def schedule(self, cell: Cell) -> Schedule:
-        """Return the schedule of `ring`, in which `rotation=allgather` gathers K and V instead."""
+        """Return the schedule of `ring`; `rotation=allgather` replaces hops of K and V by one all-gather."""
         ring = super().schedule(cell)
         if cell.option("rotation") == "alltoall":
             return ring
         return Schedule(_gather_keys_at_once(ring.forward), _gather_keys_at_once(ring.backward))
 
     def hop(self, cell: Cell, sent_bytes: int) -> Communication:
-        """Return an all-to-all in which a rank sends to the next one only, as torch permutes tensors."""
+        """Return an all-to-all in which a rank sends to the next one only, which is how torch makes a hop."""
         return replace(super().hop(cell, sent_bytes), kind="all_to_all", to_next=True)
 
 
 def _gather_keys_at_once(stages: Stages) -> Stages:
-    """Replace the hops of keys, one in each block but the last, by one all-gather in the first block."""
+    """Replace the hops of K and V, the first communication of each block but the last, by one all-gather."""
     blocks = sum(bool(stage.blocks) for stage in stages)
     hops = [stage.communications[0] for stage in stages[: blocks - 1]]
     if not hops:

@@ -50,7 +50,7 @@ def gather_heads_scatter_seq(out_BMTD: Tensor, group: dist.ProcessGroup) -> Tens
 
 
 def all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Send slice p of the first dimension to rank p of the group; slice p of the result comes from rank p."""
+    """Send slice p of the first dimension to rank p, and return the received slices in the order of ranks."""
     received: Tensor = _AllToAll.apply(parts, group)  # type: ignore[no-untyped-call]
     return received
 
@@ -78,7 +78,7 @@ def _all_to_all_single(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def at_least_one_head(x_BHSD: Tensor, ranks: int) -> Tensor:
-    """Return the heads, each repeated for all ranks that need it if there are fewer heads than ranks."""
+    """Return a tensor with at least one head per rank, for which heads are repeated if there are too few."""
     heads = x_BHSD.shape[1]
     return x_BHSD if heads >= ranks else x_BHSD.repeat_interleave(ranks // heads, dim=1)
 

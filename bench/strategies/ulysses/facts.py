@@ -26,7 +26,7 @@ class UlyssesFacts(ScheduledFacts):
         return all_to_all_head_refusals(cell, repeats=self.repeats_kv_heads)
 
     def schedule(self, cell: Cell) -> Schedule:
-        """Return all-to-alls that send (P-1)/P of Q, K, V and the output in forward and again in backward.
+        """Return all-to-alls that send (P-1)/P of Q, K, V and output, or in backward of their gradients.
 
         Source: arXiv:2309.14509, section 3.2.
         """
@@ -37,7 +37,7 @@ class UlyssesFacts(ScheduledFacts):
 
 
 class PackagedUlyssesFacts(UlyssesFacts):
-    """Base of packages with an all-to-all for each of Q, K, V and the output that repeat no KV heads."""
+    """Base of packages that send each of Q, K, V and the output by an all-to-all and repeat no KV heads."""
 
     repeats_kv_heads = False
     supports_documents = False
@@ -51,7 +51,7 @@ class PackagedUlyssesFacts(UlyssesFacts):
 
 
 def attention_stage(cell: Cell, heads: int, kv_heads: int) -> Stage:
-    """Return the stage in which a rank computes its part of these heads over whole sequences."""
+    """Return the stage in which a rank computes its part of `heads` and `kv_heads` over whole sequences."""
     return Stage((whole_block(cell, heads // cell.ulysses_degree, kv_heads // cell.ulysses_degree),))
 
 

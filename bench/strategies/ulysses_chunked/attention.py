@@ -1,9 +1,8 @@
 """UPipe (arXiv:2602.21196): Ulysses in rounds, each of which computes whole sequences of a few heads.
 
 Shapes: B batch, T tokens of a sequence, S of a shard, N query heads, K KV heads, H heads of one rank in one
-    round, D head
-size. A round takes H query heads of every rank with their KV heads. If there are fewer KV heads than rounds,
-the same KV heads serve several rounds.
+round, D head size. A round takes H query heads of every rank with their KV heads. If a rank has fewer KV
+heads than there are rounds, the same KV heads serve several rounds.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class WholeSequenceAttention:
     packing: Packing | None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output, [B, H, T, D], and the LSE for `backward`."""
+        """Return the output, [B, H, T, D], and the LSE in the shape that `backward` takes."""
         if self.packing is None:
             return kernel_forward(self.kernel, q, k, v, causal=self.causal, scale=q.shape[-1] ** -0.5)
         qs, ks, vs = map(flatten_batch, (q, k, v))

@@ -15,10 +15,10 @@ from bench.strategies.ulysses.facts import UlyssesFacts, all_to_all_stage
 
 
 def max_chunks(cell: Cell) -> int:
-    """Return the number of rounds with one query head of every rank, as in the paper, for least memory.
+    """Return the number of rounds in which each takes one query head of every rank, as in the paper.
 
-    A round costs a kernel call and two all-to-alls, in forward and in backward, which is noticeable for short
-    sequences; a smaller `strategy.chunks` costs less time and more memory.
+    It needs least memory. As a round costs a kernel call and two all-to-alls, in forward and again in
+    backward, a smaller `strategy.chunks` takes less time on short sequences.
     """
     return max(1, cell.model.num_heads // cell.sp_degree)
 
@@ -46,9 +46,10 @@ class UlyssesChunkedFacts(UlyssesFacts):
     options = {"chunks": WholeNumber(auto=max_chunks), "overlap": Flag(default=True)}  # noqa: RUF012
 
     def head_refusals(self, cell: Cell) -> list[str]:
-        """Return the reasons against the heads or against `strategy.chunks`.
+        """Return the reasons for which the model's numbers of heads or `strategy.chunks` are not legal.
 
-        A round takes whole groups of query heads with their KV heads, or stays within one group of a rank.
+        The query heads that share a KV head are a group. A round must take either whole groups of a rank, or
+        query heads of one group only.
         """
         refusals = super().head_refusals(cell)
         if refusals:
@@ -66,25 +67,25 @@ class UlyssesChunkedFacts(UlyssesFacts):
         return [f"strategy.chunks={chunks} {rule}; {way_out}"]
 
     def schedule(self, cell: Cell) -> Schedule:
-        """Return the all-to-alls of `ulysses` in rounds; backward repeats those of Q, K, V and the output.
+        """Return the all-to-alls of `ulysses` in rounds; backward sends Q, K, V and the output once more.
 
-        K and V are sent once, with the first round that they serve. Their gradients are summed in float32 or
-        wider, and sent with the last round that they serve.
+        A KV head may serve several rounds. It is sent with the first of them. Its gradients are summed over
+        these rounds in float32 or wider, and sent with the last of them.
         """
         per_round, degree = RoundHeads.from_cell(cell), cell.ulysses_degree
         block = whole_block(cell, per_round.heads // degree, per_round.kv_heads // degree)
-        added = (
+        summed_bytes = (
             wide_bytes(cell, activation_bytes(cell, 2 * per_round.kv_heads))
             if per_round.rounds_per_kv > 1
             else 0
         )
         first, last = 0, per_round.rounds_per_kv - 1
 
-        def messages(heads: int, kv_with: int | None) -> list[Stage]:
-            """Return every round's all-to-all, with K and V in round `kv_with` of the rounds they serve."""
+        def messages(heads: int, kv_round: int | None) -> list[Stage]:
+            """Return each round's all-to-all; K and V go with number `kv_round` of the rounds they serve."""
             return [
                 all_to_all_stage(
-                    cell, heads + 2 * per_round.kv_heads * (number % per_round.rounds_per_kv == kv_with)
+                    cell, heads + 2 * per_round.kv_heads * (number % per_round.rounds_per_kv == kv_round)
                 )
                 for number in range(cell.number("chunks"))
             ]
@@ -96,17 +97,18 @@ class UlyssesChunkedFacts(UlyssesFacts):
             ),
             backward=in_rounds(
                 messages(3 * per_round.heads, first),
-                Stage((block,), merged_bytes=added),
+                Stage((block,), merged_bytes=summed_bytes),
                 messages(per_round.heads, last),
             ),
         )
 
     def call_memory(self, cell: Cell) -> CallMemory:
-        """Return the output or the gradients, and three copies of what the largest round sends and receives.
+        """Return the memory of the results, and of three copies of the heads that the largest round sends.
 
-        The copies are the send buffer, the receive buffer, and the whole sequences that the kernel takes and
-        returns. CPU kernels take K and V, and return their gradients, repeated to the number of query heads.
-        If K and V serve several rounds, the wide sums of their gradients are added.
+        The results are the output and the LSE, in backward the gradients. The copies are the send buffers,
+        the receive buffers, and the whole sequences that the kernel takes and returns. On CPU ranks K, V and
+        their gradients exist once more, repeated to all query heads. If KV heads serve several rounds, the
+        sums of their gradients in float32 or wider are added.
         """
         per_round = RoundHeads.from_cell(cell)
         q, kv = (activation_bytes(cell, heads) for heads in (cell.model.num_heads, sent_kv_heads(cell)))
@@ -123,18 +125,18 @@ class UlyssesChunkedFacts(UlyssesFacts):
 
 
 def _keeps_groups(chunks: int, heads: int, kv_heads: int) -> bool:
-    """Return whether no round takes parts of two groups of a rank's query heads."""
+    """Return whether every round takes whole groups of query heads, or query heads of one group only."""
     return kv_heads % chunks == 0 or (chunks % kv_heads == 0 and heads % chunks == 0)
 
 
 def sequential_rounds(gathers: Sequence[Stage], work: Stage, scatters: Sequence[Stage]) -> Stages:
-    """Return the stages of rounds that do not overlap."""
+    """Return the stages of rounds whose communication does not overlap with computation."""
     pairs = zip(gathers, scatters, strict=True)
     return tuple(stage for gather, scatter in pairs for stage in (gather, work, scatter))
 
 
 def overlapping_rounds(gathers: Sequence[Stage], work: Stage, scatters: Sequence[Stage]) -> Stages:
-    """Return stages that compute a round while the last results and the next heads are sent."""
+    """Return stages that compute a round while the previous results and the next heads are sent."""
     nothing = Stage()
     hidden = zip_longest((nothing, *scatters[:-1]), gathers[1:], fillvalue=nothing)
     return (gathers[0], *(_with_hidden(work, stages) for stages in hidden), scatters[-1])

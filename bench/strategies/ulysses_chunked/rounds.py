@@ -1,4 +1,4 @@
-"""Rounds of heads that are sent by all-to-all, computed as whole sequences and sent back.
+"""Rounds, each of which gathers some heads by all-to-all, computes them and sends the results back.
 
 Shapes: B batch, P ranks of the sequence group, T tokens of a sequence, S = T/P of a shard, N heads, H of one
 rank in one round, D head size.
@@ -14,79 +14,84 @@ import torch.distributed as dist
 from torch import Tensor
 
 Compute = Callable[[int, list[Tensor]], Sequence[Tensor]]
-"""Function from a round's index and its whole sequences, [B, H, T, D] each, to results of the same shapes."""
+"""Function from a round's index and its whole sequences, [B, H, T, D] each, to results of such shapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Sequence of rounds; with `overlap` the next heads arrive while a round is computed.
+    """Sequence of rounds over the heads of all tensors.
 
-    In tensors with fewer heads than rounds, such as K and V, the same heads serve several rounds. They arrive
-    with the first of these rounds and stay until the next heads arrive. Their results, such as gradients, are
-    summed over these rounds and sent back with the last.
+    If a rank computes fewer heads of a tensor than there are rounds, as may be for K and V, the same heads
+    serve several rounds. They arrive with the first of these rounds and stay until the next heads arrive.
+    Their results, such as gradients, are summed over these rounds and sent back with the last of them.
     """
 
     group: dist.ProcessGroup
     chunks: int
     """Number of rounds."""
     overlap: bool
+    """Whether the next heads and the previous results are sent while a round is computed."""
 
     def run(self, inputs: Sequence[Tensor], results: Sequence[Tensor], compute: Compute) -> None:
         """Compute all rounds and write the shards of their results.
 
         Args:
             inputs: Local shards of all heads, [B, N, S, D] each.
-            results: Tensors of such shapes to which the local shards of the results are written.
+            results: Tensors [B, N, S, D] to which the local shards of the results are written.
             compute: Function that computes one round.
         """
+        # The first round sends the heads of all inputs, the last one those of all results.
         largest = ([self._heads(x, 0) for x in tensors] for tensors in (inputs, results))
-        there, back = (AllToAllChannel(self.group, message) for message in largest)
+        input_channel, result_channel = (AllToAllChannel(self.group, message) for message in largest)
         sequences: dict[int, Tensor] = {}
         sums: dict[int, Tensor] = {}
-        self._send_heads(there, inputs, 0)
+        self._send_heads(input_channel, inputs, 0)
         for index in range(self.chunks):
-            # Sequences are replaced one by one, so that those of two rounds are never in memory at once.
-            sequences |= zip(self._first_used(inputs, index), map(in_sequences, there.wait()), strict=True)
+            # Replaced one by one, so that two rounds' sequences are never in memory together.
+            sequences |= zip(
+                self._first_used(inputs, index), map(in_sequences, input_channel.wait()), strict=True
+            )
             if self.overlap:
-                self._send_heads(there, inputs, index + 1)
-            computed = compute(index, [sequences[place] for place in range(len(inputs))])
+                self._send_heads(input_channel, inputs, index + 1)
+            computed = compute(index, [sequences[number] for number in range(len(inputs))])
             self._add_results(sums, results, computed)
             del computed
             if self.overlap and index > 0:
-                self._write_results(back, results, index - 1)
-            back.start(self._pop_finished(sums, results, index))
+                self._write_results(result_channel, results, index - 1)
+            result_channel.start(self._pop_finished(sums, results, index))
             if not self.overlap:
-                self._write_results(back, results, index)
-                self._send_heads(there, inputs, index + 1)
+                self._write_results(result_channel, results, index)
+                self._send_heads(input_channel, inputs, index + 1)
         if self.overlap:
-            self._write_results(back, results, self.chunks - 1)
+            self._write_results(result_channel, results, self.chunks - 1)
 
-    def _send_heads(self, there: AllToAllChannel, inputs: Sequence[Tensor], index: int) -> None:
+    def _send_heads(self, channel: AllToAllChannel, inputs: Sequence[Tensor], index: int) -> None:
         if index < self.chunks:
-            there.start([self._heads(inputs[place], index) for place in self._first_used(inputs, index)])
+            channel.start([self._heads(inputs[number], index) for number in self._first_used(inputs, index)])
 
-    def _write_results(self, back: AllToAllChannel, results: Sequence[Tensor], index: int) -> None:
-        for place, part in zip(self._last_used(results, index), back.wait(), strict=True):
-            self._heads(results[place], index).copy_(part)
+    def _write_results(self, channel: AllToAllChannel, results: Sequence[Tensor], index: int) -> None:
+        for number, part in zip(self._last_used(results, index), channel.wait(), strict=True):
+            self._heads(results[number], index).copy_(part)
 
     def _add_results(
         self, sums: dict[int, Tensor], results: Sequence[Tensor], computed: Sequence[Tensor]
     ) -> None:
-        """Add results to the sums of their rounds, in float32 or wider if there are several rounds.
+        """Add the results of a round to `sums`, which sum over the rounds that take the same heads.
 
-        The channel then rounds a sum once.
+        A sum of several rounds is in float32 or wider, and is rounded once, when it is copied into the
+        channel.
         """
-        for place, (result, part) in enumerate(zip(results, computed, strict=True)):
-            if place in sums:
-                sums[place] += part
+        for number, (result, part) in enumerate(zip(results, computed, strict=True)):
+            if number in sums:
+                sums[number] += part
             elif self._rounds_of(result) == 1:
-                sums[place] = part
+                sums[number] = part
             else:
-                sums[place] = part.to(torch.promote_types(part.dtype, torch.float32))
+                sums[number] = part.to(torch.promote_types(part.dtype, torch.float32))
 
     def _pop_finished(self, sums: dict[int, Tensor], results: Sequence[Tensor], index: int) -> list[Tensor]:
         """Remove the sums that no later round changes, and return their shards, [P, H, B, S, D] each."""
-        return [in_shards(sums.pop(place), self.group.size()) for place in self._last_used(results, index)]
+        return [in_shards(sums.pop(number), self.group.size()) for number in self._last_used(results, index)]
 
     def _rounds_of(self, x_BNSD: Tensor) -> int:
         """Return the number of consecutive rounds that take the same heads of a tensor."""
@@ -94,11 +99,11 @@ class Rounds:
 
     def _first_used(self, tensors: Sequence[Tensor], index: int) -> list[int]:
         """Return the indices of the tensors whose heads of this round no earlier round has taken."""
-        return [place for place, x in enumerate(tensors) if index % self._rounds_of(x) == 0]
+        return [number for number, x in enumerate(tensors) if index % self._rounds_of(x) == 0]
 
     def _last_used(self, tensors: Sequence[Tensor], index: int) -> list[int]:
         """Return the indices of the tensors whose heads of this round no later round takes."""
-        return [place for place, x in enumerate(tensors) if (index + 1) % self._rounds_of(x) == 0]
+        return [number for number, x in enumerate(tensors) if (index + 1) % self._rounds_of(x) == 0]
 
     def _heads(self, x_BNSD: Tensor, index: int) -> Tensor:
         """Return a view of every rank's heads of one round, [P, H, B, S, D]."""
@@ -110,8 +115,8 @@ class Rounds:
 class AllToAllChannel:
     """Buffers for all-to-alls of several tensors in one message, one message at a time.
 
-    The buffers have the size of the largest message and serve all rounds: freed buffers would stay allocated
-    until the communication library releases them.
+    The buffers have the size of the largest message and serve all rounds. New buffers for every round would
+    cost more memory, because old ones stay allocated until the communication library releases them.
     """
 
     def __init__(self, group: dist.ProcessGroup, largest: Sequence[Tensor]) -> None:
@@ -122,9 +127,9 @@ class AllToAllChannel:
         self.work: dist.Work | None = None
 
     def start(self, parts_PHBSD: Sequence[Tensor]) -> None:
-        """Start to send slice p of every tensor to rank p, in the buffers' dtype.
+        """Start to send slice p of every tensor to rank p, cast to the buffers' dtype.
 
-        The tensors of the last `wait` must no longer be in use.
+        It overwrites the tensors that the previous `wait` returned.
         """
         heads = [part.shape[1] for part in parts_PHBSD]
         ranks, _, *shard = parts_PHBSD[0].shape

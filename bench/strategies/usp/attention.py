@@ -1,4 +1,7 @@
-"""USP (arXiv:2405.07719): all-to-alls gather a ring shard of some heads, around ring attention on that shard.
+"""USP (arXiv:2405.07719), which is ring attention over longer shards of some heads, between two all-to-alls.
+
+The first all-to-all gathers this rank's heads of a ring shard, the shards of `ulysses_degree` ranks. The
+second returns all heads of this rank's shard.
 
 Shapes: B batch, S tokens of a shard, R = S x ulysses_degree tokens of a ring shard, N query heads, M of one
 rank, K KV heads, L of one rank, D head size.

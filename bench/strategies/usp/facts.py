@@ -21,7 +21,7 @@ class USPFacts(RingFacts):
     options = {"inner": ("ulysses", "ring")}  # noqa: RUF012  constant, as in torch_cp
 
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:
-        """Return the largest number of ranks that need not repeat any KV head."""
+        """Return the largest divisor of `sp_degree` with which no KV head has to be repeated."""
         return math.gcd(sp_degree, model.num_kv_heads)
 
     def degree_refusals(self, cell: Cell) -> list[str]:
@@ -35,7 +35,7 @@ class USPFacts(RingFacts):
         return LAYOUTS[cell.layout].length_multiple(cell.ring_degree) * cell.ulysses_degree
 
     def slices(self, cell: Cell, seq_len: int, group_rank: int) -> tuple[slice, ...]:
-        """Return a rank's slices; ranks that share heads cut their ring shard into parts, in order."""
+        """Return a rank's slices, which are its part of the ring shard that `ulysses_degree` ranks share."""
         ring_shard = LAYOUTS[cell.layout].slices(seq_len, cell.ring_degree, cell.ring_rank(group_rank))
         shard_len, ulysses_rank = seq_len // cell.sp_degree, cell.ulysses_rank(group_rank)
         return cut_pieces(ring_shard, seq_len, ulysses_rank * shard_len, (ulysses_rank + 1) * shard_len)
@@ -44,9 +44,9 @@ class USPFacts(RingFacts):
         return all_to_all_head_refusals(cell, repeats=self.repeats_kv_heads)
 
     def schedule(self, cell: Cell) -> Schedule:
-        """Return the all-to-alls of Ulysses around a ring over longer shards of fewer heads."""
-        ring, heads = super().schedule(cell), UlyssesFacts().schedule(cell)
+        """Return the all-to-alls of `ulysses` around a ring over longer shards of fewer heads."""
+        ring, ulysses = super().schedule(cell), UlyssesFacts().schedule(cell)
         return Schedule(
-            forward=(heads.forward[0], *ring.forward, heads.forward[-1]),
-            backward=(heads.backward[0], *ring.backward, heads.backward[-1]),
+            forward=(ulysses.forward[0], *ring.forward, ulysses.forward[-1]),
+            backward=(ulysses.backward[0], *ring.backward, ulysses.backward[-1]),
         )

@@ -11,10 +11,11 @@ from bench.attention.flash_attn_bridge import package_on
 from bench.strategies.strategy import Strategy
 
 ATTENTION_TYPES: Mapping[str, str] = {"flash_attn_3": "FA3"}
-"""Names in the package of kernels that it calls itself; all others stand in for flash-attn, its `FA`.
+"""yunchang's names of the kernels that it calls itself, by our names.
 
-The package's rings have an FA3, too. It is not used, because it always passes `causal=False`, and arguments
-that FlashAttention-3 no longer accepts (`yunchang/kernels/attention.py`, `flash_attn3_func_forward`).
+Every other kernel takes the place of flash-attn, which yunchang calls `FA`. yunchang's rings have an `FA3`,
+too. It is not used, because it always passes `causal=False`, and arguments that FlashAttention-3 no longer
+accepts (`yunchang/kernels/attention.py`, `flash_attn3_func_forward`).
 """
 
 

@@ -10,7 +10,7 @@ from bench.strategies.yunchang_ulysses.attention import YunchangUlyssesAttention
 class YunchangUSPAttention(YunchangUlyssesAttention):
     def load_package(self) -> None:
         package, groups = package_on("yunchang", self.kernel), self.groups
-        # The package's `set_seq_parallel_pg` would create groups, whose timeout is shorter than that of ours.
+        # The package's `set_seq_parallel_pg` would create groups with a shorter timeout than ours.
         process_groups = package.globals.PROCESS_GROUP
         process_groups.ULYSSES_PG, process_groups.RING_PG = groups.ulysses, groups.ring
         self.package_attention = package.LongContextAttention(ring_impl_type=RINGS[self.cell.layout])

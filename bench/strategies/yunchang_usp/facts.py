@@ -24,7 +24,7 @@ class YunchangUSPFacts(USPFacts):
     dtypes = YunchangRingFacts.dtypes
 
     def ulysses_degree(self, sp_degree: int, model: ModelConfig) -> int:
-        """Return the degree of `usp`, halved if it leaves a ring of one rank, which would send to itself."""
+        """Return the degree of `usp`, halved if the ring had one rank, which would send to itself."""
         degree = super().ulysses_degree(sp_degree, model)
         return degree // 2 if degree == sp_degree > 1 else degree
 
@@ -35,7 +35,7 @@ class YunchangUSPFacts(USPFacts):
         return YunchangRingFacts().causal_masks(layout)
 
     def degree_refusals(self, cell: Cell) -> list[str]:
-        """Return the reasons against the degree; a ring of one sends to itself, which gloo cannot do."""
+        """Return the reasons against the degree, such as a ring of one rank; gloo cannot send to itself."""
         refusals = super().degree_refusals(cell)
         if not refusals and cell.ring_degree == 1 and cell.cluster.backend == "gloo":
             way_out = "take strategy=yunchang_ulysses, or a smaller ulysses_degree"
@@ -45,8 +45,8 @@ class YunchangUSPFacts(USPFacts):
 
     def schedule(self, cell: Cell) -> Schedule:
         """Return the all-to-alls of `yunchang_ulysses` around a ring over longer shards of fewer heads."""
-        ring, heads = super().schedule(cell), YunchangUlyssesFacts().schedule(cell)
+        usp, ulysses = super().schedule(cell), YunchangUlyssesFacts().schedule(cell)
         return Schedule(
-            forward=(*heads.forward[:3], *ring.forward[1:-1], heads.forward[-1]),
-            backward=(heads.backward[0], *ring.backward[1:-1], *heads.backward[2:]),
+            forward=(*ulysses.forward[:3], *usp.forward[1:-1], ulysses.forward[-1]),
+            backward=(ulysses.backward[0], *usp.backward[1:-1], *ulysses.backward[2:]),
         )

@@ -102,7 +102,7 @@ def blocks_of(rank, ranks, *, causal):
     """Yield (rank of the queries, rank of the keys) of a rank's blocks except the local one."""
     for round_ in rounds(rank, ranks, causal=causal):
         if round_.receives is not None:
-            yield (rank, round_.previous) if round_.receives is Operand.KEYS else (round_.previous, rank)
+            yield (rank, round_.sender) if round_.receives is Operand.KEYS else (round_.sender, rank)
 
 
 @pytest.mark.parametrize("causal", [True, False])

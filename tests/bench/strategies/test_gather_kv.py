@@ -3,7 +3,7 @@
 import pytest
 
 from bench.attention.layouts import LAYOUTS
-from bench.strategies.gather_kv.facts import blocks_of, calls_on_others, calls_on_own
+from bench.strategies.gather_kv.facts import calls_on_local_keys, calls_on_other_keys, planned_calls
 from tests.support.cells import make_cell
 
 SHARD = 8
@@ -21,7 +21,7 @@ def tiles_of(layout, rank):
 
 def calls_of(layout, rank, ranks):
     tiles = tiles_of(layout, rank)
-    return [*calls_on_own(tiles, rank), *calls_on_others(tiles, rank, ranks)]
+    return [*calls_on_local_keys(tiles, rank), *calls_on_other_keys(tiles, rank, ranks)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -43,5 +43,5 @@ def test_kernel_calls_join_ranks_except_for_triangles(layout, most):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_last_rank_whose_schedule_counts_has_the_largest_area(layout):
     cell = make_cell("strategy=gather_kv", f"layout={layout}", "cluster.world_size=4", "seq_len=256")
-    areas = [sum(block.area for _, block in blocks_of(cell, rank)) for rank in range(4)]
+    areas = [sum(call.block.area for call in planned_calls(cell, rank)) for rank in range(4)]
     assert max(areas) == areas[-1]
