@@ -46,52 +46,59 @@ from bench.run.sweep import run_plan
 
 HELP = {"--help": False, "-h": False, "--help-all": True}
 """Options that print the help, each with whether it lists all keys."""
-PROBE_PAYS_S = 60.0
-"""Shortest predicted duration of a sweep that makes the CPU probe, of some three seconds, worthwhile."""
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
-"""Error numbers of a disk that takes no more data."""
+PROBE_WORTHWHILE_S = 60.0
+"""Estimated seconds of a sweep from which on its estimate is improved by timing this CPU, for about 3 s."""
+DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+"""Numbers of the errors of a disk that is full, over its quota or read-only."""
 
 
 def run_cells(composed: Iterable[Raw], *, single: bool = False, default_strategies: bool = False) -> NoReturn:
-    """Plan these cells, print their expected duration, run them, write the report and exit.
+    """Plan the requested cells, print their expected duration, run them, write the report and exit.
 
-    The exit code is that of the sweep. `bench.run.sweep.run_plan` runs the cells.
+    With `plan=true` print the plan and exit without running a cell. The exit code is that of the sweep.
 
     Args:
         composed: One composed configuration per cell.
-        single: Refuse an illegal cell instead of recording it as unsupported.
-        default_strategies: The user named no strategy, so those that compare nothing here are left out.
+        single: Refuse an illegal cell, which a sweep records as `unsupported`.
+        default_strategies: The user named no strategy. If no ranks share a sequence here, the strategies that
+            share sequences are left out.
     """
-    with refusals():
-        raws, machine = [*composed], this_machine()
-        plans_only = values.flag("plan", raws[0]["plan"])
-        planned = plan(raws, machine, single=single, default_strategies=default_strategies)
+    with errors_in_one_line():
+        requests, machine = [*composed], this_machine()
+        plans_only = values.flag("plan", requests[0]["plan"])
+        planned = plan(requests, machine, single=single, default_strategies=default_strategies)
         experiment = planned.experiment
         if experiment.opening_line is not None:
-            print(experiment.opening_line(raws, machine))
+            print(experiment.opening_line(requests, machine))
         start = sweep_start(planned)
         estimate = estimate_of(start.pending)
         forecast = Forecast(planned, start.pending, estimate)
         if plans_only:
             width = Console().width if sys.stdout.isatty() else UNLIMITED
-            print(*whole_plan(forecast, raws, start.lines, width), sep="\n")
+            print(*whole_plan(forecast, requests, start.lines, width), sep="\n")
             sys.exit(ExitCode.OK)
         planned = replace(planned, notes=(*planned.notes, *short_lines(forecast)))
         from analysis.report import write_report
 
         progress = Progress(Console(), estimate=estimate)
         interrupts = Interrupts.current()
-        with launcher_of(planned, raws[0], progress.print_line) as launcher, room_for(planned.folder):
+        with (
+            launcher_of(planned, requests[0], progress.print_line) as launcher,
+            full_disk_in_one_line(planned.folder),
+        ):
             code = run_plan(planned, launcher, progress, write_report=write_report, interrupts=interrupts)
         sys.exit(code)
 
 
 def estimate_of(cells: Sequence[PlannedCell]) -> Estimate:
-    """Return step times by the cost model or, if these cells take long by it, by a timing of this CPU."""
-    by_arithmetic = Estimate(expected_by_cost_model)
-    is_long = sum(by_arithmetic.cell_s(cell) or 0.0 for cell in cells) >= PROBE_PAYS_S
+    """Return an estimate of step times by the cost model.
+
+    If the cells take PROBE_WORTHWHILE_S or more by it, the estimate is based on a timing of this CPU as well.
+    """
+    by_cost_model = Estimate(expected_by_cost_model)
+    is_long = sum(by_cost_model.cell_s(cell) or 0.0 for cell in cells) >= PROBE_WORTHWHILE_S
     legal = (planned.cell for planned in cells if planned.reason is None)
-    return Estimate(expected_after_probe(legal)) if is_long else by_arithmetic
+    return Estimate(expected_after_probe(legal)) if is_long else by_cost_model
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
@@ -101,8 +108,11 @@ def run_one(config: DictConfig) -> None:
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
-    """Turn errors about the request into one line on stderr and exit code 2."""
+def errors_in_one_line() -> Iterator[None]:
+    """Turn an expected error into one line on stderr and an exit code, 2 for an error in the request.
+
+    Expected are also an interrupt before any cell ran, and a full disk.
+    """
     try:
         yield
     except (ConfigError, StoreError) as error:
@@ -116,19 +126,19 @@ def refusals() -> Iterator[None]:
         print("interrupted before any cell ran; run the same command again", file=sys.stderr)
         sys.exit(ExitCode.INTERRUPTED)
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno not in DISK_FULL_ERRNOS:
             raise
         print(f"{error}; free space there, then run the same command again", file=sys.stderr)
         sys.exit(ExitCode.FAILED)
 
 
 @contextmanager
-def room_for(folder: Path) -> Iterator[None]:
-    """Turn the error of a full disk into one line with the file and the command that resumes the sweep."""
+def full_disk_in_one_line(folder: Path) -> Iterator[None]:
+    """Turn the error of a full disk into one line with the command that resumes the sweep, and exit."""
     try:
         yield
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno not in DISK_FULL_ERRNOS:
             raise
         again = resume_command(sys.argv, folder)
         print(
@@ -149,7 +159,7 @@ def main() -> None:
     refuse_secret_variables()
     warn_in_one_line()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
-    with tempfile.TemporaryDirectory() as scratch, refusals():
+    with tempfile.TemporaryDirectory() as scratch, errors_in_one_line():
         refuse_no_conf()
         register_plugins_with_hydra()
         sys.argv[1:] = hydra_arguments(complete_request(sys.argv[1:]))

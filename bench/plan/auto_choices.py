@@ -1,4 +1,4 @@
-"""The values that replace `auto`, and notes on them; `--help-all` states the rules."""
+"""The values that `resolve` put in place of `auto`, and notes on them for the user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECKPOINTING: Mapping[bool, str] = {
     True: "on for GPU ranks, so that longer sequences fit; layers are computed again in backward",
     False: "off for CPU ranks, which seldom lack memory; computing layers again takes up to a third longer",
 }
-"""The value of `checkpointing=auto` in words, with the reason."""
+"""The value of `checkpointing=auto` in words, with the reason, by whether ranks run on GPUs."""
 AUTO_KEYS = (
     "cluster.device", "cluster.world_size", "cluster.threads_per_rank", "hardware.name",
     "model.name", "sp_degree", "ulysses_degree", "dp_shard", "layout", "kernel", "checkpointing", "loss",
@@ -28,7 +28,7 @@ AUTO_KEYS = (
     "measure.repeats", "replay.rank", "engine.name",
 )  # fmt: skip
 """The keys whose value may be `auto`."""
-HAS_CHOICE: Mapping[str, Callable[[Cell], bool]] = {
+IS_MEANINGFUL: Mapping[str, Callable[[Cell], bool]] = {
     "cluster.threads_per_rank": lambda cell: cell.cluster.device == "cpu",
     "ulysses_degree": lambda cell: cell.strategy == "usp",
     "replay.rank": lambda cell: cell.replay.rank is not None,
@@ -36,28 +36,28 @@ HAS_CHOICE: Mapping[str, Callable[[Cell], bool]] = {
     "loss": lambda cell: cell.workload.trains,
     "engine.name": lambda cell: cell.workload.trains,
 }
-"""Tests for whether a cell has a choice, for the choices that not all cells have."""
+"""Function that returns whether a key has a meaning in a cell, for each key that has none in some cells."""
 
 
 def chosen_value(key: str, cell: Cell) -> Any:
-    """Return the value of one of AUTO_KEYS in a cell; None if the cell has no such choice."""
-    if key in HAS_CHOICE and not HAS_CHOICE[key](cell):
+    """Return the value of one of AUTO_KEYS in a cell; None if the key has no meaning in it."""
+    if key in IS_MEANINGFUL and not IS_MEANINGFUL[key](cell):
         return None
     value = attrgetter("hardware" if key == "hardware.name" else key)(cell)
     return f"{value:g}" if isinstance(value, float) else value
 
 
-def keys_at_auto(raws: Sequence[Raw]) -> list[str]:
+def keys_at_auto(requests: Sequence[Raw]) -> list[str]:
     """Return the keys that are `auto` in any of the requests."""
-    return [key for key in AUTO_KEYS if any(_is_auto(raw, key) for raw in raws)]
+    return [key for key in AUTO_KEYS if any(_is_auto(request, key) for request in requests)]
 
 
-def choice_lines(raws: Sequence[Raw], planned: Sequence[PlannedCell], machine: Machine) -> list[str]:
+def choice_lines(requests: Sequence[Raw], planned: Sequence[PlannedCell], machine: Machine) -> list[str]:
     """Return notes on choices that the user may want to change, with the reasons for them."""
     cells = [*{entry.cell.cell_id: entry.cell for entry in planned}.values()]
     lines = []
     trains = [cell for cell in cells if cell.workload.trains]
-    if trains and any(raw["checkpointing"] == AUTO for raw in raws):
+    if trains and any(request["checkpointing"] == AUTO for request in requests):
         on_gpus = any(cell.cluster.device == "cuda" for cell in trains)
         lines.append(f"checkpointing=auto: {CHECKPOINTING[on_gpus]}")
     if any(cell.hardware == UNKNOWN_HARDWARE for cell in cells):
@@ -65,8 +65,8 @@ def choice_lines(raws: Sequence[Raw], planned: Sequence[PlannedCell], machine: M
             f"hardware=auto: no file of conf/hardware/ names {machine.device_name}, so MFU is unknown; choose"
             " a file with hardware=..., or add one"
         )
-    if machine.gpus and any(_is_auto(raw, "cluster.world_size") for raw in raws):
-        lines += _idle_lines(raws, cells, machine)
+    if machine.gpus and any(_is_auto(request, "cluster.world_size") for request in requests):
+        lines += _idle_lines(requests, cells, machine)
     if replayed := [p.cell for p in planned if p.reason is None and p.cell.mode == REPLAY]:
         lines.append(_replay_line(replayed))
     rings = [cell for cell in cells if cell.workload.mask == "causal" and cell.ring_degree > 1]
@@ -77,7 +77,7 @@ def choice_lines(raws: Sequence[Raw], planned: Sequence[PlannedCell], machine: M
 
 
 def _replay_line(cells: Sequence[Cell]) -> str:
-    """Return the note on the ranks that a replay of these legal cells runs, and on the limits of a replay."""
+    """Return the note on the ranks that a replay of these cells runs, and on the limits of a replay."""
     ranks = dict.fromkeys(
         f"{cell.strategy} rank {cell.replay.rank} of {cell.cluster.world_size}" for cell in cells
     )
@@ -88,7 +88,10 @@ def _replay_line(cells: Sequence[Cell]) -> str:
 
 
 def _balance_lines(rings: Sequence[Cell]) -> list[str]:
-    """Return a note if some rings split causal work evenly and others, with contiguous shards, do not."""
+    """Return a note if some ring cells split causal work evenly over the ranks and others do not.
+
+    Contiguous shards split it unevenly, unless the strategy balances it itself.
+    """
     even = [
         cell
         for cell in rings
@@ -114,8 +117,8 @@ def _balance_name(cell: Cell) -> str:
     return " ".join([cell.strategy, *options, *layout])
 
 
-def _idle_lines(raws: Sequence[Raw], cells: Sequence[Cell], machine: Machine) -> list[str]:
-    """Return a note on idle GPUs, and how to use all, if `cluster.world_size=auto` leaves some idle."""
+def _idle_lines(requests: Sequence[Raw], cells: Sequence[Cell], machine: Machine) -> list[str]:
+    """Return a note with a way to use all GPUs; no note if the cells use all of them, or none."""
     gpu_count = len(machine.gpus)
     used = {
         -(-cell.cluster.world_size // cell.cluster.ranks_per_gpu)
@@ -125,7 +128,7 @@ def _idle_lines(raws: Sequence[Raw], cells: Sequence[Cell], machine: Machine) ->
     if not used or max(used) >= gpu_count:
         return []
     line = f"cluster.world_size=auto: {max(used)} of {gpu_count} GPUs, the others stay idle"
-    if not any(_is_auto(raw, "sp_degree") for raw in raws):
+    if not any(_is_auto(request, "sp_degree") for request in requests):
         return [f"{line}, because the degrees need no more"]
     if any(cell.cluster.ranks_per_gpu > 1 or cell.dp_replicate > 1 for cell in cells):
         return [line]
@@ -136,6 +139,6 @@ def _idle_lines(raws: Sequence[Raw], cells: Sequence[Cell], machine: Machine) ->
     return [f"{line}, because {reason}; {', '.join(ways)}"]
 
 
-def _is_auto(raw: Raw, key: str) -> bool:
+def _is_auto(request: Raw, key: str) -> bool:
     section, _, name = key.rpartition(".")
-    return ((raw.get(section) or {}) if section else raw).get(name) == AUTO
+    return ((request.get(section) or {}) if section else request).get(name) == AUTO

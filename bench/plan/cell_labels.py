@@ -17,10 +17,14 @@ SELF_EXPLAINING = frozenset(
 
 
 class CellLabels:
-    """Labels of a sweep's cells: `ulysses 64k sp 2`, or with several engines `ulysses 64k sp 2 fsdp2`."""
+    """Labels that distinguish the cells of a sweep: `ulysses 64k sp 2`, or `ulysses 64k sp 2 fsdp2`.
+
+    A label has a setting, such as the engine, only if it distinguishes cells of one strategy, length and
+    degree.
+    """
 
     def __init__(self, cells: Iterable[Cell] = ()) -> None:
-        self._alike: dict[str, dict[int, Cell]] = {}
+        self._cells_by_short: dict[str, dict[int, Cell]] = {}
         self._keys: dict[str, Sequence[str]] = {}
         self.add(cells)
 
@@ -28,14 +32,15 @@ class CellLabels:
         """Add cells, and distinguish their labels from one another and from those of earlier cells."""
         for cell in cells:  # the repeats of a cell are one object
             short = short_label(cell)
-            self._alike.setdefault(short, {})[id(cell)] = cell
+            self._cells_by_short.setdefault(short, {})[id(cell)] = cell
             self._keys.pop(short, None)
 
     def label(self, cell: Cell) -> str:
-        """Return the label of a cell."""
+        """Return the label of one of the added cells."""
         short = short_label(cell)
         if short not in self._keys:
-            self._keys[short] = distinguishing_keys([other.flat() for other in self._alike[short].values()])
+            same = self._cells_by_short[short].values()
+            self._keys[short] = distinguishing_keys([other.flat() for other in same])
         if not self._keys[short]:
             return short
         flat = cell.flat()
@@ -43,7 +48,10 @@ class CellLabels:
 
 
 def distinguishing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys whose values distinguish these settings, without keys that add no distinction."""
+    """Return the keys that distinguish the settings of cells, without keys that add no distinction.
+
+    Equal settings stay equal. With a single cell the result is empty.
+    """
     keys: list[str] = []
     distinct = 1
     for key in dict.fromkeys(chain.from_iterable(settings)):
@@ -61,6 +69,6 @@ def short_label(cell: Cell) -> str:
 
 
 def setting_label(key: str, value: Any) -> str:
-    """Return `zigzag`, or with the key `batch=2` if the value alone is not clear."""
+    """Return the value alone, such as `zigzag`, or with its key, such as `batch=2`, if that is clearer."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text if key in SELF_EXPLAINING else f"{key}={text}"

@@ -1,4 +1,4 @@
-"""Estimates of how long cells take, from measured steps, and the progress of the running cell."""
+"""Estimates of how long cells take, by the cost model and by measured steps; progress of the running cell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.ranks.log import RankStage
 from bench.request.modes import starts_ranks
 
 FIXED_S: Mapping[str, float] = {"cpu": 2.0, "cuda": 25.0}
-"""Seconds of a cell outside of its full-length steps, by device.
+"""Seconds that a cell takes in addition to its full-length steps, by device.
 
 Measured on four CPU ranks with a warm fork server; for GPUs estimated for a model of 4 billion weights: CUDA
 contexts, NCCL, weights, checks and reading of traces.
@@ -27,9 +27,9 @@ Measured on a CPU; for GPUs estimated for loading a model of 4 billion weights.
 START_S = 6.0
 """Additional seconds of the first cell of a sweep, for importing packages (results/reference/cpu)."""
 LATE_S = 5.0
-"""Seconds by which a cell may exceed its estimate and still count as on time, as estimates are no better."""
+"""Seconds by which a cell may exceed its estimate before it counts as late."""
 IMPORTING_PACKAGES = "packages are imported"
-"""Progress of the first cell of a sweep until its ranks report."""
+"""Stage that the progress line shows for the first cell of a sweep until its ranks report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,14 @@ class ExpectedStep:
 
 
 class Estimate:
-    """Estimate of step times that starts from expected times and learns from measured steps of legal cells.
+    """Estimate of step times of legal cells, from expected times and the steps measured so far.
 
-    It stores the ratio of a measured step to its expected seconds, or to its FLOPs without an expectation.
-    Long steps run at other rates than short steps, so it stores a ratio for each doubling of a step's FLOPs.
+    For each measured step it stores the ratio of the measured to the expected seconds, or to the FLOPs of the
+    step if no time is expected. The ratio depends on the size of a step, so there is one for each doubling of
+    its FLOPs.
+
+    Args:
+        expected: Function that returns the expected step of a cell, for example by the cost model, or None.
     """
 
     def __init__(self, expected: Callable[[Cell], ExpectedStep | None] = lambda _: None) -> None:
@@ -55,7 +59,7 @@ class Estimate:
         self._ratios: dict[tuple[bool, str], dict[int, float]] = {}
 
     def learn(self, cell: Cell, step_s: float) -> None:
-        """Store the seconds of a full-length step as the rate of the cell's strategy at this size."""
+        """Store the ratio of the measured seconds of a full-length step for the cell's strategy and size."""
         kind = (self._expected(cell) is not None, cell.strategy)
         self._ratios.setdefault(kind, {})[_doublings(cell)] = step_s / self._work(cell)
 
@@ -65,32 +69,32 @@ class Estimate:
         return None if expected is None else expected.seconds
 
     def step(self, cell: Cell) -> ExpectedStep | None:
-        """Return the seconds of one step and their source.
+        """Return the seconds of one step with their source; None without any estimate.
 
-        The rate is that of the strategy's measured step of the nearest size, or else of the slowest other
-        strategy. Before any measured step, the result is the expected step.
+        The ratio is that of the strategy's measured step of the nearest size. Without one it is the largest
+        ratio among the other strategies. Before any measured step, the result is the expected step.
         """
         expected = self._expected(cell)
         kind = (expected is not None, cell.strategy)
-        of_all = [ratios for other, ratios in self._ratios.items() if other[0] == kind[0]]
-        known = [self._ratios[kind]] if kind in self._ratios else of_all
+        other_strategies = [ratios for other, ratios in self._ratios.items() if other[0] == kind[0]]
+        relevant = [self._ratios[kind]] if kind in self._ratios else other_strategies
         doublings = _doublings(cell)
-        ratios = [ratios[min(ratios, key=lambda size: abs(size - doublings))] for ratios in known]
+        ratios = [by_size[min(by_size, key=lambda size: abs(size - doublings))] for by_size in relevant]
         return ExpectedStep(max(ratios) * self._work(cell), "steps of this sweep") if ratios else expected
 
     def remaining_s(self, cells: Iterable[PlannedCell]) -> float | None:
-        """Return the seconds of these cells from start to record; None if those of a cell are unknown."""
+        """Return the total seconds of cells from start to record; None if one cell's time is unknown."""
         cells_s = [self.cell_s(cell) for cell in cells]
         return None if None in cells_s else sum(cell_s for cell_s in cells_s if cell_s is not None)
 
     def cell_s(self, planned: PlannedCell) -> float | None:
-        """Return the seconds of a cell; 0 for a cell that is predicted or refused."""
+        """Return the seconds of a planned cell; 0 if it starts no ranks, None if its time is unknown."""
         if not starts_ranks(planned.cell) or planned.reason is not None:
             return 0.0
         return self.measured_s(planned.cell)
 
     def measured_s(self, cell: Cell) -> float | None:
-        """Return the seconds of a cell whose ranks run: start, checks, warm-up, timed and traced steps."""
+        """Return the seconds of a cell if its ranks run, from start to record; None if they are unknown."""
         step_s = self.step_s(cell)
         return None if step_s is None else _cell_seconds(cell, step_s)
 
@@ -100,6 +104,7 @@ class Estimate:
 
 
 def _doublings(cell: Cell) -> int:
+    """Return the number of binary digits of a step's FLOPs, which grows by one with each doubling."""
     return hardware_flops(cell, causal=True).bit_length()
 
 
@@ -116,7 +121,7 @@ class CellProgress:
     Args:
         step_s: Estimated seconds of a step, until the cell has timed one; None without an estimate.
         now_s: Clock in seconds.
-        imports: The ranks are the first of the sweep and wait until packages are imported.
+        imports: Whether the cell is the first of the sweep, whose ranks wait until packages are imported.
     """
 
     def __init__(
@@ -140,7 +145,10 @@ class CellProgress:
         return self._now_s() - self._begun_s
 
     def stage_label(self) -> str:
-        """Return `parity, objective`, `timing, first step` or, by the clock, `timing, step about 3/20`."""
+        """Return the running stage: `parity, objective`, `timing, first step`, `timing, step about 3/20`.
+
+        The number of the step follows from the seconds since the stage began.
+        """
         stage = self._stage
         if stage.steps < 2 or self._step_s is None:  # noqa: PLR2004  a single step is not counted
             return f"{stage.pass_name}, {stage.part}" if stage.part else stage.pass_name
@@ -149,7 +157,7 @@ class CellProgress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the cell ends, negative if it is late; None while the time of a step is unknown."""
+        """Estimated seconds until the cell ends, negative if it is late; None if a step's time is unknown."""
         if self._step_s is None:
             return None
         return self._imports_s + _cell_seconds(self._cell, self._step_s) - self.elapsed_s

@@ -29,14 +29,14 @@ class CellForecast:
 
     planned: PlannedCell
     step: ExpectedStep | None
-    """Estimated step; None if its time is unknown."""
+    """Estimated time of one step; None for an illegal cell, and if the time is unknown."""
     cell_s: float | None
-    """Seconds from start to record if the ranks run; None if the time of a step is unknown.
+    """Seconds from start to record if the ranks run; None for an illegal cell or without a step's time.
 
-    A cell that runs out of memory ends with its first step.
+    For a cell that will run out of memory they contain no steps.
     """
     timed_steps: int | None
-    """Number of timed steps that the budget allows; None if the time of a step is unknown."""
+    """Number of timed steps that the budget allows; None if `step` is None."""
 
     @property
     def cell(self) -> Cell:
@@ -54,7 +54,7 @@ class CellForecast:
 
     @property
     def runs(self) -> bool:
-        """Whether the cell starts ranks."""
+        """Whether the cell is legal and starts ranks; a predicted cell starts none."""
         return self.reason is None and starts_ranks(self.cell)
 
     @property
@@ -88,12 +88,12 @@ class Forecast:
         self.references = tuple(
             reference.cell for reference, reason in zip(references, reasons, strict=True) if reason is None
         )
-        """Cells of `local` that run in addition, so that losses can be compared with theirs."""
+        """References that run in addition to the cells; the losses of the cells are compared with theirs."""
         self.skipped_references = tuple(reason for reason in reasons if reason is not None)
-        """Reasons why references do not run, each with the length."""
+        """A line for each reference that does not run, with its length and the reason."""
         left_open = [planned.cell for planned in distinct.values() if planned.cell.measure.repeats == AUTO]
         self.repeats = self._repeats(left_open) if left_open else []
-        """Repeats that fit in the budget by the estimated time of the first processes."""
+        """Repeats of cells with `measure.repeats=auto`, chosen by estimated times of the first processes."""
 
     def _forecast_cell(self, planned: PlannedCell) -> CellForecast:
         cell, room = planned.cell, planned.room
@@ -106,7 +106,7 @@ class Forecast:
         return CellForecast(planned, step, cell_s, timed)
 
     def _repeats(self, left_open: Sequence[Cell]) -> list[RepeatPlan]:
-        """Return the repeats of a new sweep; those of a resumed sweep depend on its records."""
+        """Return the repeats of a new sweep, and none for a resumed sweep, whose records decide on them."""
         planned_ids = {planned.cell.cell_id for planned in self.plan.cells}
         if planned_ids != {entry.cell.cell_id for entry in self.cells if not entry.planned.repeat}:
             return []
@@ -124,9 +124,9 @@ class Forecast:
 
     @property
     def total_s(self) -> float:
-        """Seconds of all pending cells with a known time, without repeats that are left open.
+        """Seconds of the references and all pending cells with a known time, without `repeats`.
 
-        If all cells are predicted, these are the seconds that measuring them would take.
+        If no cell starts ranks, these are the seconds that measuring the cells would take.
         """
         known_s = sum(
             entry.cell_s or 0.0
@@ -137,29 +137,29 @@ class Forecast:
 
     @property
     def unknown_count(self) -> int:
-        """Number of cells whose time is unknown and therefore not in the total."""
+        """Number of cells whose time is unknown and therefore not in `total_s`."""
         return sum(1 for entry in self._timed_cells if entry.cell_s is None)
 
     @property
     def is_predicted(self) -> bool:
-        """Whether no cell starts ranks, so that the times are those of measuring the cells instead."""
+        """Whether no cell starts ranks; the times are then those that measuring the cells would take."""
         return not any(entry.runs for entry in self.cells)
 
     @property
     def _timed_cells(self) -> list[CellForecast]:
-        """Cells whose time counts."""
+        """Cells of which `total_s` is the time: those that start ranks, or all legal cells if none does."""
         return [entry for entry in self.cells if entry.runs or (entry.reason is None and self.is_predicted)]
 
     def reference_s(self, cell: Cell) -> float:
-        """Return the largest number of seconds of a reference, which `measure.timeout_s` ends."""
+        """Return the largest number of seconds that a reference may take, up to its `measure.timeout_s`."""
         cell_s = self._estimate.measured_s(cell)
         return cell.measure.timeout_s if cell_s is None else min(cell_s, cell.measure.timeout_s)
 
     @property
     def cells_without_interval(self) -> int:
-        """Number of cells that request enough steps for an interval but have too little time for them.
+        """Number of cells that request enough steps for a 95 % interval but have too little time for them.
 
-        Cells whose repeats are left open do not count, since their processes are compared instead of steps.
+        Cells with `measure.repeats=auto` do not count: their processes are compared, and not their steps.
         """
         counts = {
             entry.cell.cell_id: entry.timed_steps
@@ -172,15 +172,15 @@ class Forecast:
 
     @property
     def bases(self) -> list[str]:
-        """Sources of the step times, the source of most cells first."""
+        """Sources of the step times in words, the most frequent source first."""
         counts = Counter(entry.step.basis for entry in self.cells if entry.step)
         return [basis for basis, _ in counts.most_common()]
 
     @property
     def duration(self) -> str:
-        """Text such as `about 31 min by the cost model, 17 min of it for one process of each cell`.
+        """Expected duration: `about 31 min by the cost model, 17 min of it for one process of each cell`.
 
-        The text states the number of cells whose time is unknown.
+        The text also states the number of cells whose time is unknown.
         """
         sources = f" by {' and '.join(self.bases)}" if self.bases else ""
         if all(entry.cell_s is None for entry in self._timed_cells):

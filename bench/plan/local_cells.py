@@ -1,4 +1,7 @@
-"""Cells of `local` that other cells are compared with: the base of a default sweep, and references."""
+"""Cells of `local` that other cells are compared with: the base of a default sweep, and references.
+
+The base is a cell of the sweep, and its speed is compared. A reference runs in addition, for its losses only.
+"""
 
 from __future__ import annotations
 
@@ -23,62 +26,70 @@ STEPS_SHARE = 0.5
 """Share of a reference's budget for steps; start, checks and end take the rest."""
 
 
-def with_fitting_base(raws: Sequence[Raw], machine: Machine) -> tuple[list[Raw], str | None]:
+def with_fitting_base(requests: Sequence[Raw], machine: Machine) -> tuple[list[Raw], str | None]:
     """Return the requests with `local` sharded over all ranks if one rank may lack memory, and a note on it.
 
-    The base is the same at every length. The requests are unchanged, and the note is None, if one rank has
-    enough memory for every length, if more ranks do not help, and on CPUs.
+    If one length needs it, `local` is sharded at every length. The requests are unchanged, and the note is
+    None, if one rank has enough memory for every length, if more ranks do not help, and on CPUs.
     """
-    bases = [raw for raw in raws if raw["strategy"]["name"] == REFERENCE_STRATEGY and raw["dp_shard"] == AUTO]
-    if not any(_may_lack_memory(raw, machine) for raw in bases):
-        return [*raws], None
-    sharded = [_shard_base(raw, _base_shards(raw, raws, machine)) for raw in bases]
-    if sharded == bases or all(_may_lack_memory(raw, machine) for raw in sharded):
-        return [*raws], None
-    shards = ",".join(dict.fromkeys(str(raw["dp_shard"]) for raw in sharded if raw["dp_shard"] != AUTO))
+    local = [request for request in requests if request["strategy"]["name"] == REFERENCE_STRATEGY]
+    bases = [request for request in local if request["dp_shard"] == AUTO]
+    if not any(_may_lack_memory(base, machine) for base in bases):
+        return [*requests], None
+    sharded = [_shard_base(base, _base_shards(base, requests, machine)) for base in bases]
+    if sharded == bases or all(_may_lack_memory(base, machine) for base in sharded):
+        return [*requests], None
+    shards = ",".join(dict.fromkeys(str(base["dp_shard"]) for base in sharded if base["dp_shard"] != AUTO))
     line = (
         f"{REFERENCE_STRATEGY} runs with dp_shard={shards}, one sequence per rank, because one GPU may not"
         " have enough memory at every length; dp_shard=1 runs it on one GPU. Its long steps are timed once"
         " and not traced. The report shows its tokens/s, but no ratio to cells with fewer sequences per step"
     )
-    return [*(raw for raw in raws if raw not in bases), *sharded], line
+    return [*(request for request in requests if request not in bases), *sharded], line
 
 
-def _base_shards(base: Raw, raws: Sequence[Raw], machine: Machine) -> int:
-    """Return the number of ranks that may shard a base: that of the cells that differ only in strategy."""
-    same = (raw for raw in raws if raw is not base and {**base, "strategy": raw["strategy"]} == raw)
-    cells = [cell for cell in (resolve(raw, machine) for raw in same) if cell.cluster.device == "cuda"]
-    return max((cell.cluster.world_size // cell.dp_replicate for cell in cells), default=1)
+def _base_shards(base: Raw, requests: Sequence[Raw], machine: Machine) -> int:
+    """Return the number of GPU ranks over which a base may be sharded; 1 if there are none.
+
+    It is the largest number that a cell uses for one replica, among cells that differ from the base only in
+    strategy.
+    """
+    others = (request for request in requests if request is not base)
+    cells = [resolve(other, machine) for other in others if {**base, "strategy": other["strategy"]} == other]
+    on_gpus = [cell for cell in cells if cell.cluster.device == "cuda"]
+    return max((cell.cluster.world_size // cell.dp_replicate for cell in on_gpus), default=1)
 
 
-def _shard_base(raw: Raw, shards: int) -> Raw:
-    """Return the base sharded and with a short measurement, because its steps take longest."""
+def _shard_base(base: Raw, shards: int) -> Raw:
+    """Return the request for the base with `dp_shard=shards`, one timed step and no traced step.
+
+    Its steps are the longest of the sweep, so few are measured. With one shard the request is unchanged.
+    """
     if shards == 1:
-        return raw
-    min_timed_steps = raw["measure"]["min_timed_steps"]
-    timed_once = {"min_timed_steps": 1 if min_timed_steps == AUTO else min_timed_steps, "trace": False}
-    measure = {**raw["measure"], **timed_once}
-    return {**raw, "dp_shard": shards, "measure": measure}
+        return base
+    min_timed_steps = base["measure"]["min_timed_steps"]
+    short_measure = {"min_timed_steps": 1 if min_timed_steps == AUTO else min_timed_steps, "trace": False}
+    return {**base, "dp_shard": shards, "measure": {**base["measure"], **short_measure}}
 
 
-def _may_lack_memory(raw: Raw, machine: Machine) -> bool:
-    room = planned_cell(resolve(raw, machine), machine).room
+def _may_lack_memory(request: Raw, machine: Machine) -> bool:
+    room = planned_cell(resolve(request, machine), machine).room
     return room is not None and room.fit is not Fit.FITS
 
 
 def reference_cells(planned: Iterable[PlannedCell], machine: Machine) -> dict[str, PlannedCell]:
-    """Return the references that run in addition to these cells, by their work (`work_of`).
+    """Return the references that run in addition to the planned cells, by their work (`work_of`).
 
-    Work has no reference if these cells include a base for it, if its cells cannot run, or if the reference
-    would be refused.
+    No reference runs for a work if the plan includes its base, if none of its cells trains, is legal and has
+    a budget for a reference, or if the reference would be illegal.
     """
     cells = {entry.cell.cell_id: entry for entry in planned}.values()
-    settled = {work_of(entry.cell) for entry in cells if is_base(entry.cell)}
+    work_with_base = {work_of(entry.cell) for entry in cells if is_base(entry.cell)}
     references: dict[str, PlannedCell] = {}
     for entry in cells:
         cell = entry.cell
         is_wanted = cell.workload.trains and cell.measure.reference_budget_s > 0 and entry.reason is None
-        if not is_wanted or (work := work_of(cell)) in settled | references.keys():
+        if not is_wanted or (work := work_of(cell)) in work_with_base | references.keys():
             continue
         if (reference := reference_of(cell)) is not None:
             planned_reference = planned_cell(reference, machine, Role.REFERENCE)
@@ -88,7 +99,7 @@ def reference_cells(planned: Iterable[PlannedCell], machine: Machine) -> dict[st
 
 
 def reason_to_skip(reference: PlannedCell) -> str | None:
-    """Return why a reference does not run, in one line: it would run out of memory. None if it may fit."""
+    """Return a line that says that a reference would run out of memory; None if it may fit."""
     room = reference.room
     if room is None or room.fit is not Fit.OUT_OF_MEMORY:
         return None
@@ -100,10 +111,10 @@ def reason_to_skip(reference: PlannedCell) -> str | None:
 
 
 def reference_of(cell: Cell) -> Cell | None:
-    """Return the cell of `local` that does the same work with one rank per sequence in the native trainer.
+    """Return the reference of a cell: `local` with one rank per sequence, in the native trainer.
 
-    None if no such cell does the same work. The cell may still be illegal. Its time is not reported, so only
-    its budget limits its steps.
+    None if `local` cannot do the work of the cell (`work_of`). The reference may be illegal. Only its budget
+    limits the number of its steps, since its time is not reported.
     """
     facts = STRATEGIES[REFERENCE_STRATEGY]
     threads = min(cell.cluster.threads_per_rank * cell.sp_degree, len(os.sched_getaffinity(0)))

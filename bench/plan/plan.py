@@ -1,4 +1,4 @@
-"""The plan of a sweep: its cells in order, all checked before the first cell starts."""
+"""The plan of a sweep: its cells in the order in which they run, all checked before the first one starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.common.environment import Machine
 from bench.config import AUTO, LEASE_POLICIES, Cell, ConfigError, LeasePolicy, Resume
 from bench.plan.auto_choices import choice_lines
 from bench.plan.experiments import EXPERIMENTS, Experiment, experiment_of
-from bench.plan.experiments.max_length import Grow
+from bench.plan.experiments.max_length import CellChooser
 from bench.plan.local_cells import reference_cells, with_fitting_base
 from bench.plan.planned import PlannedCell, planned_cell
 from bench.plan.repeats import (
@@ -34,7 +34,7 @@ from bench.strategies import STRATEGIES
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Cells of a sweep in order, with all that the run needs to know about the sweep."""
+    """Cells of a sweep in the order in which they run, and settings and stored records of the sweep."""
 
     cells: tuple[PlannedCell, ...]
     """Cells in the order in which they run."""
@@ -45,19 +45,22 @@ class Plan:
     stored: StoredSweep
     """Sweep that the folder already contains."""
     resume: Resume
-    """Rule for which of the stored records count."""
+    """Rule for which stored records stand for a cell, so that it does not run again."""
     experiment: Experiment = EXPERIMENTS["none"]
     """Experiment that chose the cells."""
     lease: LeasePolicy = LeasePolicy.WAIT
     """Behaviour while another sweep runs on the same devices."""
     open_cells: tuple[Cell, ...] = ()
-    """Cells that may be repeated after every cell has run."""
-    grow: Grow | None = None
-    """Function that returns all cells up to the next ones from the records so far; None for a fixed plan."""
+    """Cells with `measure.repeats=auto`, which may be repeated after every cell has run once."""
+    grow: CellChooser | None = None
+    """Function that returns all cells that the records so far lead to.
+
+    None if the records add no cells (repeats of the planned cells apart).
+    """
     references: Mapping[str, PlannedCell] = field(default_factory=dict)
     """References that run in addition, by their work (`work_of`)."""
     note: str | None = None
-    """Line that announces the cells that were just added; None if none were."""
+    """Line that announces the repeats that were just added; None without such repeats."""
     notes: tuple[str, ...] = ()
     """Notes on choices made and cells left out."""
 
@@ -68,11 +71,17 @@ class Plan:
 
     @property
     def is_open(self) -> bool:
-        """Whether records may add cells."""
+        """Whether further records may add cells or repeats to the plan."""
         return self.grow is not None or bool(self.open_cells)
 
     def with_added_cells(self, records: Sequence[Record], references_s: float = 0.0) -> Plan:
-        """Return the plan with the cells or repeats that follow from the records so far."""
+        """Return the plan with the cells or repeats that follow from the records so far.
+
+        Args:
+            records: Records so far.
+            references_s: Seconds that references have taken so far. They have no record, but their time
+                counts towards the budget of repeats.
+        """
         if self.grow is None:
             return self.with_more_repeats(records, references_s)
         planned = {entry.cell.cell_id for entry in self.cells}
@@ -81,25 +90,22 @@ class Plan:
         return replace(grown, references=reference_cells(grown.cells, self.machine))
 
     def with_more_repeats(self, records: Sequence[Record], references_s: float = 0.0) -> Plan:
-        """Return the plan with the next repeats of cells with `measure.repeats=auto`, those of one length.
+        """Return the plan with the next repeats of two of `open_cells`, which the budget allows.
 
-        In a resumed sweep it also gets the repeats that have a record already.
-
-        Args:
-            records: Records so far.
-            references_s: Seconds of the references, which have no record.
+        If the sweep was resumed, the plan also gets the repeats that have a record already. Without any such
+        repeat, `open_cells` of the returned plan is empty. The arguments are those of `with_added_cells`.
         """
         if not self.open_cells:
             return self
         ran_out = {record.cell_id for record in records if record.status is Status.OUT_OF_MEMORY}
-        left_open = {cell.cell_id: cell for cell in self.open_cells if cell.cell_id not in ran_out}
-        relevant = [record for record in records if record.cell_id in left_open]
+        repeatable = {cell.cell_id: cell for cell in self.open_cells if cell.cell_id not in ran_out}
+        relevant = [record for record in records if record.cell_id in repeatable]
         spent_s = references_s + sum(record.wall_s for record in records)
         budget_s = self.open_cells[0].measure.repeats_budget_s - spent_s
-        repeat_plans = choose_repeats([*left_open.values()], processes_of(relevant), budget_s)
+        repeat_plans = choose_repeats([*repeatable.values()], processes_of(relevant), budget_s)
         chosen = next((repeat_plan for repeat_plan in repeat_plans if repeat_plan.added), None)
         planned = {(entry.cell.cell_id, entry.repeat) for entry in self.cells}
-        repeats = [(left_open[record.cell_id], record.repeat) for record in relevant]
+        repeats = [(repeatable[record.cell_id], record.repeat) for record in relevant]
         repeats += [] if chosen is None else chosen.cell_repeats
         repeats = [(cell, repeat) for cell, repeat in repeats if (cell.cell_id, repeat) not in planned]
         return replace(
@@ -109,34 +115,37 @@ class Plan:
         )
 
     def _with_cells(self, repeats: Iterable[CellRepeat]) -> Plan:
-        """Return the plan with these cells at its end."""
+        """Return the plan with these repeats at its end and without `note`."""
         more = _plan_repeats(repeats, self.cells, self.roles, self.machine)
         return replace(self, cells=(*self.cells, *more), note=None)
 
 
-def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strategies: bool = False) -> Plan:
-    """Return the plan of a sweep: every cell validated, without duplicates, with interleaved repeats.
+def plan(
+    requests: Sequence[Raw], machine: Machine, *, single: bool, default_strategies: bool = False
+) -> Plan:
+    """Return the plan of a sweep: every cell checked and planned once per repeat, with interleaved repeats.
 
-    A cell with `measure.repeats=auto` runs once at first.
+    A cell that several requests ask for is planned once. A cell with `measure.repeats=auto` gets one repeat;
+    records decide on further ones.
 
     Args:
-        raws: One composed configuration per cell.
+        requests: One composed configuration per cell.
         machine: Machine that the cells are planned for.
         single: Refuse an illegal cell, which a sweep records as `unsupported`.
-        default_strategies: The user named no strategy, so those that cannot share a sequence here are left
-            out.
+        default_strategies: The user named no strategy. If no ranks share a sequence here, the strategies that
+            share sequences are left out.
 
     Raises:
         ConfigError: A value is invalid, or a single cell is illegal.
     """
-    refuse_too_many([len(raws)])
-    experiment = experiment_of(raws)
+    refuse_too_many([len(requests)])
+    experiment = experiment_of(requests)
     if not experiment.needs_sharing:  # experiments choose strategies and models themselves
-        raws = with_one_engine(raws, machine)
-    drops = default_strategies and not experiment.needs_sharing
-    raws, left_out = without_sequence_sharing(raws, machine) if drops else (raws, None)
-    raws, base = with_fitting_base(raws, machine) if drops else (raws, None)
-    cells = {cell.cell_id: cell for cell in experiment.cells(raws, machine)}
+        requests = with_one_engine(requests, machine)
+    adapts = default_strategies and not experiment.needs_sharing
+    requests, left_out_note = without_sequence_sharing(requests, machine) if adapts else (requests, None)
+    requests, base_note = with_fitting_base(requests, machine) if adapts else (requests, None)
+    cells = {cell.cell_id: cell for cell in experiment.cells(requests, machine)}
     for cell in cells.values():
         _refuse_failing_facts(cell)
     repeat_count = max(map(least_repeats, cells.values()))
@@ -146,11 +155,11 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
         for cell, repeat in interleave([*cells.values()], range(repeat_count))
         if repeat < least_repeats(cell)
     ]
-    first = raws[0]
+    first = requests[0]
     resume = values.resume("resume", first["resume"])
     folder = Path(values.text("sweep_dir", first["sweep_dir"]))
     lease = LeasePolicy(values.choice("lease", first["lease"], LEASE_POLICIES))
-    left_open = tuple(c for c in cells.values() if c.measure.repeats == AUTO and c.mode != PREDICT)
+    open_cells = tuple(c for c in cells.values() if c.measure.repeats == AUTO and c.mode != PREDICT)
     planned = _plan_repeats(repeats, (), experiment.roles([*cells.values()]), machine)
     reason = next((entry.reason for entry in planned if entry.reason is not None), None)
     if single and reason is not None:
@@ -163,26 +172,28 @@ def plan(raws: Sequence[Raw], machine: Machine, *, single: bool, default_strateg
         resume=resume,
         experiment=experiment,
         lease=lease,
-        open_cells=left_open,
-        grow=None if experiment.make_grow is None else experiment.make_grow(raws, machine),
+        open_cells=open_cells,
+        grow=None
+        if experiment.make_cell_chooser is None
+        else experiment.make_cell_chooser(requests, machine),
         references=reference_cells(planned, machine),
-        notes=(*filter(None, (left_out, base)), *choice_lines(raws, planned, machine)),
+        notes=(*filter(None, (left_out_note, base_note)), *choice_lines(requests, planned, machine)),
     )
 
 
 def _plan_repeats(
     repeats: Iterable[CellRepeat],
-    before: Sequence[PlannedCell],
+    earlier: Sequence[PlannedCell],
     roles: Mapping[str, Role],
     machine: Machine,
 ) -> list[PlannedCell]:
-    """Return the planned cells of these repeats, which run after the cells in `before`.
+    """Return a planned cell for each repeat, to run after the planned cells in `earlier`.
 
-    Legality and memory of a cell in `before` are not determined again.
+    The legality and the memory of a cell are determined once, for all of its repeats.
     """
-    known = {entry.cell.cell_id: entry for entry in before}
+    known = {entry.cell.cell_id: entry for entry in earlier}
     planned = []
-    for order, (cell, repeat) in enumerate(repeats, len(before)):
+    for order, (cell, repeat) in enumerate(repeats, len(earlier)):
         cell_id = cell.cell_id
         if cell_id not in known:
             known[cell_id] = planned_cell(cell, machine, roles.get(cell_id, Role.CELL))
@@ -191,15 +202,11 @@ def _plan_repeats(
 
 
 def _refuse_failing_facts(cell: Cell) -> None:
-    """Raise ConfigError if a plugin's facts fail, because failing later would end the sweep."""
+    """Raise ConfigError if a function of the strategy's facts fails; a later failure would end the sweep."""
     facts = STRATEGIES[cell.strategy]
     with STRATEGIES.name_plugin_in_errors(cell.strategy):
-        answers: Mapping[str, Any] = {
-            "refusals": "; ".join([*facts.refusals(cell), *facts.autocast_refusals(cell)]),
-            "communication_bytes": facts.communication_bytes(cell),
-            "schedule": facts.schedule(cell),
-        }
-        if not isinstance(answers["communication_bytes"], int):
-            raise TypeError(
-                f"communication_bytes must be a whole number, not {answers['communication_bytes']!r}"
-            )
+        "; ".join([*facts.refusals(cell), *facts.autocast_refusals(cell)])  # fails unless all are texts
+        payload_bytes: Any = facts.communication_bytes(cell)
+        facts.schedule(cell)
+        if not isinstance(payload_bytes, int):
+            raise TypeError(f"communication_bytes must be a whole number, not {payload_bytes!r}")

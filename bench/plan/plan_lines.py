@@ -1,4 +1,4 @@
-"""A forecast as text: the lines before a sweep, and the table and notes that `--plan` prints."""
+"""Text of a forecast: the lines printed before a sweep, and the table and notes that `--plan` prints."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ class PlanRow:
 
 
 def short_lines(forecast: Forecast) -> list[str]:
-    """Return the lines before the first cell: the expected time, and cells that may not run, fit or end."""
+    """Return the lines before a sweep: its expected time, and warnings about cells that may not run or end.
+
+    The list is empty if no cell starts ranks.
+    """
     if not any(entry.runs for entry in forecast.cells):
         return []
     part = "" if forecast.plan.grow is None else ", for the first cells"
@@ -74,34 +77,37 @@ def short_lines(forecast: Forecast) -> list[str]:
 
 
 def whole_plan(
-    forecast: Forecast, raws: Sequence[Raw], more: Iterable[str] = (), width: int = UNLIMITED
+    forecast: Forecast, requests: Sequence[Raw], more: Iterable[str] = (), width: int = UNLIMITED
 ) -> list[str]:
-    """Return the lines of `--plan`: a table of all cells in order, and notes below it, `more` among them."""
+    """Return the lines of `--plan`: a table of all cells in order, and notes below it that end with `more`.
+
+    The table is at most `width` characters wide.
+    """
     done_count = len(_finished_cells(forecast))
     done = f", {done_count} of them done" if done_count else ""
     further = "" if forecast.plan.grow is None else ", to which records will add further cells"
     reasons = dict.fromkeys(reason for entry in forecast.cells if (reason := _reason_text(entry)))
     numbers = {reason: f"[{number}]" for number, reason in enumerate(reasons, 1)}
-    table = _table(_rows(forecast, raws, numbers), width)
+    table = _table(_rows(forecast, requests, numbers), width)
     notes = [*(f"{number} {reason}" for reason, number in numbers.items()), *_time_lines(forecast)]
-    notes += [*_common_lines(forecast, raws), *forecast.plan.notes]
+    notes += [*_common_lines(forecast, requests), *forecast.plan.notes]
     notes += [*_fit_lines(forecast), *_interval_lines(forecast), *_timeout_lines(forecast), *more]
     count = _cell_count(len(forecast.plan.cells))
     return [f"plan of {count}{done}{further}: nothing runs, nothing is written", "", *table, "", *notes]
 
 
 def _finished_cells(forecast: Forecast) -> list[tuple[Cell, int]]:
-    """Return the planned cells that have a final record already, with their repeats."""
+    """Return the planned cells that are not pending, because they have a final record, with their repeats."""
     pending = {(entry.cell.cell_id, entry.planned.repeat) for entry in forecast.cells}
     planned = ((entry.cell, entry.repeat) for entry in forecast.plan.cells)
     return [(cell, repeat) for cell, repeat in planned if (cell.cell_id, repeat) not in pending]
 
 
-def _rows(forecast: Forecast, raws: Sequence[Raw], numbers: Mapping[str, str]) -> list[PlanRow]:
-    """Return the rows of finished cells, of references and of pending cells; `numbers` is by reason."""
+def _rows(forecast: Forecast, requests: Sequence[Raw], numbers: Mapping[str, str]) -> list[PlanRow]:
+    """Return the rows of finished cells, references and pending cells; `numbers` has a mark per reason."""
     planned = [entry.cell for entry in forecast.plan.cells]
     labels = CellLabels([*planned, *(entry.cell for entry in forecast.cells)])
-    _, keys = _shared_and_differing(raws, planned)
+    _, keys = _shared_and_differing(requests, planned)
     rows = [
         PlanRow(_cell_name(labels, cell, repeat), _chosen_values(keys, cell), time="done")
         for cell, repeat in _finished_cells(forecast)
@@ -152,12 +158,12 @@ def _cell_name(labels: CellLabels, cell: Cell, repeat: int) -> str:
     return f"{labels.label(cell)} repeat {repeat + 1}" if repeat else labels.label(cell)
 
 
-def _shared_and_differing(raws: Sequence[Raw], cells: Sequence[Cell]) -> tuple[list[str], list[str]]:
-    """Return the keys at `auto` whose value is the same in all cells, and the other keys at `auto`.
+def _shared_and_differing(requests: Sequence[Raw], cells: Sequence[Cell]) -> tuple[list[str], list[str]]:
+    """Return the keys at `auto` whose value is the same in all cells, and those whose value differs.
 
     The key sp_degree is in neither list, because the label of a cell shows it.
     """
-    keys = [key for key in keys_at_auto(raws) if key != "sp_degree"]
+    keys = [key for key in keys_at_auto(requests) if key != "sp_degree"]
     differing = [key for key in keys if len({chosen_value(key, cell) for cell in cells}) > 1]
     return [key for key in keys if key not in differing], differing
 
@@ -168,7 +174,7 @@ def _chosen_values(keys: Sequence[str], cell: Cell) -> str:
 
 
 def _reason_text(entry: CellForecast) -> str:
-    """Return why a cell cannot run or may not fit; empty for a legal cell that fits."""
+    """Return the reason why a cell cannot run, or may not fit in memory; an empty text if there is none."""
     if entry.reason is not None or entry.room is None or entry.room.fit is Fit.FITS:
         return entry.reason or ""
     return f"a rank may use {size_label(entry.room.usable)} and needs most for {entry.room.largest}"
@@ -187,17 +193,17 @@ def _time_lines(forecast: Forecast) -> Iterator[str]:
 
 
 def _repeat_lines(forecast: Forecast) -> list[str]:
-    """Return what repeats that are left open will decide."""
+    """Return the lines on the repeats that a new sweep will probably add."""
     if not forecast.repeats:
         return []
     budget_s = forecast.repeats[0].cells[0].measure.repeats_budget_s
     return planned_lines(forecast.repeats, forecast.total_s, budget_s)
 
 
-def _common_lines(forecast: Forecast, raws: Sequence[Raw]) -> Iterator[str]:
-    """Yield the choices that all cells have in common, which the table leaves out."""
+def _common_lines(forecast: Forecast, requests: Sequence[Raw]) -> Iterator[str]:
+    """Yield lines on the choices that all cells have in common, which the table leaves out."""
     cells = [entry.cell for entry in forecast.plan.cells]
-    shared_keys, _ = _shared_and_differing(raws, cells)
+    shared_keys, _ = _shared_and_differing(requests, cells)
     values = {key.removesuffix(".name"): chosen_value(key, cells[0]) for key in shared_keys}
     chosen = {key: value for key, value in values.items() if key not in ALWAYS_NAMED and value is not None}
     yield f"cells run with {' '.join(f'{key}={_distinct_values(cells, key)}' for key in ALWAYS_NAMED)}"

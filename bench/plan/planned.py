@@ -24,7 +24,7 @@ class MemoryRoom:
     usable: int
     """Bytes that the rank may use."""
     is_share: bool = False
-    """Whether `usable` is an equal share of the host's memory, because no limit is set."""
+    """Whether `usable` is the rank's equal share of the host's memory, because no limit is set."""
 
     @property
     def need_band(self) -> Band:
@@ -74,7 +74,7 @@ class PlannedCell:
 
 
 def planned_cell(cell: Cell, machine: Machine, role: Role = Role.CELL) -> PlannedCell:
-    """Return the first process of a cell with its refusal and memory, which no other function determines."""
+    """Return repeat 0 of a cell, at position 0 of a sweep, with its refusal and its memory."""
     reason = refusal(cell)
     with STRATEGIES.name_plugin_in_errors(cell.strategy):
         need = memory_need(cell) if reason is None else None
@@ -83,7 +83,7 @@ def planned_cell(cell: Cell, machine: Machine, role: Role = Role.CELL) -> Planne
 
 
 def memory_room(cell: Cell, need: MemoryNeed, machine: Machine) -> MemoryRoom | None:
-    """Return the needed and usable memory of one rank of a legal cell; None if the usable memory is unknown.
+    """Return the memory that a rank of a legal cell needs and may use; None if the usable memory is unknown.
 
     CPU ranks without a limit share the memory of their hosts equally.
     """

@@ -31,9 +31,9 @@ NOT_COMPARED = frozenset(
         *("measure", "env", "replay"),
     }
 )
-"""Fields in which cells may differ when their speeds are compared, as in `analysis.cells.comparison`."""
+"""Fields in which two cells may differ whose speeds are compared, as in `analysis.cells.comparison`."""
 ROUNDED_S = 100
-"""Multiple of seconds to which a suggested budget is rounded up."""
+"""Number of seconds to a multiple of which a suggested budget is rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +46,27 @@ class CellProcess:
 
 
 Processes = Mapping[str, Sequence[CellProcess]]
-"""Processes so far of each cell, by the cell's id."""
+"""Finished processes of each cell, by cell id, in the order of their repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatPlan:
-    """Further processes of two cells that are compared, the fastest of their kind of work."""
+    """Further processes of the two fastest cells of one kind of work, to decide which of them is faster.
+
+    Cells are of one kind of work if they differ only in NOT_COMPARED and have equal sequences per step.
+    """
 
     cells: tuple[Cell, Cell]
     done: int
-    """Number of processes that both cells have."""
+    """Number of processes that each of the two cells has run already."""
     missing: int
-    """Number of further processes that each cell needs."""
+    """Number of further processes of each cell that the comparison needs."""
     added: int
-    """Number of further processes that the budget allows for each cell."""
+    """Number of further processes of each cell that are run, as the budget allows; at most `missing`."""
     missing_s: float
-    """Seconds of all missing processes."""
+    """Estimated seconds of the missing processes of both cells."""
     added_s: float
-    """Seconds of all added processes."""
+    """Estimated seconds of the added processes of both cells."""
 
     @property
     def seq_len(self) -> int:
@@ -76,11 +79,11 @@ class RepeatPlan:
 
 
 def interleave(cells: Sequence[Cell], repeats: Iterable[int]) -> list[CellRepeat]:
-    """Return all cells for the first of these repeats, then all cells for the next, and so on.
+    """Return every cell with the first of the repeat numbers, then every cell with the second, and so on.
 
-    Every cell of an interrupted sweep thus has about the same number of repeats. The first repeats are sorted
-    by length, with `local` before the strategies that are compared with it. The cells of later repeats are
-    shuffled by the seed, so that heat and other slow changes favour no cell.
+    Every cell of an interrupted sweep thus has about the same number of repeats. With repeat 0 the cells
+    are sorted by length, with `local` before the strategies that are compared with it. With each later repeat
+    they are shuffled by the seed, so that heat and other slow changes favour no cell.
     """
     seed = min((cell.seed for cell in cells), default=0)
     first = sorted(cells, key=lambda cell: (cell.seq_len, cell.strategy != REFERENCE_STRATEGY))
@@ -92,12 +95,12 @@ def interleave(cells: Sequence[Cell], repeats: Iterable[int]) -> list[CellRepeat
 
 
 def least_repeats(cell: Cell) -> int:
-    """Return the number of runs of a cell that do not depend on the budget."""
+    """Return the number of runs that a cell has whatever its records: 1 if `measure.repeats` is auto."""
     return 1 if cell.measure.repeats == AUTO else cell.measure.repeats
 
 
 def processes_of(records: Iterable[Record]) -> Processes:
-    """Return the processes of each cell in the order of their repeats."""
+    """Return the finished processes of each cell that has a record."""
     processes: dict[str, list[CellProcess]] = {}
     for record in sorted(records, key=lambda record: record.repeat):
         speed, timing = None, record.timing
@@ -108,12 +111,17 @@ def processes_of(records: Iterable[Record]) -> Processes:
 
 
 def choose_repeats(cells: Iterable[Cell], ran: Processes, budget_s: float) -> list[RepeatPlan]:
-    """Return the repeats of each kind of work with missing processes, the longest sequences first.
+    """Return a `RepeatPlan` for each kind of work that needs more processes, the longest sequences first.
 
-    The kinds of work share `budget_s` seconds in this order. The processes up to MIN_PROCESSES run all or not
-    at all. The number of processes after them follows from the spread of the first processes and never from
-    the difference between the two cells, because a test that stops once it likes the difference claims a
-    difference too often.
+    The budget is spent in this order. The processes up to MIN_PROCESSES are added all or not at all. The
+    number of processes after them follows from the spread of the first processes and never from the
+    difference between the two cells, because a test that stops once it likes the difference claims one too
+    often.
+
+    Args:
+        cells: Cells with `measure.repeats=auto`.
+        ran: Their finished processes.
+        budget_s: Seconds that all added processes may take together.
     """
     pairs = sorted(_fastest_pairs(cells, ran), key=lambda pair: pair[0].seq_len, reverse=True)
     repeat_plans = []
@@ -131,10 +139,10 @@ def choose_repeats(cells: Iterable[Cell], ran: Processes, budget_s: float) -> li
 
 
 def _fastest_pairs(cells: Iterable[Cell], ran: Processes) -> list[tuple[Cell, Cell]]:
-    """Return for each kind of work the best cells of the two strategies whose first process was fastest.
+    """Return for each kind of work the fastest cells of its two fastest strategies, by their first process.
 
-    If there is only one strategy, they are its two fastest cells. Strategies that split the sequence come
-    before `local`, which is the base.
+    If only one strategy ran, the pair is its two fastest cells; without two cells there is no pair.
+    Strategies that split the sequence come before `local`, even if it is faster.
     """
     kinds: dict[tuple[str, int], list[Cell]] = {}
     for cell in cells:
@@ -162,7 +170,11 @@ def _processes_s(pair: Sequence[Sequence[CellProcess]], count: int) -> float:
 
 
 def _needed_processes(pair: Sequence[Sequence[CellProcess]]) -> int:
-    """Return how many processes of each cell a comparison needs, by the spread of the first MIN_PROCESSES."""
+    """Return the number of processes of each cell that a comparison needs.
+
+    It follows from the spread of the speeds of the first MIN_PROCESSES processes. Until both cells have run
+    them, or if fewer than two of a cell have a speed, it is MIN_PROCESSES.
+    """
     if min(map(len, pair)) < MIN_PROCESSES:
         return MIN_PROCESSES
     speeds = [[p.tokens_per_s for p in ran[:MIN_PROCESSES] if p.tokens_per_s is not None] for ran in pair]
@@ -181,11 +193,11 @@ def chosen_line(chosen: RepeatPlan) -> str:
 
 
 def planned_lines(repeat_plans: Sequence[RepeatPlan], first_s: float, budget_s: float) -> list[str]:
-    """Return the lines on which lengths the repeats will decide, and on the budget that decides the others.
+    """Return the lines that name the lengths that repeats will decide, and a budget that decides the others.
 
     Args:
-        repeat_plans: Repeats of a new sweep; there are no lines if it is empty.
-        first_s: Seconds of the first processes of all cells.
+        repeat_plans: Repeats that follow from estimated times; without any, there are no lines.
+        first_s: Estimated seconds of the first processes of all cells.
         budget_s: `measure.repeats_budget_s`.
     """
     lines = [
@@ -207,9 +219,9 @@ def planned_lines(repeat_plans: Sequence[RepeatPlan], first_s: float, budget_s: 
     return lines
 
 
-def _pair_label(repeats: RepeatPlan) -> str:
-    """Return what the two cells are: strategies, or cells of one strategy."""
-    if len({cell.strategy for cell in repeats.cells}) == 1:
+def _pair_label(repeat_plan: RepeatPlan) -> str:
+    """Return the plural noun that describes the two cells, such as `strategies that split the sequence`."""
+    if len({cell.strategy for cell in repeat_plan.cells}) == 1:
         return "cells"
-    splits = all(STRATEGIES[cell.strategy].shares_sequences for cell in repeats.cells)
+    splits = all(STRATEGIES[cell.strategy].shares_sequences for cell in repeat_plan.cells)
     return "strategies that split the sequence" if splits else "strategies"

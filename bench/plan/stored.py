@@ -18,7 +18,7 @@ from bench.request.command_line import parse_word
 CONFIG = "config.yaml"
 """Name of the file with the plan of a sweep."""
 RESUME_KEYS = frozenset({"resume", "sweep_dir"})
-"""Keys that name a sweep to resume."""
+"""Keys that a command line must have to name a stored sweep and resume it."""
 KEYS_WITHOUT_CELLS = frozenset({*RESUME_KEYS, "lease", "plan"})
 """Keys that may be given with a sweep to resume and that define no cell."""
 SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -26,10 +26,10 @@ SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def complete_request(arguments: Sequence[str]) -> list[str]:
-    """Return the command line, after the words of a stored sweep if it only names that sweep to resume it.
+    """Return the command line; if it only names a stored sweep to resume, put the words of that sweep first.
 
     Raises:
-        ConfigError: The folder contains no sweep.
+        ConfigError: The folder of the sweep contains none.
         OverrideParseException: Hydra cannot parse a word.
     """
     words = [word for word in arguments if not word.startswith("-")]
@@ -45,7 +45,7 @@ def complete_request(arguments: Sequence[str]) -> list[str]:
 
 
 def read_plan(folder: Path) -> tuple[list[str], list[Mapping[str, Any]]]:
-    """Return the command line of a stored sweep, without the program, and its cells as `Cell.flat` does.
+    """Return the command line of a stored sweep, without the program, and its cells as `Cell.flat`.
 
     Raises ConfigError if the folder contains no plan.
     """
@@ -80,10 +80,10 @@ class StoredSweep:
 
 
 def stored_sweep(folder: Path, resume: Resume) -> StoredSweep:
-    """Return the sweep that a plan resumes.
+    """Return the sweep that a folder contains if a plan resumes it, and otherwise an empty sweep.
 
-    Raises ConfigError for a folder with records if nothing is resumed, and for a folder without a sweep if
-    one is.
+    Raises ConfigError if the plan resumes and the folder contains no sweep, and if the plan does not resume
+    and the folder contains records.
     """
     path = folder / RECORDS
     size_bytes = path.stat().st_size if path.exists() else 0
@@ -99,7 +99,10 @@ def stored_sweep(folder: Path, resume: Resume) -> StoredSweep:
 
 
 def _stored_cells(folder: Path, records: Sequence[Record]) -> list[Cell]:
-    """Return the cells of a folder's sweep from its plan, or without a plan from its records."""
+    """Return the cells of a folder's sweep from its plan, or from its records if the plan is missing.
+
+    Cells that cannot be read are left out. Raises ConfigError if no cell can be read.
+    """
     if records and not (folder / CONFIG).exists():
         cells: Sequence[Mapping[str, Any]] = [record.config for record in records]
     else:

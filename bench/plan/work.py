@@ -1,4 +1,4 @@
-"""Work of a cell, which is the same for cells that train on the same tokens from the same parameters."""
+"""Work of a cell: cells of equal work train on equal tokens from equal parameters; their losses compare."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORK_FIELDS = ("seq_len", "model", "data", "seed", "dtype", "engine", "optimizer
 
 
 def is_base(cell: Cell) -> bool:
-    """Return whether other cells are compared with this one: `local` in our own training loop."""
+    """Return whether a cell is a base, with which other cells are compared: `local` in our own loop."""
     return cell.strategy == REFERENCE_STRATEGY and not is_stack(cell.trainer)
 
 

@@ -61,25 +61,28 @@ def read_option(group: str, name: str) -> Raw:
 
 @cache
 def _read_yaml(file: Path) -> Raw:
-    """Return the content of a YAML file, read once because every cell of a plan needs the same files."""
+    """Return the content of a YAML file, which is cached because every cell of a plan reads it."""
     content = OmegaConf.to_container(OmegaConf.load(file))
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}
 
 
 def default_strategies() -> list[str]:
-    """Return the strategies of a sweep that names none."""
+    """Return the strategies that a sweep runs if the user names none."""
     params = OmegaConf.load(CONF / "config.yaml").hydra.sweeper.params
     return str(params.strategy).split(",")
 
 
 def register_plugins_with_hydra() -> None:
-    """Make every plugin an option in Hydra, also a broken plugin, which `resolve` then refuses."""
+    """Make the strategies of installed packages (plugins) options in Hydra.
+
+    A plugin that cannot be loaded is an option too, so that `resolve` refuses it with the reason.
+    """
     usable = {facts.name: strategy_content(facts) for facts in STRATEGIES.usable()}
     for name in STRATEGIES.plugin_names():
         ConfigStore.instance().store(group="strategy", name=name, node=usable.get(name, {"name": name}))
 
 
 def strategy_content(facts: StrategyFacts) -> dict[str, Any]:
-    """Return what the file of a strategy holds: its name and the default of each of its options."""
+    """Return what a strategy's file in conf/ would contain: its name and the default of each option."""
     return {"name": facts.name, **{key: yaml_default(option) for key, option in facts.options.items()}}

@@ -20,7 +20,7 @@ from bench.request.values import MAX_CELLS, refuse_too_many
 
 SWEEP_OPTIONS = ("-m", "--multirun")
 PLAN_OPTION, PLAN_WORD = "--plan", "plan=true"
-"""The option for a plan, and the word that it stands for."""
+"""The option that prints the plan, and the word that replaces it for Hydra."""
 SHOW_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--help": (),
     "-h": (),
@@ -38,7 +38,7 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the command line in Hydra's grammar: options first, and `++env.NAME` for `env.NAME`.
 
     Raises:
-        ConfigError: No cell can be made of an option or word.
+        ConfigError: An option or a word is not allowed, or has an unknown option of a choice.
         OverrideParseException: Hydra cannot parse a word.
     """
     for word in arguments:
@@ -137,7 +137,7 @@ def _refuse_other_than_values(override: Override, word: str) -> None:
 
 
 def _refuse_sweep(override: Override, word: str, *, is_sweep: bool) -> None:
-    """Raise ConfigError for several values without a sweep or of a sweep's own key, and for an empty axis."""
+    """Raise ConfigError for several values without a sweep or of one of SWEEP_KEYS, and for no values."""
     key = override.key_or_group
     if not override.is_sweep_override():
         return
@@ -150,7 +150,7 @@ def _refuse_sweep(override: Override, word: str, *, is_sweep: bool) -> None:
 
 
 def _values(override: Override) -> list[Any]:
-    """Return the values of a word, at most MAX_CELLS + 1 of them, since a range may not fit in memory."""
+    """Return at most the first MAX_CELLS + 1 values of a word, since a range may be too long for memory."""
     value = override.value()
     if isinstance(value, Glob):
         return value.filter(options(override.key_or_group))

@@ -1,4 +1,7 @@
-"""Composition with Hydra: the words of each cell of a sweep, and the values that they compose to."""
+"""Composition of requests with Hydra: the words of each cell of a sweep, and the values they compose to.
+
+A word is one `key=value` of the command line.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from bench.config import ConfigError
 from bench.request.choices import CONF, Raw, register_plugins_with_hydra
 
 SWEEP_PATHS = ("new_sweep_dir", "hydra_dir")
-"""Resolvers in conf/config.yaml that have a value only in a sweep."""
+"""Resolvers in conf/config.yaml whose value is known only in a sweep."""
 SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
 """Parts of the names of environment variables whose values may be secret and must not get into records."""
 UNANNOUNCED_CELLS = 100
@@ -29,13 +32,14 @@ def refuse_secret_variables() -> None:
 
 
 def _environment_value(name: str, *default: str | None) -> str | None:
+    """Return the value of a variable as `oc.env` does; raise ConfigError if it may be a secret."""
     if any(word in name.upper() for word in SECRET_WORDS):
         raise ConfigError(f"{name} may be a secret, and records would hold it")
     return oc.env(name, *default)
 
 
 def compose_words(*overrides: str) -> Raw:
-    """Return what the command line composes of these words, for a cell that belongs to no sweep."""
+    """Return the request that the words compose to, for a cell that belongs to no sweep."""
     refuse_secret_variables()
     for name in SWEEP_PATHS:
         OmegaConf.register_new_resolver(name, lambda: "", replace=True)
@@ -45,7 +49,7 @@ def compose_words(*overrides: str) -> Raw:
 
 
 def sweep_cell_words(words: Sequence[str], loader: ConfigLoader) -> list[list[str]]:
-    """Return the words of every cell of a sweep, in order; the last word of a key counts."""
+    """Return the words of every cell of a sweep, in order; if a key occurs twice, its last word counts."""
     overrides = OverridesParser.create(loader).parse_overrides([*words])
     axes = {override.get_key_element(): value_words(override) for override in overrides}
     return [[*cell] for cell in product(*axes.values())]
@@ -62,7 +66,7 @@ def value_words(override: Override) -> list[str]:
 def compose_cells(
     cells: Sequence[list[str]], compose_one: Callable[[list[str]], DictConfig]
 ) -> Iterator[Raw]:
-    """Return the configuration of each cell; print a line first if there are many."""
+    """Return the requests of the cells; print first how long composing them takes if there are many."""
     if len(cells) > UNANNOUNCED_CELLS:
         print(f"composing {len(cells)} cells, about {len(cells) // 10} s", flush=True)
     return (plain(compose_one(words)) for words in cells)

@@ -1,4 +1,4 @@
-"""The sections `measure` and `env`, whose defaults and rules depend on the device of the ranks."""
+"""The sections `measure` and `env` of a cell, whose defaults and rules depend on the device of the ranks."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ ENV_ALLOWED = (
     *ALLOCATOR_VARIABLES,
     "TORCH_NCCL_",
 )
+"""Beginnings of the names of environment variables that a request may set."""
 DEVICE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "cpu": {
         "budget_s": 20.0, "warmup_s": 0.0, "min_timed_steps": 0, "reference_budget_s": 60.0, "repeats": 1,
@@ -28,27 +29,30 @@ DEVICE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """Values of `auto` by device.
 
-A step of the longest sequences takes 10 s on a GPU. Three timed steps have to suffice there, since processes
-differ more than the steps of one process. On a CPU such a step takes half a minute, and one timed step has to
-suffice. Repeats serve to rank strategies, for which results of a CPU are no use. A reference on a GPU takes
-half a minute to start.
+A step of the longest sequences takes 10 s on a GPU. Three timed steps are enough there, since processes
+differ more than the steps of one process. On a CPU such a step takes half a minute, so one timed step has to
+be enough. Cells of CPU ranks are not repeated, because repeats serve to rank strategies, for which CPU times
+are no use. A reference on a GPU has a longer budget, because it takes half a minute to start.
 """
 
 
 def measure_config(raw: Raw, device: str) -> MeasureConfig:
-    """Return the numbers of `measure` for ranks on this device; raise ConfigError for a bad value."""
+    """Return the section `measure`, with `auto` replaced; raise ConfigError for a bad value."""
     defaults = DEVICE_DEFAULTS[device]
-    numbers = {key: defaults.get(key, value) if value == AUTO else value for key, value in raw.items()}
+    settings = {key: defaults.get(key, value) if value == AUTO else value for key, value in raw.items()}
     for key in ("budget_s", "repeats_budget_s", "timeout_s"):  # only bench.observe may use 0
-        values.convert(f"measure.{key}", numbers[key], Seconds)
-    measure = values.section("measure", numbers, MeasureConfig)
+        values.convert(f"measure.{key}", settings[key], Seconds)
+    measure = values.section("measure", settings, MeasureConfig)
     if device == "cpu" and measure.nvtx:
         raise ConfigError("measure.nvtx=true: the ranks run on the CPU, not on a GPU; leave it out")
     return measure
 
 
 def env_pairs(raw: Any, device: str) -> tuple[tuple[str, str], ...]:
-    """Return sorted pairs of name and value; raise ConfigError for a variable that would have no effect."""
+    """Return the section `env` as sorted pairs of name and value.
+
+    Raises ConfigError for a variable that may not be set here, or that a rank would read too late.
+    """
     if not isinstance(raw, Mapping):
         raise ConfigError(f"env={value_label(raw)}: must be variables with their names; write env.NAME=value")
     for name, value in raw.items():

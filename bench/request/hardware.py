@@ -17,7 +17,7 @@ from bench.request.choices import Raw, options, read_option
 
 @cache
 def known_hardware() -> Mapping[str, Mapping[str, Any]]:
-    """Return the datasheet numbers of each device in conf/hardware/, by the name of its file."""
+    """Return the content of each file of conf/hardware/ that describes a GPU, by the name of the file."""
     contents = (read_option("hardware", name) for name in options("hardware"))
     return {str(content["name"]): content for content in contents if "device_names" in content}
 
@@ -35,7 +35,7 @@ def refuse_changed_numbers(raw: Raw) -> None:
 
 
 def hardware_of_machine(machine: Machine, device: str) -> str:
-    """Return this machine's device by its name in conf/hardware/; UNKNOWN_HARDWARE without a file."""
+    """Return the name in conf/hardware/ of this machine's GPU, or `cpu`; UNKNOWN_HARDWARE without a file."""
     if device == "cpu":
         return "cpu"
     if not machine.gpus:  # bench.observe may run on a GPU that NVML does not list
@@ -45,9 +45,9 @@ def hardware_of_machine(machine: Machine, device: str) -> str:
 
 
 def compute_capability(cell: Cell, machine: Machine) -> float | None:
-    """Return the compute capability of a cell's GPUs by their file, or as this machine reports it.
+    """Return the compute capability of a cell's GPUs from their file, or as this machine reports it.
 
-    None for a CPU, and for a prediction about GPUs without a file.
+    None for CPU ranks, and for a prediction for GPUs whose file does not state it.
     """
     if cell.cluster.device != "cuda":
         return None
@@ -58,19 +58,19 @@ def compute_capability(cell: Cell, machine: Machine) -> float | None:
 
 
 def usable_bytes(cell: Cell, machine: Machine) -> int | None:
-    """Return the bytes that one rank may use on its device under the limit of the cell; None if unknown.
+    """Return the bytes that one rank may use: its share of the GPU, or the limit of the cell if that is less.
 
-    The memory of a GPU without a file is that reported by NVML. CPU ranks share the memory of the host, so
-    their bytes are unknown without a limit.
+    None if there is neither. A CPU rank without a limit is such a case, as CPU ranks share the host's memory.
     """
     limit_gib = cell.cluster.memory_limit_gib
     limit = None if limit_gib is None else round(limit_gib * GIB)
-    whole = _device_bytes(cell.hardware, machine) if cell.cluster.device == "cuda" else None
-    share = None if whole is None else whole // cell.cluster.ranks_per_gpu
+    gpu_bytes = _gpu_bytes(cell.hardware, machine) if cell.cluster.device == "cuda" else None
+    share = None if gpu_bytes is None else gpu_bytes // cell.cluster.ranks_per_gpu
     return min((size for size in (limit, share) if size is not None), default=None)
 
 
-def _device_bytes(hardware: str, machine: Machine) -> int | None:
+def _gpu_bytes(hardware: str, machine: Machine) -> int | None:
+    """Return the usable memory of a GPU by its file; without a file, the memory that NVML reports."""
     known = known_hardware().get(hardware)
     if known is not None:
         return int(known["usable_bytes"])

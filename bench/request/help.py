@@ -15,8 +15,8 @@ from bench.request.resolve import all_keys
 from bench.strategies import STRATEGIES
 from bench.strategies.options import legal_values, yaml_default
 
-COLUMNS, WIDEST = 110, 40
-"""Largest number of characters in a line, and in the left column."""
+MAX_LINE, MAX_LEFT_COLUMN = 110, 40
+"""Largest number of characters in a line, and in the left of two columns."""
 HEAD = "Measures Ulysses and Ring Attention, and compares them with attention without sequence parallelism."
 EXAMPLES: Sequence[tuple[str, str]] = (
     (
@@ -33,7 +33,7 @@ OPTIONS: Sequence[tuple[str, str]] = (
     ("-h, --help", "print the common keys"),
     ("--help-all", "print every key and every option of every choice"),
 )
-COMMON = (
+COMMON_KEYS = (
     *("strategy", "model", "engine", "trainer", "workload", "data", "hardware", "cluster", "experiment"),
     *("mode", "seq_len", "batch", "grad_accum", "dtype", "layout", "kernel"),
     *("sp_degree", "ulysses_degree", "dp_replicate", "dp_shard"),
@@ -43,19 +43,19 @@ COMMON = (
     *("measure.steps", "measure.warmup_steps", "measure.budget_s", "measure.repeats", "measure.timeout_s"),
 )
 """Keys that `--help` lists."""
-LINE = re.compile(r"^(?P<indent>[ -]*)(?P<key>\w+):\s*(?P<value>[^#]*?)\s*(?:#\s*(?P<words>.*))?$")
+LINE = re.compile(r"^(?P<indent>[ -]*)(?P<key>\w+):\s*(?P<value>[^#]*?)\s*(?:#\s*(?P<comment>.*))?$")
 """A line of YAML: indentation, key, value and comment."""
 
 
 def help_text(*, whole: bool = False) -> str:
-    """Return the help in lines of at most COLUMNS characters: the COMMON keys, or with `whole` all keys."""
+    """Return the help in lines of at most MAX_LINE characters: COMMON_KEYS, or with `whole` all keys."""
     lines, program, strategies = key_lines(), sweep_words(), ", ".join(default_strategies())
     page = [HEAD, ""]
     for command, meaning in EXAMPLES:
         page += [f"  {command.format(program=program)}", f"      {meaning.format(strategies=strategies)}"]
     page += ["", "Choices and keys, each with its default (key=value). Which to choose when: docs/choices.md"]
     for section in dict.fromkeys(key.rpartition(".")[0] for key in lines):
-        keys = [key for key in lines if key.rpartition(".")[0] == section and (whole or key in COMMON)]
+        keys = [key for key in lines if key.rpartition(".")[0] == section and (whole or key in COMMON_KEYS)]
         rows = [_key_row(key, *lines[key], names=not whole) for key in keys]
         page += ["", *_two_columns(rows)] if rows else []
     if whole:
@@ -67,44 +67,48 @@ def help_text(*, whole: bool = False) -> str:
 
 
 def key_lines() -> dict[str, tuple[str, str]]:
-    """Return the default and the comment of each key.
+    """Return the default and the comment of each key, as its line in conf/ states them.
 
-    A key of a choice has those of the choice's default option, if that option has the key.
+    A key that several options of a choice have is taken from the choice's default option, if that has it.
     """
-    lines = {key: (value, words) for key, value, words in _commented_lines(CONF / "config.yaml")}
+    lines = {key: (value, comment) for key, value, comment in _commented_lines(CONF / "config.yaml")}
     for group in groups():
         default = CONF / group / f"{lines[group][0]}.yaml"
         for file in sorted((CONF / group).glob("*.yaml"), key=lambda file: (file != default, file)):
-            for key, value, words in _commented_lines(file, group):
-                lines.setdefault(key, (value, words))
+            for key, value, comment in _commented_lines(file, group):
+                lines.setdefault(key, (value, comment))
     for facts in STRATEGIES.usable():
         for name, option in facts.options.items():
-            words = f"strategy={facts.name}: {legal_values(option)}"
-            lines.setdefault(f"strategy.{name}", (value_label(yaml_default(option)), words))
+            comment = f"strategy={facts.name}: {legal_values(option)}"
+            lines.setdefault(f"strategy.{name}", (value_label(yaml_default(option)), comment))
     known = all_keys()
     return {key: line for key, line in lines.items() if key in known}
 
 
 def _commented_lines(file: Path, group: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield key, default and comment of each line with a comment; in a choice's file only top-level lines."""
+    """Yield key, default and comment of each line with a comment; of a choice's file only top-level keys."""
     section = group
     for match in filter(None, map(LINE.match, file.read_text().splitlines())):
-        indent, key, value, words = match["indent"], match["key"], match["value"], match["words"]
+        indent, key, value, comment = match["indent"], match["key"], match["value"], match["comment"]
         section = section if indent else group
         if not value:
             section = "" if key == "defaults" else key
-        elif words and not (indent and group):
-            yield f"{section}.{key}".lstrip("."), value, words
+        elif comment and not (indent and group):
+            yield f"{section}.{key}".lstrip("."), value, comment
 
 
-def _key_row(key: str, default: str, words: str, *, names: bool) -> tuple[str, str]:
-    """Return the two columns of a key, without a default that depends on the model or the sweep."""
+def _key_row(key: str, default: str, comment: str, *, names: bool) -> tuple[str, str]:
+    """Return the columns of a key: `key=default`, and its comment.
+
+    A default that depends on the model or on other keys is left out. With `names`, the comment of a choice
+    ends with the names of its options.
+    """
     is_open = default.startswith("${") or key.startswith("model.")
     if key == "strategy":
-        words += f"; default of a single cell, while a sweep (-m) runs {', '.join(default_strategies())}"
+        comment += f"; default of a single cell, while a sweep (-m) runs {', '.join(default_strategies())}"
     if key in groups() and names:
-        words += f" [{', '.join(options(key))}]"
-    return key if is_open else f"{key}={default}", words
+        comment += f" [{', '.join(options(key))}]"
+    return key if is_open else f"{key}={default}", comment
 
 
 def _option_table(group: str, default: str) -> list[str]:
@@ -130,11 +134,11 @@ def option_description(group: str, name: str) -> str:
 
 
 def _two_columns(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Return rows of a name and its meaning; a name longer than WIDEST gets a separate line."""
-    width = min(WIDEST, max((len(left) for left, _ in rows), default=0))
+    """Return the lines of a table of two columns; a left text over MAX_LEFT_COLUMN gets a separate line."""
+    width = min(MAX_LEFT_COLUMN, max((len(left) for left, _ in rows), default=0))
     lines = []
     for left, right in rows:
-        wrapped = textwrap.wrap(right, COLUMNS - width - 4, break_on_hyphens=False) or [""]
+        wrapped = textwrap.wrap(right, MAX_LINE - width - 4, break_on_hyphens=False) or [""]
         first, *rest = wrapped if len(left) <= width else ["", *wrapped]
         lines += [f"  {left:<{width}}  {first}".rstrip(), *(f"  {'':<{width}}  {line}" for line in rest)]
     return lines

@@ -1,4 +1,4 @@
-"""Translation of Hydra's errors into one line with the word, the rule and the way out."""
+"""Translation of Hydra's errors into one line: the word of the command line, the rule and the way out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.strategies import STRATEGIES
 
 
 def translate_error(error: Exception) -> str:
-    """Return one line for any error of Hydra or OmegaConf: a translation, or else its first line."""
+    """Return one line for any error of Hydra or OmegaConf: its translation, or without one its first line."""
     if isinstance(error, OverrideParseException):
         return _unreadable_word(error.override)
     chain = "\n".join(_error_chain(error))
@@ -38,6 +38,7 @@ def _error_chain(error: BaseException | None) -> list[str]:
 
 
 def _unreadable_word(override: str) -> str:
+    """Return the message for a word that Hydra cannot parse."""
     word = value_label(override)
     key, is_pair, value = "".join(filter(str.isprintable, override)).partition("=")
     if not is_pair:
@@ -50,6 +51,7 @@ def _unreadable_word(override: str) -> str:
 
 
 def _unknown_key(match: re.Match[str]) -> str:
+    """Return the message for a key that the composed configuration does not have; group 1 is the key."""
     key = match[1]
     option = key.removeprefix("strategy.")
     owners = [facts.name for facts in STRATEGIES.usable() if option in facts.options]

@@ -37,14 +37,14 @@ def refusal(cell: Cell) -> str | None:
 
 
 def _window_refusals(cell: Cell) -> list[str]:
-    """Return the reasons why layers of a checkpoint do not see the whole sequence."""
+    """Return the reasons why layers of a checkpoint are not plain causal attention at the cell's length."""
     if cell.model.path is None:
         return []
-    numbers = read_config(Path(cell.model.path))
+    config = read_config(Path(cell.model.path))
     return [
         f"{layers}, less than seq_len={cell.seq_len}, and strategies compute only plain causal attention;"
-        f" take seq_len={shortest_window(numbers)} or less"
-        for layers in layers_not_plain(numbers, cell.seq_len)
+        f" take seq_len={shortest_window(config)} or less"
+        for layers in layers_not_plain(config, cell.seq_len)
     ]
 
 
@@ -55,11 +55,11 @@ def _engine_refusals(cell: Cell) -> list[str]:
     reasons = facts.refusals(cell)
     if cell.engine.leaf != NOT_USED and not facts.has_leaf:
         engines = [name for name, engine in ENGINE_FACTS.items() if engine.has_leaf]
-        reasons.append(_deepspeed_only(f"engine.leaf={cell.engine.leaf}", cell, engines))
+        reasons.append(_deepspeed_only_refusal(f"engine.leaf={cell.engine.leaf}", cell, engines))
     return reasons
 
 
-def _deepspeed_only(setting: str, cell: Cell, engines: Sequence[str]) -> str:
+def _deepspeed_only_refusal(setting: str, cell: Cell, engines: Sequence[str]) -> str:
     way_out = f"take engine={' or '.join(engines)}"
     return f"{setting} is a setting of DeepSpeed, and engine={cell.engine.name} does not have it; {way_out}"
 
@@ -78,5 +78,5 @@ def _offload_refusals(cell: Cell) -> list[str]:
         )
     if cell.offload.optimizer and not ENGINE_FACTS[cell.engine.name].offloads_optimizer:
         engines = [name for name, engine in ENGINE_FACTS.items() if engine.offloads_optimizer]
-        reasons.append(_deepspeed_only("offload.optimizer=true", cell, engines))
+        reasons.append(_deepspeed_only_refusal("offload.optimizer=true", cell, engines))
     return reasons

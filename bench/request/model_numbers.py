@@ -1,4 +1,7 @@
-"""The numbers that define a model, from conf/model/ or from the config.json of a local checkpoint."""
+"""The sizes and settings of a model, from conf/model/ or from the config.json of a local checkpoint.
+
+`config` is a dict of keys as transformers names them; `ModelConfig` has our names.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,11 @@ FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 """Rotary position types that transformers computes for FAMILIES."""
 MIN_GPUS_FOR_4B = 4
+"""Smallest number of GPUs with which `model=auto` is a model of 4 billion weights."""
 
 
 def model_config(raw: Raw, gpus: int) -> ModelConfig:
-    """Return the model of a cell: a named model, a checkpoint, or for `auto` one that fits this many GPUs."""
+    """Return the model of a cell: a named model, a checkpoint, or for `auto` one that fits on `gpus` GPUs."""
     name = raw["name"]
     if name == "auto":
         raw = read_option("model", _auto_model(gpus))
@@ -70,7 +74,7 @@ def _auto_model(gpus: int) -> str:
 
 
 def _read_checkpoint(path: Any) -> dict[str, Any]:
-    """Return the numbers of a local checkpoint under our keys; raise ConfigError if no cell can use them."""
+    """Return the section `model` for a local checkpoint; raise ConfigError if no cell can train it."""
     try:
         folder = Path(values.text("model.path", path))
     except ConfigError:
@@ -81,9 +85,9 @@ def _read_checkpoint(path: Any) -> dict[str, Any]:
     try:
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(f"no file {folder / 'config.json'}")  # reading a pipe would block
-        numbers = read_config(folder)
-        _refuse_untrainable(folder, numbers)
-        ours = transformers_numbers(numbers)
+        config = read_config(folder)
+        _refuse_untrainable(folder, config)
+        fields = transformers_numbers(config)
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -91,7 +95,7 @@ def _read_checkpoint(path: Any) -> dict[str, Any]:
             f"model.path={path}: is not a checkpoint folder with a config.json ({_cause_text(error)}); name a"
             " local folder of a Qwen3, Qwen2, Llama or Mistral model"
         ) from None
-    return {"name": folder.resolve().name or "checkpoint", "path": str(folder.resolve()), **ours}
+    return {"name": folder.resolve().name or "checkpoint", "path": str(folder.resolve()), **fields}
 
 
 def _cause_text(error: Exception) -> str:
@@ -99,26 +103,26 @@ def _cause_text(error: Exception) -> str:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the numbers of the text model in a folder's config.json."""
+    """Return the configuration of the text model in a folder's config.json."""
     return text_config(json.loads((folder / "config.json").read_text()))
 
 
-def _refuse_untrainable(folder: Path, numbers: Mapping[str, Any]) -> None:
+def _refuse_untrainable(folder: Path, config: Mapping[str, Any]) -> None:
     """Raise ConfigError for a checkpoint that no cell can train, however short the sequences."""
-    if has_experts(numbers):
-        raise experts_error(f"model.path={folder}", f"a {numbers['model_type']}")
-    family, unplain = numbers["model_type"], layers_not_plain(numbers, tokens=1)
-    rope = numbers.get("rope_parameters") or numbers.get("rope_scaling") or {}
+    if has_experts(config):
+        raise experts_error(f"model.path={folder}", f"a {config['model_type']}")
+    family, unplain = config["model_type"], layers_not_plain(config, tokens=1)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
-    dropout, families, rope_types = attention_dropout(numbers), ", ".join(FAMILIES), ", ".join(ROPE_TYPES)
-    faults = {
+    dropout, families, rope_types = attention_dropout(config), ", ".join(FAMILIES), ", ".join(ROPE_TYPES)
+    faults = {  # messages, each with whether the checkpoint has this fault
         f"{'; '.join(unplain)}; strategies compute only plain causal attention, so name another": unplain,
         f"is a {family}, a family that cells cannot build; name a folder of one of {families}, or train it in"
         " your own loop with bench.observe": family not in FAMILIES,
         f"rope_type={rope_type} is not computed by transformers for a {family}; name a folder with one of"
         f" {rope_types}": rope_type not in ROPE_TYPES,
         f"attention_dropout={dropout:g}, but no strategy drops scores; write 0 in its config.json": dropout,
-        "its weights are quantized; name a folder with weights in bf16, fp16 or fp32": numbers.get(
+        "its weights are quantized; name a folder with weights in bf16, fp16 or fp32": config.get(
             "quantization_config"
         ),
         "contains no .safetensors file; write one with transformers' save_pretrained": not any(
@@ -130,24 +134,24 @@ def _refuse_untrainable(folder: Path, numbers: Mapping[str, Any]) -> None:
             raise ConfigError(f"model.path={folder}: {message}")
 
 
-def transformers_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a transformers configuration under our keys, without `name` and `path`.
+def transformers_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a `ModelConfig`, except `name` and `path`, from a transformers configuration.
 
-    For a model of images and text these are the numbers of the text model. Raises KeyError for a missing key.
+    For a model of images and text they describe the text model. Raises KeyError for a missing key.
     """
-    numbers = text_config(numbers)
-    heads = numbers["num_attention_heads"]
+    config = text_config(config)
+    heads = config["num_attention_heads"]
     return {
-        "family": numbers["model_type"],
-        "vocab_size": numbers["vocab_size"],
-        "hidden_size": numbers["hidden_size"],
-        "intermediate_size": numbers["intermediate_size"],
-        "num_layers": numbers["num_hidden_layers"],
+        "family": config["model_type"],
+        "vocab_size": config["vocab_size"],
+        "hidden_size": config["hidden_size"],
+        "intermediate_size": config["intermediate_size"],
+        "num_layers": config["num_hidden_layers"],
         "num_heads": heads,
-        "num_kv_heads": numbers.get("num_key_value_heads") or heads,
-        "head_dim": numbers.get("head_dim") or numbers["hidden_size"] // heads,
-        "tied_embeddings": numbers.get("tie_word_embeddings", False),
-        "attention_bias": numbers.get("attention_bias", False),
-        "rope_theta": (numbers.get("rope_parameters") or numbers).get("rope_theta", 1e4),
-        "norm_eps": numbers.get("rms_norm_eps", 1e-6),
+        "num_kv_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        "tied_embeddings": config.get("tie_word_embeddings", False),
+        "attention_bias": config.get("attention_bias", False),
+        "rope_theta": (config.get("rope_parameters") or config).get("rope_theta", 1e4),
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
     }

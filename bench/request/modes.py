@@ -1,4 +1,7 @@
-"""The modes of a cell (measure, replay, predict), the machine that a mode assumes, and the replayed rank."""
+"""The modes of a cell (measure, replay, predict), the machine that a mode assumes, and the replayed rank.
+
+A replay runs one rank of a cell and models the time of its communication; a prediction runs no rank.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,9 @@ class Mode:
     starts_ranks: bool = True
     """Whether ranks run; otherwise the record is computed."""
     complete: Callable[[Cell, Record], Record] = lambda _, record: record
-    """Function that adds to a cell's record what only this mode knows.
+    """Function that returns a cell's record with the sections that this mode adds.
 
-    Without ranks it receives a record with status ok and without sections.
+    If no ranks run it receives a record with status ok and without sections.
     """
 
 
@@ -63,8 +66,8 @@ def target_machine(raw: Raw, machine: Machine) -> Machine:
     """Return the machine that a replay or a prediction assumes.
 
     A prediction assumes one device of `hardware` per rank, and this machine for `hardware=auto`. A replay
-    assumes one copy of this machine's first GPU per rank. If the number of ranks is open, it is that of a
-    node. Raises ConfigError for an unknown hardware.
+    assumes one copy of this machine's first GPU per rank. With `cluster.world_size=auto` the machine has the
+    number of devices of a typical node. Raises ConfigError for an unknown hardware.
     """
     name = raw["hardware"]["name"]
     if raw["mode"] == REPLAY:
@@ -90,6 +93,7 @@ def _with_copies_of_first_gpu(machine: Machine, cluster: Raw) -> Machine:
 
 
 def _ranks_of_node(cluster: Raw, facts: Raw) -> int:
+    """Return the ranks of one node: requested, or for `auto` the devices of a node by its datasheet."""
     if cluster["world_size"] == "auto":
         return int(facts.get("devices_per_node", 8))
     ranks = values.whole_number("cluster.world_size", cluster["world_size"])
@@ -98,9 +102,10 @@ def _ranks_of_node(cluster: Raw, facts: Raw) -> int:
 
 
 def with_replayed_rank(cell: Cell, requested: Any) -> Cell:
-    """Return the cell with its replayed rank, without traced steps and references; unchanged in other modes.
+    """Return the cell that replays one rank, without traced steps and references; unchanged in other modes.
 
-    Raises ConfigError for a rank that the cell does not have, and for a rank in another mode.
+    The rank is `requested`, or the busiest rank for `auto` and for a cell with one rank. Raises ConfigError
+    for a rank that the cell does not have, and for a rank in another mode.
     """
     rank = None if requested == AUTO else values.whole_number("replay.rank", requested, least=0)
     if cell.mode != REPLAY:
@@ -125,7 +130,7 @@ def with_replayed_rank(cell: Cell, requested: Any) -> Cell:
 def busiest_rank(cell: Cell) -> int:
     """Return the rank with the most work in the first sequence group.
 
-    It is the last rank if work is uneven, because its queries see the most keys, and rank 0 otherwise.
+    It is rank 0 if all ranks have equal work, and otherwise the last rank, whose queries see the most keys.
     """
     facts = STRATEGIES[cell.strategy]
     with STRATEGIES.name_plugin_in_errors(cell.strategy):

@@ -1,4 +1,4 @@
-"""Choices that a sweep leaves open and that are made once for all of its cells."""
+"""Choices that a request leaves open and that are made for all cells of a sweep together."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bench.training.trainer_facts import is_stack
 
 
 def without_sequence_sharing(raws: Sequence[Raw], machine: Machine) -> tuple[list[Raw], str | None]:
-    """Drop the strategies that share sequences if no ranks share one, and return a note about them.
+    """Return the requests without strategies that share sequences if no ranks share one, and a note on them.
 
-    Without these strategies, `local` is compared with checkpointing on and off. The requests are unchanged,
-    and the note is None, if ranks share sequences or run on the CPU: CPU ranks show that the code works, for
-    which one rank is enough.
+    The remaining requests, those for `local`, are then made with checkpointing on and off. The requests are
+    unchanged, and the note is None, if ranks share sequences, or run on the CPU: CPU ranks show that the code
+    works, for which one rank is enough.
     """
-    sharing = {
+    sharing = {  # requests by the strategies that share sequences
         name: [raw for raw in raws if raw["strategy"]["name"] == name]
         for name in dict.fromkeys(
             values.choice("strategy", raw["strategy"]["name"], STRATEGIES) for raw in raws
@@ -54,14 +54,16 @@ def _with_both_checkpointings(raw: Raw) -> Iterator[Raw]:
 
 
 def with_one_engine(raws: Sequence[Raw], machine: Machine) -> list[Raw]:
-    """Give all requests with `engine=auto` the same engine if some of them cannot use DEFAULT_ENGINE.
+    """Return the requests with one engine for all that have `engine=auto`, so that speeds can be compared.
 
-    Speeds are compared under equal engines. A cell that cannot run under this engine keeps its own choice.
+    The engine is the first one other than DEFAULT_ENGINE that a training stack or an offloaded optimizer
+    needs. Without such a need the requests are unchanged. A request stays at `auto` if its cell is illegal
+    under this engine.
     """
-    left_open = [raw for raw in raws if raw["engine"]["name"] == AUTO]
-    if not any(is_stack(raw["trainer"]["name"]) or raw["offload"]["optimizer"] for raw in left_open):
+    at_auto = [raw for raw in raws if raw["engine"]["name"] == AUTO]
+    if not any(is_stack(raw["trainer"]["name"]) or raw["offload"]["optimizer"] for raw in at_auto):
         return [*raws]
-    names = (resolve(raw, machine).engine.name for raw in left_open)
+    names = (resolve(raw, machine).engine.name for raw in at_auto)
     other = next((name for name in names if name not in (DEFAULT_ENGINE, NOT_USED)), None)
     if other is None:
         return [*raws]

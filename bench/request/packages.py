@@ -1,4 +1,4 @@
-"""Distributions that a cell needs, and distributions that may change what it measures."""
+"""Python packages (distributions) that a cell needs, and those that may change what it measures."""
 
 from __future__ import annotations
 

@@ -30,22 +30,22 @@ MAX_RANKS_PER_GPU = 16
 A rank has a CUDA context of half a gigabyte, and a collective waits until every rank has had its time slice.
 """
 MULTI_NODE_CLUSTERS = ("nodes", "slurm")
-"""Choices of `cluster` with several machines, on which agents start the ranks."""
+"""Choices of `cluster` with several machines, on which agents (processes on other nodes) start the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Devices and number of ranks that a request asks for."""
+    """Device and number of ranks that a request asks for; a cell may use fewer ranks."""
 
     name: str
     device: str
     ranks_per_gpu: int
     world_size: int
-    """Largest number of ranks."""
+    """Number of ranks; the largest one if `is_open`."""
     nodes: int = 1
     """Number of machines, with the same number of ranks on each."""
     is_open: bool = False
-    """Whether the cell may use fewer ranks: the request leaves their number open, so GPUs may stay idle."""
+    """Whether GPUs may stay idle, because the request leaves the number of ranks open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Degrees:
 
 
 def place(raw: Raw, machine: Machine) -> Placement:
-    """Return the device and number of ranks, with `auto` filled in from the machine.
+    """Return the placement that the section `cluster` of a request asks for, with `auto` filled in.
 
     Raises ConfigError for a request that the machine cannot fulfil.
     """
@@ -84,7 +84,7 @@ def place(raw: Raw, machine: Machine) -> Placement:
 
 
 def _node_count(raw: Raw, name: str) -> int:
-    """Return the number of machines; for `auto` under Slurm all nodes of the allocation."""
+    """Return the number of machines; `auto` under Slurm means all nodes of the allocation."""
     nodes = raw["nodes"]
     if name == "slurm" and nodes == "auto":
         nodes = os.environ.get(SLURM_NODES) or 1  # the sweep itself refuses to run outside of an allocation
@@ -110,12 +110,13 @@ def _ranks_per_gpu(raw: Raw, device: str) -> int:
 
 
 def _max_ranks(placement: Placement, machine: Machine) -> int:
+    """Return the largest number of ranks that the nodes of a placement may run."""
     gpu_ranks, cpu_ranks = len(machine.gpus) * placement.ranks_per_gpu, max(MAX_CPU_RANKS, machine.cores)
     return placement.nodes * (gpu_ranks if placement.device == "cuda" else cpu_ranks)
 
 
 def _too_many_message(key: str, ranks: int, largest: int, placement: Placement, machine: Machine) -> str:
-    """Return the message that refuses more ranks than the largest number."""
+    """Return the message that refuses `ranks` ranks, which are more than `largest`."""
     nodes = f" on {placement.nodes} nodes" if placement.nodes > 1 else ""
     if placement.device != "cuda":
         return (
@@ -132,12 +133,13 @@ def _too_many_message(key: str, ranks: int, largest: int, placement: Placement, 
 
 
 def _find_device(raw: Raw, machine: Machine) -> str:
+    """Return `cpu` or `cuda`; raise ConfigError for a device that the machine does not have."""
     device: str = raw["device"]
     if device != "cpu" and machine.gpu_error is not None:
         raise ConfigError(f"cluster.device={device}: {machine.gpu_error}, or take cluster=cpu")
     if device == "auto":
         if raw["name"] == "slurm" and not machine.gpus:
-            _refuse_unseen_gpus()
+            _refuse_login_node()
         device = "cuda" if machine.gpus else "cpu"
     values.choice("cluster.device", device, ("cpu", "cuda"))
     if device == "cuda" and not machine.gpus:
@@ -146,8 +148,8 @@ def _find_device(raw: Raw, machine: Machine) -> str:
     return device
 
 
-def _refuse_unseen_gpus() -> None:
-    """Raise ConfigError on a login node, where the sweep would use the CPUs of nodes that have GPUs."""
+def _refuse_login_node() -> None:
+    """Raise ConfigError if the Slurm job has GPUs, since this machine has none and would use CPUs."""
     variables = [f"{name}={os.environ[name]}" for name in SLURM_GPUS if os.environ.get(name, "0") != "0"]
     if variables:
         raise ConfigError(
@@ -160,8 +162,9 @@ def _refuse_unseen_gpus() -> None:
 def degrees(raw: Raw, placement: Placement) -> Degrees:
     """Return the degrees of a cell whose ranks share sequences.
 
-    A degree at `auto` takes the ranks that the other degrees leave. If no degree is at `auto`, `legality`
-    compares the product with the number of ranks.
+    `sp_degree=auto` takes the ranks that the other degrees leave, and `dp_shard=auto` then is 1. With a
+    number for `sp_degree`, `dp_shard=auto` takes the ranks that are left. The product may differ from the
+    number of ranks; `bench.request.legality` refuses such a cell.
     """
     replicate = values.whole_number("dp_replicate", raw["dp_replicate"])
     shard = _number_unless_auto("dp_shard", raw["dp_shard"])
@@ -173,24 +176,27 @@ def degrees(raw: Raw, placement: Placement) -> Degrees:
 
 
 def default_sp_degree(placement: Placement, ranks: int) -> int:
-    """Return how many of these ranks share a sequence by default.
+    """Return the number of ranks, of `ranks`, that share a sequence by default.
 
-    All ranks do, unless GPUs may stay idle: then a power of two, which divides most heads and lengths.
+    It is `ranks`. If GPUs may stay idle it is the largest power of two in it, which divides the numbers of
+    heads and the lengths of most cells.
     """
     return 1 << (ranks.bit_length() - 1) if placement.is_open else ranks
 
 
-def used_ranks(placement: Placement, spread: Degrees) -> int:
-    """Return the ranks of a cell that shares sequences: all, or if GPUs may idle only the needed ones."""
-    return (
-        spread.product
-        if placement.is_open and spread.product <= placement.world_size
-        else placement.world_size
-    )
+def used_ranks(placement: Placement, requested: Degrees) -> int:
+    """Return the number of ranks of a cell that shares sequences.
+
+    It is that of the placement, or if GPUs may stay idle the product of the degrees unless that is larger.
+    """
+    return min(requested.product, placement.world_size) if placement.is_open else placement.world_size
 
 
 def shrink_cluster(cluster: ClusterConfig, ranks: int) -> ClusterConfig:
-    """Return the cluster reduced to this number of ranks and the nodes that they need."""
+    """Return the cluster with `ranks` ranks on the smallest number of nodes that can hold them.
+
+    On a single node it has no network.
+    """
     nodes = cluster.min_nodes_for(ranks)
     return replace(
         cluster,
@@ -204,7 +210,8 @@ def shrink_cluster(cluster: ClusterConfig, ranks: int) -> ClusterConfig:
 def unshared_degrees(raw: Raw, placement: Placement, machine: Machine) -> Degrees:
     """Return the degrees of a cell that shares no sequence: one rank, unless data parallelism is requested.
 
-    Neither sp_degree nor the size of the cluster changes what such a cell computes.
+    Neither `sp_degree` nor `cluster.world_size` changes what such a cell computes. Raises ConfigError if the
+    requested data parallelism needs more ranks than there are, and for an invalid `sp_degree`.
     """
     _number_unless_auto("sp_degree", raw["sp_degree"])
     replicate = values.whole_number("dp_replicate", raw["dp_replicate"])
@@ -221,7 +228,7 @@ def unshared_degrees(raw: Raw, placement: Placement, machine: Machine) -> Degree
 
 
 def threads_per_rank(raw: Raw, machine: Machine, ranks: int) -> int:
-    """Return the requested threads; for `auto` an equal share of the cores for `ranks` ranks, at least 1."""
+    """Return the number of threads of a rank; `auto` divides the cores among the `ranks` ranks of a node."""
     if raw["threads_per_rank"] == "auto":
         return max(1, machine.cores // ranks)
     threads = values.whole_number("cluster.threads_per_rank", raw["threads_per_rank"])
@@ -234,9 +241,9 @@ def threads_per_rank(raw: Raw, machine: Machine, ranks: int) -> int:
 
 
 def memory_limit_gib(value: Any, device: str) -> float:
-    """Return how much one rank may allocate, in GiB.
+    """Return the memory limit of one rank in GiB; raise ConfigError for a bad value.
 
-    On the CPU a limit below MIN_CPU_LIMIT_GIB would end a rank before it can report the reason.
+    A limit below MIN_CPU_LIMIT_GIB would end a CPU rank before it can report the reason.
     """
     key = "cluster.memory_limit_gib"
     limit_gib = values.positive(key, value, example="0.5")

@@ -58,11 +58,11 @@ from bench.training.text import check_tokenizer, read_beginning
 from bench.training.trainer_facts import STACK_ENGINE, TRAINER_FACTS, UNTILED
 
 DATA, LOSSES = ("text", "synthetic"), ("chunked", "untiled")
-"""Names of the data sources and losses in bench/training/data.py and loss.py, which import torch."""
+"""Names of data sources and losses, repeated here because the modules that define them import torch."""
 AGENT_KEYS = ("address", "port")
-"""Keys of `cluster` for the connection of agents, which are not part of a cell."""
+"""Keys of `cluster` for the connection to processes on other nodes, which are not part of a cell."""
 DERIVED_FIELDS = ("options", "padding", "inject_fault", "rank_order", "backend")
-"""Fields of a cell and its sections that no key sets: they are derived, or set by an experiment."""
+"""Fields of a cell and its sections that no key sets, because they follow from others or an experiment."""
 SWEEP_KEYS = ("lease", "plan", "resume", "sweep_dir")
 """Keys that apply to a whole sweep and are not part of a cell."""
 
@@ -97,7 +97,7 @@ def resolve(raw: Raw, machine: Machine) -> Cell:
     """Return the cell of a composed configuration; raise ConfigError at the first invalid value."""
     if raw["mode"] != MEASURE:
         machine = target_machine(raw, machine)
-    cell, pads, rank = _read_cell(raw, machine), values.flag("pad", raw["pad"]), raw["replay"]["rank"]
+    cell, pads = _read_cell(raw, machine), values.flag("pad", raw["pad"])
     if cell.mode == PREDICT:  # a prediction needs neither repeats nor a reference
         once = cell.measure if cell.measure.repeats == AUTO else replace(cell.measure, repeats=1)
         cell = replace(cell, measure=replace(once, reference_budget_s=0.0))
@@ -105,6 +105,7 @@ def resolve(raw: Raw, machine: Machine) -> Cell:
         cell = _attention_cell(cell)
     elif pads:
         cell = _add_padding(cell)
+    rank = raw["replay"]["rank"]
     return cell if cell.mode != REPLAY and rank == AUTO else with_replayed_rank(cell, rank)
 
 
@@ -134,22 +135,25 @@ def _attention_cell(cell: Cell) -> Cell:
 
 
 def _read_cell(raw: Raw, machine: Machine) -> Cell:
-    """Return the cell as requested, before the changes of its mode, its workload and padding."""
+    """Return the requested cell before `resolve` changes it for its mode, its workload and padding."""
     _refuse_unknown(raw)
     strategy = values.choice("strategy", raw["strategy"]["name"], STRATEGIES)
     trainer = values.choice("trainer", raw["trainer"]["name"], TRAINER_FACTS)
     seq_len = values.tokens("seq_len", raw["seq_len"])
     placement = place(raw["cluster"], machine)
-    shares = STRATEGIES[strategy].shares_sequences
-    spread = degrees(raw, placement) if shares else unshared_degrees(raw, placement, machine)
-    ranks = used_ranks(placement, spread) if shares else spread.product
+    if STRATEGIES[strategy].shares_sequences:
+        parallel = degrees(raw, placement)
+        ranks = used_ranks(placement, parallel)
+    else:
+        parallel = unshared_degrees(raw, placement, machine)
+        ranks = parallel.product
     model = model_config(raw["model"], len(machine.gpus) if placement.device == "cuda" else 0)
     cell = Cell(
         seq_len=seq_len,
         batch=values.whole_number("batch", raw["batch"]),
         grad_accum=values.whole_number("grad_accum", raw["grad_accum"]),
         strategy=strategy,
-        options=(),
+        options=(),  # replaced below, with the layout: their defaults depend on other fields
         layout=AUTO,
         kernel=_kernel(raw["kernel"], STRATEGIES[strategy].kernels),
         dtype=values.choice("dtype", raw["dtype"], DTYPE_BYTES),
@@ -165,10 +169,10 @@ def _read_cell(raw: Raw, machine: Machine) -> Cell:
         mode=values.choice("mode", raw["mode"], MODE_NAMES),
         hardware=_hardware(raw["hardware"], machine, placement, raw["mode"]),
         cluster=_cluster(raw["cluster"], placement, machine, ranks),
-        sp_degree=spread.sp_degree,
-        ulysses_degree=_ulysses_degree(raw, spread.sp_degree, model),
-        dp_replicate=spread.dp_replicate,
-        dp_shard=spread.dp_shard,
+        sp_degree=parallel.sp_degree,
+        ulysses_degree=_ulysses_degree(raw, parallel.sp_degree, model),
+        dp_replicate=parallel.dp_replicate,
+        dp_shard=parallel.dp_shard,
         checkpointing=_checkpointing(raw["checkpointing"], placement.device),
         loss=_loss(raw["loss"], trainer),
         tiled_mlp=values.flag("tiled_mlp", raw["tiled_mlp"]),
@@ -178,13 +182,18 @@ def _read_cell(raw: Raw, machine: Machine) -> Cell:
         env=() if raw["env"] == {} else env_pairs(raw["env"], placement.device),
         experiment=values.choice("experiment", raw["experiment"]["name"], options("experiment")),
     )
-    chosen = _strategy_options(raw["strategy"], cell)
-    return replace(cell, options=chosen, layout=_layout(raw["layout"], strategy, dict(chosen)))
+    chosen_options = _strategy_options(raw["strategy"], cell)
+    layout = _layout(raw["layout"], strategy, dict(chosen_options))
+    return replace(cell, options=chosen_options, layout=layout)
 
 
-def _cluster(raw: Raw, placement: Placement, machine: Machine, world_size: int) -> ClusterConfig:
+def _cluster(raw: Raw, placement: Placement, machine: Machine, ranks: int) -> ClusterConfig:
+    """Return the section `cluster` of a cell that uses `ranks` of the ranks of its placement.
+
+    With fewer ranks than the placement has, the cell gets only the nodes that these ranks need.
+    """
     binding, limit = raw["numa_binding"], raw["memory_limit_gib"]
-    cluster = ClusterConfig(
+    whole = ClusterConfig(
         name=placement.name,
         world_size=placement.world_size,
         nodes=placement.nodes,
@@ -192,17 +201,16 @@ def _cluster(raw: Raw, placement: Placement, machine: Machine, world_size: int) 
         ranks_per_gpu=min(placement.ranks_per_gpu, placement.world_size),
         device=placement.device,
         backend="nccl" if placement.device == "cuda" else "gloo",
-        threads_per_rank=1,
+        threads_per_rank=1,  # replaced below, when the number of nodes is known
         memory_limit_gib=limit if limit is None else memory_limit_gib(limit, placement.device),
         numa_binding=binding if binding is None else _numa_binding(binding, placement.device),
     )
-    if world_size != placement.world_size:
-        cluster = shrink_cluster(cluster, world_size)
-    return replace(cluster, threads_per_rank=threads_per_rank(raw, machine, world_size // cluster.nodes))
+    cluster = whole if ranks == placement.world_size else shrink_cluster(whole, ranks)
+    return replace(cluster, threads_per_rank=threads_per_rank(raw, machine, ranks // cluster.nodes))
 
 
 def _numa_binding(raw: Any, device: str) -> str:
-    """Return the kind of CPUs near its GPU that a rank is bound to; raise ConfigError for CPU ranks."""
+    """Return the way in which ranks are bound to CPUs near their GPU; raise ConfigError for CPU ranks."""
     if device == "cpu":
         raise ConfigError(f"cluster.numa_binding={raw}: the ranks run on the CPU, not on a GPU; leave it out")
     return values.choice("cluster.numa_binding", raw, NUMA_BINDINGS)
@@ -278,16 +286,16 @@ def _layout(raw: Any, strategy: str, options: Mapping[str, str]) -> str:
     return values.choice("layout", raw, LAYOUTS)
 
 
-def _kernel(raw: Any, known: tuple[str, ...] | None) -> str:
-    """Return the kernel; for `auto` DEFAULT_KERNEL, or the strategy's first kernel if it cannot use that."""
-    default = DEFAULT_KERNEL if known is None or DEFAULT_KERNEL in known else known[0]
+def _kernel(raw: Any, supported: tuple[str, ...] | None) -> str:
+    """Return the kernel; `auto` is DEFAULT_KERNEL if the strategy supports it, and else its first kernel."""
+    default = DEFAULT_KERNEL if supported is None or DEFAULT_KERNEL in supported else supported[0]
     return values.choice("kernel", default if raw == "auto" else raw, KERNEL_FACTS)
 
 
 def _checkpointing(raw: Any, device: str) -> bool:
-    """Return whether layers are checkpointed; for `auto` on GPUs alone, where memory limits the length.
+    """Return whether layers are checkpointed; `auto` means true on GPUs, where memory limits the length.
 
-    Without checkpointing a model of 4 billion weights keeps 6 MB per token.
+    Without checkpointing a model of 4 billion weights keeps 6 MB per token until the backward pass.
     """
     return device == "cuda" if raw == AUTO else values.flag("checkpointing", raw)
 
@@ -302,15 +310,16 @@ def _engine(raw: Raw, strategy: str, trainer: str) -> EngineConfig:
 
 
 def default_engine(strategy: str, trainer: str, *, offloads_optimizer: bool) -> str:
-    """Return the engine of a cell with `engine=auto`; `with_one_engine` then makes it the same in a sweep.
+    """Return the engine of one cell with `engine=auto`.
 
-    Training stacks take STACK_ENGINE, under which all the strategies that they drive run, except torch_cp.
+    `bench.request.open_choices.with_one_engine` may replace it, so that all cells of a sweep have one engine.
+    A training stack (a trainer that is not ours) takes STACK_ENGINE if the strategy runs under it there.
     """
     if offloads_optimizer:
         return next(name for name, facts in ENGINE_FACTS.items() if facts.offloads_optimizer)
-    drives = TRAINER_FACTS[trainer].engines_by_strategy
-    takes_stacks = drives is not None and STACK_ENGINE in drives.get(strategy, [STACK_ENGINE])
-    return STACK_ENGINE if takes_stacks else DEFAULT_ENGINE
+    engines = TRAINER_FACTS[trainer].engines_by_strategy  # None for our own trainer
+    uses_stack_engine = engines is not None and STACK_ENGINE in engines.get(strategy, [STACK_ENGINE])
+    return STACK_ENGINE if uses_stack_engine else DEFAULT_ENGINE
 
 
 def _optimizer(raw: Raw) -> OptimizerConfig:
@@ -324,7 +333,7 @@ def _optimizer(raw: Raw) -> OptimizerConfig:
 
 
 def _loss(raw: Any, trainer: str) -> str:
-    """Return the loss; for `auto` ours in chunks, or untiled under a training stack with its own loss."""
+    """Return the loss; `auto` is `chunked`, or `untiled` under a training stack, which has its own loss."""
     if raw == AUTO:
         return UNTILED if TRAINER_FACTS[trainer].is_stack else LOSSES[0]
     return values.choice("loss", raw, LOSSES)
@@ -345,7 +354,10 @@ def _data(raw: Raw, vocab_size: int) -> DataConfig:
 
 
 def _hardware(raw: Raw, machine: Machine, placement: Placement, mode: str) -> str:
-    """Return the name in conf/hardware/ of the device that ranks run on, or that a prediction is about."""
+    """Return the name in conf/hardware/ of the device that ranks run on, or that a prediction assumes.
+
+    Raises ConfigError for the name of a device other than this machine's, unless the cell is predicted.
+    """
     here = hardware_of_machine(machine, placement.device)
     if mode == REPLAY and raw["name"] not in (AUTO, here):
         raise ConfigError(

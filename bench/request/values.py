@@ -1,4 +1,7 @@
-"""Conversion of single values from the command line or YAML into typed values; errors are ConfigErrors."""
+"""Conversion of single values from the command line or YAML into typed values.
+
+The functions raise ConfigError for an invalid value, whose message begins with their argument `key`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 
 from bench.common.labels import LENGTH_UNITS, value_label
-from bench.config import MAX_WHOLE as MAX_WHOLE  # noqa: PLC0414  bench.plan.experiments reads it here
-from bench.config import ConfigError, Flag, Resume, positive_rule, whole_rule
+from bench.config import MAX_WHOLE, ConfigError, Flag, Resume, positive_rule, whole_rule
 
 MAX_CELLS = 10_000
 """Largest number of cells of a sweep, repeats included."""
@@ -39,12 +41,12 @@ SYNONYMS: Mapping[str, Collection[str]] = {
     "measure.min_timed_steps": ("least_steps",),
     "cluster.world_size": ("num_gpus", "num_processes", "nproc_per_node"),
 }
-"""Names that other tools, and earlier versions, use for a key or value.
+"""Names in other tools and earlier versions, by our key or value, which an error message then suggests.
 
-The table has names for which similar spelling suggests nothing or the wrong key.
+The table has only names for which the most similar spelling is missing or wrong.
 """
 PACKAGES: Mapping[str, str] = {"ring": "ring_flash_attn", "ulysses": "deepspeed_ulysses"}
-"""Strategy of the published package that the user may mean instead of ours."""
+"""Strategy that runs the published package, by our own strategy of the same kind."""
 Section = TypeVar("Section")
 _LENGTH = re.compile(r"([0-9]{1,80})([kKmM]?)")
 
@@ -72,19 +74,22 @@ def positive(key: str, value: Any, *, example: str) -> float:
 
 
 def flag(key: str, value: Any) -> bool:
-    """Return true or false."""
+    """Return a Boolean value."""
     return bool(convert(key, value, Flag))
 
 
-def section(name: str, raw: Mapping[str, Any], kind: Callable[..., Section], /, **read: Any) -> Section:
-    """Return a section of a cell, whose fields define the rules of values; `read` has converted values."""
+def section(name: str, raw: Mapping[str, Any], kind: Callable[..., Section], /, **converted: Any) -> Section:
+    """Return a section of a cell from its requested values.
+
+    The annotations of `kind` are the rules for values, except for those that the caller has `converted`.
+    """
     rules = _rules(kind)
-    unread = {key: convert(f"{name}.{key}", raw[key], rules[key]) for key in rules if key not in read}
-    return kind(**read, **unread)
+    others = {key: convert(f"{name}.{key}", raw[key], rules[key]) for key in rules if key not in converted}
+    return kind(**converted, **others)
 
 
 def convert(key: str, value: Any, rule: Any) -> Any:
-    """Convert a value by a type annotation; an error has the annotation's description and example."""
+    """Return a value converted by a type annotation, whose description and example a ConfigError shows."""
     try:
         return msgspec.convert(value, rule, strict=rule == Flag)  # ${oc.env:NAME} gives numbers as text
     except (msgspec.ValidationError, UnicodeEncodeError):  # text may hold a lone surrogate
@@ -137,7 +142,7 @@ def path(key: str, value: Any) -> str:
 
 
 def resume(key: str, value: Any) -> Resume:
-    """Return NEVER for false, MATCHING for true, ANY for `any`."""
+    """Return the `Resume` of true, false or `any`: MATCHING, NEVER or ANY."""
     modes = {False: Resume.NEVER, True: Resume.MATCHING, Resume.ANY.value: Resume.ANY}
     if not isinstance(value, bool | str) or value not in modes:
         raise ConfigError(f"{key}={value_label(value)}: must be true, false or any; write {key}=true")
@@ -145,7 +150,7 @@ def resume(key: str, value: Any) -> Resume:
 
 
 def choice(key: str, value: Any, known: Collection[str]) -> str:
-    """Return the value if it is one of `known`."""
+    """Return the value if it is one of `known`; otherwise the error suggests the nearest of these."""
     if not isinstance(value, str) or value not in known:
         word = str(value).lower().removeprefix("torch.").rpartition("/")[2]
         word = re.sub(r"[-.]", "_", word)  # Qwen/Qwen3-4B is qwen3_4b
@@ -165,7 +170,10 @@ def no_such_key(key: str, known: Collection[str]) -> str:
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
-    """Return the known word that was probably meant, or None; a synonym of a key counts in any section."""
+    """Return the known word that was probably meant by `word`; None if no known word is similar.
+
+    A synonym of a key suggests this key even if the user wrote it in another section.
+    """
     bare = word.rpartition(".")[2]
     for name, synonyms in SYNONYMS.items():
         if bare in synonyms and name in known:
@@ -174,18 +182,20 @@ def nearest(word: str, known: Collection[str]) -> str | None:
 
 
 def _number_text(value: Any) -> str:
+    """Return a number as text, a float without a fraction as an integer; empty for another kind of value."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
 
 
 def _sweep_hint(key: str, value: Any, several: str) -> str:
+    """Return the hint that several values need `-m`, if the value is a list; otherwise an empty text."""
     is_list = isinstance(value, list) or (isinstance(value, str) and "," in value)
     return f"; for several values add -m: -m {key}={several}" if is_list else ""
 
 
 def refuse_too_many(factors: Sequence[int]) -> None:
-    """Raise ConfigError if the product of these numbers exceeds MAX_CELLS."""
+    """Raise ConfigError if the product of the factors, which is a number of cells, exceeds MAX_CELLS."""
     cells = 1
     for factor in factors:
         cells *= factor

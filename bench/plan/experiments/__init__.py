@@ -1,6 +1,8 @@
-"""Experiments: questions with the cells that answer them. May import work, planned and what lies below plan.
+"""Experiments: questions with the cells that answer them.
 
-EXPERIMENTS is the only table; a new experiment needs a function, a line there and a YAML in conf/experiment/.
+A new experiment needs a function that returns its cells, an entry in EXPERIMENTS and a file in
+conf/experiment/. Its module may import `bench.plan.work`, `bench.plan.planned` and the layers below
+`bench.plan`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from bench.common.environment import Machine
 from bench.common.labels import value_label
 from bench.config import Cell, ConfigError
 from bench.plan.experiments.loss_equivalence import comparison_cells, roles_of
-from bench.plan.experiments.max_length import Grow, make_grow, search_line
+from bench.plan.experiments.max_length import CellChooser, make_cell_chooser, opening_text
 from bench.plan.experiments.probe import probed_cells
 from bench.plan.experiments.published import mode_line, published_cells
 from bench.record.record import Role
@@ -32,24 +34,28 @@ class Experiment:
     It raises ConfigError for an invalid value.
     """
     workload: str | None = None
-    """Only workload of the experiment; None if it takes any."""
+    """The only workload that the experiment accepts; None if it accepts every workload."""
     roles: Callable[[Sequence[Cell]], Mapping[str, Role]] = lambda _: {}
-    """Function that returns roles by cell id; a cell without an entry answers the question."""
+    """Function that returns roles by cell id; a cell without an entry has Role.CELL."""
     opening_line: Callable[[Sequence[Raw], Machine], str] | None = None
-    """Function that returns the first printed line; None without such a line."""
-    make_grow: Callable[[Sequence[Raw], Machine], Grow] | None = None
-    """Function that returns a `Grow`; None if all cells are known from the start."""
+    """Function that returns the text that is printed first; None without such a text."""
+    make_cell_chooser: Callable[[Sequence[Raw], Machine], CellChooser] | None = None
+    """Function that returns a `CellChooser`; None if all cells are known before the first one runs."""
     compares_values: bool = False
     """Whether the experiment compares losses, gradients or attention values, which a replay does not have."""
     needs_sharing: bool = True
-    """Whether default strategies are kept even if no ranks share a sequence."""
+    """Whether default strategies that share sequences stay in the plan even if no ranks share one here."""
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "none": Experiment(lambda raws, machine: [resolve(raw, machine) for raw in raws], needs_sharing=False),
+    "none": Experiment(
+        lambda requests, machine: [resolve(request, machine) for request in requests], needs_sharing=False
+    ),
     "loss_equivalence": Experiment(comparison_cells, "train", roles=roles_of, compares_values=True),
     "max_length": Experiment(
-        lambda raws, machine: make_grow(raws, machine)([]), opening_line=search_line, make_grow=make_grow
+        lambda requests, machine: make_cell_chooser(requests, machine)([]),
+        opening_line=opening_text,
+        make_cell_chooser=make_cell_chooser,
     ),
     "probe": Experiment(probed_cells, "train", compares_values=True),
     "published_memory": Experiment(published_cells, opening_line=mode_line),
@@ -57,32 +63,33 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 }
 
 
-def experiment_of(raws: Sequence[Raw]) -> Experiment:
+def experiment_of(requests: Sequence[Raw]) -> Experiment:
     """Return the experiment of a sweep.
 
-    Raises ConfigError for an unknown experiment, for several, and for a key that belongs to another one.
+    Raises ConfigError for an unknown experiment, for several experiments, and for a workload, mode or key
+    that the experiment does not accept.
     """
-    names = {values.choice("experiment", raw["experiment"]["name"], EXPERIMENTS) for raw in raws}
+    names = {values.choice("experiment", request["experiment"]["name"], EXPERIMENTS) for request in requests}
     if len(names) > 1:
         raise ConfigError(
             f"experiment={','.join(sorted(names))}: a command runs one experiment; choose one of these"
         )
     name = names.pop()
     workload = EXPERIMENTS[name].workload
-    for raw in raws:
-        if workload not in (None, raw["workload"]["name"]):
+    for request in requests:
+        if workload not in (None, request["workload"]["name"]):
             raise ConfigError(
-                f"workload={value_label(raw['workload']['name'])}: experiment={name} takes only"
+                f"workload={value_label(request['workload']['name'])}: experiment={name} takes only"
                 f" workload={workload}; leave workload out"
             )
-        if raw["mode"] in (PREDICT, REPLAY) and EXPERIMENTS[name].compares_values:
+        if request["mode"] in (PREDICT, REPLAY) and EXPERIMENTS[name].compares_values:
             raise ConfigError(
-                f"mode={raw['mode']}: experiment={name} compares values, which only mode=measure has; leave"
-                " mode out"
+                f"mode={request['mode']}: experiment={name} compares values, which only mode=measure has;"
+                " leave mode out"
             )
-        if raw["length_step"] is not None and EXPERIMENTS[name].make_grow is None:
+        if request["length_step"] is not None and EXPERIMENTS[name].make_cell_chooser is None:
             raise ConfigError(
-                f"length_step={value_label(raw['length_step'])}: belongs to experiment=max_length; leave it"
-                " out"
+                f"length_step={value_label(request['length_step'])}: belongs to experiment=max_length;"
+                " leave it out"
             )
     return EXPERIMENTS[name]

@@ -1,4 +1,4 @@
-"""Cells of experiment=probe, which tests the tokens that attention sees, for each strategy and layout."""
+"""Cells of experiment=probe, which tests for each strategy and layout which tokens a token attends to."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ PREFERRED_DTYPE = "fp32"
 """Dtype if the request names none and the strategy runs in it; otherwise it is the strategy's first dtype."""
 
 
-def probed_cells(raws: Sequence[Raw], machine: Machine) -> list[Cell]:
+def probed_cells(requests: Sequence[Raw], machine: Machine) -> list[Cell]:
     """Return a cell for each strategy that packs documents, in each of its layouts.
 
-    A strategy, layout or dtype in a request replaces these choices. Raises ConfigError for an invalid value.
+    A strategy, layout or dtype that a request names is the only one. Raises ConfigError for an invalid value.
     """
-    return [resolve(full, machine) for raw in raws for full in _with_choices_made(raw)]
+    return [resolve(complete, machine) for request in requests for complete in _with_choices_made(request)]
 
 
-def _with_choices_made(raw: Raw) -> Iterator[dict[str, Any]]:
-    """Yield the request with every choice made."""
+def _with_choices_made(request: Raw) -> Iterator[dict[str, Any]]:
+    """Yield the request for each strategy and layout, with its dtype."""
     names = [
         facts.name for facts in STRATEGIES.usable() if facts.supports_documents and not facts.is_optional
     ]
-    strategies = [raw["strategy"]] if "strategy" in raw else [read_option("strategy", name) for name in names]
+    strategies = (
+        [request["strategy"]] if "strategy" in request else [read_option("strategy", name) for name in names]
+    )
     for strategy in strategies:
         facts = STRATEGIES.get(strategy["name"])
-        layouts: tuple[Any, ...] = (raw["layout"],)
-        if facts is not None and raw["layout"] == AUTO:
+        layouts: tuple[Any, ...] = (request["layout"],)
+        if facts is not None and request["layout"] == AUTO:
             layouts = facts.layouts_with(strategy)
         for layout in layouts:
-            dtype = raw["dtype"] or _default_dtype(facts)
-            yield {**raw, "strategy": strategy, "layout": layout, "dtype": dtype}
+            dtype = request["dtype"] or _default_dtype(facts)
+            yield {**request, "strategy": strategy, "layout": layout, "dtype": dtype}
 
 
 def _default_dtype(facts: StrategyFacts | None) -> str:

@@ -10,7 +10,7 @@ from bench.common.environment import REPOSITORY
 from bench.config import DTYPE_BYTES, LEASE_POLICIES, MASKS, PACKING, SCHEDULES
 from bench.request.choices import default_strategies, groups, options
 from bench.request.command_line import PLAN_OPTION, SHOW_OPTIONS, SWEEP_OPTIONS
-from bench.request.help import COLUMNS, COMMON, OPTIONS, help_text, option_description
+from bench.request.help import COMMON_KEYS, MAX_LINE, OPTIONS, help_text, option_description
 from bench.request.modes import MODE_NAMES
 from bench.request.resolve import LOSSES, all_keys
 from tests.support.command import COMMAND, run_command_here
@@ -29,8 +29,8 @@ def page():
 
 def test_help_lists_every_key_and_at_most_40_common_ones(page):
     assert {*KEY.findall(page)} == {*KEYS}
-    assert {*KEY.findall(help_text())} == {*COMMON}
-    assert len(COMMON) <= 40
+    assert {*KEY.findall(help_text())} == {*COMMON_KEYS}
+    assert len(COMMON_KEYS) <= 40
     assert not {"inject_fault", "data.rank_order", "cluster.backend"} & {*KEYS}
 
 
@@ -41,7 +41,7 @@ def test_help_lists_every_option_and_marks_one_default(group, page):
         assert option_description(group, name)
         assert len(names) == 1 or re.search(rf"^  [*m ] {group}={name}  +\S", page, re.MULTILINE)
     assert len(names) == 1 or len(re.findall(rf"^  \* {group}=", page, re.MULTILINE)) == 1
-    assert group not in COMMON or f"[{', '.join(names)}]" in " ".join(help_text().split())
+    assert group not in COMMON_KEYS or f"[{', '.join(names)}]" in " ".join(help_text().split())
 
 
 def test_help_states_the_default_strategies_of_a_sweep(page):
@@ -80,6 +80,6 @@ def test_command_prints_help_with_three_examples(tmp_path, option, whole):
     assert (done.returncode, rest, done.stderr) == (0, [*page.partition("\nChoices ")[1:]], "")
     assert head.count(f"  python {COMMAND[1]} ") == 3  # as it was typed
     assert len(re.findall(r"^  python run_sweep\.py", page, flags=re.MULTILINE)) == 3
-    assert max(map(len, page.splitlines())) <= COLUMNS
+    assert max(map(len, page.splitlines())) <= MAX_LINE
     assert "docs/choices.md" in page
     assert (REPOSITORY / page.splitlines()[-1].rpartition(" ")[2]).is_file()

@@ -108,9 +108,9 @@ REFUSED = {
     ),
     "another scale": (
         ("gemma2", {"sliding_window": 64, "query_pre_attn_scalar": 1, "attn_logit_softcapping": None}),
-        "scores are scaled by query_pre_attn_scalar=1, not by head_dim=16",
+        "the scale of scores follows from query_pre_attn_scalar=1, not from head_dim=16",
     ),
-    "a multiplier": (("granite", {"attention_multiplier": 1.0}), "scaled by attention_multiplier=1.0"),
+    "a multiplier": (("granite", {"attention_multiplier": 1.0}), "follows from attention_multiplier=1.0"),
     "chunks": (
         ("llama4_text", {"attention_chunk_size": 8, "num_local_experts": 2, "no_rope_layers": [1, 1],
                          "layer_types": ["chunked_attention"] * 2}),

@@ -58,7 +58,7 @@ def test_timed_here_probes_only_cells_on_this_cpu(monkeypatch):
 
 def test_run_sweep_probes_for_legal_cells_only(monkeypatch):
     timed = []
-    monkeypatch.setattr(run_sweep, "PROBE_PAYS_S", 0.0)
+    monkeypatch.setattr(run_sweep, "PROBE_WORTHWHILE_S", 0.0)
     probe = lambda cells: timed.extend(cells) or expected_by_cost_model  # noqa: E731
     monkeypatch.setattr(run_sweep, "expected_after_probe", probe)
     legal, illegal = (planned_cell(cell(*words), TWO_CORES) for words in ((), ("seq_len=1001",)))

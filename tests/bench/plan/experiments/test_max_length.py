@@ -8,7 +8,7 @@ from bench.config import ConfigError
 from bench.cost.band import Fit
 from bench.extras.predict.predicted_record import prediction_of
 from bench.plan.experiments import experiment_of
-from bench.plan.experiments.max_length import CPU_LIMIT_GIB, make_grow, numbers_to_try, searches
+from bench.plan.experiments.max_length import CPU_LIMIT_GIB, make_cell_chooser, numbers_to_try, searches
 from bench.plan.plan import plan
 from bench.plan.stored import read_plan
 from tests.support.cells import TWO_CORES, make_cell, make_raw
@@ -113,11 +113,11 @@ def test_interrupted_search_resumes_from_its_records(predicted, tmp_path, monkey
 
 
 def test_only_out_of_memory_leads_to_shorter_lengths():
-    grow = make_grow([raw()], TWO_CORES)
-    first = grow([])
+    choose_cells = make_cell_chooser([raw()], TWO_CORES)
+    first = choose_cells([])
     for status in ("crashed", "timed_out", "wrong_result", "killed", "error", "unsupported"):
-        assert lengths(grow(with_status(first, status))) == lengths(first)
-    longer, shorter = grow(with_status(first, "ok")), grow(with_status(first, "out_of_memory"))
+        assert lengths(choose_cells(with_status(first, status))) == lengths(first)
+    longer, shorter = (choose_cells(with_status(first, status)) for status in ("ok", "out_of_memory"))
     assert lengths(longer)[1] > lengths(first)[0] > lengths(shorter)[1]
 
 
@@ -132,19 +132,21 @@ def test_lengths_are_rounded_to_a_multiple_of_the_layout():
 
 
 def test_search_starts_at_the_memory_formula_or_the_request():
-    rooms = [searches([raw(f"cluster.memory_limit_gib={gib}")], TWO_CORES)[0].first for gib in (0.05, 0.1)]
-    assert rooms[0] < rooms[1] < 3 * rooms[0]
-    assert lengths(make_grow([raw("seq_len=3k")], TWO_CORES)([])) == [3072]
-    assert lengths(make_grow([raw("seq_len=3k", "data.prompt_tokens=5000")], TWO_CORES)([])) == [5120]
+    low, high = (
+        searches([raw(f"cluster.memory_limit_gib={gib}")], TWO_CORES)[0].first_steps for gib in (0.05, 0.1)
+    )
+    assert low < high < 3 * low
+    assert lengths(make_cell_chooser([raw("seq_len=3k")], TWO_CORES)([])) == [3072]
+    assert lengths(make_cell_chooser([raw("seq_len=3k", "data.prompt_tokens=5000")], TWO_CORES)([])) == [5120]
 
 
-def test_search_line_states_the_memory_limit_of_cpu_ranks():
+def test_opening_text_states_the_memory_limit_of_cpu_ranks():
     message = experiment_of([raw()]).opening_line([raw()], TWO_CORES)
     assert f"cluster.memory_limit_gib={CPU_LIMIT_GIB}" in message
     assert "memory_limit_gib" not in experiment_of([raw()]).opening_line(
         [raw("cluster.memory_limit_gib=0.1")], TWO_CORES
     )
-    (cell,) = make_grow([raw("cluster.memory_limit_gib=0.1")], TWO_CORES)([])
+    (cell,) = make_cell_chooser([raw("cluster.memory_limit_gib=0.1")], TWO_CORES)([])
     assert cell.cluster.memory_limit_gib == 0.1
 
 
