@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench.training.messages import SMALL_BYTES
 
 PURPOSES = ("attention", "parameters", "gradients", "data_and_loss", "other")
-"""Purposes of communication. Time in which two are exposed at once counts for the first in this order."""
+"""Purposes of communication. Time in which two are exposed at once counts for the earlier one here."""
 
 PURPOSE_OF_KIND: Mapping[str, str] = {
     "all_gather": "parameters",
@@ -17,6 +17,7 @@ PURPOSE_OF_KIND: Mapping[str, str] = {
     "all_reduce": "gradients",
     "reduce": "gradients",
 }
+"""Purpose of a large call outside attention, by the kind of the call."""
 
 SHARE_OF_KIND: Mapping[str, Callable[[int], float]] = {
     "all_to_all": lambda size: (size - 1) / size,
@@ -29,9 +30,9 @@ SHARE_OF_KIND: Mapping[str, Callable[[int], float]] = {
     "scatter": lambda size: (size - 1) / size,  # of the root; the other ranks pass nothing
     "send": lambda size: min(1, size - 1),
 }
-"""Share of the bytes passed to a call that the rank sends, by kind, from the number of ranks in the group.
+"""Share of the bytes passed to a call that a rank sends, as a function of the group's size, by kind of call.
 
-Calls of other kinds send nothing.
+Calls of a kind that is not listed send nothing.
 """
 
 RendezvousKey = tuple[str, str, tuple[int, ...], int]
@@ -48,9 +49,9 @@ class Collective:
     peer_arg: int | None = None
     """Position of the other rank of a send or receive, a number within the group."""
     splits_arg: int | None = None
-    """Position of the sizes that go to each rank, or of one tensor for each rank; empty if all are equal."""
+    """Position of a list with the size, or the tensor, for each rank; the list is empty if all are equal."""
     root_arg: int | None = None
-    """Position of the only rank that sends nothing."""
+    """Position of the root's number. The root receives from all other ranks and sends nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class CollectiveCall:
 
 
 def purpose_of(kind: str, payload_bytes: int, *, in_attention: bool) -> str:
-    """Return the purpose of a call from its place, its kind and the bytes that are passed to it."""
+    """Return the purpose of a call from its kind, the bytes passed to it, and whether attention makes it."""
     if in_attention:
         return "attention"
     if kind in {"all_reduce", "reduce"} and payload_bytes < SMALL_BYTES:
@@ -88,7 +89,7 @@ def purpose_of(kind: str, payload_bytes: int, *, in_attention: bool) -> str:
     return PURPOSE_OF_KIND.get(kind, "other")
 
 
-# The payload of an operator with `_OF_FIRST` is its first argument, else the second.
+# With `_OF_FIRST` the payload is the operator's first argument, without it the second.
 _ALL_GATHER, _ALL_GATHER_OF_FIRST = Collective("all_gather", 1), Collective("all_gather", 0)
 _REDUCE_SCATTER, _REDUCE_SCATTER_OF_FIRST = Collective("reduce_scatter", 1), Collective("reduce_scatter", 0)
 _ALL_REDUCE = Collective("all_reduce", 0)
@@ -135,7 +136,7 @@ COLLECTIVES: Mapping[str, Collective] = {
 
 WITHOUT_PAYLOAD = frozenset({
     "c10d::check_for_nan",
-    "c10d::monitored_barrier_",  # no barrier either: gloo makes it of sends and receives
+    "c10d::monitored_barrier_",  # gloo makes this barrier of sends and receives
     "_c10d_functional::wait_tensor",
     "_c10d_functional::_wrap_tensor_autograd",
     "_dtensor::mesh_get_process_group",

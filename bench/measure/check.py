@@ -15,20 +15,20 @@ class Check(Struct, frozen=True, kw_only=True):
     against: str
     """Source of the values that the quantity is compared with."""
     tokens: NonNegativeInt | None = None
-    """Tokens of the compared sequence; null where nothing was compared along a sequence."""
+    """Number of tokens of the compared sequence; null if no sequence was compared."""
     rows: NonNegativeInt | None = None
-    """Sampled tokens of the compared sequence; null where all tokens were compared."""
+    """Number of sampled tokens of the compared sequence; null if all tokens were compared."""
     steps: NonNegativeInt | None = None
-    """Full-length steps of the cell that were compared; null where the check runs a step only for itself."""
+    """Number of full-length steps that were compared; null if the check runs an extra step of its own."""
     of_steps: NonNegativeInt | None = None
-    """Full-length steps that ran; null where the check can only be about some of them."""
+    """Number of full-length steps that ran; null if the check never compares all of them."""
     compares_training: bool = False
-    """True if the check compares loss and gradients of its steps with those of another computation. Losses of
-    a step that no such check covers are compared with nothing."""
+    """True if the check compares loss and gradients of its steps with those of another computation. Nothing
+    confirms the losses of a step that no such check covers."""
     reason: str | None = None
-    """Reason why the check was not made, or not in all its steps; null where it was."""
+    """Reason why the check was not made, or not in all steps; null if it was made in all of them."""
     below_noise: str | None = None
-    """Known mistake whose effect is smaller than rounding here, with both sizes; null if there is none."""
+    """Known mistake whose effect rounding would hide here, with both sizes; null without one."""
 
     @property
     def is_missing(self) -> bool:

@@ -18,7 +18,7 @@ from bench.measure.check import Check
 from bench.ranks.log import RankStage
 
 PartT = TypeVar("PartT")
-"""Report of one rank for a pass, mostly a section whose lists by rank hold this rank only."""
+"""Part of a section that one rank reports, mostly a section whose lists by rank have one entry."""
 SectionT = TypeVar("SectionT")
 """Section of a record, merged from the parts of all ranks."""
 ValueT = TypeVar("ValueT")
@@ -32,7 +32,7 @@ NO_OTHER_RANKS = "a replay has no data of other ranks"
 
 
 class FaultOrigin(IntEnum):
-    """Origin of the faults that a gate finds, in order of time.
+    """Origin of the faults that a pass's gate finds, in order of time.
 
     Gates run in this order, so that a record names the earliest of several faults.
     """
@@ -57,7 +57,7 @@ class RankReport:
     software: Mapping[str, str] = field(default_factory=dict)
     """Entries of the record's `environment` that only a rank can know."""
     flaw: str | None = None
-    """Message about the first number that is not finite or breaks a rule of its section, or None."""
+    """Message about the first number that is not finite, or about a part that breaks a rule of its type."""
 
 
 class PassFacts(ABC, Generic[PartT, SectionT]):
@@ -132,7 +132,7 @@ class PassFacts(ABC, Generic[PartT, SectionT]):
 class ErrorFacts(PassFacts[SectionT, SectionT]):
     """Facts of a pass that compares results with float64, with the gate and the checks of all such passes.
 
-    A section of such a pass has `tokens`, `errors` and `limits` by name, and a `reason` if nothing was
+    A section of such a pass has `tokens`, `errors` by name, `limits` by name, and a `reason` if nothing was
     compared.
     """
 
@@ -149,14 +149,14 @@ class ErrorFacts(PassFacts[SectionT, SectionT]):
     """Labels of errors in messages, by name; without an entry the name is the label."""
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> SectionT:  # noqa: ARG002
-        """Return the section of the first rank with the largest errors and limits of any rank."""
+        """Return the first rank's section, with each error and limit replaced by the largest of all ranks."""
         parts: list[Any] = self.parts(reports)
         errors, limits = (worst_by_name(field_by_rank(parts, name)) for name in ("errors", "limits"))
         merged: SectionT = replace(parts[0], errors=errors, limits=limits)
         return merged
 
     def gate(self, cell: Cell, section: Any) -> str | None:
-        """Return a message about the first error that is not within its limit."""
+        """Return a message about the first error that is not within its limit; None if all errors are."""
         name = first_beyond(section.errors, section.limits)
         if name is None:
             return None
@@ -166,7 +166,7 @@ class ErrorFacts(PassFacts[SectionT, SectionT]):
         return message.format(name=name, label=label, error=error, limit=section.limits[name], **fields)
 
     def checks(self, cell: Cell, section: Any) -> Sequence[Check]:
-        """Return the comparisons with float64; if none was made, each has the reason."""
+        """Return the checks against float64. If nothing was compared, each check has the reason."""
         if section is not None and section.reason is None and section.errors:
             return self.error_checks(cell, section)
         reason = NOT_RUN if section is None else section.reason or NOT_RUN
@@ -183,7 +183,7 @@ class ErrorFacts(PassFacts[SectionT, SectionT]):
 
 
 def field_by_rank(parts: Sequence[Any], field: str) -> list[Any]:
-    """Return the values of one field in the parts of all ranks."""
+    """Return the values of one field as a list with an entry for each part."""
     return [getattr(part, field) for part in parts]
 
 
@@ -204,13 +204,13 @@ def join_by_rank(parts: Sequence[Any], *fields: str) -> dict[str, Any]:
 
 
 def lists_by_name(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the values of all ranks as lists by rank, by name; 0 where a rank does not have the name."""
+    """Return a list for each name with the values of all ranks; 0 for a rank that does not have the name."""
     names = sorted({name for values in per_rank for name in values})
     return {name: [values.get(name, 0) for values in per_rank] for name in names}
 
 
 def worst_by_name(per_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the worst value of any rank, by name, among the ranks that have the name."""
+    """Return the largest value of each name over the ranks that have it; not finite counts as largest."""
     names = dict.fromkeys(name for values in per_rank for name in values)
     return {name: largest_error(values[name] for values in per_rank if name in values) for name in names}
 
@@ -221,14 +221,15 @@ def is_within(error: float | None, limit: float | None) -> bool:
 
 
 def first_beyond(errors: Mapping[str, float | None], limits: Mapping[str, float | None]) -> str | None:
-    """Return the first name whose error is not within its limit; None if all errors are."""
+    """Return the first name whose error is not within its limit; None if every error is."""
     return next((name for name, error in errors.items() if not is_within(error, limits[name])), None)
 
 
 def nearest_to_limit(compared: Mapping[KeyT, ErrorAndLimit]) -> KeyT:
     """Return the name whose error is the largest share of its limit.
 
-    Errors beyond their limit come before all others, and an error that is not finite before them.
+    An error beyond its limit is preferred to errors within their limits, and an error that is not finite to
+    all others.
     """
 
     def nearness(name: KeyT) -> tuple[bool, float]:

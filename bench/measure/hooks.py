@@ -18,8 +18,8 @@ from bench.ranks.log import StepPhase
 class Hook:
     """Hook of a model that does nothing in a copy of the model.
 
-    A training loop may copy or pickle its model in a step. A bound method would take the loop's wrapped model
-    and its process groups into the copy.
+    A training loop may copy or pickle its model in a step. If the hook were a bound method, copying the model
+    would also copy the object it is bound to, and with it the wrapped model and its process groups.
     """
 
     run: Callable[..., None]
@@ -33,12 +33,12 @@ class Hook:
 
 
 Spans = list[tuple[int, int]]
-"""Start and end of each call, by `time.monotonic_ns`."""
+"""Start and end of each call in nanoseconds, by `time.monotonic_ns`."""
 
 
 @contextmanager
 def method_spans(owner: object | None, method: str) -> Iterator[Spans]:
-    """Record the calls of a method in this context; without an `owner` there are none."""
+    """Yield a list that receives the span of each call of `owner.method`; it stays empty without an owner."""
     spans_ns: Spans = []
     if owner is None:
         yield spans_ns
@@ -60,7 +60,7 @@ def method_spans(owner: object | None, method: str) -> Iterator[Spans]:
 
 @contextmanager
 def optimizer_step_spans(phase: StepPhase) -> Iterator[Spans]:
-    """Record the steps of every torch optimizer in this context, and report them to `phase`."""
+    """Yield a list that receives the span of each step of a torch optimizer; report each to `phase`."""
     spans_ns: Spans = []
     starts_ns: list[int] = []
 

@@ -1,7 +1,9 @@
 """Base class of the passes of one rank, and the measurement that runs them.
 
-A pass yields a request for each step that it needs. The owner of the steps, a workload of the harness or the
-user's training loop, runs them. Therefore the same passes measure both.
+A pass measures or checks one thing on the subject, which is the model or attention that is measured. It
+yields a request for each step that it needs, and returns this rank's part of a section of the record. The
+steps are run by a workload of the harness or by the user's training loop, so that the same passes measure
+both.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from bench.ranks.log import RankLog
 
 
 class StepRequest(Enum):
-    """Request of a pass to the owner of the steps."""
+    """Request of a pass to the workload or training loop that runs the steps."""
 
     BETWEEN = auto()
-    """Resume the pass just before the next step starts. Instruments that it then turns on see only that
+    """Resume the pass just before the next step starts, so that instruments it then turns on see only that
     step."""
     FIRST = auto()
     """Run the cheapest step that triggers all one-time work, such as lazy imports."""
@@ -39,6 +41,7 @@ class StepRequest(Enum):
 
 
 StepRequests = Generator[StepRequest, Any, None]
+"""Generator of a pass's requests; it is sent the result of each full-length step."""
 ContextFactory = Callable[[], AbstractContextManager[Any]]
 
 
@@ -48,13 +51,16 @@ class TimedSteps:
 
     step_times_ms: list[float]
     window_ms: float
+    """Milliseconds from the start of the first timed step to the end of the last."""
     warmup: str
+    """`full` if full-length steps ran before the timed ones, `short` if only a short first step did."""
     outcomes: list[Any]
-    """Results of all full-length steps, those of the timed steps last."""
+    """Results of all full-length steps up to the last timed step, the timed steps last. The results of later
+    steps are in `Measurement.later_outcomes`."""
 
 
 class RankPass:
-    """Code of one pass on one rank. A pass overrides only the methods that it needs."""
+    """One pass on one rank. Subclasses override only the methods that they need."""
 
     def __init__(self, measurement: Measurement) -> None:
         self.measurement = measurement
@@ -64,15 +70,15 @@ class RankPass:
         return nullcontext()
 
     def around_first_step(self) -> AbstractContextManager[Any]:
-        """Return the context of the first step, which triggers all one-time work."""
+        """Return the context of the short first step, which triggers all one-time work."""
         return nullcontext()
 
     def around_window(self) -> AbstractContextManager[Any]:
-        """Return the context of a window of timed steps; it must not do anything between the steps."""
+        """Return the context of the window, all timed steps in a row. It must do nothing between them."""
         return nullcontext()
 
     def around_inspected_step(self) -> AbstractContextManager[Any]:
-        """Return the context of the inspected step, which is not timed."""
+        """Return the context of the inspected step, a step with instruments that is not timed."""
         return nullcontext()
 
     def before_steps(self) -> None:
@@ -87,17 +93,17 @@ class RankPass:
         yield from ()
 
     def broadcast_count(self, count: int) -> int:
-        """Return the `count` of rank 0 on every rank; every rank must call this."""
+        """Return rank 0's `count` on every rank; every rank must call this."""
         decision = torch.tensor(count, device=self.measurement.subject.device)
         self.measurement.raise_if_rank_failed()
         dist.broadcast(decision, src=0)
         return int(decision.item())
 
     def part(self) -> Any:
-        """Return this rank's part of the section; every rank calls this after the last step.
+        """Return what this rank adds to the pass's section. Every rank calls this after the last step.
 
         Returns:
-            A value of the type `PassFacts.part`; None if this rank has nothing to report.
+            A value of type `PassFacts.part_type`; None if this rank has nothing to report.
         """
         return None
 
@@ -121,29 +127,30 @@ class Measurement:
         known: frozenset[str] = frozenset(),
         instead: Mapping[str, type[RankPass]] | None = None,
     ) -> None:
-        """Create the passes, before the subject is built: some record the memory that the rank holds by then.
+        """Create the passes, before the subject is built: some record the memory that is held without it.
 
         Args:
             measure: Settings of the measurement.
             device: Device of this rank.
             log: Log to which passes report their progress.
             folder: Folder for the files of the passes; None if no files are kept.
-            meet: Called before every collective between steps. It raises if another rank has failed.
-            known: Names of passes that are not run again, because their sections are known.
-            instead: Classes that replace those of some passes, by name.
+            meet: Function that raises if another rank has failed. Passes call it, as `raise_if_rank_failed`,
+                before every collective between steps.
+            known: Names of passes that are not run, because another cell's record has their sections.
+            instead: Classes that replace those in a pass's `rank.py`, by name of the pass.
         """
         self.measure = measure
         self.device = device
         self.log = log
         self.folder = folder
         self.later_outcomes: list[Any] = []
-        """Results of the full-length steps after the timed steps."""
+        """Results of the full-length steps after the last timed step."""
         self.raise_if_rank_failed = meet
         self.watch = AttentionWatch()
         self.tap = CommunicationTap(self.watch)
-        codes = instead or {}
+        replacements = instead or {}
         self.passes = {
-            name: (codes.get(name) or rank_code(name))(self)
+            name: (replacements.get(name) or rank_code(name))(self)
             for name, facts in PASSES.items()
             if name not in known and facts.is_requested(measure)
         }
@@ -152,7 +159,8 @@ class Measurement:
     def inspects_traced_step(self) -> bool:
         """True if the traced step is also the inspected step.
 
-        In long steps the cost of inspecting does not show; if steps are short, there is time for one more.
+        If steps are long, the warm-up is short, and inspecting adds too little to distort the trace. If they
+        are short, there is time for another step that is only inspected.
         """
         return self.measure.trace and self.timed.warmup == "short"
 
@@ -162,15 +170,15 @@ class Measurement:
         return statistics.median(self.timed.step_times_ms) / 1e3
 
     def around_building(self) -> AbstractContextManager[None]:
-        """Return the contexts of all passes for building the subject."""
+        """Enter the contexts of all passes for building the subject."""
         return self._enter_all(lambda rank_pass: rank_pass.around_building())
 
     def around_window(self) -> AbstractContextManager[None]:
-        """Return the contexts of all passes for a window of timed steps."""
+        """Enter the contexts of all passes for a window of timed steps."""
         return self._enter_all(lambda rank_pass: rank_pass.around_window())
 
     def steps(self, subject: Subject) -> StepRequests:
-        """Run all passes on a subject that is built, one after another; yield their requests."""
+        """Prepare all passes for the built subject, then run one after another; yield their requests."""
         self.subject = subject
         for rank_pass in self.passes.values():
             rank_pass.before_steps()
@@ -178,7 +186,7 @@ class Measurement:
             yield from rank_pass.run()
 
     def first_step(self) -> StepRequests:
-        """Request the first step, in the contexts of all passes."""
+        """Request the short first step, in the contexts of all passes."""
         yield StepRequest.BETWEEN
         with (
             self.subject.around_untimed_step(),
@@ -186,40 +194,40 @@ class Measurement:
         ):
             yield StepRequest.FIRST
 
-    def step(self, around: ContextFactory) -> StepRequests:
-        """Request one full-length step that runs in the context that `around` returns."""
+    def step(self, make_context: ContextFactory) -> StepRequests:
+        """Request one full-length step that runs in a new context; its result goes to `later_outcomes`."""
         yield StepRequest.BETWEEN
-        with around():
+        with make_context():
             outcome = yield StepRequest.STEP
         self.later_outcomes.append(outcome)
 
     @contextmanager
     def inspect_step(self) -> Iterator[None]:
-        """Inspect a step with all passes; this costs milliseconds, so the step is never a timed one."""
+        """Let all passes inspect the step in this context, which takes milliseconds and is never timed."""
         contexts = self._enter_all(lambda rank_pass: rank_pass.around_inspected_step())
         with self.subject.around_untimed_step(), self.watch_attention(), contexts:
             yield
 
     @contextmanager
     def watch_attention(self) -> Iterator[None]:
-        """Record only the start and the end of attention calls, which costs microseconds."""
+        """Record the start and end of the attention calls in this context, which costs microseconds."""
         with self.subject.watch_attention(self.watch):
             yield
         self.watch.errors.raise_first()
 
     def parts(self) -> dict[str, Any]:
-        """Return this rank's parts of all sections, by the name of the pass."""
+        """Return the part of each pass by name, without passes that have none."""
         all_parts = {name: rank_pass.part() for name, rank_pass in self.passes.items()}
         return {name: part for name, part in all_parts.items() if part is not None}
 
     def report(self) -> dict[str, Any]:
-        """Return this rank's parts of all sections as JSON values, by the name of the pass."""
+        """Return the result of `parts` as JSON values."""
         return {name: to_builtins(part) for name, part in self.parts().items()}
 
     @contextmanager
-    def _enter_all(self, around: Callable[[RankPass], AbstractContextManager[Any]]) -> Iterator[None]:
-        """Enter one context of every pass; that of the first pass is outermost."""
+    def _enter_all(self, context_of: Callable[[RankPass], AbstractContextManager[Any]]) -> Iterator[None]:
+        """Enter one context of every pass; the context of the first pass is outermost."""
         with ExitStack() as stack:
             for rank_pass in self.passes.values():
-                stack.enter_context(around(rank_pass))
+                stack.enter_context(context_of(rank_pass))
             yield

@@ -19,7 +19,7 @@ from bench.training.trainers.trainer import Trainer
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """Output and gradients, [B, heads, S, D], of this rank's shard in one call of attention alone."""
+    """Output and gradients of this rank's shard, [B, heads, S, D], from one call of attention alone."""
 
     out: Tensor
     dq: Tensor
@@ -28,7 +28,7 @@ class AttentionCall:
 
 
 class Subject(ABC):
-    """Interface of the subject for the passes, which use its attributes and never ask for its class."""
+    """Model or attention that is measured. Passes use these attributes and never ask for the class."""
 
     device: torch.device
     attention_name: str
@@ -38,10 +38,10 @@ class Subject(ABC):
     other_ranks_on_gpu: int = 0
     """Number of other ranks on this rank's GPU."""
     nodes: int = 1
-    """Number of nodes of all ranks; 1 if it is not known."""
+    """Number of nodes on which the ranks run; 1 if it is not known."""
     causal: bool = True
     step_period: int = 1
-    """Number of steps after which the calls repeat; above 1 if a loader fetches for several steps at once."""
+    """Number of steps after which communication repeats; above 1 if a loader fetches for several steps."""
     strategy: Strategy | None = None
     """Installed strategy; None if the attention is user code."""
     trainer: Trainer | None = None
@@ -55,14 +55,14 @@ class Subject(ABC):
 
     @abstractmethod
     def watch_attention(self, watch: AttentionWatch) -> AbstractContextManager[None]:
-        """Report every attention call in this context to `watch`."""
+        """Return a context in which every attention call is reported to `watch`."""
 
     @abstractmethod
     def optimizer_spans(self) -> AbstractContextManager[Spans]:
-        """Record the spans in which the optimizer runs in this context."""
+        """Return a context that yields a list of the spans in which the optimizer runs."""
 
     def attention_call(self) -> AttentionCall | None:
-        """Return the last call if attention alone is measured, else None."""
+        """Return the results of the last call if attention alone is measured, else None."""
         return None
 
     def input_positions(self) -> Tensor | None:
@@ -70,5 +70,5 @@ class Subject(ABC):
         return None
 
     def around_untimed_step(self) -> AbstractContextManager[Any]:
-        """Return the context of a step that is not timed, in which the subject may inspect its own step."""
+        """Return the context of an untimed step, in which the subject may inspect the step itself."""
         return nullcontext()

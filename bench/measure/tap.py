@@ -23,13 +23,13 @@ from bench.common.deferred_errors import DeferredErrors
 from bench.measure.calls import SHARE_OF_KIND, Collective, CollectiveCall, collective_of, purpose_of
 
 if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import GroupName  # a name that torch had not always
+    from torch.distributed.distributed_c10d import GroupName  # older versions of torch do not have it
 
 
 class CommunicationTap(TorchDispatchMode):
     """Dispatch mode that appends every communication call of this rank to `calls`.
 
-    It adds no synchronisation and no collective, but about 5 us to every operator.
+    It synchronises nothing and adds no collective, but delays every operator by about 5 us.
     """
 
     def __init__(self, watch: AttentionWatch) -> None:
@@ -75,16 +75,18 @@ class CommunicationTap(TorchDispatchMode):
         return dict(Counter(f"{call.purpose} {call.kind}" for call in self.calls))
 
     def _call(self, collective: Collective, args: Sequence[Any]) -> CollectiveCall:
+        """Return the call with its members, bytes and arrival, and count it for its ordinal."""
         arrival_ns = time.monotonic_ns()
         group = _group(args)
         ranks = tuple(dist.get_process_group_ranks(group))
         members = ranks
         if collective.peer_arg is not None:
-            ends = group.rank(), args[collective.peer_arg]
-            members = tuple(ranks[end] for end in (ends if collective.kind == "send" else ends[::-1]))
-        counted = collective.kind, group.group_name, members
-        ordinal = self._counts[counted]
-        self._counts[counted] += 1
+            this_and_peer = group.rank(), args[collective.peer_arg]
+            from_to = this_and_peer if collective.kind == "send" else this_and_peer[::-1]
+            members = tuple(ranks[end] for end in from_to)
+        count_key = collective.kind, group.group_name, members
+        ordinal = self._counts[count_key]
+        self._counts[count_key] += 1
         payload_bytes = _tensor_bytes(args[collective.payload_arg])
         return CollectiveCall(
             kind=collective.kind,
@@ -99,7 +101,7 @@ class CommunicationTap(TorchDispatchMode):
 
 
 def _sent_share(collective: Collective, args: Sequence[Any], group: dist.ProcessGroup) -> float:
-    """Return the share of the passed bytes that this rank sends to other ranks."""
+    """Return the bytes that this rank sends to other ranks, as a share of the bytes passed to the call."""
     if collective.root_arg is not None and args[collective.root_arg] == group.rank():
         return 0
     splits = [] if collective.splits_arg is None else args[collective.splits_arg]
@@ -123,7 +125,7 @@ def process_group_by_name(name: str) -> dist.ProcessGroup:
 def _group(args: Sequence[Any]) -> dist.ProcessGroup:
     """Return the process group of a call: its last argument that is a group or the name of a group.
 
-    An earlier string is the name of the reduction.
+    The last string is the group's name, because the name of the reduction stands before it.
     """
     for arg in reversed(args):
         if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):

@@ -1,6 +1,8 @@
 """The attention pass on a rank: times and errors of each timed call, and of the same kernel on one device.
 
 The ideal time of P ranks is the time of one device divided by P.
+
+Shapes: B sequences, N query heads, R sampled tokens (rows), T tokens of a sequence, D size of a head.
 """
 
 from __future__ import annotations
@@ -25,16 +27,20 @@ from bench.strategies.strategy import Strategy
 
 SAMPLED_TOKENS = 32
 COMPARED = ("out", "dq")
+"""Tensors whose rows of sampled tokens are compared with float64."""
 ONLY_FINITE = ("dk", "dv")
-"""Tensors that only have to be finite: an exact row of these takes all queries."""
+"""Tensors that only have to be finite, because an exact row of them takes the scores of all queries."""
+MAX_CALLS = 5
+"""Largest number of timed calls on one device after the first call."""
 
 
 class RowErrors:
-    """Errors of some tokens against float64; the tokens are spread evenly and include the last one.
+    """Errors of sampled tokens against float64; the tokens are spread evenly and include the last one.
 
-    Float64 attention of a whole long sequence takes memory that grows with its square, while the output and
-    the query gradient of one token take one row of scores each. The first token is left out: it sees one key
-    only, so that its query's gradient is zero and has no ulp. Each rank computes the rows of its own tokens.
+    Float64 attention of a whole sequence takes memory that grows with the square of its length, while the
+    output and the query gradient of one token take one row of scores each. The first token is never sampled:
+    it sees one key only, so that its query's gradient is zero and has no ulp. Each rank computes the exact
+    rows of the sampled tokens in its shard.
     """
 
     def __init__(self, strategy: Strategy, device: torch.device, *, causal: bool) -> None:
@@ -50,9 +56,9 @@ class RowErrors:
         """Return the largest error of all ranks' sampled tokens by tensor, in ulps.
 
         Every rank must call it. An error is infinite if any token, sampled or not, is not finite on any
-        rank. `dk` and `dv` are infinite in that case and left out otherwise.
+        rank. `dk` and `dv` are included only in that case.
         """
-        ulps = self._largest_ulps((call.out, call.dq), self.shard_indices, self.shard_tokens)
+        ulps = self._errors_of((call.out, call.dq), self.shard_indices, self.shard_tokens)
         ulps += [torch.where(x.isfinite().all(), 0.0, torch.inf).double() for x in (call.dk, call.dv)]
         largest = torch.stack(ulps)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -61,11 +67,11 @@ class RowErrors:
 
     def whole_errors(self, out_BNTD: Tensor, dq_BNTD: Tensor) -> dict[str, float]:
         """Return the largest error by tensor, in ulps, of whole sequences that this rank alone holds."""
-        ulps = self._largest_ulps((out_BNTD, dq_BNTD), self.tokens, self.tokens)
+        ulps = self._errors_of((out_BNTD, dq_BNTD), self.tokens, self.tokens)
         return {name: float(error) for name, error in zip(COMPARED, ulps, strict=True)}
 
-    def _largest_ulps(self, results: Sequence[Tensor], indices: Tensor, tokens: Tensor) -> list[Tensor]:
-        """Return the largest error of each tensor at these tokens, which stand at `indices` in it."""
+    def _errors_of(self, results: Sequence[Tensor], indices: Tensor, tokens: Tensor) -> list[Tensor]:
+        """Return the largest error of output and query gradient at `tokens`, whose rows are `indices`."""
         indices = indices.to(self.device)
         return [
             _largest_ulps(result, indices, exact)
@@ -73,17 +79,17 @@ class RowErrors:
         ]
 
     def _exact_rows(self, tokens: Tensor) -> list[Tensor]:
-        """Return output and query gradient of these tokens in float64, [B, N, rows, D], head by head."""
-        q, k, v, dout = (random_input(self.cell, i, self.cell.seq_len, self.device) for i in range(4))
+        """Return output and query gradient of these tokens in float64, both [B, N, R, D], head by head."""
+        q, k, v, dout = (random_input(self.cell, index, self.cell.seq_len, self.device) for index in range(4))
         tokens = tokens.to(self.device)
         keys = torch.arange(k.shape[2], device=self.device)
         hidden_RT = hidden_keys(keys, tokens, None, causal=self.causal)
-        group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+        heads_per_kv, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
         heads = [
             attention_rows(
                 q[:, head, tokens],
-                k[:, head // group],
-                v[:, head // group],
+                k[:, head // heads_per_kv],
+                v[:, head // heads_per_kv],
                 dout[:, head, tokens],
                 hidden_RT,
                 scale,
@@ -94,7 +100,7 @@ class RowErrors:
 
 
 def error_ulps(result: Tensor, exact: Tensor) -> Tensor:
-    """Return each row's largest deviation in ulps of its own largest number, [B, N, rows]."""
+    """Return each row's largest deviation, in ulps of the row's largest exact number, [B, N, R]."""
     deviation = (result.double() - exact).abs().amax(dim=-1)
     return deviation / ulp(exact.abs().amax(dim=-1), result.dtype)
 
@@ -105,16 +111,13 @@ def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _largest_ulps(result: Tensor, indices: Tensor, exact: Tensor) -> Tensor:
-    """Return the largest error of these rows, 0 without rows; infinite if any row of `result` is not finite.
+    """Return the largest error of the rows `indices`, 0 without rows; infinite if `result` is not all finite.
 
-    It is never nan, because the maximum of nan and a number differs between communication libraries.
+    The error is never nan, because communication libraries disagree about the maximum of nan and a number.
     """
     ulps = error_ulps(result[:, :, indices], exact)
     largest = ulps.amax() if ulps.numel() else ulps.sum()
     return torch.where(result.isfinite().all(), largest, torch.inf)
-
-
-MAX_CALLS = 5
 
 
 class AttentionPass(RankPass):
@@ -133,7 +136,8 @@ class AttentionPass(RankPass):
     def _measure(self, call: AttentionCall, strategy: Strategy) -> AttentionSection:
         """Return times and errors of the timed calls; every rank must call it.
 
-        The first rank's section also has those of the cell's kernel on whole sequences.
+        The section of the first rank that runs also has times and errors of the cell's kernel on whole
+        sequences, or the reason for not having them.
         """
         subject, timed = self.measurement.subject, self.measurement.timed
         clocks = timed.outcomes[-len(timed.step_times_ms) :]
@@ -163,12 +167,12 @@ def _add_one_device(section: AttentionSection, strategy: Strategy, row_errors: R
     """Return the section with times and errors of the cell's kernel on whole sequences on this device."""
     cell = strategy.cell
     *qkv, dout = (
-        with_model_strides(random_input(cell, which, cell.seq_len, row_errors.device)) for which in range(4)
+        with_model_strides(random_input(cell, index, cell.seq_len, row_errors.device)) for index in range(4)
     )
     leaves = [x.requires_grad_() for x in qkv]
     clocks: list[StepClock] = []
-    spent_ms, calls = 0.0, 1
-    # The first call warms up. It counts if it used up the budget, because no other call follows it.
+    calls = 1
+    # The first call warms up, unless it uses up the budget. Then it is the only call and therefore timed.
     while len(clocks) < calls:
         for leaf in leaves:
             leaf.grad = None
@@ -179,9 +183,9 @@ def _add_one_device(section: AttentionSection, strategy: Strategy, row_errors: R
         out.backward(dout)
         clock.mark()
         clocks.append(clock)
-        spent_ms = sum(clock.step_times_ms())
+        call_ms = sum(clock.step_times_ms())  # waits for the call
         if len(clocks) == 1:
-            calls = 1 + min(MAX_CALLS, int(cell.measure.budget_s * 1e3 / spent_ms))
+            calls = 1 + min(MAX_CALLS, int(cell.measure.budget_s * 1e3 / call_ms))
     timed = clocks[1:] or clocks
     forward_ms, backward_ms = zip(*(clock.step_times_ms() for clock in timed), strict=True)
     assert leaves[0].grad is not None

@@ -18,10 +18,10 @@ from bench.measure.parity.section import FLOORS
 ERROR_FACTORS: Mapping[str, float] = {"out": 4.0, "dq": 10.0}
 """Largest error of a sound result, as a multiple of the error of the same kernel on one device.
 
-In 16 bit strategies erred up to 1.7 times as much in `out` and 3.9 times as much in `dq`; the latter in
-striped layout and fp16, in the row of an early token, whose `dq` is small."""
+In 16 bit the errors of strategies were up to 1.7 times the kernel's error in `out` and 3.9 times in `dq`.
+The latter was in striped layout and fp16, in the row of an early token, whose `dq` is small."""
 ULPS: Mapping[str, float] = {"fp64": 2**-52, "fp32": 2**-23, "fp16": 2**-10, "bf16": 2**-7}
-"""One unit in the last place of 1.0."""
+"""Unit in the last place (ulp) of 1.0, by dtype."""
 
 
 class AttentionSection(Struct, frozen=True, kw_only=True):
@@ -66,7 +66,8 @@ class AttentionFacts(PassFacts[AttentionSection, AttentionSection]):
     def gate(self, cell: Cell, section: AttentionSection) -> str | None:
         """Return a message if a result of a timed call is not finite, or too far from float64.
 
-        The limit follows the error of the same kernel on one device.
+        The limit follows the error of the control, which is the same kernel on one device. Without a control,
+        results only have to be finite.
         """
         where = f"of a timed call at {cell.seq_len:,} tokens is"
         name = first_beyond(section.error_ulps, dict.fromkeys(section.error_ulps, math.inf))
@@ -84,7 +85,7 @@ class AttentionFacts(PassFacts[AttentionSection, AttentionSection]):
         )
 
     def checks(self, cell: Cell, section: AttentionSection | None) -> list[Check]:
-        """Return the two checks of the last timed call."""
+        """Return the checks that the last timed call is finite, and near float64 in the sampled rows."""
         finite = Check(what="results of a timed call", against="finite numbers")
         near = Check(what="sampled rows of a timed call", against="float64, by one device's error")
         if section is None:
@@ -98,10 +99,9 @@ class AttentionFacts(PassFacts[AttentionSection, AttentionSection]):
 
 
 def _limit_ulps(name: str, dtype: str, control: float) -> float:
-    """Return the limit of `out` or `dq` in ulps, from the control's error.
+    """Return the limit of `out` or `dq` in ulps, a multiple of the control's error (at least one ulp).
 
-    It is at least the floor of the parity pass, counted in ulps; a control's error counts as at least one
-    ulp.
+    The limit is at least the floor of the parity pass, converted to ulps.
     """
     floor = FLOORS[dtype].backward if name == "dq" else FLOORS[dtype].forward
     return max(floor / ULPS[dtype], ERROR_FACTORS[name] * max(1.0, control))

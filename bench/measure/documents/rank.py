@@ -21,7 +21,7 @@ class DocumentsPass(RankPass):
 
 
 def count_documents(trainer: Trainer, steps: int) -> DocumentsSection:
-    """Count documents and this rank's attention area in the first `steps` full-length steps."""
+    """Return the number of documents and this rank's attention area in each of the first `steps` steps."""
     cell, data = trainer.cell, trainer.data
     unpadded = [_documents_of_step(data, step, cell.seq_len) for step in range(steps)]
     padded = [_documents_of_step(data, step, cell.padded_len) for step in range(steps)]
@@ -45,7 +45,7 @@ def _causal_pairs(documents: Documents) -> int:
 
 
 def _local_area(trainer: Trainer, step: int) -> int:
-    """Return the (query, key, head) triples of one layer that this rank computes in all micro-steps."""
+    """Return the number of (query, key, head) triples of one layer that this rank computes in a step."""
     cell, groups = trainer.cell, trainer.strategy.groups
     micro_steps = (
         trainer.data.documents(trainer.data.samples(step, micro_step, groups.data_rank), cell.padded_len)

@@ -13,19 +13,20 @@ from bench.measure.facts import PassFacts, RankReport, join_by_rank
 
 
 class DocumentsSection(Struct, frozen=True, kw_only=True):
-    """Documents of every full-length step, for cells that pack several documents into a sequence."""
+    """Documents and attention pairs of every full-length step of a cell that packs documents."""
 
     documents: list[int]
     """Number of documents of each step over all sequences, padding excluded."""
     pairs: list[int]
-    """(Query, key) pairs of each step that a causal mask within documents leaves, over all sequences."""
+    """(Query, key) pairs of each step that a causal mask within documents leaves, over all sequences, padding
+    excluded."""
     computed_pairs: list[int]
     """(Query, key) pairs of each step that are computed, padding included."""
     area: list[list[int]]
     """(Query, key, head) triples of one layer that a rank computes, by rank and step."""
     imbalance: float | None = 1.0
-    """Area of the busiest rank divided by the mean over ranks, the median over the steps, because ranks wait
-    for one another in every step. Null for a replay, which has one rank."""
+    """Median over the steps of the busiest rank's area divided by the mean area of all ranks. Ranks wait for
+    the busiest in every step. Null for a replay, which has one rank."""
 
 
 class DocumentsFacts(PassFacts[DocumentsSection, DocumentsSection]):

@@ -27,12 +27,14 @@ ATTENTION_CODE = (
     "flash_attn",
     "torch.distributed.tensor.experimental",
 )
-EVERY_STRATEGY = "bench.strategies.strategy"
-"""Module of the base class of all strategies, which every strategy enters."""
+"""Prefixes of the names of modules that hold code of attention."""
+STRATEGY_BASE = "bench.strategies.strategy"
+"""Module of the strategies' base class. It is not recorded, because every strategy enters it."""
 
 
 class EngagementPass(RankPass):
     modules: frozenset[str] = frozenset()
+    """Modules with attention code that this rank entered in the first step."""
 
     @contextmanager
     def around_first_step(self) -> Iterator[None]:
@@ -63,7 +65,7 @@ class EngagementPass(RankPass):
 
 
 def messages_of(calls: Sequence[CollectiveCall]) -> list[Messages]:
-    """Return equal calls counted together; a send or receive counts all ranks of its group."""
+    """Return the calls, equal ones counted together. The ranks of a send or receive are its whole group."""
     counts = Counter[tuple[str, Communication]]()
     for call in calls:
         ranks = dist.get_process_group_ranks(process_group_by_name(call.group))
@@ -75,18 +77,18 @@ def messages_of(calls: Sequence[CollectiveCall]) -> list[Messages]:
 
 @contextmanager
 def watch_modules(own_code: str) -> Iterator[set[str]]:
-    """Yield a set that receives the names of attention modules that this thread enters.
+    """Yield a set that receives the names of modules with attention code that this thread enters.
 
-    Backward is included on a CPU only, where it runs in this thread. Modules whose names begin with
-    `own_code` count wherever they are installed. The set stays empty if the thread is already profiled, for
-    example by cProfile, because that profiler could not be switched on again from here.
+    These are the modules whose names begin with an entry of `ATTENTION_CODE` or with `own_code`. Backward is
+    included on a CPU only, where it runs in this thread. The set stays empty if the thread is already
+    profiled, for example by cProfile, because that profiler could not be switched on again from here.
     """
     entered: set[str] = set()
     if sys.getprofile() is not None:
         yield entered
         return
     packages = (*ATTENTION_CODE, own_code)
-    known: set[str] = set()
+    looked_up: set[str] = set()
 
     def record_module(frame: FrameType, event: str, _: object) -> None:
         # Python also calls this at every return and every call of C, some hundred thousand times in a step.
@@ -94,9 +96,9 @@ def watch_modules(own_code: str) -> Iterator[set[str]]:
             return
         # Code without a module may have any object here, and an error here would be raised in the step.
         module = str(frame.f_globals.get("__name__", ""))
-        if module not in known:
-            known.add(module)
-            if module.startswith(packages) and module != EVERY_STRATEGY:
+        if module not in looked_up:
+            looked_up.add(module)
+            if module.startswith(packages) and module != STRATEGY_BASE:
                 entered.add(module)
 
     sys.setprofile(record_module)

@@ -1,6 +1,7 @@
 """Section, gate and checks of the engagement pass: shapes and bytes in one inspected step. No torch.
 
-The most common fault in this field is a configuration that is accepted and silently not applied.
+The pass shows that the configured strategy was really engaged. The most common fault in this field is a
+configuration that is accepted and silently not applied.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class EngagementSection(Struct, frozen=True, kw_only=True):
     calls: dict[str, int]
     """Number of rank 0's communication calls, by purpose and kind."""
     messages: list[Messages] | None = None
-    """Calls of a replayed rank, equal calls counted together; the bytes of a receive are those that
-    arrive."""
+    """Communication calls of a replayed rank, equal calls counted together; a receive has the bytes that
+    arrive. Null without a replay."""
 
 
 class EngagementFacts(PassFacts[EngagementSection, EngagementSection]):
@@ -52,13 +53,13 @@ class EngagementFacts(PassFacts[EngagementSection, EngagementSection]):
         return replace(parts[0], **join_by_rank(parts, "attention_shapes"), sent_bytes=lists_by_name(sent))
 
     def gate(self, cell: Cell, section: EngagementSection) -> str | None:
-        """Return a message if shapes or bytes differ from the strategy's formula.
+        """Return a message if shapes or bytes differ from the strategy's formula; None if they are equal.
 
-        No formula is known of a strategy that is not in the table of strategies.
+        A strategy outside the table of strategies has no formula and always passes.
         """
         if cell.strategy not in STRATEGIES:
             return None
-        return _wrong_shapes(cell, section) or _wrong_bytes(cell, section)
+        return _why_shapes_are_wrong(cell, section) or _why_bytes_are_wrong(cell, section)
 
     def checks(self, cell: Cell, section: EngagementSection | None) -> list[Check]:
         """Return the checks of attention's input shapes and of the bytes that it sent in one step."""
@@ -72,15 +73,15 @@ class EngagementFacts(PassFacts[EngagementSection, EngagementSection]):
 
 
 def will_share_traced_step(measure: MeasureConfig, step_s: float) -> bool:
-    """Return whether one step is expected to be both inspected and traced.
+    """Return whether the traced step is expected to be the inspected step, too.
 
     The rank decides this itself once it knows its step times; `step_s` is an estimate.
     """
     return measure.trace and measure.budget_s > 0 and affordable_steps(measure, step_s) == 0
 
 
-def _wrong_shapes(cell: Cell, engagement: EngagementSection) -> str | None:
-    """Return a message about the first rank whose attention did not get one shard with all heads."""
+def _why_shapes_are_wrong(cell: Cell, engagement: EngagementSection) -> str | None:
+    """Return a message about the first rank whose attention's input is not one shard with all heads."""
     expected = [[cell.shard_len, cell.model.num_heads, cell.model.num_kv_heads]]
     for rank, shapes in zip(cell.running_ranks, engagement.attention_shapes, strict=True):
         if shapes != expected:
@@ -92,10 +93,10 @@ def _wrong_shapes(cell: Cell, engagement: EngagementSection) -> str | None:
     return None
 
 
-def _wrong_bytes(cell: Cell, engagement: EngagementSection) -> str | None:
+def _why_bytes_are_wrong(cell: Cell, engagement: EngagementSection) -> str | None:
     """Return a message about the first rank whose attention did not send the bytes of the strategy's formula.
 
-    The formula of a package is ours, too, so other bytes do not prove that the package's results are wrong.
+    This project wrote the formulas of packages, too. Other bytes may therefore mean a wrong formula.
     """
     facts = STRATEGIES[cell.strategy]
     cause = "it was not applied as configured"

@@ -8,7 +8,10 @@ arithmetic, where P are the weights and dS the gradients of the scores:
     sum_j dV_j V_j^T = sum_ij P_ij dO_i V_j^T = sum_i dO_i O_i^T
     sum_j dK_j K_j^T = sum_ij dS_ij Q_i K_j^T = sum_i Q_i dQ_i^T   (the scale is in dK and dQ)
 
-Errors in P and dS themselves show in the sampled rows.
+An error in P or dS itself shows in the sampled rows.
+
+The control is the same rows in the dtype of the call; its error is what rounding alone explains. Shapes:
+B sequences, S tokens of the shard, T tokens of the sequence, R sampled tokens of the shard, D head size.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ def compare(x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shard
         shards: This rank's shard of the sequence.
 
     Returns:
-        Errors and limits, the same on every rank that shares the sequence.
+        Errors and limits, equal on all ranks that share the sequence.
     """
     device = x["q"].device
     with torch.autocast(device.type, enabled=False):  # the training loop's autocast may still be on
@@ -59,7 +62,7 @@ def compare(x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shard
         compared = _row_errors(x, attention, shards, local.to(device))
         for name, error in _identity_errors(x, shards).items():
             compared[name] = error, IDENTITY_LIMITS[attention.dtype]
-        # Scores that a rank has to compute for the LSE of its queries, if all ranks have equal shares.
+        # Scores that a rank computes for the LSE of its queries, if all ranks compute equally many.
         scores = math.prod(x["q"].shape[:3]) * shards.tokens // (2 if attention.causal else 1)
         reason = why_no_keys(device.type, scores)
         keys = 0
@@ -80,13 +83,13 @@ def compare(x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shard
 def _row_errors(
     x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards, local: Tensor
 ) -> dict[str, ErrorAndLimit]:
-    """Return relative error and limit of all ranks' sampled rows, by tensor."""
+    """Return error and limit of `out` and `dq` in all ranks' rows; `local` indexes this rank's, [R]."""
     shared = x["q"].shape[1] // x["k"].shape[1]
     positions_R = shards.positions.to(local.device)[local]
     first_keys = None if shards.first_keys is None else shards.first_keys.to(local.device)[:, local]
     keys = torch.arange(shards.tokens, device=local.device)
     hidden = hidden_keys(keys, positions_R, first_keys, causal=attention.causal)
-    # Squared lengths by tensor (out, dq) of the result's deviation, the control's deviation, the exact rows.
+    # One row for out and one for dq: squared lengths of result - exact, control - exact, and exact.
     squares = torch.zeros(2, 3, dtype=torch.float64, device=local.device)
     for head in range(x["k"].shape[1]):
         k_BTD, v_BTD = (shards.gather(x[name][:, head]) for name in ("k", "v"))
@@ -109,9 +112,10 @@ def _row_errors(
 
 
 def _identity_errors(x: Mapping[str, Tensor], shards: Shards) -> dict[str, float]:
-    """Return the difference of an identity's two sums, over keys and over queries, by `dk` and `dv`.
+    """Return the error of the identity of `dk` and of `dv`, the largest of any KV head.
 
-    It is relative to the size of both sums and of their terms; the worst KV head counts.
+    It is the difference of the sum over keys and the sum over queries, relative to the size of both sums and
+    of their terms.
     """
     shared = x["q"].shape[1] // x["k"].shape[1]
     errors = {}
@@ -131,6 +135,6 @@ def _identity_errors(x: Mapping[str, Tensor], shards: Shards) -> dict[str, float
 
 
 def _products(x: Mapping[str, Tensor], names: tuple[str, str], heads: slice) -> tuple[Tensor, Tensor]:
-    """Return the sum of two tensors' outer products over local tokens, [D, D], and of their squares."""
+    """Return the sum over local tokens of two tensors' outer products, [D, D], and the sum of all squares."""
     a, b = (x[name][:, heads].double().flatten(0, 2) for name in names)
     return a.T @ b, (a.square().sum(-1) * b.square().sum(-1)).sum()

@@ -1,4 +1,8 @@
-"""Errors of dk and dv of sampled keys against float64, and their limits."""
+"""Errors of dk and dv of sampled keys against float64, and their limits.
+
+The control is the same computation in the dtype of the call. Shapes: B sequences, S queries of this rank's
+shard, T keys of the sequence, R sampled keys of all ranks, D head size.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from bench.training.models import TORCH_DTYPES
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 GRADIENTS = ("dk", "dv")
 BLOCK_SCORES: Mapping[str, int] = {"cpu": 2**20, "cuda": 2**26}
-"""Scores of one block by device: what the cache of a CPU holds, and a quarter of a GiB in float32 on CUDA."""
+"""Number of scores in a block, by device: they fit in the cache of a CPU, or in 256 MiB of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +29,27 @@ class SampledKeys:
 
     positions: Tensor
     """Positions of all ranks' sampled keys, ascending, [R]."""
-    local: Tensor
+    shard_indices: Tensor
     """Indices of this rank's sampled keys in its shard."""
-    own: Tensor
+    local_rows: Tensor
     """Indices of this rank's sampled keys in `positions`."""
 
 
-def sampled_keys(shards: Shards, device: torch.device) -> SampledKeys:
-    """Return the sampled keys of a sequence; every rank that shares it must call it."""
+def sample_keys_of_all_ranks(shards: Shards, device: torch.device) -> SampledKeys:
+    """Return the sampled keys of a sequence; every rank that shares the sequence must call it."""
     local = sample_keys(len(shards.positions), -(-SAMPLED_KEYS // shards.ranks), shards.seed)
     local_positions = shards.positions[local]
     is_sampled = torch.zeros(shards.tokens).index_fill(0, local_positions, 1.0)
     positions = shards.all_reduce(is_sampled.to(device)).nonzero()[:, 0]
-    own = torch.searchsorted(positions, local_positions.to(device))
-    return SampledKeys(positions, local.to(device), own)
+    local_rows = torch.searchsorted(positions, local_positions.to(device))
+    return SampledKeys(positions, local.to(device), local_rows)
 
 
 def sample_keys(tokens: int, count: int, seed: int) -> Tensor:
     """Return the indices of up to `count` sampled keys of a shard; the first token is always sampled.
 
-    Queries of every rank see that token in every layout, so that every hop of a ring contributes to it.
+    Queries of every rank see that token in every layout, so that every step of a ring contributes to its
+    gradients.
     """
     return tokens - 1 - sample_tokens(tokens, count, ~seed)
 
@@ -52,19 +57,19 @@ def sample_keys(tokens: int, count: int, seed: int) -> Tensor:
 def key_errors(
     x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards
 ) -> tuple[int, dict[str, ErrorAndLimit]]:
-    """Return the number of sampled keys, and error and limit of `dk` and `dv`.
+    """Return the number of sampled keys, and the error and limit of `dk` and of `dv`.
 
-    The KV head whose error is nearest to its limit counts. Every rank that shares the sequence must call it;
-    `x` are the tensors of `comparison.compare`.
+    They are those of the KV head whose error is nearest to its limit. Every rank that shares the sequence
+    must call it. `x` are the tensors of `comparison.compare`.
     """
-    keys = sampled_keys(shards, x["q"].device)
+    keys = sample_keys_of_all_ranks(shards, x["q"].device)
     sums_by_head = zip(*_local_sums(x, attention, shards, keys.positions), strict=True)
     exact, control, terms = (shards.all_reduce(torch.stack(sums, dim=1)) for sums in sums_by_head)
     sizes = torch.maximum(exact.square().sum(dim=-1), terms)
-    result = torch.stack([x[name].transpose(0, 1).index_select(2, keys.local) for name in GRADIENTS])
-    rounded = control.to(TORCH_DTYPES[attention.dtype])[..., keys.own, :]
+    result = torch.stack([x[name].transpose(0, 1).index_select(2, keys.shard_indices) for name in GRADIENTS])
+    rounded = control.to(TORCH_DTYPES[attention.dtype])[..., keys.local_rows, :]
     errors = [
-        _relative_squares(gradient.double() - exact[..., keys.own, :], sizes[..., keys.own])
+        _relative_squares(gradient.double() - exact[..., keys.local_rows, :], sizes[..., keys.local_rows])
         for gradient in (result, rounded)
     ]
     means = shards.all_reduce(torch.stack(errors, dim=-1)) / sizes[0, 0].numel()
@@ -75,13 +80,14 @@ def key_errors(
 def _local_sums(
     x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards, positions: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield the sums over this rank's queries for each KV head: exact, control and terms.
+    """Yield three sums over this rank's queries for each KV head: exact, control and terms.
 
-    Exact and control are `dk` and `dv`, [2, B, R, D]; terms are the sums of their squared terms, [2, B, R].
+    Exact and control are `dk` and `dv` stacked, [2, B, R, D]. Terms are the sums of squares of everything
+    that is added up in exact, [2, B, R].
     """
     dtype = TORCH_DTYPES[attention.dtype]
-    # Inputs of 24 bits and more need products in float64, because the process may let float32 use TF32.
-    wide = torch.float32 if dtype in SIXTEEN_BIT else torch.float64
+    # For float32 and float64 inputs, use float64, because the process may let float32 products use TF32.
+    lse_dtype = torch.float32 if dtype in SIXTEEN_BIT else torch.float64
     device = positions.device
     first_keys = None if shards.first_keys is None else shards.first_keys.to(device)
     hidden_SR = hidden_keys(positions, shards.positions.to(device), first_keys, causal=attention.causal)
@@ -89,12 +95,12 @@ def _local_sums(
     for head in range(x["k"].shape[1]):
         k_BTD, v_BTD = (shards.gather(x[name][:, head]) for name in ("k", "v"))
         k, v = (whole.index_select(1, positions) for whole in (k_BTD, v_BTD))
-        k_BTD = k_BTD.to(wide)
+        k_BTD = k_BTD.to(lse_dtype)
         sums = []
         for query in range(head * shared, (head + 1) * shared):
             q, out, dout = (x[name][:, query] for name in ("q", "out", "dout"))
             lse = log_sum_exp(
-                q.to(wide),
+                q.to(lse_dtype),
                 k_BTD,
                 shards.positions,
                 scale=attention.scale,
@@ -118,21 +124,21 @@ def key_sums(
     scale: float,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Return the contribution of S queries to dk and dv of R keys, and the sum of its squared terms.
+    """Return the contribution of S queries of one head to dk and dv of R keys, and the squares of its terms.
 
-    The contribution is [2, B, R, D], the squared terms are [2, B, R]. dv = sum_i P_i dO_i and
-    dk = scale sum_i P_i (dP_i - (dO_i . O_i)) Q_i, rounded like `attention_rows`.
+    The contribution is [2, B, R, D], the sum of the squares of its terms is [2, B, R].
+    dv = sum_i P_i dO_i and dk = scale sum_i P_i (dP_i - (dO_i . O_i)) Q_i, rounded like `attention_rows`.
 
-    `lse_BS` is over all keys that a query sees, and `hidden` masks the R keys that it does not see, [S, R] or
-    [B, S, R]. `dtype` is that of the products.
+    `lse_BS` is over all keys that a query sees, and `hidden` masks those of the R keys that it does not see,
+    [S, R] or [B, S, R]. `dtype` is the dtype of the products.
     """
-    wide = torch.promote_types(dtype, torch.float32)
-    q, out, dout, lse, k, v = (x.to(wide) for x in (q_BSD, out_BSD, dout_BSD, lse_BS, k_BRD, v_BRD))
+    sum_dtype = torch.promote_types(dtype, torch.float32)
+    q, out, dout, lse, k, v = (x.to(sum_dtype) for x in (q_BSD, out_BSD, dout_BSD, lse_BS, k_BRD, v_BRD))
     scores_BSR = q @ k.transpose(1, 2) * scale
     probs_BSR = (scores_BSR - lse[..., None]).exp().masked_fill(hidden, 0.0)
     delta = (dout * out).sum(dim=-1, keepdim=True)
     dscores_BSR = probs_BSR * (dout @ v.transpose(1, 2) - delta)
-    weights = torch.stack([dscores_BSR, probs_BSR]).to(dtype).to(wide).transpose(2, 3)
+    weights = torch.stack([dscores_BSR, probs_BSR]).to(dtype).to(sum_dtype).transpose(2, 3)
     factors = torch.stack([q * scale, dout])
     terms = weights.square() @ factors.square().sum(dim=-1, keepdim=True)
     return weights @ factors, terms[..., 0]
@@ -152,8 +158,8 @@ def log_sum_exp(
     The scale is applied after the product. A product of 16-bit numbers in float32 is then exact even if the
     process has enabled TF32.
 
-    Keys are in token order. `positions`, [S], and `first_keys`, [B, S], are those of the queries and on
-    the CPU; without `first_keys` all queries see from key 0 on.
+    Keys are in token order. `positions`, [S], are the positions of the queries, and `first_keys`, [B, S], the
+    first key that each query sees, both on the CPU. Without `first_keys` it is key 0.
     """
     rows = max(1, BLOCK_SCORES[q_BSD.device.type] // (k_BTD.shape[0] * k_BTD.shape[1]))
     firsts = [None] * -(-len(positions) // rows) if first_keys is None else first_keys.split(rows, dim=1)
@@ -166,19 +172,20 @@ def log_sum_exp(
 def _block_lse(
     q_BRD: Tensor, k_BTD: Tensor, positions: Tensor, first_BR: Tensor | None, scale: float, *, causal: bool
 ) -> Tensor:
-    """Return the LSE of a block of queries.
+    """Return the LSE of a block of R queries.
 
-    Keys that no query of the block sees are left out, and keys that all its queries see are not masked.
+    Scores of keys that no query of the block sees are not computed. Without `first_BR`, keys that all queries
+    see are not masked.
     """
-    seen_by_one = int(positions.max()) + 1 if causal else k_BTD.shape[1]
-    seen_by_all = int(positions.min()) + 1 if causal else seen_by_one
+    any_end = int(positions.max()) + 1 if causal else k_BTD.shape[1]  # first key that no query sees
+    all_end = int(positions.min()) + 1 if causal else any_end  # first key that some query does not see
     start = 0 if first_BR is None else int(first_BR.min())
-    scores_BRT = (q_BRD @ k_BTD[:, start:seen_by_one].transpose(1, 2)).mul_(scale)
+    scores_BRT = (q_BRD @ k_BTD[:, start:any_end].transpose(1, 2)).mul_(scale)
     if first_BR is None:
-        hidden = torch.arange(seen_by_all, seen_by_one) > positions[:, None]
-        scores_BRT[..., seen_by_all:].masked_fill_(hidden.to(scores_BRT.device), float("-inf"))
+        hidden = torch.arange(all_end, any_end) > positions[:, None]
+        scores_BRT[..., all_end:].masked_fill_(hidden.to(scores_BRT.device), float("-inf"))
     else:
-        hidden = hidden_keys(torch.arange(start, seen_by_one), positions, first_BR, causal=causal)
+        hidden = hidden_keys(torch.arange(start, any_end), positions, first_BR, causal=causal)
         scores_BRT.masked_fill_(hidden.to(scores_BRT.device), float("-inf"))
     # Compute in place, because torch.logsumexp keeps copies of the block and takes twice as long on a CPU.
     largest = scores_BRT.amax(dim=-1, keepdim=True)
@@ -186,14 +193,14 @@ def _block_lse(
 
 
 def _relative_squares(difference: Tensor, sizes: Tensor) -> Tensor:
-    """Return the sum over keys of squared deviations relative to the key's size, by gradient and KV head."""
+    """Return the sum over sequences and keys of squared deviations over the key's size, [2, KV heads]."""
     return (difference.square().sum(dim=-1) / sizes.where(sizes > 0, 1.0)).sum(dim=(2, 3))
 
 
 def _worst_head(by_head: list[tuple[float, float]], floor: float) -> ErrorAndLimit:
-    """Return error and limit of the head that is beyond its limit or nearest to it.
+    """Return error and limit of the KV head whose error is the largest share of its limit.
 
-    `by_head` has the errors of result and control.
+    `by_head` has the errors of the result and of the control for each head.
     """
     limited = {head: (error, error_limit(floor, control)) for head, (error, control) in enumerate(by_head)}
     return limited[nearest_to_limit(limited)]

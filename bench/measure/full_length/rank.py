@@ -53,7 +53,7 @@ class FullLengthPass(RankPass):
 def _compare_call(
     captured: CapturedCall, strategy: Strategy, device: torch.device, *, causal: bool
 ) -> FullLengthSection:
-    """Return errors and limits of the captured call; every rank that shares the sequence must call it."""
+    """Return errors and limits of the captured call, or a reason for none; every rank must call it."""
     cell = strategy.cell
     if not captured.is_whole:
         reason = "attention was not called with gradients in the inspected step"
@@ -66,7 +66,7 @@ def _shards(strategy: Strategy, documents: Documents | None) -> Shards:
     """Return this rank's shard in the strategy's layout; its seed differs between cells and ranks."""
     cell = strategy.cell
 
-    def all_reduced(local: Tensor) -> Tensor:
+    def sum_over_ranks(local: Tensor) -> Tensor:
         total = local.clone()
         dist.all_reduce(total, group=strategy.groups.sequence)
         return total
@@ -78,7 +78,7 @@ def _shards(strategy: Strategy, documents: Documents | None) -> Shards:
         positions=shard_of(torch.arange(cell.padded_len)),
         ranks=cell.sp_degree,
         gather=partial(gather_sequence, strategy),
-        all_reduce=all_reduced,
+        all_reduce=sum_over_ranks,
         seed=(int(cell.cell_id, 16) + strategy.groups.rank) % 2**63,
         first_keys=None if documents is None else shard_of(first_keys(documents)),
     )

@@ -48,7 +48,7 @@ class AttentionSettings:
 
 
 def first_keys(documents: Documents) -> Tensor:
-    """Return the first key that each token of whole sequences sees, [B, T]."""
+    """Return the first key that each token of whole sequences sees, [B, T]: the start of its document."""
     sequences = range(len(documents.ends))
     return torch.tensor(
         [[document.start for document in documents.positions_of(row) for _ in document] for row in sequences]
@@ -81,22 +81,22 @@ def attention_rows(
     scale: float,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Return output and gradient of R queries of one head, both [B, R, D].
+    """Return output and query gradient of R queries of one head, both [B, R, D].
 
     dq = P * (dP - (dout . out)) K * scale. In a dtype below float64 the results are rounded like those of
-    a sound kernel: products are of this dtype, sums in at least float32, and weights and their gradients
-    are rounded before each product, as flash attention does (arXiv:2205.14135, appendix B.2). `hidden`
-    masks the keys that a row may not see, [R, T] or [B, R, T]; `scale` is the factor of the scores.
+    a sound kernel: factors of products have this dtype, sums have at least float32, and weights and their
+    gradients are rounded before each product, as in flash attention (arXiv:2205.14135, appendix B.2).
+    `hidden` masks the keys that a query may not see, [R, T] or [B, R, T].
     """
-    wide = torch.promote_types(dtype, torch.float32)
+    sum_dtype = torch.promote_types(dtype, torch.float32)
 
-    def narrow(x: Tensor) -> Tensor:
-        return x.to(dtype).to(wide)
+    def round_to_dtype(x: Tensor) -> Tensor:
+        return x.to(dtype).to(sum_dtype)
 
-    q, k, v, dout = (x.to(wide) for x in (q_BRD, k_BTD, v_BTD, dout_BRD))
+    q, k, v, dout = (x.to(sum_dtype) for x in (q_BRD, k_BTD, v_BTD, dout_BRD))
     scores_BRT = (q @ k.transpose(1, 2) * scale).masked_fill(hidden, float("-inf"))
     probs_BRT = scores_BRT.softmax(dim=-1)
-    out_BRD = narrow(narrow(probs_BRT) @ v)
+    out_BRD = round_to_dtype(round_to_dtype(probs_BRT) @ v)
     delta = (dout * out_BRD).sum(dim=-1, keepdim=True)
     dscores_BRT = probs_BRT * (dout @ v.transpose(1, 2) - delta)
-    return out_BRD, narrow(narrow(dscores_BRT) @ k * scale)
+    return out_BRD, round_to_dtype(round_to_dtype(dscores_BRT) @ k * scale)

@@ -28,7 +28,7 @@ def write_gradients(trainer: Trainer, folder: Path) -> None:
     The file has one float64 array per parameter, and also `loss`, `grad_norm` and `valid_tokens`.
     """
     loss_sum, valid_tokens = trainer.accumulate(0, trainer.cell.padded_len)
-    # Copy them before the update, in which clipping scales gradients in place.
+    # Copy the gradients before the update, in which clipping scales them in place.
     arrays: dict[str, Any] = {
         name: gradient.detach().double().cpu().numpy().copy()
         for name, gradient in trainer.engine.full_gradients()

@@ -25,7 +25,7 @@ class LossesPass(RankPass):
 
 
 def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> LossesSection:
-    """Return global losses, gradient norms and token digests of these steps; every rank must call it."""
+    """Return global losses, gradient norms and token digests of steps 0, 1, ...; every rank must call it."""
     local_sums = torch.stack([outcome.loss_sum.double() for outcome in outcomes])
     loss_sums = local_sums.clone()
     dist.all_reduce(loss_sums)
@@ -45,7 +45,7 @@ def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> LossesS
 
 
 def _logged_losses(outcomes: Sequence[StepOutcome], *, mean_of_ranks: bool) -> list[float] | None:
-    """Return the loss that a training stack logs of each step; None if the loop is ours."""
+    """Return the loss, or its mean over ranks, of each step as a training stack logs it; None without one."""
     local = [outcome.logged_loss for outcome in outcomes if outcome.logged_loss is not None]
     if not local:
         return None
@@ -58,14 +58,14 @@ def _logged_losses(outcomes: Sequence[StepOutcome], *, mean_of_ranks: bool) -> l
 
 
 def global_digest(local: Tensor) -> str:
-    """Return the digest of all ranks' model inputs, a sum of their digests; every rank must call it."""
+    """Return the sum of the ranks' digests of their model inputs, in hexadecimal; every rank must call it."""
     total = local.clone()
     dist.all_reduce(total)  # an int64 sum wraps around, and so does the digest
     return _hexadecimal(total)
 
 
 def expected_digest(data: StepData, step: int, seq_len: int) -> str:
-    """Return the digest of a step's unsharded data, which `global_digest` has to be equal to."""
+    """Return the digest of a step's unsharded data, to which `global_digest` has to be equal."""
     batches = data.whole_step(step, seq_len)
     digests = [batch_digest(batch.input_ids, batch.labels, batch.position_ids) for batch in batches]
     return _hexadecimal(torch.stack(digests).sum())

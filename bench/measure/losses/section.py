@@ -19,10 +19,10 @@ COMPARED = {
     "losses and gradient norms": "finite numbers",
     "training signal": "another cell",
 }
-"""Names of this pass's checks, with the source that each compares with. The last check needs another cell."""
+"""Names of this pass's checks, each with the source of the values that it compares with."""
 DIVISION_EFFECT = 0.5
-"""Relative change of the gradient norm if it is divided by two ranks once more: the smallest known
-mistake."""
+"""Relative change of the gradient norm if gradients are once more divided by sp_degree = 2. No other known
+mistake has a smaller effect."""
 NO_REFERENCE = "no cell with the same workload ran before this one; later cells are compared with it"
 
 
@@ -39,15 +39,16 @@ class LossesSection(Struct, frozen=True, kw_only=True):
     """Digest by step of the (position, token, label) triples that entered the models, summed over ranks so
     that it does not depend on the sharding."""
     expected_digest: list[str]
-    """Digest by step of the unsharded data."""
+    """Digest by step of the triples in the unsharded data, to which `tokens_digest` has to be equal."""
     loss_sums: Sequence[Sequence[float | None]]
     """Sum of a rank's own token losses, by rank and step."""
     logged_loss: Sequence[float | None] | None = None
-    """Loss of each step as a training stack logs it on its main process; null if the loop is ours."""
+    """Loss of each step as a training stack logs it on its main process; null for `trainer=native`."""
     logged_max_difference: float | None = None
-    """Largest difference between a logged loss and `loss`, which is computed in one way for every trainer."""
+    """Largest difference between a logged loss and `loss`, which is computed alike for every trainer; null
+    without logged losses."""
     compared_with: str | None = None
-    """Cell with the same workload whose losses and gradient norms these were compared with; null without
+    """Cell with the same workload whose losses and gradient norms were compared with these; null without
     one."""
     compared_steps: int = 0
     """Number of steps, counted from the first, that both cells ran."""
@@ -75,8 +76,8 @@ class LossesFacts(PassFacts[LossesSection, LossesSection]):
         )
 
     def gate(self, cell: Cell, section: LossesSection) -> str | None:  # noqa: ARG002
-        """Return a message if a step's tokens were not each trained on once, or a number is not finite."""
-        return _wrong_tokens(section) or _not_finite(section)
+        """Return a message if not every token was trained on once, or a loss or norm is not finite."""
+        return _why_tokens_are_wrong(section) or _why_numbers_are_wrong(section)
 
     def checks(self, cell: Cell, section: LossesSection | None) -> list[Check]:
         """Return the checks of tokens, finite numbers and training signal."""
@@ -98,15 +99,15 @@ def _logged_max_difference(part: LossesSection) -> float | None:
 
 
 def _training_signal_check(check: Check, losses: LossesSection) -> Check:
-    """Return the check with the steps that both cells ran, and a mistake that rounding would hide."""
+    """Return the check with the compared steps and a mistake that rounding would hide, or with the reason."""
     if losses.compared_with is None:
         return replace(check, steps=0, compares_training=True, reason=NO_REFERENCE)
-    steps, reason, hidden = losses.compared_steps, None, None
+    steps, reason, hidden_mistake = losses.compared_steps, None, None
     if steps < len(losses.loss):
         reason = f"the first {steps} steps are compared"
     limit = losses.compared_within.get("grad_norm", 0.0)
     if limit >= DIVISION_EFFECT:
-        hidden = (
+        hidden_mistake = (
             f"dividing by sp_degree would lower the gradient norm by {DIVISION_EFFECT:.0%};"
             f" rounding may change it by {limit:.0%}"
         )
@@ -116,11 +117,12 @@ def _training_signal_check(check: Check, losses: LossesSection) -> Check:
         steps=steps,
         compares_training=True,
         reason=reason,
-        below_noise=hidden,
+        below_noise=hidden_mistake,
     )
 
 
-def _wrong_tokens(losses: LossesSection) -> str | None:
+def _why_tokens_are_wrong(losses: LossesSection) -> str | None:
+    """Return a message about the first step whose tokens differ from its data; None without one."""
     digests = zip(losses.tokens_digest, losses.expected_digest, strict=True)
     for step, (digest, expected) in enumerate(digests):
         if digest != expected:
@@ -131,10 +133,11 @@ def _wrong_tokens(losses: LossesSection) -> str | None:
     return None
 
 
-def _not_finite(losses: LossesSection) -> str | None:
-    """Return a message about the first loss or norm that is not finite.
+def _why_numbers_are_wrong(losses: LossesSection) -> str | None:
+    """Return a message about the first loss or norm that is None, not finite or a norm below 0, else None.
 
-    A loss that is not finite on one rank spreads to all ranks in the next step.
+    Steps are searched in order. The first message names the rank at fault, because a loss that is not finite
+    on one rank spreads to all ranks in the next step.
     """
     steps = zip(losses.grad_norm, zip(*losses.loss_sums, strict=True), strict=True)
     for step, (norm, sums) in enumerate(steps):

@@ -23,7 +23,7 @@ class MistakeFacts:
     strategy: str
     """Strategy into which `experiment=loss_equivalence` injects the mistake."""
     applies_to: Callable[[Cell], bool]
-    """Predicate of the cells in which the mistake changes anything."""
+    """Function that returns whether the mistake changes the result of a cell."""
 
 
 def _shares_sequences(cell: Cell) -> bool:
@@ -31,9 +31,9 @@ def _shares_sequences(cell: Cell) -> bool:
 
 
 def _is_unpacked_ring(cell: Cell) -> bool:
-    """Return whether a ring's blocks have one size, so that the local block can replace a received one.
+    """Return whether all blocks of a ring have the same size, which is not so with packed documents.
 
-    Tiles of packed documents have many sizes.
+    Only then can the local block replace a received one.
     """
     return cell.strategy in ("ring", "usp") and cell.ring_degree > 1 and not cell.data.packs
 
@@ -53,7 +53,7 @@ MISTAKES: Mapping[str, MistakeFacts] = {
 
 
 def mistake_code(name: str) -> Mistake:
-    """Return the code of a mistake, which is imported only in rank processes; `none` changes nothing."""
+    """Return the code of a mistake, imported only in rank processes. The mistake `none` changes nothing."""
     code = importlib.import_module("bench.measure.mistakes.code")
     mistake: Mistake = code.MISTAKE_CODE[name]
     return mistake

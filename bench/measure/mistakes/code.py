@@ -28,7 +28,7 @@ def _identity(code: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """Functions that return a wrong class for the right class of a strategy and of a trainer."""
+    """Two functions that return a class with a known mistake for the right class."""
 
     strategy: Callable[[StrategyClass], StrategyClass] = _identity
     trainer: Callable[[TrainerClass], TrainerClass] = _identity
@@ -65,7 +65,7 @@ def _gradients_divided_by_sp(right: Any) -> StrategyClass:
 
 
 def _with_kernel(change: Callable[[Kernel], Kernel]) -> Callable[[Any], StrategyClass]:
-    """Return a mistake that changes the kernel that a strategy calls."""
+    """Return a function from a strategy's class to a subclass that calls a changed kernel."""
 
     def strategy(right: Any) -> StrategyClass:
         class WithChangedKernel(right):  # type: ignore[misc]
@@ -81,6 +81,8 @@ def _with_kernel(change: Callable[[Kernel], Kernel]) -> Callable[[Any], Strategy
 
 
 def _mask_off_by_one(right: Kernel) -> Kernel:
+    """Return a kernel whose causal mask lets each query see its successor, by rolling keys and values."""
+
     def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         shift = -1 if causal else 0
         return right.forward(q, k.roll(shift, 2), v.roll(shift, 2), causal, scale)
@@ -96,6 +98,7 @@ def _mask_off_by_one(right: Kernel) -> Kernel:
 
 
 def _local_block_in_backward(right: Kernel) -> Kernel:
+    """Return a kernel whose backward uses the rank's local keys and values for every block of a ring."""
     local: list[tuple[Tensor, Tensor]] = []
 
     def backward(

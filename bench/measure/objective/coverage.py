@@ -10,7 +10,7 @@ from bench.config import DTYPE_BYTES, LOW_PRECISION, Cell
 from bench.training.parameters import head_parameters, one_layer_parameters, parameters
 
 COMPUTATIONS = 5
-"""Largest number of computations of one step: the exact one, three controls and a known mistake."""
+"""Largest number of computations of the step: the exact one, three controls and a known mistake."""
 COPIES = 4
 """Float64 tensors of a parameter's size that exist at once: values, gradient, sum of gradients,
 difference."""
@@ -62,27 +62,27 @@ def coverages(cell: Cell) -> Iterator[Coverage]:
 def needed_bytes(cell: Cell, tokens: int, coverage: Coverage) -> int:
     """Return the approximate bytes that the comparison takes on the device of rank 0.
 
-    The cell's own model is not included. The model is computed layer by layer, so the largest of three
-    parts counts: one layer, the loss, and the gradients of the parameters outside of layers. Between the
-    layers only their inputs are kept.
+    The cell's own model is not included. The compared model is computed layer by layer, so only the largest
+    of three parts counts: one layer, the loss, and the gradients of the parameters outside of layers. The
+    inputs of all layers are added to the first two.
     """
-    model, wide = cell.model, DTYPE_BYTES["fp64"]
+    model, exact_bytes = cell.model, DTYPE_BYTES["fp64"]
     states = (model.num_layers + 1) * cell.sequences_per_step * tokens * model.hidden_size
     # Hidden states are float32 under autocast.
-    narrow = DTYPE_BYTES["fp32" if cell.dtype in LOW_PRECISION else cell.dtype]
-    state_bytes = states * (wide + (COMPUTATIONS - 1) * narrow)
+    rounded_bytes = DTYPE_BYTES["fp32" if cell.dtype in LOW_PRECISION else cell.dtype]
+    state_bytes = states * (exact_bytes + (COMPUTATIONS - 1) * rounded_bytes)
     ends = head_parameters(model) * (1 if model.tied_embeddings else 2)
-    logits = wide * LOGIT_COPIES * model.vocab_size * tokens
-    scores = wide * SCORE_COPIES * model.num_heads * tokens**2
-    layer = wide * COPIES * one_layer_parameters(model) + scores
-    loss = wide * ends + logits
-    gradients = wide * COPIES * ends + logits if coverage.has_ends else 0
+    logits = exact_bytes * LOGIT_COPIES * model.vocab_size * tokens
+    scores = exact_bytes * SCORE_COPIES * model.num_heads * tokens**2
+    layer = exact_bytes * COPIES * one_layer_parameters(model) + scores
+    loss = exact_bytes * ends + logits
+    gradients = exact_bytes * COPIES * ends + logits if coverage.has_ends else 0
     return DTYPE_BYTES["fp32"] * ends + max(state_bytes + max(layer, loss), gradients)
 
 
 def gradient_bytes(cell: Cell, coverage: Coverage) -> int:
-    """Return the bytes of the engine's compared gradients, which rank 0 keeps in host memory."""
+    """Return the bytes of the compared gradients of the cell's engine, which rank 0 keeps in host memory."""
     ends = head_parameters(cell.model) * (1 if cell.model.tied_embeddings else 2)
     layers = (parameters(cell.model) - ends) * len(coverage.layers) // coverage.num_layers
-    width = DTYPE_BYTES["fp64" if cell.dtype == "fp64" else "fp32"]
-    return width * (layers + ends * coverage.has_ends)
+    dtype_bytes = DTYPE_BYTES["fp64" if cell.dtype == "fp64" else "fp32"]
+    return dtype_bytes * (layers + ends * coverage.has_ends)

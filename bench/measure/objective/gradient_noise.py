@@ -1,4 +1,8 @@
-"""Distances of gradients from exact ones, and the limits that rounding alone explains."""
+"""Distances of gradients from exact ones, and the limits that rounding alone explains.
+
+Limits follow the controls: computations of the step in the cell's dtype that would be equal in exact
+arithmetic, and differ in the order of their sums.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,12 @@ FACTOR = 4.0
 SCALE_FACTOR = 6.0
 """Largest error of a gradient's scale, as a multiple of the controls' root mean square error.
 
-It is larger than FACTOR, because three controls may by chance show too little of the error of one number."""
+It is larger than FACTOR, because by chance all three controls may have a small error of one number."""
 CHANCE = 4.0
-"""Largest part of a random deviation along a gradient of n numbers, in units of its length / sqrt(n)."""
+"""Largest part along a gradient of n numbers of a random deviation with length l, in units of l / sqrt(n)."""
 LOSS_BLOCK = 32
-"""Number of rows whose loss is compared as one block. Errors of opposite signs would cancel in the mean of
-all rows."""
+"""Number of tokens whose losses are compared as one sum. In the mean of all tokens, errors of opposite signs
+would cancel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,11 @@ class ExactGradient:
     @classmethod
     def from_tensor(cls, gradient: Tensor) -> ExactGradient:
         """Return the gradient in float64 with its sums."""
-        wide = gradient.double()
-        return cls(wide, float(torch.linalg.vector_norm(wide)) ** 2, _effective_count(wide))
+        exact = gradient.double()
+        return cls(exact, float(torch.linalg.vector_norm(exact)) ** 2, _effective_count(exact))
 
     def difference(self, gradient: Tensor | None, divisor: float = 1.0) -> GradientDifference:
-        """Return the difference of a gradient, divided by `divisor`, from this one; infinite for None."""
+        """Return the difference of `gradient / divisor` from this gradient; an infinite one for None."""
         if gradient is None:
             return GradientDifference(math.inf, math.inf, self.square, self.effective_count)
         deviation = gradient.to(self.gradient.device, torch.float64) / divisor
@@ -72,19 +76,18 @@ class ExactGradient:
 class GradientError:
     """Error of one parameter's gradient, relative to the Euclidean length of the exact gradient.
 
-    A gradient that would be zero without rounding, as the bias of K nearly is, is compared with the length of
-    all compared gradients instead.
+    The error of a gradient that would be zero without rounding, such as that of the bias of K, is relative to
+    the dtype's eps times the length of all compared gradients.
     """
 
     distance: float
-    """Length of the difference, relative."""
+    """Length of the difference."""
     scale: float
-    """Part of the difference along the exact gradient, relative; positive if the gradient is too long.
-    Rounding has little of it, and a wrong factor nothing else."""
+    """Part of the difference along the exact gradient; positive if the gradient is too long. It is small with
+    rounding errors, and the whole difference with a wrong factor."""
     effective_count: float
-    """Effective number of elements of the exact gradient, (sum g^2)^2 / sum g^4. It is small for the
-    weight of a norm of heads, and a random difference in few elements is by chance parallel to the
-    gradient."""
+    """Effective number of elements of the exact gradient, (sum g^2)^2 / sum g^4. If it is small, as for the
+    weight of a norm over heads, a random difference may by chance be parallel to the gradient."""
     share: float = 0.0
     """Share of the squared length of all compared gradients."""
 
@@ -92,7 +95,8 @@ class GradientError:
 def gradient_errors(differences: Mapping[str, GradientDifference], eps: float) -> dict[str, GradientError]:
     """Return the error of each parameter's gradient.
 
-    A gradient shorter than `eps` times the length of all compared gradients is compared with that length.
+    Errors of a gradient shorter than `eps` times the length of all compared gradients are relative to this
+    product.
     """
     whole = sum(difference.exact_square for difference in differences.values())
     errors = {}
@@ -114,14 +118,14 @@ class StepLoss:
     mean: float
     """Global mean over the valid tokens."""
     blocks: Tensor
-    """Contribution of each block of `LOSS_BLOCK` rows to the mean."""
+    """Contribution of each block of `LOSS_BLOCK` tokens to the mean."""
 
     def error(self, mean: float) -> float:
-        """Return the relative difference of another mean from this one."""
+        """Return the relative difference of another computation's mean from this mean."""
         return abs(mean - self.mean) / (abs(self.mean) or 1.0)
 
     def block_error(self, other: StepLoss) -> float:
-        """Return the root mean square difference of a block, relative to the mean contribution of a block."""
+        """Return the root mean square difference of blocks, relative to the mean contribution of a block."""
         is_counted = self.blocks != 0
         differences = (other.blocks - self.blocks)[is_counted]
         mean = abs(self.mean) / max(1, int(is_counted.sum()))
@@ -143,19 +147,19 @@ class GradientNoise:
     """Errors of the controls, root mean square over the controls."""
 
     loss: float
-    """Error of the loss of a block of rows, relative to the mean contribution of a block."""
+    """Error of the loss of a block of tokens, relative to the mean contribution of a block."""
     grad_norm: float
-    """Error of all compared gradients as one vector, relative to its length. It bounds the error of the
-    norm."""
+    """Error of all compared gradients as one vector, relative to the vector's length. It bounds the error of
+    the norm."""
     scale: float
-    """Error of the scale of one parameter's gradient, weighted by the shares of the parameters."""
+    """Error of the scale of a parameter's gradient, root mean square weighted by the parameters' shares."""
     whole_scale: float
     """Error of the scale of all compared gradients as one vector."""
     gradients: Mapping[str, GradientError]
     """Errors of each parameter's gradient, by name."""
 
     def limits(self, name: str, dtype: str, distance: float) -> GradientLimit:
-        """Return the limits of the gradient of a parameter; `distance` is the distance that it has."""
+        """Return the limits of the gradient of the parameter `name`, whose error has this `distance`."""
         noise, floor = self.gradients[name], FLOORS[dtype].backward
         allowed = max(floor, FACTOR * noise.distance)
         by_chance = CHANCE * max(noise.distance, min(distance, allowed)) / math.sqrt(noise.effective_count)
@@ -164,9 +168,9 @@ class GradientNoise:
     def whole_limit(self, dtype: str) -> float:
         """Return the limit of the scale of all compared gradients as one vector.
 
-        It is smaller than the limit of a parameter, because independent errors of parameters partly
-        cancel. The sum of independent errors is a lower bound, because three controls may all be near zero
-        by chance.
+        It is smaller than the limit of one parameter, because independent errors of parameters partly
+        cancel. By chance all three controls may have almost no error of this scale, so the error that
+        independent errors of the parameters would have is used if it is larger.
         """
         independent = math.sqrt(sum((error.share * error.scale) ** 2 for error in self.gradients.values()))
         return max(FLOORS[dtype].backward, SCALE_FACTOR * max(self.whole_scale, independent))
@@ -175,7 +179,7 @@ class GradientNoise:
     def from_controls(
         cls, losses: Sequence[float], controls: Sequence[Mapping[str, GradientError]]
     ) -> GradientNoise:
-        """Return the noise from the errors of each control's loss and of its gradients by name."""
+        """Return the noise from each control's error of the loss, and of the gradients by parameter."""
         gradients = {
             name: GradientError(
                 _rms([errors[name].distance for errors in controls]),
@@ -205,7 +209,7 @@ class GradientNoise:
 
 
 def whole_scale(errors: Mapping[str, GradientError]) -> float:
-    """Return the scale error of all gradients as one vector; nan if a gradient is missing."""
+    """Return the error of the scale of all gradients as one vector, with its sign; nan if one is missing."""
     return sum(error.share * error.scale for error in errors.values())
 
 
@@ -214,7 +218,7 @@ def _effective_count(gradient: Tensor) -> float:
     largest = float(torch.linalg.vector_norm(gradient, math.inf))
     if not largest:
         return float(gradient.numel())
-    squares = (gradient / largest).square_()  # dividing by the largest element avoids underflow
+    squares = (gradient / largest).square_()  # without the division squares may underflow
     total = float(squares.sum())
     return total**2 / float(squares.square_().sum())
 

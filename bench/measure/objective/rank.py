@@ -1,8 +1,8 @@
 """The objective pass on a rank: it compares one step of the cell's trainer and engine with float64.
 
 The step runs before all others. Limits follow the errors of controls, which compute the same step on one
-device in the cell's dtype with sums in other orders. If memory has no room for all gradients, those of
-three layers are compared.
+device in the cell's dtype with sums in other orders. If memory has no room for all gradients, only those of
+three layers are compared, or none.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from bench.training.optimizer_facts import OPTIMIZER_FACTS
 from bench.training.trainers.trainer import Trainer
 
 CPU_ROOM_BYTES = 4 * 2**30
-"""Largest memory of the comparison on a CPU."""
+"""Largest memory that the comparison may take on a CPU."""
 UNCOUNTED_SHARE = 3
-"""Number of tokens divided by the number of labels that do not count."""
+"""Number of tokens divided by the number of labels that do not count in the loss."""
 
 
 class ObjectivePass(RankPass):
     section: ObjectiveSection | None = None
 
     def before_steps(self) -> None:
-        """Take one short step; rank 0 compares as many of its gradients as memory has room for."""
+        """Take one short step, of which rank 0 compares as many gradients as memory has room for."""
         trainer, device = self.measurement.subject.trainer, self.measurement.subject.device
         if trainer is None:
             return
@@ -47,18 +47,18 @@ class ObjectivePass(RankPass):
             cell = trainer.cell
             tokens = objective_tokens(cell.padded_len, trainer.strategy.facts.length_multiple(cell))
             choices = [*coverages(cell)]
-            chosen = self.broadcast_count(_first_that_fits(cell, tokens, choices, device))
+            fitting = self.broadcast_count(_index_of_first_fit(cell, tokens, choices, device))
             needed = size_label(needed_bytes(cell, tokens, choices[0]))
             kept = size_label(gradient_bytes(cell, choices[0]))
             reason = f"all gradients would take about {needed} on one rank and {kept} in its host memory"
             short_trainer = _with_uncounted_labels(trainer, tokens, device)
             section = ObjectiveSection(tokens=tokens, sequences=cell.sequences_per_step)
-            if chosen == len(choices):
+            if fitting == len(choices):
                 self.section = structs.replace(section, reason=reason)
-                # Take the step anyway, so that cells of one workload train alike whatever memory they have.
+                # Take the step anyway, so that all cells of a workload train alike.
                 short_trainer.step(0, tokens)
                 return
-            coverage = choices[chosen]
+            coverage = choices[fitting]
             self.section = _compare_step(section, short_trainer, coverage, device)
             if not coverage.is_whole:
                 self.section = structs.replace(
@@ -72,31 +72,31 @@ class ObjectivePass(RankPass):
 def _compare_step(
     section: ObjectiveSection, trainer: Trainer, coverage: Coverage, device: torch.device
 ) -> ObjectiveSection:
-    """Take the step, compare it on rank 0 and return the section; every rank must call it."""
+    """Take the step and return the section; only rank 0 compares the step. Every rank must call it."""
     step = _take_step(trainer, section.tokens, coverage)
-    if not math.isfinite(step.own_losses):
+    if not math.isfinite(step.local_loss_sum):
         section = structs.replace(section, not_finite_ranks=[dist.get_rank()])
     if dist.get_rank() == 0:
         with without_memory_limit():
             errors = StepErrors.compute(step, trainer, section.tokens, device, coverage)
-            whole = "the whole gradient" if coverage.is_whole else "the compared gradients"
-            section = errors.fill(section, whole)
+            label = "the whole gradient" if coverage.is_whole else "the compared gradients"
+            section = errors.fill(section, label)
     dist.barrier()
     return section
 
 
 def _with_uncounted_labels(trainer: Trainer, tokens: int, device: torch.device) -> Trainer:
-    """Return the training loop with data in which a third of the labels does not count."""
+    """Return the trainer with data in which a third of the labels does not count."""
     unpadded = min(tokens, trainer.cell.seq_len)
     cell, uncounted = _short_cell(trainer.cell, unpadded), unpadded // UNCOUNTED_SHARE
     return replace(trainer, data=open_data(cell, device, uncounted_tokens=uncounted))
 
 
-def _first_that_fits(cell: Cell, tokens: int, choices: Sequence[Coverage], device: torch.device) -> int:
+def _index_of_first_fit(cell: Cell, tokens: int, choices: Sequence[Coverage], device: torch.device) -> int:
     """Return the index of the first choice that fits into memory, or the number of choices if none fits.
 
-    With a GPU the comparison may take half of the free memory of the GPU and of the host, because the cell's
-    steps run later.
+    With a GPU the comparison may take half of the free memory of the GPU and half of the host's, because the
+    steps that run later need memory, too.
     """
     for index, coverage in enumerate(choices):
         needed, kept = needed_bytes(cell, tokens, coverage), gradient_bytes(cell, coverage)
@@ -111,7 +111,7 @@ def _first_that_fits(cell: Cell, tokens: int, choices: Sequence[Coverage], devic
 
 
 def _take_step(trainer: Trainer, tokens: int, coverage: Coverage) -> ObjectiveStep:
-    """Take the step and return its loss, gradients and norms; every rank must call it."""
+    """Take the step and return its loss, the engine's gradients and norms; every rank must call it."""
     loss_sum, valid_tokens = trainer.accumulate(0, tokens)
     gradients, lengths = {}, [0.0]
     for name, gradient in trainer.engine.full_gradients():
@@ -129,7 +129,7 @@ def _take_step(trainer: Trainer, tokens: int, coverage: Coverage) -> ObjectiveSt
         norm=math.hypot(*lengths),
         reported_norm=reported_norm,
         given_norm=_given_norm(trainer.engine, total.device),
-        own_losses=float(loss_sum),
+        local_loss_sum=float(loss_sum),
         has_right_tokens=digest == expected_digest(trainer.data, 0, tokens),
     )
 
@@ -137,7 +137,8 @@ def _take_step(trainer: Trainer, tokens: int, coverage: Coverage) -> ObjectiveSt
 def _given_norm(engine: Engine, device: torch.device) -> float:
     """Return the norm of the whole gradient from which the optimizer computed its first moment.
 
-    The moment was 0 before its only update. Every rank must call this function; replicas count once.
+    It is computed from this moment, which was 0 before its only update. Every rank must call this function;
+    replicas count once.
     """
     shard_index = torch.tensor(engine.shard_index, device=device)
     indices = [torch.empty_like(shard_index) for _ in range(dist.get_world_size())]
@@ -152,10 +153,10 @@ def _given_norm(engine: Engine, device: torch.device) -> float:
 
 
 def _short_cell(cell: Cell, tokens: int) -> Cell:
-    """Return the cell with the data of the checked step.
+    """Return the cell with the data of the checked step, in which no token belongs to a prompt.
 
-    A cell that packs documents gets synthetic ones. A document of real text may be longer than the step,
-    which would then contain no boundary.
+    A cell that packs documents gets synthetic documents, because a document of real text may be longer than
+    the step, and no boundary would be checked.
     """
     if not cell.data.packs:
         return replace(cell, data=replace(cell.data, prompt_tokens=0))

@@ -1,4 +1,4 @@
-"""Errors of the engine's step against float64, their limits, and causes that would explain them."""
+"""Errors of the engine's step against float64, their limits, and causes that would explain the errors."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from bench.training.optimizer import clipped_norm
 from bench.training.trainers.trainer import Trainer
 
 NORM_LIMIT = 1e-3
-"""Relative limit of two norms, as reported by the engine and as used by the optimizer, against the norm of
-the engine's gradients. Sound steps differed by up to 7e-7, because only the order of a sum differs."""
+"""Largest relative difference of the norm that the engine reports, and of the norm that the optimizer used,
+from the norm of the engine's gradients. In sound steps it was up to 7e-7, because only the order of a sum
+differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +51,15 @@ class ObjectiveStep:
     """Norm before clipping, as the engine reports it."""
     given_norm: float
     """Norm of the gradient from which the optimizer computed its first moment."""
-    own_losses: float = 0.0
+    local_loss_sum: float = 0.0
     """Sum of this rank's token losses."""
     has_right_tokens: bool = True
-    """True if the ranks' models got each of the step's tokens once."""
+    """True if the models of all ranks together got each of the step's tokens once."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepErrors:
-    """Errors of the engine's step, and of the rounded computations that measure the noise."""
+    """Errors of the engine's step, and of computations on one rank in the cell's dtype, against float64."""
 
     cell: Cell
     step: ObjectiveStep
@@ -68,13 +69,13 @@ class StepErrors:
     """Errors of the controls."""
     gradients: Mapping[str | float, Mapping[str, GradientError]]
     """Errors of gradients by parameter. The outer key is the factor by which the engine's gradients were
-    divided, or the name of a computation."""
+    divided (1.0 for the engine's gradients as they are), or the name of a computation in `whole_model`."""
 
     @classmethod
     def compute(
         cls, step: ObjectiveStep, trainer: Trainer, tokens: int, device: torch.device, coverage: Coverage
     ) -> StepErrors:
-        """Compute the step on this rank alone, exactly and rounded, and compare it layer by layer."""
+        """Compute the step on this rank alone, in float64 and rounded, and return errors against float64."""
         cell = trainer.cell
         factors = {1.0, float(cell.sp_degree), 1 / cell.sp_degree}
         differences: defaultdict[str | float, dict[str, GradientDifference]] = defaultdict(dict)
@@ -82,7 +83,7 @@ class StepErrors:
             model = WholeModel(trainer, tokens, device, attention)
             for computation, gradients in model.gradients(coverage):
                 compared: dict[str | float, Mapping[str, Tensor]] = {computation: gradients}
-                if computation == EXACT:  # comes first in each layer
+                if computation == EXACT:  # the first computation of each layer
                     exact_gradients = {
                         name: ExactGradient.from_tensor(gradient) for name, gradient in gradients.items()
                     }
@@ -100,21 +101,21 @@ class StepErrors:
         noise = GradientNoise.from_controls(block_errors, [errors[name] for name in CONTROLS])
         return cls(cell, step, loss, noise, errors)
 
-    def fill(self, section: ObjectiveSection, whole: str) -> ObjectiveSection:
-        """Return the section with errors and limits; `whole` names the compared gradients in messages."""
+    def fill(self, section: ObjectiveSection, label: str) -> ObjectiveSection:
+        """Return the section with errors and limits; `label` names the compared gradients in messages."""
         gradients, noise, dtype = self.gradients[1.0], self.noise, self.cell.dtype
         distances = self._distances(1.0)
         scales = {
             name: (abs(error.scale), noise.limits(name, dtype, error.distance).scale)
             for name, error in gradients.items()
         }
-        far, scaled = nearest_to_limit(distances), nearest_to_limit(scales)
+        worst_distance, worst_scale = nearest_to_limit(distances), nearest_to_limit(scales)
         norms = norm_errors(self.step, self.cell.optimizer)
         compared = {
             "loss": (self.loss.error(self.step.loss), max(FLOORS[dtype].loss, FACTOR * noise.loss)),
-            f"gradient of {far}": distances[far],
-            f"scale of the gradient of {scaled}": scales[scaled],
-            f"scale of {whole}": (abs(whole_scale(gradients)), noise.whole_limit(dtype)),
+            f"gradient of {worst_distance}": distances[worst_distance],
+            f"scale of the gradient of {worst_scale}": scales[worst_scale],
+            f"scale of {label}": (abs(whole_scale(gradients)), noise.whole_limit(dtype)),
             **{name: (error, NORM_LIMIT) for name, error in norms.items()},
         }
         errors, limits = errors_and_limits(compared)
@@ -138,7 +139,7 @@ class StepErrors:
         }
 
     def _mistakes(self) -> dict[str, ErrorAndLimit]:
-        """Return each known mistake's relative change of the gradient that shows it best, and its limit."""
+        """Return each known mistake's relative change of the gradient that shows it best, and the limit."""
         degree, dtype, noise = self.cell.sp_degree, self.cell.dtype, self.noise
         if degree == 1:
             return {}
@@ -151,20 +152,20 @@ class StepErrors:
         return mistakes
 
     def _cause(self) -> str | None:
-        """Return the known cause of the wrong gradients, wrong tokens or a factor; None without one."""
+        """Return a message about wrong tokens or a wrong factor if either explains the errors, else None."""
         if not self.step.has_right_tokens:
             return "the ranks saw other tokens than the step holds: some were dropped, repeated or misplaced"
         for factor in (key for key in self.gradients if isinstance(key, float) and key != 1.0):
-            if all(is_within(*each) for each in self._distances(factor).values()):
+            if all(is_within(error, limit) for error, limit in self._distances(factor).values()):
                 name = "sp_degree" if factor > 1 else "1/sp_degree"
                 return f"gradients are exactly {name} = {factor:g} times too large"
         return None
 
 
 def norm_errors(step: ObjectiveStep, optimizer: OptimizerConfig) -> dict[str, float]:
-    """Return the relative errors of two norms against the norm of the gradients.
+    """Return the relative errors of two norms, against the norm of the engine's gradients.
 
-    The optimizer's norm is compared with the clipped norm.
+    The norm that the optimizer was given is compared with this norm after clipping.
     """
     expected = {
         "gradient norm that the step reports": (step.reported_norm, step.norm),

@@ -1,7 +1,10 @@
 """Loss and gradients of a step of the cell's whole model on one rank, layer by layer, exact and rounded.
 
 All computations of the step run through one layer before the next layer gets its parameters. Memory therefore
-holds one layer and the inputs of all layers, whatever the size of the model.
+holds the inputs of all layers, but the parameters of only one layer and of the ends of the model: embedding,
+final norm and output head.
+
+Shapes: B sequences, T tokens of a sequence, H hidden size.
 """
 
 from __future__ import annotations
@@ -29,27 +32,29 @@ from bench.training.trainers.trainer import Trainer
 from bench.training.weights import WeightFiller, model_weights
 
 EXACT = "exact"
+"""Name of the computation in float64."""
 MISTAKEN = "mistaken"
+"""Name of the computation with a known mistake: losses averaged over ranks."""
 CONTROLS = {f"control {parts}": parts for parts in (1, 2, 3)}
-"""Computations that are equal in exact arithmetic, with the number of parts in which they sum over the
-keys."""
+"""Names of the controls, with the number of parts in which each sums over the keys. The controls have the
+cell's dtype and would be equal to the exact computation in exact arithmetic."""
 
-Gradients = dict[str, Tensor]
-"""Gradients, or parameters, by the names that parameters have in engines."""
+NamedTensors = dict[str, Tensor]
+"""Parameters or gradients by the names that the parameters have in engines."""
 Weights = Callable[[Batch], Tensor]
 """Function that returns the weight of each token's loss, [B, T]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """One way to compute the step, such as exactly or rounded."""
+    """One way to compute the step: in float64, rounded, or with a known mistake."""
 
     dtype: torch.dtype
-    """Dtype of the weights."""
+    """Dtype of the parameters."""
     autocast: torch.dtype | None
     """Dtype to which autocast rounds; None without autocast."""
     weights: Weights
-    """Weights of the tokens' losses."""
+    """Weights of the tokens' losses in the loss of the step."""
     key_parts: int = 1
     """Number of parts in which attention sums over the keys."""
 
@@ -64,11 +69,11 @@ class _Sequence:
     states: list[Tensor] = field(default_factory=list)
     """Input of each layer and output of the last, [B, T, H]. A layer's backward removes its input."""
     gradient: Tensor | None = None
-    """Gradient of the input of the layer whose backward ran last."""
+    """Gradient of the loss with respect to the input of the layer whose backward ran last."""
 
 
 class WholeModel:
-    """The model before any step, on this rank alone, with the sequences of the first step."""
+    """The model before any step, on this rank alone, with all sequences of the first step."""
 
     def __init__(
         self, trainer: Trainer, tokens: int, device: torch.device, attention: PlainAttention
@@ -79,31 +84,31 @@ class WholeModel:
         self.sequences = trainer.data.whole_step(0, tokens)
         model = empty_model(cell.model, attention_name=PLAIN_NAME, max_positions=cell.seq_len).train()
         self.layers: list[nn.Module] = list(model.model.layers)
-        self.filling = WeightFiller(model, model_weights(cell.model, cell.seed), device)
-        self.filling.fill_ends()
-        if device.type == "cpu":  # the cell's model does so, too
+        self.filler = WeightFiller(model, model_weights(cell.model, cell.seed), device)
+        self.filler.fill_ends()
+        if device.type == "cpu":  # as in the cell's model
             sum_embedding_gradient_in_float32(model)
-        self.named = _NamedModel(model)
+        self.named_model = _NamedModel(model)
         self.ends = {
             name: parameter.detach()
-            for name, parameter in self.named.named_parameters()
+            for name, parameter in self.named_model.named_parameters()
             if not parameter.is_meta
         }
         self.computations = {EXACT: Computation(torch.float64, None, _mean_over_tokens(self.sequences))}
         for name, parts in CONTROLS.items():
             self.computations[name] = self._rounded_computation(parts, self.computations[EXACT].weights)
-        # Other dtypes have too little noise to hide the mistake.
+        # Only the noise of 16-bit dtypes is large enough to hide the mistake.
         if cell.sp_degree > 1 and cell.dtype in LOW_PRECISION:
             weights = mean_of_ranks(trainer.strategy, self.sequences)
             self.computations[MISTAKEN] = self._rounded_computation(1, weights)
         self.losses: dict[str, StepLoss] = {}
         """Loss of each computation, set before `gradients` yields for the first time."""
 
-    def gradients(self, coverage: Coverage) -> Iterator[tuple[str, Gradients]]:
-        """Yield each computation's name and its gradients of one layer, the exact computation first.
+    def gradients(self, coverage: Coverage) -> Iterator[tuple[str, NamedTensors]]:
+        """Yield the name of each computation with its gradients of one layer, the exact computation first.
 
-        The last layer comes first, and the parameters outside of layers last. Gradients are sums over the
-        sequences, in float32 or float64. Layers without compared parameters are left out.
+        The last layer comes first, and the parameters outside of layers come last. Gradients are summed over
+        the sequences, in float32 or float64. Layers without compared parameters are left out.
         """
         running = {name: [_Sequence(batch) for batch in self.sequences] for name in self.computations}
         self._run_forward(running)
@@ -129,7 +134,7 @@ class WholeModel:
         return Computation(dtype, None, weights, key_parts)
 
     def _run_forward(self, running: Mapping[str, list[_Sequence]]) -> None:
-        """Run all computations forward; set states, keywords, losses and the last output's gradient."""
+        """Run all computations forward and fill the state of every sequence, and `losses`."""
         self.phase.enter("forward")
         with torch.no_grad():
             for name, sequences in running.items():
@@ -138,7 +143,7 @@ class WholeModel:
                     with self._computing(self.computations[name], sequence.batch):
                         sequence.states.append(self._embed(ends, sequence.batch))
                         sequence.keywords = _layer_keywords(
-                            self.named.model.model, sequence.states[0], sequence.batch.position_ids
+                            self.named_model.model.model, sequence.states[0], sequence.batch.position_ids
                         )
             for index in range(len(self.layers)):
                 # Report progress: a large model takes minutes on a CPU, and the rank must not count as hung.
@@ -169,19 +174,19 @@ class WholeModel:
     def _layer_backward(
         self,
         index: int,
-        parameters: Gradients,
+        parameters: NamedTensors,
         computation: Computation,
         sequences: Sequence[_Sequence],
         *,
         is_wanted: bool,
-    ) -> Gradients:
-        """Run one layer's backward and set each sequence's `gradient` to that of the layer's input.
+    ) -> NamedTensors:
+        """Run one layer's backward and set each sequence's `gradient` to the gradient of the layer's input.
 
-        Return the gradients of the layer's parameters if they are wanted.
+        Return the gradients of the layer's parameters, or an empty dictionary if they are not wanted.
         """
         self.phase.enter("backward")
         weights = _cast(parameters, computation.dtype, requires_grad=is_wanted)
-        wanted, sums = weights if is_wanted else {}, Gradients()
+        wanted, sums = weights if is_wanted else {}, NamedTensors()
         for sequence in sequences:
             state = sequence.states.pop(index).detach().requires_grad_()
             with self._computing(computation, sequence.batch):
@@ -192,10 +197,10 @@ class WholeModel:
             _add(sums, wanted, gradients)
         return sums
 
-    def _ends_gradients(self, computation: Computation, sequences: Sequence[_Sequence]) -> Gradients:
+    def _ends_gradients(self, computation: Computation, sequences: Sequence[_Sequence]) -> NamedTensors:
         """Return the gradients of embedding, final norm and head; those of tied weights are summed."""
         self.phase.enter("backward")
-        ends, sums = _cast(self.ends, computation.dtype, requires_grad=True), Gradients()
+        ends, sums = _cast(self.ends, computation.dtype, requires_grad=True), NamedTensors()
         for sequence in sequences:
             with self._computing(computation, sequence.batch):
                 losses = self._weighted_losses(ends, computation, sequence.batch, sequence.states[-1])
@@ -204,45 +209,45 @@ class WholeModel:
             _add(sums, ends, gradients)
         return sums
 
-    def _layer_parameters(self, index: int) -> Gradients:
-        """Return the initial parameters of a layer by name; the model's own layer stays empty."""
+    def _layer_parameters(self, index: int) -> NamedTensors:
+        """Return the initial parameters of a layer by name; the layer itself stays without parameters."""
         prefix = f"model.model.layers.{index}."
-        parameters = self.filling.take(self.layers[index])
+        parameters = self.filler.take(self.layers[index])
         return {prefix + name: parameter for name, parameter in parameters.items()}
 
-    def _run_layer(self, index: int, weights: Gradients, sequence: _Sequence, state: Tensor) -> Tensor:
+    def _run_layer(self, index: int, weights: NamedTensors, sequence: _Sequence, state: Tensor) -> Tensor:
         out: Tensor = self._call(weights, lambda _: self.layers[index](state, **sequence.keywords[index]))
         return out
 
-    def _embed(self, ends: Gradients, batch: Batch) -> Tensor:
+    def _embed(self, ends: NamedTensors, batch: Batch) -> Tensor:
         out: Tensor = self._call(ends, lambda model: model.get_input_embeddings()(batch.input_ids))
         return out
 
     def _weighted_losses(
-        self, ends: Gradients, computation: Computation, batch: Batch, state: Tensor
+        self, ends: NamedTensors, computation: Computation, batch: Batch, state: Tensor
     ) -> Tensor:
         """Return each token's contribution to the loss, [B, T], in float64; 0 for an ignored label."""
         logits = self._call(ends, lambda model: model.lm_head(model.model.norm(state)))
-        wide = logits if logits.dtype == torch.float64 else logits.float()
+        logits = logits if logits.dtype == torch.float64 else logits.float()
         losses = cross_entropy(
-            wide.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none"
+            logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none"
         )
         return losses.view_as(batch.labels) * computation.weights(batch)
 
-    def _call(self, weights: Gradients, compute: Callable[[Any], Any]) -> Any:
-        return functional_call(self.named, weights, (compute,))
+    def _call(self, weights: NamedTensors, compute: Callable[[Any], Any]) -> Any:
+        return functional_call(self.named_model, weights, (compute,))
 
     @contextmanager
     def _computing(self, computation: Computation, batch: Batch) -> Iterator[None]:
-        """Set attention's summation order and documents, and autocast, within the context."""
+        """Set the summation order and documents of attention, and autocast, within the context."""
         self.attention.documents, self.attention.key_parts = batch.documents, computation.key_parts
-        narrow = computation.autocast
-        with torch.autocast(self.device.type, narrow, enabled=narrow is not None, cache_enabled=False):
+        dtype = computation.autocast
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None, cache_enabled=False):
             yield
 
 
 class _NamedModel(nn.Module):
-    """A model with the parameter names of engines, whose forward calls a function on the model."""
+    """Wrapper with the parameter names of engines, whose forward calls a function on the model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -271,22 +276,22 @@ def _layer_keywords(model: Any, embedded: Tensor, position_ids: Tensor) -> list[
     return [recorder.keywords for recorder in recorders]
 
 
-def _cast(parameters: Gradients, dtype: torch.dtype, *, requires_grad: bool = False) -> Gradients:
+def _cast(parameters: NamedTensors, dtype: torch.dtype, *, requires_grad: bool = False) -> NamedTensors:
     return {
         name: parameter.detach().to(dtype).requires_grad_(requires_grad)
         for name, parameter in parameters.items()
     }
 
 
-def _add(sums: Gradients, names: Iterable[str], gradients: Iterable[Tensor]) -> None:
-    """Add one sequence's gradients to `sums`, in float32 or float64."""
+def _add(sums: NamedTensors, names: Iterable[str], gradients: Iterable[Tensor]) -> None:
+    """Add one sequence's gradients to `sums`, in at least float32."""
     for name, gradient in zip(names, gradients, strict=True):
-        wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
-        sums[name] = sums[name] + wide if name in sums else wide
+        summand = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+        sums[name] = sums[name] + summand if name in sums else summand
 
 
 def _mean_over_tokens(sequences: Sequence[Batch]) -> Weights:
-    """Return the weights of the objective, in which every valid token of the step counts the same."""
+    """Return the right weights of the loss, in which every valid token of the step counts the same."""
     valid = max(1, sum(int(count_valid(batch.labels)) for batch in sequences))
     return lambda batch: torch.full_like(batch.labels, 1 / valid, dtype=torch.float64)
 

@@ -1,4 +1,7 @@
-"""Description of the first tensor that differs from plain attention, with a known cause."""
+"""Description of the first tensor that differs from plain attention, and of the mistake that explains it.
+
+Shapes: B sequences, N query heads, T tokens, D head size.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,7 @@ from bench.strategies.strategy import Strategy
 
 TensorsByName = Mapping[str, Tensor]
 FEWEST_NUMBERS = 64
-"""Smallest number of fp16 numbers that are compared with bf16; all are bf16 by chance with probability
-8^-64."""
+"""Fewest fp16 numbers that may show rounding to bf16. Each is a bf16 number with probability 1/8."""
 
 
 def first_divergence(
@@ -29,12 +31,14 @@ def first_divergence(
     causal: bool,
     documents: Documents | None,
 ) -> str | None:
-    """Describe the first tensor beyond its limit; None if every tensor is within its limit.
+    """Describe the first wrong tensor, or return None if every tensor is within its limit.
 
     The description has the tensor's name, error and wrong tokens, and the known mistake that would explain
-    them. `inputs` are q, k, v and the gradient of the output, [B, heads, T, D]. `results` are the
-    strategy's tensors in token order and `exact` those of plain attention in float64, by name. `limits`
-    are relative to the maximum.
+    them. An fp16 tensor that holds numbers of bf16 only is wrong, too.
+
+    `inputs` are q, k, v and the gradient of the output, [B, heads, T, D]. `results` are the strategy's
+    tensors in token order and `exact` those of plain attention in float64, by name. `limits` are relative to
+    the maximum of the exact tensor.
     """
     for name, limit in limits.items():
         result = results[name]
@@ -44,13 +48,13 @@ def first_divergence(
         if is_within(error, limit):
             continue
         if not bool(result.isfinite().all()):
-            return f"{name} is not finite {_first_not_finite(strategy, result)}"
-        cause = _wrong_factor(strategy, result, exact[name], limit)
+            return f"{name} is not finite {_describe_not_finite(strategy, result)}"
+        cause = _describe_wrong_factor(strategy, result, exact[name], limit)
         if cause is None and name == "out":
             mistakes = _mistakes(strategy, inputs, causal, documents)
-            fits = (mistake for mistake, wrong in mistakes if relative_error(result, wrong) <= limit)
-            cause = next(fits, None)
-        tokens = _wrong_tokens(result, exact[name], limit)
+            fitting = (mistake for mistake, wrong in mistakes if relative_error(result, wrong) <= limit)
+            cause = next(fitting, None)
+        tokens = _describe_wrong_tokens(result, exact[name], limit)
         return (
             f"{name} is off by {error:.1e} of its maximum (limit {limit:.1e}) at {tokens};"
             f" {cause or 'no known cause fits'}"
@@ -59,20 +63,20 @@ def first_divergence(
 
 
 def _was_bf16(result: Tensor) -> bool:
-    """Return whether fp16 numbers went through bf16, which an error within the limit may hide."""
+    """Return whether fp16 numbers went through bf16. The error of that may be within the limit."""
     numbers = result[result != 0]
     if result.dtype is not torch.float16 or len(numbers) < FEWEST_NUMBERS:
         return False
     return bool((numbers.bfloat16().half() == numbers).all())
 
 
-def _wrong_tokens(result: Tensor, exact: Tensor, limit: float) -> str:
+def _describe_wrong_tokens(result: Tensor, exact: Tensor, limit: float) -> str:
     deviation_T = (result.double() - exact).abs().amax(dim=(0, 1, 3)) / scale_of(exact)
     off = torch.nonzero(~(deviation_T <= limit)).flatten()
     return f"{len(off)} of {len(deviation_T)} tokens, {int(off[0])} to {int(off[-1])}"
 
 
-def _first_not_finite(strategy: Strategy, result: Tensor) -> str:
+def _describe_not_finite(strategy: Strategy, result: Tensor) -> str:
     """Describe the first token that is not finite and the rank of the sequence group that holds it."""
     finite_T = result.isfinite().all(dim=3).all(dim=1).all(dim=0)
     token = int(finite_T.logical_not().nonzero()[0])
@@ -81,8 +85,8 @@ def _first_not_finite(strategy: Strategy, result: Tensor) -> str:
     )
 
 
-def _wrong_factor(strategy: Strategy, result: Tensor, exact: Tensor, limit: float) -> str | None:
-    """Describe a result that is right except for a factor of sp_degree or its inverse."""
+def _describe_wrong_factor(strategy: Strategy, result: Tensor, exact: Tensor, limit: float) -> str | None:
+    """Describe the factor sp_degree or 1/sp_degree if the result is right without it, else return None."""
     degree = strategy.cell.sp_degree
     for factor, name in ((degree, "sp_degree"), (1 / degree, "1/sp_degree")):
         if degree > 1 and relative_error(result.double() / factor, exact) <= limit:
@@ -95,13 +99,13 @@ def _mistakes(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield known mistakes, each with the float64 output that this mistake alone would produce."""
     q, k, v = (x.double() for x in inputs[:3])
-    mask_of = partial(visible_keys, q.shape[2], device=q.device)
-    mask = mask_of(causal=causal, documents=documents)
+    make_mask = partial(visible_keys, q.shape[2], device=q.device)
+    mask = make_mask(causal=causal, documents=documents)
     if documents is not None:
-        across = mask_of(causal=causal)
+        across = make_mask(causal=causal)
         yield "attention crosses the boundaries of documents", masked_attention(q, k, v, across)
     if causal:
-        allowed = mask_of(causal=False, documents=documents)
+        allowed = make_mask(causal=False, documents=documents)
         yield (
             "the causal mask is off by one: each token sees its successor",
             masked_attention(q, k, v, allowed.tril(diagonal=1)),
@@ -126,6 +130,7 @@ def _mistakes(
 def _ring_mistakes(
     strategy: Strategy, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
+    """Yield mistakes in the steps of a ring or in merging its partial results, like `_mistakes`."""
     degree = strategy.cell.sp_degree
     owner_T = _owners(strategy, q.shape[2]).to(q.device)
     hops_TT = (owner_T[:, None] - owner_T[None, :]) % degree

@@ -1,4 +1,7 @@
-"""Plain attention on one device and in a model, and the error of another result against it."""
+"""Plain attention, which is computed with all scores on one device, alone and in a model; errors against it.
+
+Shapes: B sequences, N query heads, K KV heads, T or S tokens of whole sequences, D head size.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from bench.attention.documents import Documents
 from bench.strategies.strategy import register_attention
 
 CHUNK = 1024
+"""Number of queries whose scores exist at once in `whole_attention`."""
 PRODUCTS = 5
-"""Number of matrix products of a chunk in forward and backward: scores, out, dP, dQ with dK, and dV."""
+"""Number of matrix products of a chunk in `whole_attention`: scores, out, dP, dQ with dK, and dV."""
 Tensors = tuple[Tensor, ...]
 PLAIN_NAME = "bench_plain_attention"
 """Name under which plain attention is registered in transformers."""
@@ -41,7 +45,7 @@ def plain_attention(
 def visible_keys(
     tokens: int, *, causal: bool, device: torch.device, documents: Documents | None = None
 ) -> Tensor:
-    """Return the mask of keys (columns) that a query (row) may see, [T, T] or [B, 1, T, T] of documents."""
+    """Return a mask, True where a query (row) may see a key (column), [T, T]; with documents [B, 1, T, T]."""
     mask = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
     if documents is not None:
         rows = [documents.positions_of(row) for row in range(len(documents.ends))]
@@ -71,15 +75,15 @@ def masked_scores(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
 
 
 def relative_error(result: Tensor, exact: Tensor) -> float:
-    """Return the largest deviation relative to the exact maximum; infinite if a number is not finite."""
+    """Return the largest deviation, divided by the largest exact number; infinite if it is not finite."""
     error = float((result.double() - exact.double()).abs().max()) / scale_of(exact)
     return error if math.isfinite(error) else math.inf
 
 
 def scale_of(exact: Tensor) -> float:
-    """Return the largest absolute number of a tensor.
+    """Return the largest absolute number of a tensor, or 1 if all numbers are 0.
 
-    It is 1, the size of parity's inputs, if all numbers are 0, like the gradients of a sequence of one token.
+    The inputs of the parity pass have about size 1. Gradients of a sequence of one token are 0.
     """
     return float(exact.double().abs().max()) or 1.0
 
@@ -115,21 +119,21 @@ def whole_attention(
 
 
 def whole_attention_flops(queries: int, tokens: int, head_dim: int) -> int:
-    """Return the operations of one call of `whole_attention` with this many query heads."""
+    """Return the FLOPs of one call of `whole_attention` with `queries` query heads."""
     return PRODUCTS * queries * tokens * (tokens + 1) * head_dim
 
 
 class PlainAttention:
-    """Plain attention for a model, with a choice of summation order.
+    """Plain causal attention for a model in transformers, with a choice of summation order.
 
-    Scores are at least float32 and weights have the dtype of the values, as in flash kernels. All orders are
-    equal in exact arithmetic.
+    Scores have at least float32 and weights the dtype of the values, as in flash kernels. The results of all
+    orders are equal in exact arithmetic.
     """
 
     documents: Documents | None = None
     """Documents of the batch that goes through the model; None without packing."""
     key_parts: int = 1
-    """Number of parts in which the weighted values are summed."""
+    """Number of parts of the keys. Weighted values are summed in each part, and then over the parts."""
 
     def __call__(
         self,
@@ -142,12 +146,13 @@ class PlainAttention:
     ) -> tuple[Tensor, None]:
         q, k = q_BNSD.to(v_BKSD.dtype), k_BKSD.to(v_BKSD.dtype)
         visible = visible_keys(q.shape[2], causal=True, device=q.device, documents=self.documents)
-        wide = torch.promote_types(v_BKSD.dtype, torch.float32)
+        sum_dtype = torch.promote_types(v_BKSD.dtype, torch.float32)
         with torch.autocast(q.device.type, enabled=False):
-            weights = masked_scores(q.to(wide), k.to(wide), visible).softmax(dim=-1).to(v_BKSD.dtype)
+            scores = masked_scores(q.to(sum_dtype), k.to(sum_dtype), visible)
+            weights = scores.softmax(dim=-1).to(v_BKSD.dtype)
             values = v_BKSD.repeat_interleave(q.shape[1] // v_BKSD.shape[1], dim=1)
             parts = zip(weights.chunk(self.key_parts, -1), values.chunk(self.key_parts, 2), strict=True)
-            sums = torch.stack([(part @ value).to(wide) for part, value in parts]).sum(dim=0)
+            sums = torch.stack([(part @ value).to(sum_dtype) for part, value in parts]).sum(dim=0)
         return sums.to(v_BKSD.dtype).transpose(1, 2), None
 
 

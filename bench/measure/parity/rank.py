@@ -1,8 +1,10 @@
 """The parity pass on a rank: it compares a strategy's attention with float64 before any timing.
 
 It runs at up to 512 tokens with the cell's own ranks, heads, layout, kernel and dtype. Inputs are rounded
-to the dtype first, so that only the computation is compared. Limits follow plain attention's error in the
-same dtype, as in the tests of flash-attention.
+to the dtype first, so that only the computation is compared. Limits follow the error of plain attention on
+one device in the same dtype, as in the tests of flash-attention.
+
+Shapes: B sequences, T tokens of a sequence, S tokens of this rank's shard, D head size.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def check_attention(
     """Compare the strategy's attention, forward and backward, with float64; every rank must call it.
 
     Returns:
-        Errors with their limits, and a description of the first error beyond its limit.
+        Errors with their limits, and a description of the first error beyond its limit, None without one.
     """
     cell = strategy.cell
     seq_len = parity_len(strategy)
@@ -52,37 +54,40 @@ def check_attention(
 
 
 def parity_len(strategy: Strategy) -> int:
-    """Return the largest number of tokens that the layout divides, up to 512 and the cell's own length.
+    """Return the largest length that the layout can split, at most 512 tokens and the cell's length.
 
-    It is at least the layout's smallest length.
+    If none is that short, return the smallest length that the layout can split.
     """
     multiple = strategy.facts.length_multiple(strategy.cell)
     return max(multiple, min(MAX_TOKENS, strategy.cell.seq_len) // multiple * multiple)
 
 
 def random_inputs(cell: Cell, seq_len: int, device: torch.device) -> Tensors:
-    """Return q, k, v and the output's gradient, [B, heads, T, D], the same on every rank."""
-    return tuple(random_input(cell, which, seq_len, device) for which in range(4))
+    """Return random q, k, v and gradient of the output, [B, heads, T, D], equal on all ranks."""
+    return tuple(random_input(cell, index, seq_len, device) for index in range(4))
 
 
-def random_input(cell: Cell, which: int, seq_len: int, device: torch.device) -> Tensor:
-    """Return one tensor of `random_inputs`: 0 is q, 1 is k, 2 is v, 3 is the output's gradient."""
+def random_input(cell: Cell, index: int, seq_len: int, device: torch.device) -> Tensor:
+    """Return one tensor of `random_inputs`: `index` 0 is q, 1 is k, 2 is v, 3 is the output's gradient."""
     model = cell.model
-    heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads, model.num_heads)[which]
-    generator = torch.Generator(device).manual_seed(SEED + which)
+    heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads, model.num_heads)[index]
+    generator = torch.Generator(device).manual_seed(SEED + index)
     shape = (cell.batch, heads, seq_len, model.head_dim)
     return torch.randn(shape, generator=generator, dtype=TORCH_DTYPES[cell.dtype], device=device)
 
 
 def with_model_strides(x_BHSD: Tensor) -> Tensor:
-    """Return the same numbers with a model's strides, those of a transposed [B, S, heads, D]."""
+    """Return `x_BHSD` with the strides that a model's q, k and v have.
+
+    These are the strides of a [B, heads, S, D] view of a contiguous [B, S, heads, D] tensor.
+    """
     return x_BHSD.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _run_attention(strategy: Strategy, inputs: Tensors, *, causal: bool) -> dict[str, Tensor]:
-    """Run attention on the shards and return `out`, `dq`, `dk`, `dv` of whole sequences in token order.
+    """Run attention on this rank's shard; return `out`, `dq`, `dk`, `dv` of whole sequences in token order.
 
-    `lse` is included if the strategy exposes it.
+    `lse` is included if the strategy exposes it. Every rank must call it.
     """
     pieces = strategy.slices(inputs[0].shape[2])
     q, k, v, dout = (torch.cat([x[:, :, piece] for piece in pieces], dim=2) for x in inputs)
@@ -104,7 +109,7 @@ def _run_attention(strategy: Strategy, inputs: Tensors, *, causal: bool) -> dict
 
 
 def gather_sequence(strategy: Strategy, shard_BS: Tensor) -> Tensor:
-    """Return the whole sequence, [B, T, ...], from all ranks' shards.
+    """Return the whole sequence in token order, [B, T, ...], from all ranks' shards, [B, S, ...].
 
     Every rank that shares the sequence must call it.
     """

@@ -15,15 +15,15 @@ from bench.measure.facts import ErrorFacts, FaultOrigin, RankReport, field_by_ra
 FACTORS: Mapping[str, float] = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 4.0, "dv": 4.0, "loss": 3.0}
 """Largest error of a sound result by tensor, as a multiple of the error of plain attention in the same dtype.
 
-Strategies erred as much as plain attention in `out` and `dq`, and up to 2.9 times as much in `dk` and
-`dv`. In the losses of a probe, whose control is one rank, they erred up to 1.3 times as much."""
+The error of strategies was up to that of plain attention in `out` and `dq`, and up to 2.9 times as large in
+`dk` and `dv`. In the losses of the probe pass it was up to 1.3 times the error of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
     """Smallest limits of a dtype.
 
-    The error of plain attention sets no limit below them, because rounding makes it small by chance.
+    The error of plain attention may be small by chance and would then set too small a limit.
     """
 
     forward: float
@@ -48,7 +48,7 @@ def parity_limit(name: str, dtype: str, plain_error: float) -> float:
     """Return the limit of the relative error of `out`, `lse`, `dq`, `dk`, `dv` or `loss`.
 
     It is a multiple of the error of plain attention in the same dtype, at least the floor, and finite even if
-    plain attention overflows. Errors of tensors are relative to the exact tensor's maximum.
+    plain attention overflows. Errors of tensors are relative to the exact tensor's largest number.
     """
     floors = FLOORS[dtype]
     floor = floors.loss if name == "loss" else floors.backward if name.startswith("d") else floors.forward
@@ -63,13 +63,13 @@ square."""
 class ParitySection(Struct, frozen=True, kw_only=True):
     """Largest error of attention against float64 over all ranks, by tensor.
 
-    A cell with an error beyond its limit has no timing. A rank that compares nothing has no errors and
-    limits.
+    A cell with an error beyond its limit is not timed. If a rank compares nothing, there are no errors and
+    limits, but a reason.
     """
 
     checked_cell: str = ""
-    """ID of the cell that was checked. One cell stands for all cells of a sweep that differ from it only
-    in what the check does not depend on."""
+    """ID of the cell that was checked. One cell is checked for all cells of a sweep that differ from it only
+    in `ParityFacts.ignored_fields`."""
     tokens: int
     """Number of tokens of the compared sequence."""
     errors: Mapping[str, float | None]

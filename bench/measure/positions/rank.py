@@ -23,7 +23,7 @@ from bench.measure.rank_pass import Measurement, RankPass, StepRequests
 ULPS = 4
 """Limit of a difference in ulps, because vectorised and scalar cosines may round differently."""
 RADIUS_TOLERANCE = 2**-5
-"""Largest relative difference of cos^2 + sin^2 between two tokens; bf16 rounds both squares by 2^-9."""
+"""Largest relative difference of cos^2 + sin^2 between two tokens; bf16 rounds each square by 2^-9."""
 NONE_FOUND = "no module of the model returned cos and sin of this rank's tokens"
 SEVERAL_ROWS = "position_ids has several rows that differ, as for images"
 
@@ -87,6 +87,7 @@ class PositionsPass(RankPass):
                 )
 
     def _compare(self) -> None:
+        """Compare the recorded calls once the inspected step has run and its positions are known."""
         subject = self.measurement.subject
         if self.section is not None or not self.was_inspected or subject.sequence_ranks == 1:
             return
@@ -99,7 +100,7 @@ class PositionsPass(RankPass):
 
 @torch.no_grad()
 def compare(calls: Mapping[str, ModuleCall], positions: Tensor, ranks: int) -> PositionsSection:
-    """Compare the cos and sin of each call with those of the whole sequence.
+    """Return the differences of each call's cos and sin from those of the whole sequence.
 
     Args:
         calls: Calls by module name and kind of layer.
@@ -107,7 +108,7 @@ def compare(calls: Mapping[str, ModuleCall], positions: Tensor, ranks: int) -> P
         ranks: Number of ranks that share the sequence.
     """
     tokens = int(positions.max()) + 1
-    if bool((positions.diff() > 0).all()):  # otherwise positions restart in every document
+    if bool((positions.diff() > 0).all()):  # if not, positions restart in every document
         tokens = max(tokens, len(positions) * ranks)
     errors: dict[str, Tensor] = {}
     limits: dict[str, float] = {}
@@ -167,17 +168,17 @@ def _cut_to_one_token(value: Any) -> Any:
     return value
 
 
-def _whole_pair(call: ModuleCall, shard: int, tokens: int) -> tuple[Tensor, Tensor] | str:
-    """Return cos and sin of a sequence of `tokens` tokens, or the reason for not getting them.
+def _whole_pair(call: ModuleCall, shard_tokens: int, tokens: int) -> tuple[Tensor, Tensor] | str:
+    """Return cos and sin of a sequence of `tokens` tokens, or a message (str) about why there are none.
 
-    `shard` is the number of tokens of this rank's shard.
+    `shard_tokens` is the number of tokens of this rank's shard.
     """
     for value in (*call.args, *call.keywords.values()):
-        has_rows = _is_positions(value, shard) and value.dim() > 2  # noqa: PLR2004  [rows, B, S]
+        has_rows = _is_positions(value, shard_tokens) and value.dim() > 2  # noqa: PLR2004  [rows, B, S]
         if has_rows and bool((value != value[:1]).any()):
             return SEVERAL_ROWS
-    args = [_whole_argument(value, shard, tokens) for value in call.args]
-    keywords = {name: _whole_argument(value, shard, tokens) for name, value in call.keywords.items()}
+    args = [_whole_argument(value, shard_tokens, tokens) for value in call.args]
+    keywords = {name: _whole_argument(value, shard_tokens, tokens) for name, value in call.keywords.items()}
     try:
         with _restore_on_exit(call.module):
             pair = call.module.forward(*args, **keywords)  # forward: hooks must not see this call
@@ -188,22 +189,22 @@ def _whole_pair(call: ModuleCall, shard: int, tokens: int) -> tuple[Tensor, Tens
     return pair[0], pair[1]
 
 
-def _is_positions(value: Any, shard: int) -> bool:
-    """Return whether a value has an integer for each token of the shard."""
+def _is_positions(value: Any, shard_tokens: int) -> bool:
+    """Return whether a value is a tensor with an integer for each token of the shard."""
     return (
         isinstance(value, Tensor)
         and not value.is_floating_point()
         and value.dim() > 0
-        and value.shape[-1] == shard
+        and value.shape[-1] == shard_tokens
     )
 
 
-def _whole_argument(value: Any, shard: int, tokens: int) -> Any:
-    """Return the argument that one device would pass for one whole sequence."""
-    if _is_positions(value, shard):
+def _whole_argument(value: Any, shard_tokens: int, tokens: int) -> Any:
+    """Return the argument that one device would pass for one whole sequence of `tokens` tokens."""
+    if _is_positions(value, shard_tokens):
         lead = (*value.shape[:-2], 1) if value.dim() > 1 else ()
         return torch.arange(tokens, device=value.device, dtype=value.dtype).expand(*lead, tokens)
-    if isinstance(value, Tensor) and value.dim() > 2 and value.shape[-2] == shard:  # noqa: PLR2004
+    if isinstance(value, Tensor) and value.dim() > 2 and value.shape[-2] == shard_tokens:  # noqa: PLR2004
         return value[..., :1, :].expand(*value.shape[:-2], tokens, value.shape[-1])
     return value
 
@@ -212,7 +213,7 @@ def _whole_argument(value: Any, shard: int, tokens: int) -> Any:
 def _restore_on_exit(module: nn.Module) -> Iterator[None]:
     """Restore a module's attributes and buffers on exit.
 
-    Some modules keep the frequencies of the longest sequence so far.
+    Some modules store the frequencies of the longest sequence that they have been called with.
     """
     attributes, buffers = {**vars(module)}, {**module._buffers}
     copies = {name: buffer.clone() for name, buffer in buffers.items() if buffer is not None}
@@ -230,7 +231,7 @@ def _restore_on_exit(module: nn.Module) -> Iterator[None]:
 def _errors_and_limit(
     local: tuple[Tensor, Tensor], whole: tuple[Tensor, Tensor], positions: Tensor
 ) -> tuple[Tensor, float]:
-    """Return each token's largest difference, [S], and the limit of rounding."""
+    """Return each token's largest difference of cos or sin, [S], and the largest that rounding explains."""
     positions = positions.to(whole[0].device)
     by_token = []
     for result, exact in zip(local, whole, strict=True):

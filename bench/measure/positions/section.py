@@ -21,9 +21,9 @@ class PositionsSection(Struct, frozen=True, kw_only=True):
     rope_type: str | None
     """Rope type as the model's configuration names it; null if no module was compared."""
     module: list[str | None]
-    """First module whose cos or sin differs, by rank; null if none differs."""
+    """First module whose cos or sin differs by more than rounding, by rank; null if none does."""
     position: list[int | None]
-    """First position at which that module's cos or sin differs, by rank; null if none differs."""
+    """First position at which the cos or sin of `module` differs, by rank; null if none does."""
     error: Sequence[float | None]
     """Largest difference of a cos or sin, by rank."""
     reason: str | None
@@ -37,8 +37,8 @@ class PositionsFacts(PassFacts[PositionsSection, PositionsSection]):
     is_own_work = False
     is_evidence = True
     fault_origin = FaultOrigin.MODEL
-    """Stage of the gate. The angles are wrong from the first step on and may cause errors that other gates
-    find."""
+    """Origin of wrong angles. They are wrong from the first step on and may cause errors that other passes'
+    gates find, so this gate comes first."""
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> PositionsSection:  # noqa: ARG002
         parts = self.parts(reports)
@@ -51,7 +51,7 @@ class PositionsFacts(PassFacts[PositionsSection, PositionsSection]):
         )
 
     def gate(self, cell: Cell, section: PositionsSection) -> str | None:
-        """Return a message about the first rank whose angles differ from those of one device."""
+        """Return a message about the first rank whose angles differ from one device's; None without one."""
         index = next((index for index, module in enumerate(section.module) if module is not None), None)
         if index is None:
             return None
@@ -70,7 +70,7 @@ class PositionsFacts(PassFacts[PositionsSection, PositionsSection]):
         )
 
     def checks(self, cell: Cell, section: PositionsSection | None) -> list[Check]:
-        """Return the check of rotary positions; no check if one rank holds the whole sequence."""
+        """Return the check of rotary positions; no check if each rank holds whole sequences."""
         if cell.sp_degree == 1:
             return []
         check = Check(what="rotary positions", against="those of the whole sequence on one device")

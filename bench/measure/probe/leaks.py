@@ -1,9 +1,9 @@
-"""Positions that move in a model, and in each of its layers by itself, when one token changes.
+"""Positions that move in a model, and in each of its layers run alone, when one token changes.
 
-A layer runs twice with inputs that differ in one token, and with the same gradients of its outputs. If
-attention is causal and stays within documents, outputs move only in the token's document from the token on,
-and gradients only in that document. All other positions are equal to the last bit if the computation is
-deterministic.
+A position moves if its output, or the gradient of its input, changes by more than noise. A layer runs twice
+with inputs that differ in one token, and with equal gradients of its outputs. If attention is causal and
+stays within documents, outputs move only in the token's document from the token on, and gradients only in
+that document. All other positions are equal to the last bit if the computation is deterministic.
 
 Shapes: B sequences, S tokens of this rank's shard, H hidden size.
 """
@@ -24,7 +24,7 @@ from bench.measure.probe.section import MODEL
 NOISE_MARGIN = 4.0
 """Smallest difference of a moved position, as a multiple of the difference between two equal runs."""
 PLAIN = "full_attention"
-"""Kind of all layers if the model's configuration has no list of kinds."""
+"""Kind of every layer if the model's configuration has no `layer_types`."""
 MAX_DOCUMENTS = 4
 """Largest number of documents with changed tokens, not counting the longest document."""
 SEED = 11
@@ -45,7 +45,9 @@ class TokenChange:
     """Token to be changed; only the rank that holds it changes it."""
 
     document: int
+    """Number of the token's document over all sequences."""
     position: int
+    """Position of the token in its sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,11 @@ class ModelPart:
     kind: str
     """Kind of layer, or MODEL for the whole model."""
     run: Callable[[Tensor], Tensor]
+    """Forward from inputs to outputs, both [B, S, H]."""
     inputs: Tensor
     """Inputs before the change, [B, S, H]."""
-    others: Tensor
-    """Inputs that a changed token gets instead, [B, S, H]."""
+    changed_inputs: Tensor
+    """Inputs after the change, if all tokens were changed, [B, S, H]."""
 
     def outputs_and_gradients(
         self, places: TokenPlaces, change: TokenChange | None = None
@@ -71,7 +74,7 @@ class ModelPart:
         if change is not None:
             is_changed = places.positions == change.position
             is_changed &= places.documents == change.document
-            leaf[is_changed] = self.others[is_changed]
+            leaf[is_changed] = self.changed_inputs[is_changed]
         leaf.requires_grad_()
         out_BSH = self.run(leaf)
         (gradient,) = torch.autograd.grad(out_BSH, leaf, _cotangent(out_BSH, places))
@@ -79,15 +82,15 @@ class ModelPart:
 
 
 def choose_changes(places: TokenPlaces) -> list[TokenChange]:
-    """Return the middle and the last token of some documents; `places` are those of whole sequences.
+    """Return the middle and the last token of sampled documents; `places` are those of whole sequences.
 
-    The documents are spread over all documents and include the longest. The last token is included, because a
-    state that decays and a short convolution carry only a document's last tokens into the next document.
+    The sampled documents are spread evenly and include the longest. The last token is changed because a layer
+    with a decaying state or a short convolution would leak only the last tokens into the next document.
     """
     documents, positions = places.documents.flatten(), places.positions.flatten()
     numbers, sizes = documents.unique(return_counts=True)
-    spread = range(min(MAX_DOCUMENTS, len(numbers)))
-    chosen = {round(step * (len(numbers) - 1) / max(1, len(spread) - 1)) for step in spread}
+    count = min(MAX_DOCUMENTS, len(numbers))
+    chosen = {round(index * (len(numbers) - 1) / max(1, count - 1)) for index in range(count)}
     changes = []
     for number in numbers[sorted({*chosen, int(sizes.argmax())})].tolist():
         tokens = positions[documents == number].sort().values
@@ -97,10 +100,10 @@ def choose_changes(places: TokenPlaces) -> list[TokenChange]:
 
 
 def model_parts(model: PreTrainedModel, input_ids: Tensor, named: Mapping[str, Any]) -> list[ModelPart]:
-    """Return the whole model, and each layer with the inputs that it gets in the model.
+    """Return the whole model without its head, and each layer with the inputs that it gets in the model.
 
-    Every rank must call it. `named` are further arguments of the model. In the whole model a token is
-    changed to another token, in a layer its hidden state is rolled by one feature.
+    Every rank must call it. `named` are further keyword arguments of the model. In the whole model, a token
+    changes to another token. In a layer, its hidden state is rolled by one feature.
     """
     decoder, config = model.get_decoder(), model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or [PLAIN] * len(decoder.layers)
@@ -111,13 +114,14 @@ def model_parts(model: PreTrainedModel, input_ids: Tensor, named: Mapping[str, A
         return hidden
 
     with _recorded_calls(decoder.layers) as calls, torch.no_grad():
-        embedded, others = embed(input_ids), embed((input_ids + vocabulary // 2) % vocabulary)
+        embedded = embed(input_ids)
+        changed = embed((input_ids + vocabulary // 2) % vocabulary)
         run_model(embedded)
     layers = [
         ModelPart(kind, _layer_function(layer, keywords), hidden, hidden.roll(1, dims=-1))
         for kind, layer, (hidden, keywords) in zip(kinds, decoder.layers, calls, strict=True)
     ]
-    return [ModelPart(MODEL, run_model, embedded, others), *layers]
+    return [ModelPart(MODEL, run_model, embedded, changed), *layers]
 
 
 def count_moved(
@@ -132,24 +136,27 @@ def count_moved(
     counts: dict[str, Tensor] = {}
     noise = 0.0
     for part in parts:
-        before, again = part.outputs_and_gradients(places), part.outputs_and_gradients(places)
-        noises = [float((a - b).abs().max()) for a, b in zip(before, again, strict=True)]
+        unchanged, repeated = part.outputs_and_gradients(places), part.outputs_and_gradients(places)
+        noises = [float((a - b).abs().max()) for a, b in zip(unchanged, repeated, strict=True)]
         noise = max(noise, *noises)
         for change in changes:
-            after = part.outputs_and_gradients(places, change)
+            changed = part.outputs_and_gradients(places, change)
             outputs_moved, gradients_moved = (
                 ~((a - b).abs() <= NOISE_MARGIN * own_noise).all(-1)  # nan counts as moved
-                for a, b, own_noise in zip(before, after, noises, strict=True)
+                for a, b, own_noise in zip(unchanged, changed, noises, strict=True)
             )
-            row = _count_moved(outputs_moved, gradients_moved, places, change)
-            counts[part.kind] = counts.get(part.kind, torch.zeros_like(row)) + row
+            change_counts = _count_positions(outputs_moved, gradients_moved, places, change)
+            counts[part.kind] = counts.get(part.kind, torch.zeros_like(change_counts)) + change_counts
     return counts, noise
 
 
-def _count_moved(
+def _count_positions(
     outputs_BS: Tensor, gradients_BS: Tensor, places: TokenPlaces, change: TokenChange
 ) -> Tensor:
-    """Return the numbers of moved and compared positions in the order of `Moved`'s fields."""
+    """Return the numbers of moved and compared positions in the order of `Moved`'s fields.
+
+    `outputs_BS` and `gradients_BS` are True for positions that moved.
+    """
     own = places.documents == change.document
     earlier = own & (places.positions < change.position)
     later = own & ~earlier
@@ -162,7 +169,7 @@ def _count_moved(
 
 
 def _cotangent(out_BSH: Tensor, places: TokenPlaces) -> Tensor:
-    """Return a random gradient of the outputs that is the same in every run."""
+    """Return a random gradient of the outputs that is equal in all runs."""
     generator = torch.Generator().manual_seed(SEED + int(places.positions[0, 0]))
     gradient = torch.randn(out_BSH.shape, generator=generator, dtype=torch.float64)
     return gradient.to(out_BSH.device, out_BSH.dtype)

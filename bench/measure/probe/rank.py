@@ -1,4 +1,8 @@
-"""The probe pass on a rank: it changes single tokens in a cut of the cell's model."""
+"""The probe pass on a rank: it changes single tokens in a cut of the cell's model, and compares losses.
+
+The cut has two layers and a small vocabulary. Shapes: B sequences, S tokens of this rank's shard, T tokens of
+a sequence, V vocabulary size.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,7 @@ class ProbePass(RankPass):
     section: ProbeSection | None = None
 
     def before_steps(self) -> None:
-        """Run the probe in its experiment; raise WrongResultError if a position moved that must not."""
+        """Run the probe if the cell's experiment is `probe`; raise WrongResultError if it finds a fault."""
         trainer = self.measurement.subject.trainer
         if trainer is None or trainer.cell.experiment != EXPERIMENT:
             return
@@ -66,7 +70,7 @@ class ProbePass(RankPass):
 
 
 def probe(strategy: Strategy, wiring: Wiring, device: torch.device) -> ProbeSection:
-    """Return the probe's section, the same on all ranks; every rank must call it."""
+    """Probe the cut model and return the section, equal on all ranks; every rank must call it."""
     tokens = parity_len(strategy)
     cell = cut_cell(strategy.cell, tokens)
     model = build_model(
@@ -103,7 +107,7 @@ def probe(strategy: Strategy, wiring: Wiring, device: torch.device) -> ProbeSect
 
 
 def places_of(batch: Batch) -> TokenPlaces:
-    """Return documents and positions of whole sequences; without packing a sequence is one document."""
+    """Return each token's document and position. Without packing, a sequence is one document."""
     sequences, tokens = batch.input_ids.shape
     documents = batch.documents or Documents(((tokens,),) * sequences)
     lengths = [len(document) for row in range(sequences) for document in documents.positions_of(row)]
@@ -129,7 +133,7 @@ def position_losses(model: PreTrainedModel, batch: Batch) -> Tensor:
 def reference_losses(
     model: PreTrainedModel, whole: Batch, cell: Cell, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses of whole sequences on one device, [B, T], in float64 and in the cell's dtype."""
+    """Return the losses of whole sequences on one device in float64 and in the cell's dtype, both [B, T]."""
     with plain_attention_installed() as attention, torch.no_grad():
         attention.documents = whole.documents
         reference = copy.deepcopy(model)
@@ -140,7 +144,7 @@ def reference_losses(
 
 
 def _local_tokens(strategy: Strategy, wiring: Wiring, whole_BT: Tensor) -> Tensor:
-    """Return the values of this rank's tokens, [B, S]."""
+    """Return the values of this rank's tokens, [B, S], or all of them if the batch is not sharded."""
     if not wiring.shards_batch:
         return whole_BT
     return torch.cat([whole_BT[:, piece] for piece in strategy.slices(whole_BT.shape[1])], dim=1)
@@ -151,7 +155,7 @@ def _autocast(cell: Cell, device: torch.device) -> torch.autocast:
 
 
 def _largest_error(deviation: Tensor, exact: Tensor, positions: Tensor) -> tuple[float, int]:
-    """Return the largest error, relative to the mean loss, and its position; nan counts as infinite."""
+    """Return the largest error, relative to the mean loss, and the position of it; nan counts as infinite."""
     deviation = deviation.abs().nan_to_num(nan=torch.inf)
     return float(deviation.max() / exact.mean()), int(positions.flatten()[deviation.argmax()])
 

@@ -18,7 +18,10 @@ TOKENS_CHECK, LOSSES_CHECK = "documents and causality", "loss of each position"
 
 
 class Moved(Struct, frozen=True, kw_only=True):
-    """Numbers of positions that moved when one token changed, summed over all changes and ranks."""
+    """Numbers of positions that moved, that is changed by more than noise, when one token changed.
+
+    They are summed over all changes and ranks.
+    """
 
     other_outputs: int
     """Positions of other documents whose output moved."""
@@ -27,13 +30,13 @@ class Moved(Struct, frozen=True, kw_only=True):
     other_positions: int
     """Compared positions of other documents."""
     earlier_outputs: int
-    """Positions before the token in its document whose output moved."""
+    """Positions before the changed token, in its document, whose output moved."""
     earlier_positions: int
-    """Compared positions before the token in its document."""
+    """Compared positions before the changed token in its document."""
     own_outputs: int
-    """Positions from the token on in its document whose output moved, as it should."""
+    """Positions from the changed token on, in its document, whose output moved, as it should."""
     own_positions: int
-    """Compared positions from the token on in its document."""
+    """Compared positions from the changed token on in its document."""
 
 
 class ProbeSection(Struct, frozen=True, kw_only=True):
@@ -51,9 +54,9 @@ class ProbeSection(Struct, frozen=True, kw_only=True):
     """Largest difference between two equal runs. A position has moved if its difference exceeds a multiple
     of the noise."""
     loss_error: float | None
-    """Largest error of a position's loss against one device in float64, relative to the mean loss."""
+    """Largest difference of a position's loss from float64 on one device, relative to the mean loss."""
     loss_position: int
-    """Position in its sequence of the largest error of a loss."""
+    """Position, in its sequence, of the token with this largest error."""
     loss_limit: float | None
     """Largest `loss_error` that passes."""
 
@@ -65,14 +68,14 @@ class ProbeFacts(PassFacts[ProbeSection, ProbeSection]):
     is_evidence = True
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> ProbeSection:  # noqa: ARG002
-        """Return the section of the first rank.
+        """Return the section of the first rank, which has the sums over all ranks.
 
-        All ranks have the same sums, and raised before this if a position moved that must not.
+        If a position had moved that must not, all ranks would have raised an error before they report.
         """
         return self.parts(reports)[0]
 
     def checks(self, cell: Cell, section: ProbeSection | None) -> list[Check]:
-        """Return the checks of tokens and losses; other experiments have none."""
+        """Return the checks of tokens and losses; no checks in another experiment than `probe`."""
         if cell.experiment != EXPERIMENT:
             return []
         tokens, reason = (None, NOT_RUN) if section is None else (section.tokens, None)
@@ -83,7 +86,10 @@ class ProbeFacts(PassFacts[ProbeSection, ProbeSection]):
 
 
 def why_wrong(section: ProbeSection) -> str | None:
-    """Return a message about positions that must not move, or a wrong loss; kinds of layers come first."""
+    """Return a message about positions that moved and must not, or about a wrong loss; None if all is right.
+
+    Kinds of layers come before the whole model.
+    """
     for kind, moved in sorted(section.moved.items(), key=lambda item: item[0] == MODEL):
         where = "the whole model" if kind == MODEL else f"layers of {kind}"
         if crossed := crossings(moved):

@@ -25,7 +25,7 @@ CHUNK = 2**20
 
 
 class UpdatesPass(RankPass):
-    before: Mapping[str, str]
+    first_digests: Mapping[str, str]
     """Digest of this rank's shard before the first step, by parameter."""
     updates: RankUpdates | None = None
 
@@ -37,22 +37,25 @@ class UpdatesPass(RankPass):
         with self.measurement.log.run_phase("updates"):
             for name in names_not_finite(trainer.engine.shards()):
                 raise WrongResultError(f"numbers of {name} are not finite before the first step")
-            self.before = digests(trainer.engine)
+            self.first_digests = digest_shards(trainer.engine)
 
     @contextmanager
     def around_inspected_step(self) -> Iterator[None]:
+        """Find the parameters that no earlier step changed, or that the inspected step does not change."""
         trainer = self.measurement.subject.trainer
         if trainer is None:
             yield
             return
-        before_step = digests(trainer.engine)
+        before_step = digest_shards(trainer.engine)
         yield
-        after = digests(trainer.engine)
-        unchanged = [name for name in after if before_step[name] in (self.before[name], after[name])]
+        after_step = digest_shards(trainer.engine)
+        unchanged = [
+            name for name in after_step if before_step[name] in (self.first_digests[name], after_step[name])
+        ]
         shards = dict(trainer.engine.shards())
         self.updates = RankUpdates(
             shard_index=trainer.engine.shard_index,
-            digests=dict(after),
+            digests=after_step,
             unmoved=[name for name in unchanged if bool(shards[name].any())],
             not_finite=[],
         )
@@ -81,8 +84,8 @@ def names_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
             yield name
 
 
-def digests(engine: Engine) -> dict[str, str]:
-    """Return the digests of this rank's shards that are not empty, by parameter."""
+def digest_shards(engine: Engine) -> dict[str, str]:
+    """Return the digest of each of this rank's shards, by parameter, without empty shards."""
     return {name: digest(shard) for name, shard in engine.shards() if shard.numel() > 0}
 
 

@@ -17,6 +17,7 @@ NOT_AVERAGED = (
 )
 """End of the message about unequal replicas in a user's own training loop."""
 MOVED, BEFORE = "every shard of the parameters", "itself before the step"
+"""Compared quantity of the first check, and the source of the values that it is compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class RankUpdates:
 
 
 class UpdatesSection(Struct, frozen=True, kw_only=True):
-    """Effect of the optimizer on the parameters, from digests of their bits."""
+    """Effect of the optimizer on the parameters, from digests of the parameters' bits."""
 
     shards: int
     """Number of parameter shards over all ranks."""
@@ -86,7 +87,7 @@ class UpdatesFacts(PassFacts[RankUpdates, UpdatesSection]):
         return None
 
     def checks(self, cell: Cell, section: UpdatesSection | None) -> list[Check]:  # noqa: ARG002
-        """Return the check that parameters changed, and the check of replicas if there are any."""
+        """Return the check that parameters changed, and that replicas are equal if there are any."""
         if section is None:
             return [Check(what=MOVED, against=BEFORE, reason=NOT_RUN)]
         moved = Check(what=MOVED, against=BEFORE, steps=1)
@@ -96,7 +97,7 @@ class UpdatesFacts(PassFacts[RankUpdates, UpdatesSection]):
 
 
 def _replicas(parts: Sequence[RankUpdates], ranks: Sequence[int]) -> Mapping[tuple[int, str], dict[int, str]]:
-    """Return the digests by rank of each shard, by shard index and parameter."""
+    """Return the digests of each (shard index, parameter) by the rank that holds it."""
     replicas: dict[tuple[int, str], dict[int, str]] = {}
     for rank, part in zip(ranks, parts, strict=True):
         for name, digest in part.digests.items():
@@ -105,7 +106,7 @@ def _replicas(parts: Sequence[RankUpdates], ranks: Sequence[int]) -> Mapping[tup
 
 
 def _ranks_by_name(per_rank: Sequence[Sequence[str]], ranks: Sequence[int]) -> dict[str, list[int]]:
-    """Return the ranks that list a name, by name."""
+    """Return, by name, the ranks whose entry of `per_rank` contains the name."""
     ranks_by_name: dict[str, list[int]] = {}
     for rank, names in zip(ranks, per_rank, strict=True):
         for name in names:

@@ -43,8 +43,8 @@ class AttentionWorkload(Workload):
     def short_step(self) -> None:
         """Run one call, and further calls for `measure.warmup_s` seconds.
 
-        The timing pass limits its warm-up to a number of steps that suits training; that number of calls may
-        take next to no time.
+        The timing pass limits its warm-up to a number of steps that suits training. The same number of
+        attention calls may take too little time to warm up the device.
         """
         self.step(0)
         if self.cell.measure.warmup_s > 0:
@@ -74,7 +74,7 @@ class AttentionWorkload(Workload):
         return strategy.watch.run(attention, q, k, v)
 
     def _random_shard(self, index: int) -> Tensor:
-        """Return this rank's shard of q, k, v or the output's gradient; the whole tensor is freed."""
+        """Return this rank's shard of `random_input(..., index, ...)`; the whole tensor is freed."""
         whole = random_input(self.cell, index, self.cell.seq_len, self.rank.device)
         pieces = self.rank.strategy.slices(whole.shape[2])
         return with_model_strides(torch.cat([whole[:, :, piece] for piece in pieces], dim=2))

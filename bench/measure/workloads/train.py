@@ -53,7 +53,7 @@ class TrainWorkload(Workload):
         return self.trainer.watch_attention(watch)
 
     def optimizer_spans(self) -> AbstractContextManager[Spans]:
-        """Record the engine's updates, or those of all torch optimizers if a training stack updates."""
+        """Return a context that records the updates of the engine, or of all torch optimizers in a stack."""
         is_stack = TRAINER_FACTS[self.cell.trainer].is_stack
         return optimizer_step_spans(self.rank.phase) if is_stack else super().optimizer_spans()
 
@@ -61,8 +61,8 @@ class TrainWorkload(Workload):
         positions = self.trainer.input_digest.positions
         return None if positions is None else positions[0]
 
-    def take_steps(self, next_step: NextStep) -> None:
-        self.trainer.run(next_step)
+    def take_steps(self, wants_step: NextStep) -> None:
+        self.trainer.run(wants_step)
 
     def step(self, number: int) -> StepOutcome:
         return self.trainer.step(number, self.cell.padded_len)

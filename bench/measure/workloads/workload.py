@@ -1,4 +1,4 @@
-"""Base class of a workload: a kind of step that the harness repeats."""
+"""Base class of a workload, which is what a step is: a training step, or one attention call."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from bench.strategies import STRATEGIES, load_strategy_class
 from bench.strategies.strategy import Strategy, Wiring
 
 HIDDEN_SIZE = 64
-"""Hidden size of the model of `use_libraries_once`."""
+"""Hidden size of the small model in `use_libraries_once`."""
 VOCABULARY = 256
-"""Vocabulary size of the model of `use_libraries_once`."""
+"""Vocabulary size of the small model in `use_libraries_once`."""
 SYNTHETIC = DataConfig(name="synthetic", path=None, tokenizer=None, prompt_tokens=0)
 
 
@@ -87,8 +87,8 @@ class Workload(Subject):
         An error of a step is raised in the pass that requested it, and then here.
         """
 
-        def next_step(outcome: Any) -> bool:
-            """Send the result of the last full-length step; return whether another one is requested."""
+        def wants_step(outcome: Any) -> bool:
+            """Send the passes the last full-length step's result; return whether they request another."""
             try:
                 while (request := passes.send(outcome)) is not StepRequest.STEP:
                     outcome = None
@@ -99,28 +99,28 @@ class Workload(Subject):
             return True
 
         try:
-            self.take_steps(next_step)
+            self.take_steps(wants_step)
         except BaseException as error:
             passes.throw(error)
             raise
 
-    def take_steps(self, next_step: Callable[[Any], bool]) -> None:
-        """Run full-length steps 0, 1, 2, ... as long as `next_step` returns True.
+    def take_steps(self, wants_step: Callable[[Any], bool]) -> None:
+        """Run full-length steps 0, 1, 2, ... as long as `wants_step` returns True.
 
         Args:
-            next_step: Called with the result of the previous step, None before the first.
+            wants_step: Called with the result of the previous step, None before the first.
         """
         number, outcome = 0, None
-        while next_step(outcome):
+        while wants_step(outcome):
             outcome = self.step(number)
             number += 1
 
 
 def use_libraries_once(cell: Cell, groups: RankGroups, device: torch.device) -> None:
-    """Run a step of the smallest cell with the same strategy, kernel and engine; every rank must call this.
+    """Run a short step of a small cell with this strategy, kernel and engine; every rank must call this.
 
-    Libraries then have their threads, connections and generated code, whose memory does not depend on the
-    size of a cell.
+    Libraries then have created their threads, connections and generated code. The memory of these does not
+    depend on the size of a cell.
     """
     small = _smallest_cell(cell)
     strategy = load_strategy_class(small.strategy)(small, groups, STRATEGIES[small.strategy])
@@ -129,7 +129,7 @@ def use_libraries_once(cell: Cell, groups: RankGroups, device: torch.device) -> 
 
 
 def _smallest_cell(cell: Cell) -> Cell:
-    """Return the cell with one small layer; all heads stay, because ranks divide them."""
+    """Return the cell with one small layer and synthetic data, but all heads, because ranks divide them."""
     model = replace(
         cell.model,
         path=None,
