@@ -30,12 +30,13 @@ from bench.config import ExitCode
 from bench.record.record import Provenance
 from bench.record.store import StoreError
 
-CELL = ("cell_id", "provenance")
+CELL_COLUMNS = ("cell_id", "provenance")
 """Columns that identify a cell in both sweeps. The machine may differ; the output then names both."""
 NOT_COMPARED = frozenset({"argv", "packages", "inherited_env"})
+"""Fields of an environment that are not compared as a whole; packages and variables are compared singly."""
 
 CellKey = tuple[str, str]
-"""Values of `CELL_KEY`."""
+"""Values of CELL_COLUMNS."""
 NOT_RECORDED = "not recorded"
 SPEED_NOTES = (
     "unstable",
@@ -44,7 +45,7 @@ SPEED_NOTES = (
     "throttled",
     "warmed up with shorter steps",
 )
-"""First words of the notes that concern a ratio of speeds."""
+"""First words of the notes that make a ratio of speeds less reliable."""
 MAX_LISTED = 50
 CAVEATS = (
     "Speed: tokens/s after over before, the median ratio of all pairs of processes, with its 95 % interval.",
@@ -102,8 +103,8 @@ class CellChange:
         return "slower" if self.difference.is_slower else "no clear difference"
 
 
-def changes(before: Archive, after: Archive) -> list[CellChange]:
-    """Return a comparison for every cell that is in both archives, in the order of the first."""
+def cell_changes(before: Archive, after: Archive) -> list[CellChange]:
+    """Return the change of every cell that is in both archives, in the order of the first archive."""
     rows_before, rows_after = _rows_by_cell(before), _rows_by_cell(after)
     return [
         _change(key, _cell_in_sweep(before, rows), _cell_in_sweep(after, rows_after[key]))
@@ -125,11 +126,12 @@ def environment_differences(before: Archive, after: Archive) -> list[str]:
 def _rows_by_cell(archive: Archive) -> dict[CellKey, pd.Index[int]]:
     """Return the rows of every cell's records, without synthetic records, which no device made."""
     frame = archive.frame[archive.frame["provenance"].ne(Provenance.SYNTHETIC)]
-    groups = frame.groupby([*CELL], sort=False)
+    groups = frame.groupby([*CELL_COLUMNS], sort=False)
     return {(str(cell_id), str(provenance)): rows.index for (cell_id, provenance), rows in groups}
 
 
 def _change(key: CellKey, before: CellInSweep, after: CellInSweep) -> CellChange:
+    """Compare both sides of a cell; see `CellChange.difference` for sides without speeds or processes."""
     if not before.processes or not after.processes:
         return CellChange(key, before, after, None)
     if key[1] == Provenance.PREDICTED:  # a prediction has one speed and no processes
@@ -159,7 +161,7 @@ def _speed_notes(notes: pd.Series[str]) -> list[str]:
 
 
 def _environment_values(environments: Sequence[Environment]) -> dict[str, str]:
-    """Return all values of every environment entry by name, joined with `and`."""
+    """Return the distinct values of every field, package and variable by name, joined with `and`."""
     seen: dict[str, dict[str, None]] = {}
     for environment in environments:
         flat = {name: value for name, value in to_builtins(environment).items() if name not in NOT_COMPARED}
@@ -190,9 +192,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print_comparison(before: Archive, after: Archive, console: Console) -> None:
+    """Print differing environments, the table of cells in both sweeps, caveats, and the other cells."""
     names = _cell_names(before, after)
     order = {key: place for place, key in enumerate(names)}
-    compared = sorted(changes(before, after), key=lambda change: order[change.key])
+    compared = sorted(cell_changes(before, after), key=lambda change: order[change.key])
     for line in environment_differences(before, after):
         console.print(Text(line))
     if compared:
@@ -223,9 +226,9 @@ def _cell_names(before: Archive, after: Archive) -> Mapping[CellKey, str]:
     """
     both = pd.concat([side.frame for side in (before, after) if len(side.frame)] or [before.frame])
     both = both.assign(code=None, torch=None)  # the sides may differ in these, so names leave them out
-    cells = both.drop_duplicates([*CELL]).sort_values(["seq_len", "strategy"], kind="stable")
+    cells = both.drop_duplicates([*CELL_COLUMNS]).sort_values(["seq_len", "strategy"], kind="stable")
     cells = cells.reset_index(drop=True)
-    keys = zip(*(cells[name] for name in CELL), strict=True)
+    keys = zip(*(cells[name] for name in CELL_COLUMNS), strict=True)
     lengths = (length_label(int(length)) for length in cells["seq_len"])
     names = cell_names(cells, *keys_and_number(cells))
     named = zip(keys, names, lengths, cells["provenance"], strict=True)
@@ -237,7 +240,9 @@ def _cell_names(before: Archive, after: Archive) -> Mapping[CellKey, str]:
 
 def _way_to_decide(*sweeps: Archive) -> str:
     """Return how to decide, and how long this takes, estimated from the times of the cells."""
-    totals_s = (MIN_PROCESSES * sweep.frame.groupby([*CELL])["wall_s"].median().sum() for sweep in sweeps)
+    totals_s = (
+        MIN_PROCESSES * sweep.frame.groupby([*CELL_COLUMNS])["wall_s"].median().sum() for sweep in sweeps
+    )
     return WAY_TO_DECIDE.format(duration=duration_label(float(sum(totals_s))))
 
 
@@ -255,7 +260,7 @@ def _table(compared: Sequence[CellChange], names: Mapping[CellKey, str]) -> Tabl
 
 
 def _number_texts(change: CellChange) -> list[str]:
-    """Return the texts of both rates, their ratio, its interval and the numbers of processes."""
+    """Return both rates, their ratio, its interval and the numbers of processes as texts, or empty texts."""
     speed, sides = change.difference, (change.before, change.after)
     if speed is None:
         return [""] * 4
@@ -280,7 +285,7 @@ def _note_text(change: CellChange) -> str:
 
 
 def _lines_of_missing(missing: Sequence[CellKey], names: Mapping[CellKey, str], side: str) -> list[str]:
-    """Return lines with the first MAX_LISTED cells that only one side has."""
+    """Return lines with the first MAX_LISTED of the `missing` cells, which only `side` has."""
     if not missing:
         return []
     rest = len(missing) - MAX_LISTED

@@ -1,4 +1,4 @@
-"""Texts for values: lengths, sizes, fractions, statuses. Units are converted here and nowhere else."""
+"""Texts for values: sizes, fractions, numbers, statuses. The analysis converts units only here."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def teraflops_label(flops_per_s: float | None) -> str:
 
 
 def text_label(value: Any) -> str:
-    """Return a text unchanged, and any other value as missing."""
+    """Return a text unchanged; of any other value return MISSING."""
     return value if isinstance(value, str) else MISSING
 
 
@@ -101,7 +101,10 @@ def interval_label(row: Mapping[Any, Any]) -> str:
 
 
 def spread_label(row: Mapping[Any, Any]) -> str:
-    """Return samples and interval of a cell's tokens/s: `n=8, 2,390 to 2,470` or `n=1, no interval`."""
+    """Return samples and interval of a cell's tokens/s: `n=8, 2,390 to 2,470` or `n=1, no interval`.
+
+    The range over repeats follows if it differs from the interval; empty without samples.
+    """
     if pd.isna(row["n"]):
         return ""
     interval = interval_label(row)

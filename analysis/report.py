@@ -44,7 +44,7 @@ def write_report(folder: Path) -> bool:
 
 
 def draw_figures(drawn: Selection, folder: Path, compared: Sequence[LossComparison]) -> Sequence[FigureFile]:
-    """Write every figure into the folder. Imports matplotlib here, because the import is slow."""
+    """Write every figure into the folder and return the files. matplotlib is imported here, which is slow."""
     from analysis.show.figures.figures import write_figures
 
     return write_figures(drawn, folder, compared)
@@ -64,7 +64,7 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     Args:
         archive: Records of the report.
         output: Folder of the files.
-        mix: Origins, such as `code` or `torch`, in which records may differ and still be compared.
+        mix: Origins, such as `code`, in which records may differ and still be compared.
     """
     output.mkdir(parents=True, exist_ok=True)
     findings = Findings.from_archive(

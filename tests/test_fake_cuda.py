@@ -400,7 +400,7 @@ def test_kernel_calls_its_gpu_operators(name, cudnn_on_cpu):
 
 def test_synthetic_records_support_no_claim(fake_gpus, launcher, tmp_path):
     from analysis.cells.cells import SYNTHETIC_CAVEAT
-    from analysis.compare import changes  # imported here, because ranks import this file
+    from analysis.compare import cell_changes  # imported here, because ranks import this file
     from analysis.read.archive import read_archive
     from analysis.report import write_report
 
@@ -412,6 +412,6 @@ def test_synthetic_records_support_no_claim(fake_gpus, launcher, tmp_path):
     assert [(record.status, record.provenance) for record in records] == [("ok", "synthetic")]
     assert SYNTHETIC_CAVEAT in (folder / "summary.md").read_text() + (folder / "report.html").read_text()
     assert " is faster than " not in (folder / "report.html").read_text()
-    assert changes(archive, archive) == []
+    assert cell_changes(archive, archive) == []
     for resume in (Resume.MATCHING, Resume.ANY):
         assert kept_records(replace(whole, resume=resume), records).records == []

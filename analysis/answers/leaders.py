@@ -21,7 +21,7 @@ from analysis.cells.difference import (
     speed_difference,
     too_few_processes,
 )
-from analysis.cells.selection import ALL_IN
+from analysis.cells.selection import ALL_IN_CSV
 from analysis.labels import band_label, more_label, number_label, percent_label
 from bench.common.labels import length_label, rate_range_label
 from bench.common.statistics import MIN_PROCESSES
@@ -61,7 +61,7 @@ class Ranking:
 
     seq_len: int
     cells: tuple[CellSpeed, ...]
-    """All cells, sorted by name."""
+    """All cells of the comparison, sorted by name."""
     undecided: str | None
     """Reason why no order can be stated; None where one can, or where there is only one cell."""
     first: CellSpeed
@@ -96,7 +96,7 @@ class Ranking:
 
     @property
     def is_level(self) -> bool:
-        """Whether all cells that the first is not faster than are within LEVEL_SHARE of it."""
+        """Whether there are cells that the first is not faster than, all within LEVEL_SHARE of its speed."""
         near = [speed_difference for _, speed_difference in self.lead if not speed_difference.is_faster]
         return bool(near) and all(speed_difference.is_level for speed_difference in near)
 
@@ -110,12 +110,12 @@ class Ranking:
 def rankings(cells: Cells) -> list[Ranking]:
     """Return a ranking for each length and workload, sorted by length.
 
-    Predicted cells of one length are compared by tokens/s even where they differ in their degrees, and
-    therefore in the number of sequences of a step.
+    Predicted cells of one length are compared by tokens/s even where they differ in their degrees of
+    parallelism, and therefore in the number of sequences of a step. Cells without a speed are left out.
     """
     groups: dict[tuple[int, bool, int], list[CellSpeed]] = {}
     frame = cells.frame
-    any_degree = work_number(frame, but=("sequences_per_step",))
+    any_degree = work_number(frame, ignored=("sequences_per_step",))
     sizes = frame.reindex(columns=["batch", "grad_accum"])
     free_work = sizes.assign(work=any_degree).groupby([*sizes, "work"], dropna=False, sort=False).ngroup()
     columns = (
@@ -140,7 +140,7 @@ def rankings(cells: Cells) -> list[Ranking]:
 
 
 def _rows_that_may_not_fit(cells: Cells, work: pd.Series[int]) -> set[int]:
-    """Return rows of predicted cells that may not fit where others of the same workload certainly fit."""
+    """Return rows of predicted cells that may not fit in memory, if another of the same work surely fits."""
     predicted = cells.frame[cells.are_predicted & cells.frame["status"].eq("ok")]
     is_unsure = predicted["predicted_fit"].eq(Fit.UNDECIDED)
     has_sure = (~is_unsure).groupby(work[predicted.index]).transform("any")
@@ -148,9 +148,9 @@ def _rows_that_may_not_fit(cells: Cells, work: pd.Series[int]) -> set[int]:
 
 
 def _rows_of_faster_ranks(cells: Cells) -> set[int]:
-    """Return rows of replayed ranks that a slower rank of the same cell outlasts.
+    """Return rows of replayed ranks, except the slowest rank of each cell.
 
-    A real step lasts as long as that of the slowest rank.
+    A real step lasts as long as the step of its slowest rank, so the speeds of the other ranks do not count.
     """
     replayed = cells.frame[cells.are_replayed & cells.frame["tokens_per_s"].notna()]
     if "replay.rank" not in cells.keys or replayed.empty:
@@ -161,9 +161,10 @@ def _rows_of_faster_ranks(cells: Cells) -> set[int]:
 
 
 def _bands(cells: Cells) -> dict[int, RateBand]:
-    """Return by row the speeds of predicted cells, and of replayed cells over all their processes.
+    """Return the bands of speeds of predicted and replayed cells, by the row of the cell.
 
-    A replay is slowest where all of the link's time is exposed, and fastest where none is.
+    The band of a replay covers all its processes. A replay is slowest if all of the link's time is exposed,
+    and fastest if none is.
     """
     columns = [f"predicted_tokens_per_s{end}" for end in ("_low", "", "_high")]
     known = cells.frame.loc[cells.are_predicted, columns].dropna()
@@ -181,11 +182,15 @@ def comparison_lines(comparisons: Sequence[Ranking], *, is_ranked: bool) -> list
     """
     line_of = _ranking_line if is_ranked else _speeds_line
     rest = len(comparisons) - MAX_LINES
-    more = [f"{more_label(rest, 'comparison')}; {ALL_IN}"] if rest > 0 else []
+    more = [f"{more_label(rest, 'comparison')}; {ALL_IN_CSV}"] if rest > 0 else []
     return [*map(line_of, comparisons[:MAX_LINES]), *more]
 
 
 def _ranking(seq_len: int, speeds: Sequence[CellSpeed], cells: Cells) -> Ranking:
+    """Return the ranking of cells of one length and workload.
+
+    If only some cells have enough processes, and at least two of them, only those are ranked.
+    """
     by_name = tuple(sorted(speeds, key=attrgetter("name")))
     first, *others = sorted(speeds, key=attrgetter("tokens_per_s"), reverse=True)
     if not others:
@@ -212,6 +217,7 @@ def _ranking(seq_len: int, speeds: Sequence[CellSpeed], cells: Cells) -> Ranking
 def _band_differences(
     first: CellSpeed, others: Sequence[CellSpeed]
 ) -> Iterator[tuple[CellSpeed, SpeedDifference]]:
+    """Yield every other predicted or replayed cell with the speed of the first cell over its speed."""
     for other in others:
         if first.band is not None and other.band is not None:
             compare = band_difference if first.is_replayed else predicted_difference

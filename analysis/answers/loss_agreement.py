@@ -16,7 +16,7 @@ MIN_CONTROLS = 3
 """Smallest number of controls whose spread is an estimate of the noise."""
 MIN_LOSS_FALL = 0.5
 """Smallest fall of the loss, in nats; a loss that hardly falls hardly shows what was learnt."""
-CROSSED = f"which equivalent trainings cross in {FALSE_ALARMS * 100:g} % of comparisons"
+CROSSED_BY_CHANCE = f"which equivalent trainings cross in {FALSE_ALARMS * 100:g} % of comparisons"
 FLOOR_READING = (
     "Noise floor: distance of plain data parallelism and its controls, which do the same work in another way,"
     " from their mean (root mean square), times a factor from the F distribution. If all trainings are"
@@ -27,12 +27,12 @@ FLOOR_READING = (
 
 
 def with_equivalence(verdict: Verdict, comparisons: Sequence[LossComparison], *, alone: bool) -> Verdict:
-    """Return the verdict with the outcome of the comparisons of trainings before its answer.
+    """Return the verdict, with sentences on the compared trainings in front of its answer.
 
     Args:
         verdict: verdict on the cells' speeds.
-        comparisons: compared trainings; without any, the verdict is returned unchanged.
-        alone: whether the records contain nothing but such trainings. The question is then not their speed,
+        comparisons: trainings compared with data parallelism; without any, the verdict is returned unchanged.
+        alone: whether all records are of `experiment=loss_equivalence`. The question is then not their speed,
             so sentences on speed are removed.
     """
     if not comparisons:
@@ -49,23 +49,23 @@ def equivalence_line(comparison: LossComparison) -> str:
 
 
 def _answer(comparisons: Sequence[LossComparison]) -> str:
-    """Return one sentence for all comparisons, or the sentences of those that are not as expected."""
+    """Return sentences on all comparisons together, or on each comparison that is not as expected."""
     unexpected = [comparison for comparison in comparisons if not is_as_expected(comparison)]
     if unexpected:
         return " ".join(f"{comparison.name}: {equivalence_line(comparison)}" for comparison in unexpected)
     rows = [row for comparison in comparisons for row in comparison.rows if row.training.role == Role.CELL]
-    largest = max((max(row.noise.loss, row.noise.grad_norm) for row in rows), default=0.0)
+    largest = max((row.largest_distance for row in rows), default=0.0)
     return (
         f"{count_label(len(rows), 'training')} in {count_label(len(comparisons), 'comparison')} matched data"
-        f" parallelism. The largest deviation is {largest:.2g} times the noise floor, {CROSSED}. Every known"
-        " mistake that was injected lies beyond the floor."
+        f" parallelism. The largest deviation is {largest:.2g} times the noise floor, {CROSSED_BY_CHANCE}."
+        " Every known mistake that was injected lies beyond the floor."
     )
 
 
 def is_as_expected(comparison: LossComparison) -> bool:
     """Return whether trainings are within the noise, mistakes beyond it, and the loss fell enough to tell."""
-    rows_are = all(row.is_as_expected for row in comparison.rows)
-    return rows_are and not [*_names_without_steps(comparison), *_shortcomings(comparison)]
+    are_rows_as_expected = all(row.is_as_expected for row in comparison.rows)
+    return are_rows_as_expected and not [*_names_without_steps(comparison), *_shortcomings(comparison)]
 
 
 def _sentences(comparison: LossComparison) -> list[str]:
@@ -85,7 +85,7 @@ def _sentences(comparison: LossComparison) -> list[str]:
 
 
 def _mismatch_sentence(row: ComparedTraining) -> str:
-    """Return how a training differs from data parallelism, or why it does not count."""
+    """Return a sentence on how a training differs from data parallelism, or why it does not count."""
     if row.departure is not None:
         return f"{row.training.label} does not match data parallelism: {row.departure}."
     reason = str(row.training.record.reason).rstrip(".")
@@ -93,7 +93,7 @@ def _mismatch_sentence(row: ComparedTraining) -> str:
 
 
 def _shortcomings(comparison: LossComparison) -> list[str]:
-    """Return the reasons why a comparison says little, whatever its outcome."""
+    """Return the reasons why a comparison says little, even if all trainings match."""
     sentences = []
     roles = [row.training.role for row in comparison.rows]
     if Role.CELL not in roles:
@@ -117,14 +117,15 @@ def _shortcomings(comparison: LossComparison) -> list[str]:
 def _match_text(rows: Sequence[ComparedTraining], comparison: LossComparison) -> str:
     """Return which trainings match data parallelism, and how closely."""
     names = join_words(dict.fromkeys(row.training.label for row in rows))
-    mean, norm = max(row.mean_loss for row in rows), max(row.max_grad_norm for row in rows)
-    largest = max(max(row.noise.loss, row.noise.grad_norm) for row in rows)
+    mean = max(row.mean_loss_difference for row in rows)
+    norm = max(row.max_norm_difference for row in rows)
+    largest = max(row.largest_distance for row in rows)
     controls = count_label(sum(comparison.control_counts), "control")
     return (
         f"{names} matched data parallelism over {comparison.steps} steps, in which the loss fell by"
         f" {comparison.fall:.2f} nats. Losses differ by {mean:.1e} nats on average, gradient norms by"
         f" {norm:.1e} at most. The largest deviation is {largest:.2g} times the noise floor of {controls},"
-        f" {CROSSED}."
+        f" {CROSSED_BY_CHANCE}."
     )
 
 
@@ -135,7 +136,7 @@ def _mistake_sentences(rows: Sequence[ComparedTraining]) -> list[str]:
     missed = ", ".join(str(row.training.setting("inject_fault")) for row in rows if row.is_within)
     if missed:
         return [f"Of {mistakes} these are within the noise and would not be found here: {missed}."]
-    nearest = min(max(row.noise.loss, row.noise.grad_norm) for row in rows)
+    nearest = min(row.largest_distance for row in rows)
     were = "was" if len(rows) == 1 else "were"
     return [f"{mistakes} {were} found, the nearest at {nearest:.2g} times the noise floor."]
 
@@ -143,6 +144,6 @@ def _mistake_sentences(rows: Sequence[ComparedTraining]) -> list[str]:
 def _names_without_steps(comparison: LossComparison) -> list[str]:
     return [
         f"{training.setting('strategy')} ({training.record.status})"
-        for training in comparison.compared_trainings
+        for training in comparison.other_trainings
         if not training.loss and training.record.status is not Status.UNSUPPORTED
     ]

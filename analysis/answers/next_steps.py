@@ -39,7 +39,7 @@ NEXT_STEPS: Mapping[Status, str] = {
     Status.ERROR: f"read the traceback in {LOGS}",
     Status.INTERRUPTED: "run the cell again",
 }
-"""Advice for every status but `ok`. After out of memory follow the ways that the cells have not tried."""
+"""Advice for every status but `ok`. After out of memory follow items of WAYS_TO_FIT."""
 NEXT_STEPS_OF_LOOPS: Mapping[Status, str] = {
     Status.UNSUPPORTED: "change the script, or how it is observed, as the reason says",
     Status.WRONG_RESULT: "the result is wrong, so no speed is reported; fix the loop as the reason says",
@@ -74,12 +74,12 @@ WAYS_TO_FIT: Sequence[tuple[str, Callable[[Config], bool]]] = (
 
 
 def next_steps(cells: Cells) -> list[str]:
-    """Return `Next step after OOM: ...` for every status that cells ended with, in the table's order."""
-    failed = cells.frame[~cells.are_observed]
+    """Return `Next step after OOM: ...` for every status of cells, in the order of NEXT_STEPS."""
+    of_sweeps = cells.frame[~cells.are_observed]
     observed_statuses = {*cells.frame.loc[cells.are_observed, "status"]}
     lines = []
     for status in NEXT_STEPS:
-        settings = failed.loc[failed["status"] == status, [*WAYS_TO_FIT_SETTINGS]].drop_duplicates()
+        settings = of_sweeps.loc[of_sweeps["status"] == status, [*WAYS_TO_FIT_SETTINGS]].drop_duplicates()
         if len(settings):
             configs = settings.astype("object").where(settings.notna(), None).to_dict("records")
             advice = next_step(status, [{str(key): config[key] for key in config} for config in configs])
@@ -107,8 +107,8 @@ def _number(config: Config, key: str) -> float:
 def deciding_command(archive: Archive) -> Callable[[str], str] | None:
     """Return a function from one more option to the command that continues the sweep with it.
 
-    None where the records come from several folders or several commands, or from no sweep, and for
-    `experiment=max_length`, where each length runs once and no speeds are compared.
+    None where the records come from several folders or commands, or from no sweep, so that no one command can
+    continue them, and for `experiment=max_length`, where each length runs once and no speeds are compared.
     """
     folders = {path.parent for path, _ in archive.places}
     command_lines = {tuple(environment.argv or [""]) for environment in archive.environments}
@@ -128,9 +128,9 @@ def deciding_command(archive: Archive) -> Callable[[str], str] | None:
 def kernel_lines(archive: Archive) -> list[str]:
     """Return a line for each kernel for which a likely faster one exists on the GPUs of the records.
 
-    The compute capability of a GPU without a hardware file is the highest in the records' environments.
+    For a GPU without a hardware file, the highest compute capability in the records' environments counts.
     """
-    known = hardware_facts("compute_capability")
+    capabilities = hardware_facts("compute_capability")
     recorded = [
         float(capability)
         for environment in archive.environments
@@ -139,5 +139,5 @@ def kernel_lines(archive: Archive) -> list[str]:
     on_gpus = archive.frame[archive.frame["cluster.device"].eq("cuda")]
     pairs = on_gpus[["kernel", "hardware"]].drop_duplicates().itertuples(index=False)
     return newer_kernel_lines(
-        {(str(kernel), known.get(str(name), max(recorded, default=None))) for kernel, name in pairs}
+        {(str(kernel), capabilities.get(str(name), max(recorded, default=None))) for kernel, name in pairs}
     )

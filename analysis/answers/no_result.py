@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.answers.wording import bracket_settings, names_at_lengths
 from analysis.cells.cells import Cells
-from analysis.cells.selection import ALL_IN
+from analysis.cells.selection import ALL_IN_CSV
 from analysis.cells.statuses import REPLAY_UNDECIDED, UNDECIDED, shown_statuses
 from analysis.labels import count_label, more_label, percent_label, status_label
 from bench.common.labels import length_label
@@ -30,7 +30,7 @@ _RANK = re.compile(r"rank \d+, [^:]*: ")
 
 
 def failure_counts(cells: Cells) -> list[str]:
-    """Return a sentence for each status other than ok, with names and lengths, memory first."""
+    """Return a sentence for each status other than ok, with names and lengths; out of memory comes first."""
     summary, predicted, replayed = cells.frame, cells.are_predicted, cells.are_replayed
     ran_out = summary["status"] == "out_of_memory"
     undecided = predicted & summary["predicted_fit"].eq(Fit.UNDECIDED) & summary["status"].eq("ok")
@@ -48,8 +48,8 @@ def failure_counts(cells: Cells) -> list[str]:
 def longest_that_fit(cells: Cells) -> list[str]:
     """Return sentences on the longest length that fits in memory, naming at most MAX_SERIES_NAMED series.
 
-    Measured, replayed and predicted cells have a sentence of their own where any of them ran out, or may run
-    out, of memory. Where no measured cell ran out, a sentence says this.
+    There is one sentence each for measured, replayed and predicted cells, if any of them ran out of memory or
+    may run out of it. If no measured cell ran out, a sentence says so.
     """
     predicted, replayed = cells.are_predicted, cells.are_replayed
     kinds = {
@@ -94,7 +94,7 @@ def _longest_of_names(summary: pd.DataFrame, names: pd.Series[str]) -> str:
         for name in sorted_names[:MAX_SERIES_NAMED]
     ]
     rest = len(sorted_names) - len(parts)
-    more = [f"{more_label(rest, 'setting')}; {ALL_IN}"] if rest else []
+    more = [f"{more_label(rest, 'setting')}; {ALL_IN_CSV}"] if rest else []
     return "; ".join([*parts, *more])
 
 
@@ -109,10 +109,10 @@ def _longest(name: str, fits: int | None, runs_out: int | None, undecided: int |
 
 
 def failure_reasons(cells: Cells) -> list[str]:
-    """Return `OOM in 2 cells, ring at 64k and 96k: no room for ...` for each reason, in cell order.
+    """Return `OOM in 2 cells, ring at 64k and 96k: no room for ...` for each reason, in the order of cells.
 
-    Reasons that differ only in numbers count as one, and the first is shown. Of more than MAX_REASONS the
-    most frequent are listed.
+    Reasons that differ only in numbers count as one, and the first of them is shown. If there are more than
+    MAX_REASONS reasons, the most frequent are listed.
     """
     failed = cells.frame.loc[cells.frame["status"] != "ok", [*MEMORY_COLUMNS, "reason"]]
     if failed.empty:
@@ -133,5 +133,5 @@ def failure_reasons(cells: Cells) -> list[str]:
     rest = len(groups) - len(shown)
     if rest:
         others = count_label(len(failed) - sum(map(len, shown)), "cell")
-        lines.append(f"{count_label(rest, 'more reason')} in {others}; {ALL_IN}")
+        lines.append(f"{count_label(rest, 'more reason')} in {others}; {ALL_IN_CSV}")
     return lines

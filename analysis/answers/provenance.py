@@ -23,7 +23,7 @@ from analysis.cells.prediction_errors import (
 from analysis.cells.statuses import REPLAY_UNDECIDED, SPARE_BYTES, shown_statuses
 from analysis.labels import count_label, percent_label
 from analysis.read.archive import ORIGIN_COLUMNS, Archive, origins
-from analysis.read.checks import BETWEEN_NAMES
+from analysis.read.checks import NAME_SEPARATOR
 from bench.common.command import sweep_words
 from bench.common.labels import length_label, size_label
 from bench.config import NOT_USED
@@ -42,7 +42,7 @@ NO_LINK_RATES = "The speed of the link is not known here, so these tokens/s are 
 
 
 def origin_lines(archive: Archive, frame: pd.DataFrame, mixed: Collection[str]) -> list[str]:
-    """Return which records are kept apart, which count as equal by --mix, and which are left out.
+    """Return which origins are kept apart, which count as equal because of --mix, and what is left out.
 
     Args:
         archive: records of the report.
@@ -89,26 +89,35 @@ def observed_lines(cells: Cells) -> list[str]:
 
 
 def unchecked_lines(summary: pd.DataFrame) -> list[str]:
-    """Return a sentence each on uncompared steps, on checks that were not made, and on unknown checks."""
+    """Return sentences on steps that were not compared, checks that were not made, and unknown checks.
+
+    Cells without a result do not count.
+    """
     done = summary.loc[summary["status"] == "ok", ["checks", "checks_missing", "steps", "steps_compared"]]
     known = done[done["checks"].notna()]
     steps, compared = int(known["steps"].sum()), int(known["steps_compared"].sum())
-    names = chain.from_iterable(text.split(BETWEEN_NAMES) for text in known["checks_missing"].dropna())
+    names = chain.from_iterable(text.split(NAME_SEPARATOR) for text in known["checks_missing"].dropna())
     cells = count_label(len(known), "cell")
     missing = [f"{name} in {count:,} of {cells}" for name, count in Counter(names).items()]
     lines = []
     if steps > compared > 0:
         lines.append(
-            f"Losses of {compared:,} of {steps:,} steps agree with another cell. The other"
-            f" {count_label(steps - compared, 'step')} are not compared: a comparison needs two cells with"
-            " the same work and covers only the first steps that both ran, because rounding errors add up."
+            f"In {compared:,} of {steps:,} steps (warm-up, timed, inspected and traced), the loss agrees with"
+            " that of another cell that trains on the same tokens. The comparison leaves out the other"
+            f" {count_label(steps - compared, 'step')}, because there is no such cell, or because rounding"
+            " errors add up over the steps, so that only the first ones can be compared."
         )
     elif steps > compared:
         lines.append(
-            f"Losses of {count_label(steps, 'step')} are not compared: no other cell did the same work."
+            f"The losses of {count_label(steps, 'step')} are compared with nothing, because no other cell"
+            " trains on the same tokens."
         )
     if missing:
-        lines.append(f"Not checked: {'; '.join(missing)}. report.html gives the reasons for each cell.")
+        lines.append(
+            f"Not checked: {'; '.join(missing)}. A check compares a part of the result, such as attention or"
+            " gradients, with what it should be; all checks that were made passed. report.html gives the"
+            " reason in the details of each cell, for example that a check would take too long."
+        )
     if len(known) < len(done):
         of_cells = f"{len(done) - len(known):,} of {count_label(len(done), 'cell')}"
         lines.append(f"The records of {of_cells} do not say what was checked.")

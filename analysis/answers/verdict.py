@@ -67,7 +67,7 @@ OUTCOMES = (
 )
 """Outcomes of comparisons, in the order of the answer."""
 UNSTABLE_NOTE = "unstable:"
-"""Words that every note on unsteady steps contains, also after `very`."""
+"""Text in every note on unsteady steps: `unstable: ...` or `very unstable: ...`."""
 TO_REPEAT: Mapping[bool, str] = {
     False: f"run one sweep with measure.repeats={MIN_PROCESSES}",
     True: (
@@ -116,9 +116,9 @@ class Verdict:
 
 
 def verdict(cells: Cells, command: Callable[[str], str] | None = None) -> Verdict:
-    """Return the verdict on these cells.
+    """Return the answer of a report on these cells, in sentences.
 
-    Only cells of the same length, workload, machine and provenance are compared.
+    Only cells of the same length, workload, machine and provenance are compared with each other.
 
     Args:
         cells: cells of one or several sweeps.
@@ -126,8 +126,8 @@ def verdict(cells: Cells, command: Callable[[str], str] | None = None) -> Verdic
             where no single command can.
     """
     summary = cells.frame
-    has_values = ~cells.are_predicted & ~cells.are_replayed
-    ranked, unchecked = rankings(cells), unchecked_lines(summary[has_values])
+    is_measured = ~cells.are_predicted & ~cells.are_replayed
+    ranked, unchecked = rankings(cells), unchecked_lines(summary[is_measured])
     has_several = len(summary["strategy"].unique()) > 1 or any(ranking.is_comparison for ranking in ranked)
     is_ranked = cells.caveat is None and has_several
     certainty = (_sample_sentences(cells), _band_sentences(summary[cells.are_predicted]))
@@ -147,7 +147,7 @@ def verdict(cells: Cells, command: Callable[[str], str] | None = None) -> Verdic
 
 
 def _fastest_sentences(ranked: Sequence[Ranking]) -> str:
-    """Return which strategies led at which lengths, where none did clearly, and where nothing is decided."""
+    """Return sentences on which strategies led at which lengths, and at which lengths nothing is decided."""
     compared = [ranking for ranking in ranked if ranking.is_comparison]
     if not compared:
         return "No length has two comparable results, so no strategy is ahead of another."
@@ -157,13 +157,16 @@ def _fastest_sentences(ranked: Sequence[Ranking]) -> str:
             outcome = _outcome(ranking)
             lengths[outcome].setdefault(_claim(outcome, ranking), set()).add(ranking.seq_len)
     sentences = [*chain.from_iterable(_outcome_sentences(outcome, lengths[outcome]) for outcome in OUTCOMES)]
-    for what, is_replayed in {"Comparisons": False, "Comparisons of replays": True}.items():
-        undecided = _undecided_lengths([rank for rank in compared if rank.is_replayed is is_replayed])
-        sentences += [f"{what} are undecided at {undecided}."] if undecided else []
+    for noun, is_replayed in {"Comparisons": False, "Comparisons of replays": True}.items():
+        undecided = _undecided_lengths(
+            [ranking for ranking in compared if ranking.is_replayed is is_replayed]
+        )
+        sentences += [f"{noun} are undecided at {undecided}."] if undecided else []
     return " ".join(sentences)
 
 
 def _outcome(ranking: Ranking) -> Outcome:
+    """Return the outcome of a comparison that is not undecided."""
     if ranking.is_predicted:
         return PREDICTED_CLEAR if ranking.is_clear else PREDICTED_LEVEL
     if ranking.is_replayed:
@@ -174,6 +177,7 @@ def _outcome(ranking: Ranking) -> Outcome:
 
 
 def _claim(outcome: Outcome, ranking: Ranking) -> str:
+    """Return the beginning of the outcome's sentence with the names of the ranked cells."""
     others = [bracket_settings(other.name) for other, _ in ranking.lead]
     return outcome.claim.format(
         first=bracket_settings(ranking.first.name),
@@ -183,7 +187,7 @@ def _claim(outcome: Outcome, ranking: Ranking) -> str:
 
 
 def _outcome_sentences(outcome: Outcome, lengths_of_claim: Mapping[str, set[int]]) -> list[str]:
-    """Return a sentence for each claim; of too many claims the number of comparisons."""
+    """Return a sentence for each claim; if there are too many, one sentence with their number."""
     if len(lengths_of_claim) <= MAX_NAMES:
         return [
             f"{claim} at {join_lengths(lengths)}{outcome.remark}."
@@ -203,33 +207,34 @@ def _undecided_lengths(ranked: Sequence[Ranking]) -> str:
 
 
 def _to_decide(ranked: Sequence[Ranking], cells: Cells, command: Callable[[str], str] | None) -> str | None:
-    """Return what a decision needs, with a command and its time where there is one.
+    """Return a sentence on what would decide the undecided comparisons, with a command if there is one.
 
-    None where nothing is undecided, or where speeds do not count.
+    None where nothing is undecided, or where speeds mean nothing: for synthetic cells, and where ranks share
+    a GPU.
     """
     undecided = [ranking for ranking in ranked if ranking.undecided not in (None, NO_LINK)]
     lengths = _undecided_lengths(undecided)
-    if not lengths or cells.are_synthetic or cells.shares_gpus:
+    if not lengths or cells.has_synthetic or cells.shares_gpus:
         return None
     repeats = cells.frame.get("measure.repeats", pd.Series(dtype=object))  # a user's own loop has none
-    is_open = bool(len(repeats) and repeats.eq(AUTO).all())
-    needed = "the two fastest strategies" if is_open else "each cell"
+    is_auto = bool(len(repeats) and repeats.eq(AUTO).all())
+    needed = "the two fastest strategies" if is_auto else "each cell"
     start = f"A decision needs {MIN_PROCESSES} or more interleaved processes of {needed}"
     if cells.caveat is not None:
         start = f"Differences may be chance at {lengths}. {start}, and holds for this CPU only"
-    missing_s = _missing_of_fastest_s(undecided, cells) if is_open else _missing_s(cells.frame)
+    missing_s = _missing_of_fastest_s(undecided, cells) if is_auto else _missing_s(cells.frame)
     if command is None or not missing_s:
         ways = [TO_REPEAT[is_observed] for is_observed in sorted(cells.are_observed.unique())]
         return f"{start}: {'; '.join(ways)}."
     option = f"measure.repeats={MIN_PROCESSES}"
-    if is_open:
+    if is_auto:
         budget_s = TIME_MARGIN * (missing_s + float((cells.frame["wall_s"] * cells.frame["repeats"]).sum()))
         option = f"measure.repeats_budget_s={math.ceil(budget_s / 100) * 100}"
     return f"{start}. Run: {command(option)} (about {duration_label(missing_s)})"
 
 
 def _missing_s(summary: pd.DataFrame) -> float:
-    """Return the seconds of the processes that all cells lack; cells out of memory are not repeated."""
+    """Return the seconds that cells need to reach MIN_PROCESSES; cells out of memory are not repeated."""
     missing = (
         (MIN_PROCESSES - summary["repeats"]).clip(lower=0).where(summary["status"] != "out_of_memory", 0)
     )
@@ -237,9 +242,9 @@ def _missing_s(summary: pd.DataFrame) -> float:
 
 
 def _missing_of_fastest_s(ranked: Sequence[Ranking], cells: Cells) -> float:
-    """Return the seconds of the processes that the two fastest strategies of each comparison lack.
+    """Return the seconds that the two fastest cells of each comparison need to reach MIN_PROCESSES.
 
-    `local` comes last, because it is the base and no candidate next to other strategies.
+    `local` counts as slowest, because it is the base of other strategies and not a candidate.
     """
 
     def order(cell: CellSpeed) -> tuple[bool, float]:
@@ -250,7 +255,7 @@ def _missing_of_fastest_s(ranked: Sequence[Ranking], cells: Cells) -> float:
 
 
 def _ran_sentences(cells: Cells, *, is_checked: bool) -> str:
-    """Return which cells ran, were replayed or were predicted at which lengths, without a ranking."""
+    """Return sentences on which cells ran, were replayed or were predicted at which lengths, unranked."""
     ok, predicted, replayed = cells.frame["status"] == "ok", cells.are_predicted, cells.are_replayed
     rows_of_claim = {
         "{} ran and passed every check" if is_checked else "{} ran": ok & ~predicted & ~replayed,
@@ -275,7 +280,10 @@ def _claim_at_lengths(claim: str, cells: Cells, rows: pd.Series[bool]) -> str:
 
 
 def _share_sentences(cells: Cells) -> list[str]:
-    """Return a sentence on communication in traced steps of cells on several ranks; none if unknown."""
+    """Return sentences on the transfer and waiting of cells on several ranks; none if no share is known.
+
+    A share is a cell's median over its traced steps; the sentences give the range over the cells.
+    """
     ran = cells.frame["cluster.world_size"].gt(1) & ~cells.are_predicted
     known = cells.frame[ran & cells.frame["communication_transfer_share"].notna()]
     if known.empty:
@@ -284,21 +292,22 @@ def _share_sentences(cells: Cells) -> list[str]:
         _percent_range(known[f"{share}_share"])
         for share in ("communication_transfer", "attention_transfer", "communication_waiting")
     )
+    part = f"took {attention}" if attention else "is unknown"
     sentence = (
-        f"Transfer, which is communication that no compute hides, took {transfer} of a traced step"
-        f" (attention communication: {attention or 'unknown'})."
+        f"Communication that no compute hides took {transfer} of a traced step; attention's part, the column"
+        f" transfer, {part}."
     )
     return [f"{sentence} Waiting for other ranks took a further {waiting}." if waiting else sentence]
 
 
 def _percent_range(shares: pd.Series[float]) -> str:
-    """Return `0.1 % to 1.7 %`, or one number where both are equal; empty where none is known."""
+    """Return `0.1 % to 1.7 %`, or one number where all shares are equal; empty where none is known."""
     ends = [percent_label(shares.min()), percent_label(shares.max())]
     return " to ".join(filter(None, dict.fromkeys(ends)))
 
 
 def _band_sentences(predicted: pd.DataFrame) -> str:
-    """Return how wide the bands of predicted speeds are, and what they mean; empty without predictions."""
+    """Return sentences on the width and meaning of the bands of predicted speeds; empty without any."""
     known = predicted[predicted["status"].eq("ok") & predicted["predicted_tokens_per_s"].notna()]
     if known.empty:
         return ""
@@ -315,7 +324,7 @@ def _band_sentences(predicted: pd.DataFrame) -> str:
 
 
 def _sample_sentences(cells: Cells) -> str:
-    """Return how many samples the cells' speeds have and how many have an interval; empty without speeds."""
+    """Return sentences on samples and intervals of speeds, and on unsteady steps; empty without speeds."""
     summary = cells.frame
     timed = summary.loc[summary["n"].notna(), ["n", "n_of", "tokens_per_s_low"]]
     if timed.empty:
@@ -344,7 +353,7 @@ def _runs_text(n_of: str, n: pd.Series[float]) -> str:
 
 
 def _interval_sentence(measured: pd.DataFrame) -> str:
-    """Return how many measured cells have a 95 % interval of their median."""
+    """Return a sentence on how many measured cells have a 95 % interval of their median."""
     names = {"steps": "timed steps", "repeats": "runs"}
     samples = " or ".join(name for n_of, name in names.items() if n_of in {*measured["n_of"]})
     cells, count = count_label(len(measured), "cell"), int(measured["tokens_per_s_low"].notna().sum())

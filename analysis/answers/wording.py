@@ -12,20 +12,23 @@ from analysis.labels import count_label
 from bench.common.labels import length_label
 
 MAX_NAMES, MAX_LETTERS = 12, 400
-"""Largest number of names, and of letters in names, in a sentence; beyond it, settings are only counted."""
+"""Largest number of names, and of letters in all names, in a sentence. Beyond it, settings are counted."""
 MAX_LENGTHS = 8
 
 
 def names_at_lengths(cells: Cells, rows: pd.Series[bool]) -> str:
-    """Return some of the cells by name: `ring at 8k and 64k; ulysses (sp 2) at 64k`."""
+    """Return the cells in these rows as text: `ring at 8k and 64k; ulysses (sp 2) at 64k`."""
     pairs = zip(cells.names[rows], cells.frame.loc[rows, "seq_len"], strict=True)
     return join_places(lengths_by_name(pairs))
 
 
-def lengths_by_name(cells: Iterable[tuple[str, Any]]) -> dict[str, set[int]]:
-    """Return the lengths of each name, with settings in brackets; of too many names `ring (5 settings)`."""
+def lengths_by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, set[int]]:
+    """Group pairs of name and length by name, such as `ring (sp 2)`.
+
+    If there are too many names, group them by strategy: `ring (5 settings)`.
+    """
     lengths_of_name: dict[str, set[int]] = {}
-    for name, seq_len in cells:
+    for name, seq_len in pairs:
         lengths_of_name.setdefault(name, set()).add(int(seq_len))
     if len(lengths_of_name) <= MAX_NAMES and sum(map(len, lengths_of_name)) <= MAX_LETTERS:
         return {bracket_settings(name): lengths for name, lengths in lengths_of_name.items()}
@@ -50,12 +53,12 @@ def join_places(lengths_of_name: Mapping[str, set[int]]) -> str:
 
 
 def join_lengths(lengths: Iterable[int]) -> str:
-    """Return `8k and 64k`; of more than MAX_LENGTHS lengths only the first and the last: `1k to 64k`."""
+    """Return `8k and 64k`, or for more than MAX_LENGTHS lengths only the ends: `1k to 64k`."""
     labels = [*map(length_label, sorted(lengths))]
     return join_words(labels) if len(labels) <= MAX_LENGTHS else f"{labels[0]} to {labels[-1]}"
 
 
 def join_words(items: Iterable[str]) -> str:
-    """Return `a`, `a and b` or `a, b and c`."""
+    """Return `a`, `a and b` or `a, b and c`. There must be at least one item."""
     words = [*items]
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

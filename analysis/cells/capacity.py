@@ -1,4 +1,4 @@
-"""Adds the memory that one rank may use: its limit, or the memory of its device."""
+"""Adds the capacity to cells: the memory that one rank may use, by its limit or its device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.config import NOT_USED
 
 LIMIT = "cluster.memory_limit_gib"
 NAME_COLUMNS: Mapping[str, str] = {"device": "device_name", "hardware": "hardware"}
-"""Column with the owner of the memory, by source; a limit has no owner."""
+"""Column with the name of the device or hardware, by source of the capacity; a limit has none."""
 
 
 def with_capacity(summary: pd.DataFrame) -> pd.DataFrame:
@@ -28,10 +28,10 @@ def with_capacity(summary: pd.DataFrame) -> pd.DataFrame:
     limit, hardware = summary[LIMIT].astype("float64") * GIB, summary["hardware"]
     device = summary["device_memory_bytes"].where(hardware.ne("cpu"))
     sharing = summary["cluster.ranks_per_gpu"].astype("float64").fillna(1.0)
-    share = device.fillna(hardware.map(hardware_facts("memory_bytes"))).astype("float64") / sharing
-    is_limited = limit.notna() & ~(limit > share)
-    capacity = limit.where(is_limited, share)
-    sources = [is_limited, device.notna(), share.notna()]
+    memory = device.fillna(hardware.map(hardware_facts("memory_bytes"))).astype("float64") / sharing
+    is_limited = limit.notna() & ~(limit > memory)
+    capacity = limit.where(is_limited, memory)
+    sources = [is_limited, device.notna(), memory.notna()]
     return summary.assign(
         capacity_bytes=capacity,
         capacity_source=pd.Series(
@@ -53,6 +53,6 @@ def capacity_label(cell: Mapping[Any, Any]) -> str:
 
 
 def capacities_of(frame: pd.DataFrame) -> list[tuple[float, str]]:
-    """Return the distinct capacities of these cells in bytes, each with its label, ascending."""
+    """Return the distinct capacities of the cells in `frame`, ascending: bytes and label of each."""
     known = frame[frame["capacity_bytes"].notna()].drop_duplicates(["capacity_bytes", "capacity_source"])
     return sorted({(cell["capacity_bytes"], capacity_label(cell)) for cell in known.to_dict("records")})

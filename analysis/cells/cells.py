@@ -48,7 +48,10 @@ class Cells:
         return len(self.frame)
 
     def select(self, rows: pd.Series[bool] | pd.Index[Any]) -> Self:
-        """Return the cells in some rows of the frame; their series and names are determined anew."""
+        """Return only the cells in some rows of the frame, given by a mask or by labels.
+
+        Series and names are computed again, because fewer settings may differ.
+        """
         frame = self.frame.loc[rows].copy()  # one block of memory makes later selections fast
         is_in_part = self.all_processes.index.isin(frame.index)
         return type(self)(frame, self.work.loc[rows], self.all_processes[is_in_part])
@@ -97,12 +100,12 @@ class Cells:
 
     @cached_property
     def is_cpu(self) -> bool:
-        """Whether any of these cells ran on a CPU or is predicted for one."""
+        """Whether any cell ran on a CPU or is predicted for one."""
         return bool(any(self.frame[key].eq("cpu").any() for key in ("cluster.device", "hardware")))
 
     @cached_property
     def shares_gpus(self) -> bool:
-        """Whether the ranks of any of these cells share a GPU."""
+        """Whether the ranks of any cell share a GPU."""
         return shares_gpus(self.frame)
 
     @property
@@ -121,8 +124,8 @@ class Cells:
         return self.frame["provenance"].eq(Provenance.REPLAYED)
 
     @cached_property
-    def are_synthetic(self) -> bool:
-        """Whether any of these cells is invented, or ran on a test's substitute for a device."""
+    def has_synthetic(self) -> bool:
+        """Whether any cell is invented, or ran on a test's substitute for a device."""
         return bool(self.frame["provenance"].eq(Provenance.SYNTHETIC).any())
 
     @property
@@ -133,7 +136,7 @@ class Cells:
     @property
     def caveat(self) -> str | None:
         """Sentence that says why these cells do not rank strategies; None where they do."""
-        if self.are_synthetic:
+        if self.has_synthetic:
             return SYNTHETIC_CAVEAT
         return CPU_CAVEAT if self.is_cpu else SHARED_GPU_CAVEAT if self.shares_gpus else None
 
@@ -173,6 +176,7 @@ class Cells:
 
     @cached_property
     def _row_at(self) -> dict[Any, dict[Any, Any]]:
+        """Values by column of each cell, by the label of its row."""
         return dict(zip(self.frame.index, self.rows, strict=True))
 
     @cached_property

@@ -1,4 +1,8 @@
-"""Groups cells by workload, machine and provenance, and computes the ratios between comparable cells."""
+"""Groups cells by workload, machine and provenance, and computes the ratios between comparable cells.
+
+The base of a ratio is the cell that others are divided by. `work` is the number of each cell's group of
+comparable cells, as `work_number` returns it.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,9 @@ FREE_SETTINGS = frozenset(
         *("trainer", "loss"),
     }
 )
-"""Settings in which comparable cells may differ: they distribute the workload and do not change it. Batches
-count through `sequences_per_step`. A trainer may compute the loss in its own way, as its cost is part of its
-speed."""
+"""Settings in which comparable cells may differ: they distribute the workload and do not change it. Batch and
+degrees are compared by their product, `sequences_per_step`. A trainer may compute the loss in its own way,
+because the cost of the loss is part of its speed."""
 FREE_PREFIXES = ("cluster.", "measure.", "env.", "strategy.", "replay.")
 RANKS = "cluster.world_size"
 BASE_COLUMNS = ("cell_id", "strategy", RANKS, "tokens_per_s")
@@ -38,9 +42,9 @@ def with_comparisons(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFram
 
 
 def work_keys(summary: pd.DataFrame) -> list[str]:
-    """Return the columns with several values in which two cells must agree to be compared.
+    """Return the columns in which two cells must agree to be compared, without those equal in all cells.
 
-    A setting that is new to the configuration is among them until it is added to FREE, so that a comparison
+    A new setting of the configuration is among them until it is added to FREE_SETTINGS, so that a comparison
     is left out rather than wrong.
     """
     config = [
@@ -57,9 +61,9 @@ def varies(summary: pd.DataFrame, key: str) -> bool:
     return len(summary[key].drop_duplicates()) > 1
 
 
-def work_number(summary: pd.DataFrame, *, but: Sequence[str] = ()) -> pd.Series[int]:
-    """Return the number of each row's group of comparable cells, which may differ in the keys `but`."""
-    keys = [key for key in work_keys(summary) if key not in but]
+def work_number(summary: pd.DataFrame, *, ignored: Sequence[str] = ()) -> pd.Series[int]:
+    """Return the number of each row's group of comparable cells, which may differ in the `ignored` keys."""
+    keys = [key for key in work_keys(summary) if key not in ignored]
     if not keys:
         return pd.Series(0, index=summary.index)
     return summary.groupby(keys, dropna=False, sort=False).ngroup()
@@ -81,30 +85,31 @@ def with_speed_up(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
 
 
 def with_over_data_parallel(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
-    """Add `over_data_parallel`, the speed over the fastest cell without sequence parallelism, and its id.
+    """Add `over_data_parallel`, the speed over that of a base without sequence parallelism, and its id.
 
-    This base has the same number of ranks and the same `work`, and therefore the same number of tokens in a
-    step. The columns are missing for cells without sequence parallelism and where there is no base.
+    The base is the fastest cell with the same number of ranks and the same `work`, and therefore the same
+    number of tokens in a step. The columns are missing for cells without sequence parallelism and where there
+    is no base.
     """
-    key, shares = summary.groupby([work, RANKS], dropna=False).ngroup(), summary["sp_degree"].gt(1)
-    bases = summary[~shares & _has_speed(summary)]
+    key, has_sp = summary.groupby([work, RANKS], dropna=False).ngroup(), summary["sp_degree"].gt(1)
+    bases = summary[~has_sp & _has_speed(summary)]
     fastest = bases.loc[bases["tokens_per_s"].groupby(key[bases.index]).idxmax()]
     fastest = fastest.set_index(key[fastest.index])
     return summary.assign(
-        over_data_parallel=(summary["tokens_per_s"] / key.map(fastest["tokens_per_s"])).where(shares),
-        over_data_parallel_base_cell_id=key.map(fastest["cell_id"]).where(shares),
+        over_data_parallel=(summary["tokens_per_s"] / key.map(fastest["tokens_per_s"])).where(has_sp),
+        over_data_parallel_base_cell_id=key.map(fastest["cell_id"]).where(has_sp),
     )
 
 
 def with_scaling(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
     """Add `scaling_speed_up` over a base cell, `scaling_efficiency`, and the base's id, strategy and ranks.
 
-    The base is the cell with the fewest ranks and the same `work`, and the fastest of those: a cell of
-    `local` where it has no more ranks than any cell of the strategy, else a cell of the strategy. The
-    efficiency is the speed-up over the ratio of ranks, or the tokens/s per rank over those of the base. The
-    columns are missing where a strategy has results on only one number of ranks.
+    The base has the same `work` and the fewest ranks; of several such cells it is the fastest. It is a cell
+    of `local`, unless the strategy has a cell with fewer ranks or there is no `local`; then it is a cell of
+    the strategy. The efficiency is the speed-up over the ratio of ranks, which equals the tokens/s per rank
+    over those of the base. The columns are missing where a strategy has results on only one number of ranks.
     """
-    strategy_number = within_strategy(summary, work)
+    strategy_number = strategy_work_number(summary, work)
     timed = summary.loc[_has_speed(summary) & summary[RANKS].notna(), [*BASE_COLUMNS]]
     timed = timed.sort_values([RANKS, "tokens_per_s"], ascending=[True, False], kind="stable")
     strategy_base = _first_of_groups(timed, strategy_number)
@@ -128,8 +133,8 @@ def _has_speed(summary: pd.DataFrame) -> pd.Series[bool]:
     return summary["tokens_per_s"].notna() & summary["provenance"].ne(Provenance.REPLAYED)
 
 
-def within_strategy(summary: pd.DataFrame, work: pd.Series[int]) -> pd.Series[int]:
-    """Return the number of each cell's group, whose cells share strategy and work and differ in ranks."""
+def strategy_work_number(summary: pd.DataFrame, work: pd.Series[int]) -> pd.Series[int]:
+    """Return the number of each cell's group of comparable cells of one strategy, on any number of ranks."""
     return summary.groupby([work, "strategy"], sort=False).ngroup()
 
 
@@ -141,7 +146,10 @@ def _first_of_groups(cells: pd.DataFrame, number: pd.Series[int]) -> pd.DataFram
 
 
 def with_ideal_attention(summary: pd.DataFrame, work: pd.Series[int]) -> pd.DataFrame:
-    """Add IDEAL, BEYOND_IDEAL and `ideal_attention_share`; missing without a `local` cell of this work."""
+    """Add IDEAL, BEYOND_IDEAL and `ideal_attention_share`, which is ideal over measured attention.
+
+    They are missing where no `local` cell has the same work and kernel.
+    """
     attention_ms = summary["part_attention_ms"]
     spent_ms = attention_ms * _compute_units(summary)
     key = summary.groupby([work, "kernel"], dropna=False).ngroup()

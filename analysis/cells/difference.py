@@ -77,7 +77,7 @@ class RateBand:
 
 
 def band_difference(one: RateBand, other: RateBand) -> SpeedDifference:
-    """Return the replayed speed of `one` over that of `other`, with the bounds that their ranges allow."""
+    """Return the replayed speed of `one` over that of `other`, with the bounds that both ranges allow."""
     return SpeedDifference(
         None, one.expected / other.expected, low=one.low / other.high, high=one.high / other.low
     )
@@ -126,9 +126,12 @@ def too_few_processes(counts: Collection[int]) -> str:
 
 
 def _are_interleaved(one: Processes, other: Processes) -> bool:
-    """Return whether the processes of both sides were interleaved; False where a start time is unknown."""
-    known = [[start for start in side.started_at if start is not None] for side in (one, other)]
-    pairs = [*product(*known)]
+    """Return whether the processes of both sides were interleaved; False where a start time is unknown.
+
+    They were, if the test of Mann and Whitney finds no difference between the start times of both sides.
+    """
+    starts = [[start for start in side.started_at if start is not None] for side in (one, other)]
+    pairs = [*product(*starts)]
     if len(pairs) < len(one) * len(other):
         return False
     earlier = sum((start < other_start) + (start == other_start) / 2 for start, other_start in pairs)

@@ -1,4 +1,10 @@
-"""Compares trainings with plain data parallelism: distances in multiples of the noise."""
+"""Compares the losses and gradient norms of `experiment=loss_equivalence` with data parallelism.
+
+For each workload and seed the experiment trains with data parallelism (the reference), with controls, which
+compute the same in another way, with strategies, and with mistakes made on purpose. The reference and its
+controls are the equivalent trainings. The largest distance from their mean that rounding explains is the
+noise floor.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.cells.comparison import FREE_PREFIXES, FREE_SETTINGS
 from analysis.labels import count_label
@@ -15,7 +21,6 @@ from analysis.read.archive import ORIGIN_COLUMNS, Archive
 from bench.common.labels import length_label
 from bench.record.record import Record, Role, Status
 from bench.record.trajectory_noise import (
-    SIGNAL_NAMES,
     ControlledTraining,
     Deviation,
     TrajectoryNoise,
@@ -26,18 +31,18 @@ from bench.record.trajectory_noise import (
 
 LOSS_EQUIVALENCE = "loss_equivalence"
 CONTROLLED = ("data.rank_order", "inject_fault")
-"""Settings that only controls and injected mistakes change."""
+"""Settings that only controls and injected mistakes set to other values."""
 SEQUENCE_COUNTS = ("batch", "dp_replicate", "dp_shard", "grad_accum")
 """Settings whose product is the number of sequences in a step."""
 NAMING_KEYS = ("seq_len", "model", "dtype", "engine", "optimizer")
-"""Settings that name every comparison; further settings do where comparisons differ in them."""
+"""Settings in the name of every comparison. Further settings follow where comparisons differ in them."""
 NATIVE = "native"
 """Trainer with the loop of this project."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Losses and gradient norms of the steps of one record."""
+    """Losses and gradient norms of one record; both empty if it has none, or one that is not finite."""
 
     record: Record
     origin: Mapping[str, str | None]
@@ -46,7 +51,7 @@ class Training:
     """Loss of each step: the sum of token losses over the number of valid tokens."""
     grad_norm: Sequence[float] = field(default=())
     logged_loss: Sequence[float | None] | None = None
-    """Losses that a training stack logs by itself; None with the native loop."""
+    """Loss that a training stack logs for each step; None with the native loop."""
 
     @property
     def role(self) -> Role:
@@ -54,7 +59,7 @@ class Training:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the training finished and passed every gate of its cell."""
+        """Whether the training finished, passed every check, and has losses, all of them finite."""
         return self.record.status is Status.OK and bool(self.loss)
 
     @property
@@ -75,9 +80,9 @@ class Training:
     @property
     def method_key(self) -> str:
         """Role, repeat and free settings as JSON, equal for trainings that differ only in the seed."""
-        free, groups = FREE_SETTINGS.union(CONTROLLED) - {"seed"}, tuple({*FREE_PREFIXES} - {"measure."})
+        free, prefixes = FREE_SETTINGS.union(CONTROLLED) - {"seed"}, tuple({*FREE_PREFIXES} - {"measure."})
         config = self.record.config.items()
-        chosen = {key: value for key, value in config if key in free or key.startswith(groups)}
+        chosen = {key: value for key, value in config if key in free or key.startswith(prefixes)}
         return json.dumps([self.role, self.record.repeat, chosen], sort_keys=True)
 
     @property
@@ -99,40 +104,59 @@ class Training:
 
 @dataclass(frozen=True)
 class SeedTrainings:
-    """Trainings of the same workload with one seed: the same weights and the same data."""
+    """Trainings of one workload with one seed: all have the same initial weights and the same data."""
 
     reference: Training
     others: Sequence[Training]
 
     @cached_property
     def equivalent(self) -> list[Training]:
-        """The reference and the controls that passed their gates; a wrong control would widen the floor."""
+        """The reference and the controls that are ok; a wrong control would raise the noise floor."""
         controls = [other for other in self.others if other.role == Role.CONTROL and other.is_ok]
         return [self.reference, *controls]
 
-    def draw(self, training: Training) -> ControlledTraining:
-        """Return a training with the equivalent trainings that it is compared with, without itself."""
+    def with_controls(self, training: Training) -> ControlledTraining:
+        """Return a training of this seed with all equivalent trainings but itself, as its controls."""
         return ControlledTraining(training, [other for other in self.equivalent if other is not training])
+
+
+class TrainingOfSeed(NamedTuple):
+    """One training, and all trainings of its workload and seed."""
+
+    seed_trainings: SeedTrainings
+    training: Training
+
+    @property
+    def with_controls(self) -> ControlledTraining:
+        """The training with its controls."""
+        return self.seed_trainings.with_controls(self.training)
+
+
+class LoggedDifference(NamedTuple):
+    """Difference between losses that one training stack logs with a strategy and with data parallelism."""
+
+    mean: float
+    largest: float
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedTraining:
-    """Trainings that differ only in their seed, compared with the equivalent trainings of their seeds."""
+    """Trainings that differ only in their seed, compared with the reference and the noise of each seed."""
 
     trainings: Sequence[Training]
     """One training per seed."""
-    mean_loss: float
-    """Mean absolute difference of the loss from the reference's, in nats."""
-    max_loss: float
-    max_grad_norm: float
-    """Largest relative difference of the gradient norm."""
-    noise: Deviation
+    mean_loss_difference: float
+    """Mean over steps and seeds of the absolute difference of the loss from the reference's, in nats."""
+    max_loss_difference: float
+    max_norm_difference: float
+    """Largest difference of the gradient norm from the reference's, relative to the reference's."""
+    distance: Deviation
     """Distance from the mean of the equivalent trainings, in multiples of the noise floor."""
-    logged: tuple[float, float] | None
-    """Mean and largest difference between the losses that the training stack logs and those that it logs with
-    data parallelism, in nats; None where the stack logs no loss, or has no record with data parallelism."""
+    logged: LoggedDifference | None
+    """Difference of logged losses in nats; None where the training stack logs no loss, or did not train with
+    data parallelism."""
     departure: str | None
-    """Sentence on the first step beyond the floor; None where the mean over all steps is within it."""
+    """Sentence on the first step beyond the floor; None where the mean over all steps is within the floor."""
 
     @property
     def training(self) -> Training:
@@ -141,14 +165,20 @@ class ComparedTraining:
 
     @property
     def is_within(self) -> bool:
-        return max(self.noise.loss, self.noise.grad_norm) <= 1
+        """Whether the distances of loss and gradient norm are within the noise floor."""
+        return self.largest_distance <= 1
+
+    @property
+    def largest_distance(self) -> float:
+        """Larger one of the distances of loss and gradient norm, in multiples of the noise floor."""
+        return max(self.distance.loss, self.distance.grad_norm)
 
     @property
     def is_as_expected(self) -> bool:
         """Whether the training is what its role promises.
 
-        A mistake must be beyond the floor. Any other training must pass its gates and, unless it is a
-        control, be within the floor.
+        An injected mistake must be beyond the noise floor. Any other training must be ok and, unless it is a
+        control, within the floor.
         """
         if self.training.role == Role.INJECTED_FAULT:
             return not self.is_within
@@ -157,63 +187,68 @@ class ComparedTraining:
 
 @dataclass(frozen=True)
 class LossComparison:
-    """Trainings of the same workload, of every seed."""
+    """Trainings of one workload with all seeds, compared with data parallelism."""
 
     seeds: Sequence[SeedTrainings]
     more_naming_keys: tuple[str, ...] = ()
-    """Settings that name the comparison besides NAMING_KEYS, because other comparisons differ in them."""
+    """Settings in the name of the comparison after NAMING_KEYS, because other comparisons differ in them."""
 
     @property
     def reference(self) -> Training:
+        """The reference of the first seed."""
         return self.seeds[0].reference
 
     @cached_property
     def noise(self) -> TrajectoryNoise:
+        """Noise of the equivalent trainings of all seeds."""
         return TrajectoryNoise([seed.equivalent for seed in self.seeds])
 
     @property
-    def compared_trainings(self) -> list[Training]:
+    def other_trainings(self) -> list[Training]:
         """All trainings of all seeds but the references."""
         return [training for seed in self.seeds for training in seed.others]
 
     @property
     def control_counts(self) -> list[int]:
-        """Number of controls of each seed that passed their gates."""
+        """Number of controls of each seed that are ok."""
         return [len(seed.equivalent) - 1 for seed in self.seeds]
 
     def floor(self, seeds: int | None = None) -> Deviation:
-        """Return the noise floor: any compared training crosses it by chance in FALSE_ALARMS of comparisons.
+        """Return the noise floor for a training with this number of seeds; None stands for all seeds.
 
-        Args:
-            seeds: number of seeds in which the training ran; None for all seeds.
+        If all trainings are equivalent, any of the strategies' trainings is beyond the floor in at most
+        FALSE_ALARMS of comparisons.
         """
         compared = {
-            other.method_key for other in self.compared_trainings if other.role == Role.CELL and other.loss
+            other.method_key for other in self.other_trainings if other.role == Role.CELL and other.loss
         }
         return self.noise.floor(seeds or len(self.seeds), len(compared))
 
     @cached_property
     def rows(self) -> list[ComparedTraining]:
-        """Compared trainings: strategies first, then references, controls and mistakes."""
+        """Compared trainings: strategies first, then references, controls and mistakes.
+
+        Trainings without losses or without controls are left out.
+        """
         order = (Role.CELL, Role.REFERENCE, Role.CONTROL, Role.INJECTED_FAULT)
-        pairs: dict[str, list[tuple[SeedTrainings, Training]]] = {}
+        methods: dict[str, list[TrainingOfSeed]] = {}
         for seed in self.seeds:
             for training in seed.others:
-                if training.loss and seed.draw(training).controls:
-                    pairs.setdefault(training.method_key, []).append((seed, training))
-        rows = [self._compare(pairs_of_method) for pairs_of_method in pairs.values()]
+                if training.loss and seed.with_controls(training).controls:
+                    methods.setdefault(training.method_key, []).append(TrainingOfSeed(seed, training))
+        rows = [self._compared_training(pairs) for pairs in methods.values()]
         return sorted(rows, key=lambda row: order.index(row.training.role))
 
     @property
     def steps(self) -> int:
         """Number of steps that the references and every compared strategy ran."""
-        strategies = [other for other in self.compared_trainings if other.role == Role.CELL and other.loss]
+        strategies = [other for other in self.other_trainings if other.role == Role.CELL and other.loss]
         references = [seed.reference for seed in self.seeds]
         return min(len(training.loss) for training in (*references, *strategies))
 
     @property
     def fall(self) -> float:
-        """Fall of the reference's loss over the training, in nats; the smallest fall of all seeds."""
+        """Nats by which the reference's loss fell from first to last step; the smallest fall of all seeds."""
         return min(seed.reference.loss[0] - seed.reference.loss[-1] for seed in self.seeds)
 
     @property
@@ -224,8 +259,8 @@ class LossComparison:
         more += [f"{len(self.seeds)} seeds"] if len(self.seeds) > 1 else []
         return ", ".join([length_label(int(seq_len)), *map(str, others), *more])
 
-    def _compare(self, pairs: Sequence[tuple[SeedTrainings, Training]]) -> ComparedTraining:
-        """Return the comparison of trainings that differ only in their seed."""
+    def _compared_training(self, pairs: Sequence[TrainingOfSeed]) -> ComparedTraining:
+        """Compare trainings that differ only in their seed with the reference and the noise of each seed."""
         losses = [
             abs(loss - reference_loss)
             for seed, training in pairs
@@ -237,40 +272,41 @@ class LossComparison:
             for norm, reference_norm in zip(training.grad_norm, seed.reference.grad_norm, strict=False)
         ]
         floor = self.floor(len(pairs))
-        noise = deviation_of([seed.draw(training) for seed, training in pairs]).divided_by(floor)
+        distance = deviation_of([pair.with_controls for pair in pairs]).divided_by(floor)
         return ComparedTraining(
-            trainings=[training for _, training in pairs],
-            mean_loss=sum(losses) / len(losses),
-            max_loss=max(losses),
-            max_grad_norm=max(norms),
-            noise=noise,
+            trainings=[pair.training for pair in pairs],
+            mean_loss_difference=sum(losses) / len(losses),
+            max_loss_difference=max(losses),
+            max_norm_difference=max(norms),
+            distance=distance,
             logged=_logged_difference(pairs),
-            departure=self._departure(pairs, floor, noise),
+            departure=self._departure(pairs, floor, distance),
         )
 
     def _departure(
-        self, pairs: Sequence[tuple[SeedTrainings, Training]], floor: Deviation, noise: Deviation
+        self, pairs: Sequence[TrainingOfSeed], floor: Deviation, distance: Deviation
     ) -> str | None:
-        """Return the first step beyond the floor of any seed; None where the mean over steps is within it.
+        """Return a sentence on the first step beyond the floor, in the first seed that has one.
 
-        If the mean over steps is beyond the floor, so is at least one step.
+        None where the mean over all steps is within the floor. If it is not, at least one step is beyond.
         """
-        beyond = {
-            name: getattr(floor, name) if getattr(noise, name) > 1 else math.inf for name in SIGNAL_NAMES
-        }
-        for seed, training in pairs:
-            draw = seed.draw(training)
-            departure = first_departure(training, draw.centre, Deviation(**beyond).times(draw.widening))
+        limit = Deviation(
+            loss=floor.loss if distance.loss > 1 else math.inf,
+            grad_norm=floor.grad_norm if distance.grad_norm > 1 else math.inf,
+        )
+        for pair in pairs:
+            controlled = pair.with_controls
+            departure = first_departure(pair.training, controlled.centre, limit.times(controlled.widening))
             if departure is not None:
-                return departure if len(self.seeds) == 1 else f"seed {training.seed}, {departure}"
+                return departure if len(self.seeds) == 1 else f"seed {pair.training.seed}, {departure}"
         return None
 
 
-def _logged_difference(pairs: Sequence[tuple[SeedTrainings, Training]]) -> tuple[float, float] | None:
-    """Return mean and largest difference of the logged losses from those logged with data parallelism.
+def _logged_difference(pairs: Sequence[TrainingOfSeed]) -> LoggedDifference | None:
+    """Return how the losses that a training stack logs differ from those that it logs with data parallelism.
 
-    Both are over all seeds, in nats; None where a training stack logs nothing, or has no data-parallel
-    record.
+    The difference is over all steps and seeds, in nats. None where the stack logs no loss, or did not train
+    with data parallelism.
     """
     differences = []
     for seed, training in pairs:
@@ -284,13 +320,15 @@ def _logged_difference(pairs: Sequence[tuple[SeedTrainings, Training]]) -> tuple
         )
         logged = zip(training.logged_loss or (), next(bases, ()), strict=False)
         differences += [abs(loss - base) for loss, base in logged if loss is not None and base is not None]
-    return (sum(differences) / len(differences), max(differences)) if differences else None
+    if not differences:
+        return None
+    return LoggedDifference(sum(differences) / len(differences), max(differences))
 
 
 def loss_comparisons(archive: Archive) -> list[LossComparison]:
-    """Return a comparison for each workload among the records of EXPERIMENT.
+    """Return a comparison for each workload among the records of `experiment=loss_equivalence`.
 
-    Where a reference failed, a control takes its place. A workload without either is left out.
+    Where a reference failed, a control takes its place. A workload in which both failed is left out.
     """
     rows = archive.frame[archive.frame["experiment"] == LOSS_EQUIVALENCE]
     columns = [
@@ -309,21 +347,18 @@ def _seeds(group: Sequence[Training]) -> Iterator[SeedTrainings]:
     """Yield the seeds of one workload, ascending, without those whose reference and controls failed."""
     for number in sorted({training.seed for training in group}):
         trainings = [training for training in group if training.seed == number]
-        plain = [
+        candidates = [
             training
             for training in trainings
             if training.role in (Role.REFERENCE, Role.CONTROL) and training.is_ok
         ]
-        if plain:
-            reference = min(plain, key=lambda training: training.role != Role.REFERENCE)
+        if candidates:
+            reference = min(candidates, key=lambda training: training.role != Role.REFERENCE)
             yield SeedTrainings(reference, [other for other in trainings if other is not reference])
 
 
 def _distinguishing_keys(works: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the settings besides NAMING_KEYS that distinguish these workloads.
-
-    A setting that differs only where an earlier one differs is not among them.
-    """
+    """Return the settings besides NAMING_KEYS that are needed to distinguish these workloads."""
     keys, distinct_before = [*NAMING_KEYS], 0
     for key in (NAMING_KEYS[-1], *dict.fromkeys(key for work in works for key in work)):
         distinct = len({json.dumps([work.get(name) for name in (*keys, key)]) for work in works})
@@ -334,6 +369,7 @@ def _distinguishing_keys(works: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _training(record: Record, origin: Mapping[str, str | None]) -> Training:
+    """Return the training of a record, without losses if one of them or a gradient norm is not finite."""
     losses = record.losses
     signals = None if losses is None else signals_of(losses)
     if losses is None or signals is None or not all(map(math.isfinite, (*signals.loss, *signals.grad_norm))):

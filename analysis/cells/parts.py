@@ -52,13 +52,13 @@ LATER_PARTS = (
 
 
 def parts_of(cell: CellRow) -> list[tuple[DrawnPart, float]]:
-    """Return the parts of a cell's step with their milliseconds, from attention to idle; none of 0 ms.
+    """Return the parts of a cell's step with their milliseconds, from attention to idle; none has 0 ms.
 
     Attention compute is one part where ideal attention is unknown, or attention took no longer than the
     ideal.
     """
-    first = WITH_IDEAL if cell[BEYOND_IDEAL] > 0 else (ATTENTION,)
-    return [(part, ms) for part in (*first, IMBALANCE, *LATER_PARTS) if (ms := part.ms(cell))]
+    attention = WITH_IDEAL if cell[BEYOND_IDEAL] > 0 else (ATTENTION,)
+    return [(part, ms) for part in (*attention, IMBALANCE, *LATER_PARTS) if (ms := part.ms(cell))]
 
 
 def step_ms(cell: CellRow) -> float:

@@ -31,7 +31,7 @@ NOT_IGNORED = frozenset(
 def with_predictions(summary: pd.DataFrame) -> pd.DataFrame:
     """Copy the predictions of predicted cells to measured and replayed cells with the same settings.
 
-    Cells without such a predicted cell stay without a prediction; none is made afterwards.
+    Cells without a matching predicted cell stay without a prediction.
     """
     settings = [
         key
@@ -73,7 +73,10 @@ def with_prediction_errors(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def _fit_outcome(summary: pd.DataFrame, measured: pd.Series[bool]) -> pd.Series[str]:
-    """Return whether each prediction of memory was `right` or `wrong`, or `undecided` where it was open."""
+    """Return whether each prediction of whether a cell fits in memory was `right`, `wrong` or `undecided`.
+
+    None where nothing was predicted, or where the run does not show whether the cell fits.
+    """
     predicted = summary["predicted_fit"].where(measured)
     observed = summary["status"].map(FIT_OF_STATUS)
     outcome = np.where(predicted.eq(observed), RIGHT, WRONG)

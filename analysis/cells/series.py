@@ -19,7 +19,7 @@ from bench.strategies import STRATEGIES
 from bench.strategies.plot_style import PlotStyle
 
 SOFTWARE = ("code", "torch")
-"""Columns of the software, which names state for all cells as soon as two cells differ."""
+"""Columns of the software. If two cells differ in one, the names of all cells state it."""
 TRIED_FIRST = (
     "provenance",
     "hardware",
@@ -68,7 +68,7 @@ SETTING_TEXTS: Mapping[str, str] = {
     "workload": "{}",
 }
 
-Codes = npt.NDArray[np.intp]
+ValueNumbers = npt.NDArray[np.intp]
 
 OTHER_COLORS = ("#6699CC", "#AA3377", "#228833", "#BB5566", "#004488", "#997700")
 OTHER_MARKERS = ((4, 1, 45), (5, 0, 36), (5, 1, 36), (8, 1, 0))
@@ -84,7 +84,9 @@ class Series:
     strategy: str
     style: PlotStyle
     variant: str
+    """Values of the settings in which series differ, `sp 4, fsdp2`; empty if series differ in none."""
     variant_number: int
+    """Number that determines the fill of the markers."""
     rows: pd.DataFrame
     """Cells of the series, by length."""
 
@@ -97,14 +99,14 @@ def keys_and_number(summary: pd.DataFrame) -> tuple[list[str], pd.Series[int]]:
     """Return the columns that distinguish series besides strategy and length, and each cell's series number.
 
     There are no more columns than needed. A setting that must be equal in a comparison is a key wherever it
-    differs. One that follows from the strategy, such as its default layout, is a key only where it differs
-    within a strategy.
+    differs. A setting that follows from the strategy, such as its default layout, is a key only where it
+    differs within a strategy.
     """
     keys: list[str] = []
-    number = _codes(summary["strategy"])
+    number = _value_numbers(summary["strategy"])
     for key in _candidates(summary):
-        codes = _codes(summary[key])
-        refined = pd.factorize(number * (codes.max() + 1) + codes)[0]
+        values = _value_numbers(summary[key])
+        refined = pd.factorize(number * (values.max() + 1) + values)[0]
         if refined.max() > number.max() or _must_agree(key):
             keys.append(key)
             number = refined
@@ -140,17 +142,17 @@ def styles_of(strategies: Iterable[str]) -> dict[str, PlotStyle]:
     A plug-in whose facts state the colour and marker of another strategy is treated as if they stated none.
     Where two derived styles are equal, the strategy later in the alphabet takes the next free style.
     """
-    ours = {name: facts.style for name, facts in STRATEGIES.built_in.items() if facts.style is not None}
-    taken = {style.color_and_marker for style in ours.values()}
+    built_in = {name: facts.style for name, facts in STRATEGIES.built_in.items() if facts.style is not None}
+    taken = {style.color_and_marker for style in built_in.values()}
     styles = {}
     for name in sorted({*strategies}):
-        stated = None if name in ours else _plug_in_style(name)
+        stated = None if name in built_in else _plug_in_style(name)
         if stated is not None and stated.color_and_marker in taken:
             stated = None
-        wanted = zlib.crc32(name.encode()) % len(OTHER_STYLES)
-        candidates = (*OTHER_STYLES[wanted:], *OTHER_STYLES[:wanted])
+        start = zlib.crc32(name.encode()) % len(OTHER_STYLES)
+        candidates = (*OTHER_STYLES[start:], *OTHER_STYLES[:start])
         free = (style for style in candidates if style.color_and_marker not in taken)
-        styles[name] = ours.get(name) or stated or next(free, candidates[0])
+        styles[name] = built_in.get(name) or stated or next(free, candidates[0])
         taken.add(styles[name].color_and_marker)
     return styles
 
@@ -174,17 +176,18 @@ def variant(row: pd.Series[Any] | Mapping[Any, Any], keys: Sequence[str]) -> str
 
 
 def _candidates(summary: pd.DataFrame) -> list[str]:
-    known = [*TRIED_FIRST, *config_columns(summary)]
-    return [key for key in dict.fromkeys(known) if key not in NEVER_KEYS and varies(summary, key)]
+    """Return the columns that may become keys of series, in the order in which they are tried."""
+    columns = [*TRIED_FIRST, *config_columns(summary)]
+    return [key for key in dict.fromkeys(columns) if key not in NEVER_KEYS and varies(summary, key)]
 
 
-def _codes(column: pd.Series[Any]) -> Codes:
-    """Return the number of each row's value, where missing counts as a value."""
+def _value_numbers(column: pd.Series[Any]) -> ValueNumbers:
+    """Return a number for the value of each row. Equal values have one number; missing counts as a value."""
     return pd.factorize(column, use_na_sentinel=False)[0]
 
 
 def _setting_texts(column: pd.Series[Any]) -> dict[Any, str]:
-    """Return the text of each distinct value of a column, of which many cells have few."""
+    """Return the text of each distinct value of a column."""
     return {value: _setting_text(str(column.name), value) for value in column.dropna().unique().tolist()}
 
 
@@ -195,6 +198,7 @@ def _setting_text(key: str, value: Any) -> str:
 
 
 def _must_agree(key: str) -> bool:
+    """Return whether cells must agree in a setting to be compared; False for details such as `model.x`."""
     is_free = key in FREE_SETTINGS or key.startswith(FREE_PREFIXES)
     is_detail = "." in key or key == "device_name"
     return not is_free and not is_detail

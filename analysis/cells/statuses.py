@@ -58,7 +58,7 @@ def shown_statuses(frame: pd.DataFrame) -> pd.Series[str]:
 
 
 def excluded_statuses(frame: pd.DataFrame, column: str) -> pd.Series[str]:
-    """Return the statuses, with EXCLUDED or NOT_KNOWN where a traced cell has no value in this column."""
+    """Return the statuses, and EXCLUDED or NOT_KNOWN where a traced cell has no value in `column`."""
     status, ratio = frame["status"].astype("object"), frame["traced_to_timed"]
     is_missing = status.eq("ok") & ratio.notna() & frame[column].isna()
     reason = ratio.map(lambda ratio: EXCLUDED if is_void(ratio) else NOT_KNOWN, na_action="ignore")
@@ -66,6 +66,6 @@ def excluded_statuses(frame: pd.DataFrame, column: str) -> pd.Series[str]:
 
 
 def undecided_statuses(frame: pd.DataFrame) -> pd.Series[str]:
-    """Return the statuses, with an undecided one where it is open whether the cell fits in memory."""
+    """Return the statuses, and UNDECIDED or REPLAY_UNDECIDED where a cell may not fit in memory."""
     shown = shown_statuses(frame)
     return shown.where(shown.isin([UNDECIDED, REPLAY_UNDECIDED]), frame["status"])

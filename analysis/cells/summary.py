@@ -14,6 +14,7 @@ from bench.common.statistics import median_interval
 CELL_KEY = ["cell_id", "provenance", "hardware", "device_name", "code", "torch"]
 """Columns in which repeats of a cell agree: the same request, machine and software."""
 
+# names of the metrics, by their reduction over repeats
 MEDIANS, RATES, FIRSTS = map(metrics_reduced, (Reduction.MEDIAN, Reduction.RATE, Reduction.FIRST))
 FIRSTS_OF_ALL = metrics_reduced(Reduction.FIRST_OF_ALL)
 LOWEST, HIGHEST, TOTALS = map(metrics_reduced, (Reduction.LOWEST, Reduction.HIGHEST, Reduction.TOTAL))
@@ -58,7 +59,7 @@ def summarise(frame: pd.DataFrame) -> Summary:
 
 
 def _reduce_repeats(frame: pd.DataFrame, cell: pd.Series[int]) -> pd.DataFrame:
-    """Return one row per cell number, reduced from its records; failed records have no values to count."""
+    """Return one row per cell number, reduced from its records. Failed records have no values to reduce."""
     repeats = frame.groupby(cell)
     return pd.concat(
         [
@@ -75,7 +76,7 @@ def _reduce_repeats(frame: pd.DataFrame, cell: pd.Series[int]) -> pd.DataFrame:
 
 
 def _processes(frame: pd.DataFrame, cell: pd.Series[int], cells_in_order: pd.Index[int]) -> pd.DataFrame:
-    """Return the processes of Summary, where the rows of cells have this order."""
+    """Return `Summary.processes`; `cells_in_order` has the cells' numbers in the order of `Summary.rows`."""
     gave_speed = frame["tokens_per_s"].notna() & (frame["status"] == "ok")
     row = pd.Series(range(len(cells_in_order)), index=cells_in_order, dtype="int64")
     processes = frame.loc[gave_speed, [*PROCESS_COLUMNS]]
@@ -88,7 +89,7 @@ def _cell_numbers(frame: pd.DataFrame) -> pd.Series[int]:
 
 
 def _shown_rows(frame: pd.DataFrame, cell: pd.Series[int], failed: pd.Series[bool]) -> pd.Index[int]:
-    """Return the row that represents each cell, its first failed row or else its first row, in ROW_ORDER."""
+    """Return the row that represents each cell, sorted by ROW_ORDER: the first failed row, else the first."""
     failed_first = failed.sort_values(ascending=False, kind="stable").index
     first = failed_first[~cell[failed_first].duplicated()]
     return frame.loc[first, ROW_ORDER].sort_values(ROW_ORDER, kind="stable").index
@@ -104,8 +105,7 @@ def _last_starts(started_at: pd.Series[str], cell: pd.Series[int]) -> pd.Series[
 def _with_spread(summary: pd.DataFrame, frame: pd.DataFrame, cell: pd.Series[int]) -> pd.DataFrame:
     """Add `n`, `n_of`, the interval and the range over repeats to the summary.
 
-    With several timed repeats the samples are repeats, else steps. A prediction has no samples, whatever its
-    number of records.
+    With several timed repeats the samples are repeats, else steps. A prediction has no samples.
     """
     timed = frame["n_steps"].notna()
     repeats = cell[timed].value_counts().reindex(summary.index, fill_value=0)

@@ -1,7 +1,7 @@
 """Reads the records of sweeps' folders line by line into one frame.
 
-Raw records are too large for memory. The archive holds a row for each record, and its place in the file, so
-that the page can show it.
+Raw records are too large for memory. The archive keeps a row of numbers for each record, and the record's
+place in its file, from which the page reads the record again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from bench.record.store import RECORDS, StoreError, parse_record, records_with_o
 VOLATILE: Mapping[str, None] = dict.fromkeys(("load_average", "gpu_temperature_c"))
 """Fields of an environment that change by the minute, with the value that replaces them."""
 ORIGIN_COLUMNS: Mapping[str, str] = {"code": "code", "torch": "torch", "device": "device_name"}
-"""Origins that compared records must share unless `--mix` names them, each with its column."""
+"""Columns of the origins of a record, by the name that `--mix` takes. Records that differ in one are not
+compared unless `--mix` names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """Records of some folders; of a cell that ran again after a failure only the last attempt."""
+    """Records of some folders. Of a repeat that ran again only the last attempt has a row."""
 
     frame: pd.DataFrame
     """One row per record."""
@@ -49,13 +50,16 @@ class Archive:
             return parse_record(path, 0, file.readline())
 
     def with_equal_origins(self, kinds: Collection[str]) -> Archive:
-        """Return the archive with these kinds of ORIGIN_COLUMNS made equal: their columns name all values."""
+        """Return the archive with one value, such as `1a2b and 3c4d`, in the columns of these origins.
+
+        Records that differ in these origins are then compared.
+        """
         columns = {ORIGIN_COLUMNS[kind]: " and ".join(origins(self.frame, kind)) or None for kind in kinds}
         return replace(self, frame=self.frame.assign(**columns))
 
 
 def origins(frame: pd.DataFrame, kind: str) -> list[str]:
-    """Return the distinct recorded values of one kind of ORIGIN_COLUMNS in alphabetical order."""
+    """Return the distinct recorded values of one origin, a key of ORIGIN_COLUMNS, in alphabetical order."""
     return sorted(map(str, frame[ORIGIN_COLUMNS[kind]].dropna().unique()))
 
 
@@ -67,7 +71,7 @@ def read_archive(folders: Iterable[Path], peaks: Mapping[str, float]) -> Archive
         peaks: peak FLOP/s by hardware name.
 
     Raises:
-        StoreError: in one line, for a folder without records and for a line that is not a record.
+        StoreError: a folder has no records.jsonl, or a line of it is not a record. The message has one line.
     """
     rows, places, configs = [], [], []
     environments: dict[bytes, Environment] = {}
@@ -110,10 +114,14 @@ def _shared_settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _compared_steps(frame: pd.DataFrame, files: Sequence[str]) -> pd.Series[float]:
-    """Return the number of compared steps of each record; `files` are the records' files.
+    """Return the number of steps of each record whose losses were compared with those of another cell.
 
-    Two cells that agree check each other. The cell that ran first was compared with nothing then, so the
-    steps that later cells of the same file compared with it count for it too.
+    The cell that ran first was compared with nothing when it ran. If later cells of the same file agreed with
+    it, the largest number of steps that one of them compared counts for it too.
+
+    Args:
+        frame: rows of the records.
+        files: file of each row's record.
     """
     compared, file = frame["steps_compared"], pd.Series(files, index=frame.index, dtype="str")
     later = compared > 0
@@ -125,9 +133,9 @@ def _compared_steps(frame: pd.DataFrame, files: Sequence[str]) -> pd.Series[floa
 
 
 def _last_attempts(frame: pd.DataFrame, files: Sequence[Path]) -> tuple[list[int], Counter[str]]:
-    """Return the rows that count, and the number of other rows by the reason why their cell ran again.
+    """Return the rows that are kept, and the number of other rows by the reason why their cell ran again.
 
-    Of the rows with the same file, cell and repeat the last one counts, at the place of the first.
+    Rows with the same file, cell and repeat are attempts. The last one is kept, at the place of the first.
     """
     keys = [*zip(files, frame["cell_id"], frame["repeat"], strict=True)]
     last = {key: row for row, key in enumerate(keys)}
@@ -136,9 +144,9 @@ def _last_attempts(frame: pd.DataFrame, files: Sequence[Path]) -> tuple[list[int
     return [*last.values()], Counter(_rerun_reason(attempts[row], attempts[newer]) for row, newer in earlier)
 
 
-def _rerun_reason(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str:
-    """Return the reason why the cell of an attempt ran again, as a remark on the attempt."""
-    if not is_result(str(before["role"]), Status(before["status"])):
+def _rerun_reason(attempt: Mapping[Any, Any], last: Mapping[Any, Any]) -> str:
+    """Return why a cell ran again after this attempt: `failed or interrupted` or `with other code`."""
+    if not is_result(str(attempt["role"]), Status(attempt["status"])):
         return "failed or interrupted"
-    different = [name for name, column in ORIGIN_COLUMNS.items() if before[column] != after[column]]
+    different = [name for name, column in ORIGIN_COLUMNS.items() if attempt[column] != last[column]]
     return f"with other {' and '.join(different)}" if different else "duplicated"

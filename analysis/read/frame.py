@@ -1,4 +1,4 @@
-"""Puts records into one tidy frame with a row per cell and repeat."""
+"""Puts records into one frame with a row per record, that is, per cell and repeat."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     A missing value is None, or NaN in a column of numbers.
     """
     settings = dict.fromkeys(key for row in rows for key in row if key not in NOT_SETTINGS)
-    known = (*RECORD_COLUMNS, *settings, *DERIVED_COLUMNS, *METRIC_COLUMNS, *SETTINGS)
-    return pd.DataFrame({key: _column(key, [row.get(key) for row in rows]) for key in dict.fromkeys(known)})
+    columns = (*RECORD_COLUMNS, *settings, *DERIVED_COLUMNS, *METRIC_COLUMNS, *SETTINGS)
+    return pd.DataFrame({key: _column(key, [row.get(key) for row in rows]) for key in dict.fromkeys(columns)})
 
 
 def _column(name: str, values: list[Any]) -> pd.Series[Any] | list[Any]:
@@ -58,14 +58,11 @@ def config_columns(frame: pd.DataFrame) -> list[str]:
 
 
 def row_of(record: Record, peaks: Mapping[str, float]) -> dict[str, Any]:
-    """Return a record's row of the frame, by column.
+    """Return a record's settings, fields and metrics by column.
 
-    A list or mapping among the settings becomes JSON. The device and its memory are None where the machine
-    that wrote the record is not the one that the numbers belong to; on a CPU the memory is None too.
-
-    Args:
-        record: record to convert.
-        peaks: peak FLOP/s by hardware name.
+    A list or mapping among the settings becomes JSON. The device and its memory are None unless the record
+    was measured or replayed on this device; on a CPU the memory is None too. `peaks` has the peak FLOP/s by
+    hardware name.
     """
     results, environment, ran_here = Results(record, peaks), record.environment, record.provenance in RAN_HERE
     return {

@@ -25,7 +25,7 @@ def hardware_facts(key: str, folder: Path = HARDWARE_FOLDER) -> dict[str, float]
 
 @cache
 def _hardware_files(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """Return the contents of the folder's files, which a process reads once."""
+    """Return the contents of the folder's files. A process reads them only once."""
     return [yaml.load(path.read_text(), yaml.CSafeLoader) for path in sorted(folder.glob("*.yaml"))]
 
 
@@ -45,7 +45,7 @@ def node_links(folder: Path = HARDWARE_FOLDER) -> dict[str, NodeLink]:
 
 
 def device_names(folder: Path = HARDWARE_FOLDER) -> dict[str, tuple[str, ...]]:
-    """Return the names that NVML gives such devices, by hardware name."""
+    """Return the names that NVML reports for the devices of each hardware, by hardware name."""
     return {
         facts["name"]: tuple(facts["device_names"])
         for facts in _hardware_files(folder)

@@ -50,7 +50,7 @@ class Reduction(Enum):
 MEDIAN, RATE, LOWEST, HIGHEST, TOTAL, FIRST, FIRST_OF_ALL = Reduction
 
 LISTED = frozenset({View.SUMMARY, View.DETAILS})
-"""Views with room for every metric."""
+"""Views whose table of cells has room for many columns."""
 LABELS: Mapping[str, Callable[[Any], str]] = {"bytes": bytes_label, "share": percent_label}
 """Functions for the text of a value, by the end of the column's name; other columns are plain numbers."""
 
@@ -83,12 +83,12 @@ class Metric:
 
 
 def _worst_rank(sizes: Callable[[MemorySection], Sequence[float] | None]) -> FromRecord:
-    """Return a function for the largest of the ranks' sizes."""
+    """Return a function that computes the largest of the ranks' sizes; None where they are unknown."""
     return lambda r: None if r.memory is None else max(sizes(r.memory) or (), default=None)
 
 
 def _resident_above_base(memory: MemorySection) -> list[int] | None:
-    """Return each rank's resident bytes above those before it built the model."""
+    """Return each rank's peak resident bytes less those that it had before it built the model."""
     peaks, bases = memory.peak_resident_bytes, memory.base_resident_bytes
     return None if peaks is None or bases is None else [p - b for p, b in zip(peaks, bases, strict=True)]
 
@@ -105,12 +105,16 @@ def _traced_share(times_ms: Callable[[TraceSection], Sequence[float] | None]) ->
     return lambda r: r.traced_share(times_ms)
 
 
-def _purpose_share(name: str, *, exposed: bool) -> FromRecord:
-    """Return a function for the worst rank's share of a purpose; None where purposes are unknown."""
+def _purpose_share(purpose: str, *, exposed: bool) -> FromRecord:
+    """Return a function for the largest share of a rank's step in which communication is in flight.
+
+    The share counts communication for one purpose, or only its exposed part. It is None where purposes are
+    unknown.
+    """
 
     def times_ms(trace: TraceSection) -> Sequence[float] | None:
         by_purpose = trace.purpose_exposed_ms if exposed else trace.purpose_total_ms
-        return None if any(trace.purposes_unknown) else by_purpose.get(name, [0.0] * len(trace.step_ms))
+        return None if any(trace.purposes_unknown) else by_purpose.get(purpose, [0.0] * len(trace.step_ms))
 
     return _traced_share(times_ms)
 
@@ -121,7 +125,10 @@ def _share_metrics(
     shares_of: Callable[[Results], PurposeShares | None],
     spread_of: Callable[[PurposeShares], Spread],
 ) -> tuple[Metric, ...]:
-    """Return metrics for a share's median over the traced steps, and for its lowest and highest value."""
+    """Return metrics for the median, the lowest and the highest value of a share over the traced steps.
+
+    Their names begin with `share`.
+    """
 
     def value(of_spread: Callable[[Spread], float | None]) -> FromRecord:
         return lambda r: None if (shares := shares_of(r)) is None else of_spread(spread_of(shares))
@@ -144,12 +151,12 @@ def _communication(r: Results) -> PurposeShares | None:
 def _band_metrics(
     column: str, band: Callable[[PredictedStep], Band], *, per_s: bool = False
 ) -> tuple[Metric, ...]:
-    """Return metrics for an expected value and both ends of its band; all repeats of a cell have the same.
+    """Return metrics for a predicted value and both ends of its band. All repeats have the same prediction.
 
     Args:
-        column: name of the columns, with a place for the suffix of an end.
+        column: name of the columns, with {} for the suffix `_low` or `_high`.
         band: function for the band of a prediction.
-        per_s: whether the band is one of step times that become tokens/s, which swaps its ends.
+        per_s: whether to convert step times to tokens/s, where the longest time gives the lowest rate.
     """
 
     def end(value: Callable[[Band], float]) -> FromRecord:
@@ -241,7 +248,7 @@ METRIC_LIST: Sequence[Metric] = (
     *_share_metrics(
         "communication_transfer",
         q.COMMUNICATION_SHARE,
-        lambda r: r.communication_shares,
+        _communication,
         lambda s: s.transfer,
     ),
     *_share_metrics("communication_waiting", q.WAITING, _communication, lambda s: s.waiting),

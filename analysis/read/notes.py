@@ -14,14 +14,14 @@ from bench.measure.trace.section import TraceSection
 from bench.record.record import Record
 
 MIN_STEPS = 6
-"""Smallest number of steps whose quartiles mean anything, the same as for an interval."""
+"""Smallest number of steps for which quartiles are computed. A 95 % interval needs as many."""
 UNSTABLE, VERY_UNSTABLE = 0.10, 0.25
 """Limits on interquartile range over median, those of torch.utils.benchmark."""
 SEVERE_FENCE = 3.0
 """Distance of Tukey's outer fences from the quartiles, in interquartile ranges."""
 BUSY = 2.0
 """Load average over cores above which other processes must be running next to the sweep."""
-UNJOINED = "communication by purpose unknown: the traced step made other calls than the inspected one"
+PURPOSES_UNKNOWN = "communication by purpose unknown: the traced step made other calls than the inspected one"
 OTHER_CALLS = "a traced step made other calls than the inspected one"
 
 
@@ -30,8 +30,8 @@ def note_of(record: Record, steps_ms: Sequence[float], shares: TracedShares | No
 
     Args:
         record: record with status `ok`.
-        steps_ms: sorted times of its timed steps.
-        shares: shares of its traced steps; None without a trace.
+        steps_ms: times of the record's timed steps.
+        shares: communication shares of the record's traced steps; None without a trace.
     """
     untraced = record.trace and record.trace.failure
     notes = [
@@ -94,9 +94,12 @@ def _range_text(ratios: Sequence[float]) -> str:
 
 
 def _other_calls_note(trace: TraceSection) -> str | None:
-    """Return a note on unexpected calls in traced steps, even if the shares are void; None without any."""
+    """Return a note on traced steps that made other collective calls than the inspected step, else None.
+
+    Void steps count too.
+    """
     if any(trace.purposes_unknown):
-        return UNJOINED
+        return PURPOSES_UNKNOWN
     return OTHER_CALLS if any(any(step.call_differences) for step in trace.steps) else None
 
 

@@ -10,7 +10,7 @@ class Quantity:
     """Quantity with one or several metrics."""
 
     page: str
-    """Link to its section below docs/quantities: `family#section` for the heading in `family.md`."""
+    """Link to the section, relative to docs/quantities: `family#section` for a heading in `family.md`."""
     name: str
     """Heading of the section."""
     unit: str

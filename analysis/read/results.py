@@ -1,6 +1,7 @@
 """Computes the numbers behind the metrics from one record. A number that was not measured is None.
 
-A predicted record has one step of one rank with expected values; nothing was sampled.
+A predicted record has one step of one rank with expected values. Nothing was sampled, so that numbers of
+samples, intervals and notes are None.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Results:
 
     @property
     def window_tokens_per_s(self) -> float | None:
-        """Tokens/s over the longest window of any rank."""
+        """Tokens/s over the window of all timed steps, on the rank with the longest window."""
         if self.timing is None or self.window_tokens is None:
             return None
         return tokens_per_s(self.window_tokens, max(self.timing.window_ms))
@@ -111,7 +112,10 @@ class Results:
         return self.ranks / float(config.get("cluster.ranks_per_gpu") or 1)
 
     def gpu_hours(self, tokens: float) -> float | None:
-        """Return the GPU-hours for a number of tokens; None for a replay, whose rate leaves out the link."""
+        """Return the GPU-hours that a number of tokens takes.
+
+        None on a CPU, without a rate, and for a replay, whose rate leaves out the link.
+        """
         rate = self.rate(self.median_ms)
         if rate is None or self.gpus is None or self.is_replayed:
             return None
@@ -119,7 +123,7 @@ class Results:
 
     @cached_property
     def link(self) -> Band | None:
-        """Milliseconds on the link in one replayed step if all of them were exposed."""
+        """Modelled milliseconds on the link in one replayed step; None for other cells or an unknown link."""
         bands = None if self.analytic is None or self.timing is None else self.analytic.link_ms
         if bands is None:
             return None
@@ -127,14 +131,15 @@ class Results:
 
     @property
     def tokens_per_s_with_link(self) -> float | None:
-        """Tokens/s of a replayed step plus the high end of the link's time."""
+        """Tokens/s if a replayed step took longer by the high end of the link's time; None without `link`."""
         link = self.link
         return None if link is None or self.median_ms is None else self.rate(self.median_ms + link.high)
 
     def utilisation(self, flops: float | None) -> float | None:
         """Return `flops` per median step over the peak FLOP/s of all ranks.
 
-        None for a replay, because a step without the link uses more of the peak than a real step.
+        None where a number or the peak of the dtype is unknown, and for a replay, because a step without the
+        link uses more of the peak than a real step.
         """
         peak, has_peak = self._peak_flops_per_s, self.record.config.get("dtype") in PEAK_DTYPES
         if None in (flops, peak, self.median_ms) or self.is_replayed or not has_peak:
@@ -142,61 +147,64 @@ class Results:
         return utilisation(flops or 0.0, self.median_ms or 0.0, self.ranks, peak or 0.0)
 
     @cached_property
-    def traces(self) -> TraceSection | None:
-        """Section of the traced steps; None where tracing failed."""
+    def trace(self) -> TraceSection | None:
+        """Section of the traced steps; None where tracing failed.
+
+        Its times are those of the step of median length.
+        """
         trace = self.record.trace if self.is_ok else None
         return None if trace is None or trace.failure is not None else trace
 
     @property
     def traced_to_timed(self) -> float | None:
-        """Traced step of median length over the median timed step."""
-        if self.traces is None or self.median_ms is None or self.is_predicted:
+        """Slowest rank's time of the traced step of median length, over the median timed step."""
+        if self.trace is None or self.median_ms is None or self.is_predicted:
             return None
-        return max(self.traces.step_ms) / self.median_ms
+        return max(self.trace.step_ms) / self.median_ms
 
     @cached_property
-    def trace(self) -> TraceSection | None:
-        """Traced step of median length; None where it is too unlike a timed one."""
+    def valid_trace(self) -> TraceSection | None:
+        """Section `trace`; None where the traced step of median length is too unlike a timed step."""
         ratio = self.traced_to_timed
-        return None if ratio is not None and is_void(ratio) else self.traces
+        return None if ratio is not None and is_void(ratio) else self.trace
 
     @cached_property
     def shares(self) -> TracedShares | None:
         """Shares of communication in the traced steps; None for a prediction."""
-        if self.traces is None or self.is_predicted:
+        if self.trace is None or self.is_predicted:
             return None
-        return traced_shares(self.traces, self.median_ms)
+        return traced_shares(self.trace, self.median_ms)
 
     @cached_property
     def attention_shares(self) -> PurposeShares | None:
         if self.is_predicted:
-            return None if self.traces is None else expected_shares(self.traces, "attention")
+            return None if self.trace is None else expected_shares(self.trace, "attention")
         return None if self.shares is None else self.shares.attention
 
     @cached_property
     def communication_shares(self) -> PurposeShares | None:
         if self.is_predicted:
-            return None if self.traces is None else expected_shares(self.traces)
+            return None if self.trace is None else expected_shares(self.trace)
         return None if self.shares is None else self.shares.communication
 
     def traced_share(self, times_ms: Callable[[TraceSection], Sequence[float] | None]) -> float | None:
-        """Return the largest of the ranks' `times_ms` as a share of the same rank's traced step."""
-        times = None if self.trace is None else times_ms(self.trace)
-        if self.trace is None or not times:
+        """Return the largest of the ranks' `times_ms` as a share of that rank's traced step; else None."""
+        times = None if self.valid_trace is None else times_ms(self.valid_trace)
+        if self.valid_trace is None or not times:
             return None
         worst_ms = max(times)
-        return worst_ms / self.trace.step_ms[times.index(worst_ms)]
+        return worst_ms / self.valid_trace.step_ms[times.index(worst_ms)]
 
     @property
     def straggler_gap_ms(self) -> float | None:
         """Milliseconds of the slowest rank's traced step less those of the median rank."""
-        if self.trace is None or self.is_predicted:
+        if self.valid_trace is None or self.is_predicted:
             return None
-        return max(self.trace.step_ms) - statistics.median(self.trace.step_ms)
+        return max(self.valid_trace.step_ms) - statistics.median(self.valid_trace.step_ms)
 
     @cached_property
     def parts(self) -> StepParts | None:
-        return None if self.trace is None else step_parts(self.trace)
+        return None if self.valid_trace is None else step_parts(self.valid_trace)
 
     @property
     def forward_ms(self) -> float | None:
@@ -231,7 +239,10 @@ class Results:
 
     @property
     def attention_of_one_device(self) -> float | None:
-        """Time of the same call on one device, divided by `sp_degree`, over the time of this call."""
+        """Parallel efficiency of attention alone.
+
+        Time of a forward and backward call on one device, divided by `sp_degree`, over `both_ms`.
+        """
         if self.attention is None or self.both_ms is None:
             return None
         forward_ms, backward_ms = self.attention.one_device_forward_ms, self.attention.one_device_backward_ms
@@ -242,7 +253,7 @@ class Results:
 
     @property
     def control_error_ulps(self) -> Mapping[str, float | None]:
-        """Errors in ulps of the kernel alone on one device, by tensor."""
+        """Errors in ulps of the control, which is the kernel alone on one device, by tensor."""
         if self.attention is None or self.is_replayed:
             return {}
         return self.attention.control_error_ulps or {}
@@ -267,7 +278,7 @@ class Results:
 
     @property
     def checks_of_loop(self) -> str | None:
-        """Sentence on the checks of an observed loop; None for other cells, whose checks are the same."""
+        """Sentence on the checks of an observed loop; None for a sweep, whose cells make the same checks."""
         return checks_sentence(self.checks) if self.checks and self.record.role is Role.OBSERVED else None
 
     @property
@@ -289,5 +300,5 @@ def utilisation(flops: float, step_ms: float, ranks: int, peak_flops_per_s: floa
 
 
 def _median_sum_ms(forward_ms: Sequence[float], backward_ms: Sequence[float]) -> float:
-    """Return the median over calls of forward plus backward."""
+    """Return the median over calls of the forward time plus the backward time."""
     return statistics.median(map(sum, zip(forward_ms, backward_ms, strict=True)))

@@ -3,7 +3,7 @@
 All parts belong to the rank with the most attention compute. With A(r) the attention compute of rank r:
 
 ideal_attention   time of `local`'s attention, divided evenly over the cell's cores or GPUs:
-                  A(local) x capacity(local) / capacity(cell)
+                  A(local) x capacity(local) / capacity(cell), where capacity counts cores or GPUs
 beyond_ideal      mean A(r) - ideal: the cost of the strategy's block shapes, heads and merges
 imbalance         A(busiest) - mean A(r)
 packing           copies and conversions in attention, by kernels and by a GPU's copy engines
@@ -55,13 +55,13 @@ class StepParts(Struct, frozen=True, kw_only=True):
         return float(sum(astuple(self)))
 
 
-PREFIX = "part_"
 IDEAL = "part_ideal_attention_ms"
 BEYOND_IDEAL = "part_attention_beyond_ideal_ms"
-PART_COLUMNS = tuple(f"{PREFIX}{name}_ms" for name in StepParts.__struct_fields__)
-MODEL_STATE = ("parameters", "gradients")
+PART_COLUMNS = tuple(f"part_{name}_ms" for name in StepParts.__struct_fields__)
+MODEL_STATE_PURPOSES = ("parameters", "gradients")
 OTHER_PURPOSES = ("data_and_loss", "other")
-COPIES = ("optimizer", "other")
+OTHER_COPIES = ("optimizer", "other")
+"""Kinds of device copies that are not packing."""
 
 
 def step_parts(trace: TraceSection) -> StepParts | None:
@@ -80,11 +80,11 @@ def step_parts(trace: TraceSection) -> StepParts | None:
         packing=compute["packing"][rank] + _sum_ms(trace.copies_ms, ("packing",), rank),
         transfer=attention_communication_ms - waiting_ms,
         waiting=waiting_ms,
-        model_state=_sum_ms(exposed, MODEL_STATE, rank),
+        model_state=_sum_ms(exposed, MODEL_STATE_PURPOSES, rank),
         other_communication=_sum_ms(exposed, OTHER_PURPOSES, rank),
         optimizer=compute["optimizer"][rank],
         other_compute=compute["other"][rank],
-        copies=_sum_ms(trace.copies_ms, COPIES, rank),
+        copies=_sum_ms(trace.copies_ms, OTHER_COPIES, rank),
         idle=idle_ms[rank],
     )
 

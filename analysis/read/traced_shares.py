@@ -4,8 +4,8 @@ The arrival of the last rank at a collective splits exposed communication in two
 work that other ranks still do; after it data moves. Only the latter is transfer, the cost of communication
 itself.
 
-A share is the sum over all ranks of their times over the sum of their steps. No single rank is picked, least
-of all the one that waits, and waiting is subtracted on each rank before the sum.
+A share is the sum of all ranks' times over the sum of all ranks' steps, so that it does not depend on which
+rank waits. Waiting is subtracted on each rank before the sum.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def is_void(ratio: float) -> bool:
 
 
 def traced_shares(trace: TraceSection, timed_ms: float | None) -> TracedShares:
-    """Return the shares of the traced steps; `timed_ms` is the median timed step, None without any."""
+    """Return the shares of the traced steps that are not void.
+
+    `timed_ms` is the median timed step. Without one (None) no step is void.
+    """
     steps = trace.steps
     ratios = [max(step.step_ms) / timed_ms for step in steps] if timed_ms is not None else []
     valid = (
@@ -78,7 +81,7 @@ def traced_shares(trace: TraceSection, timed_ms: float | None) -> TracedShares:
 
 
 def expected_shares(trace: TraceSection, purpose: str | None = None) -> PurposeShares:
-    """Return the transfer in the step of a prediction, for one or all purposes; waiting is not predicted."""
+    """Return the share of transfer in a predicted step, for one or all purposes; waiting is not predicted."""
     exposed_ms = trace.purpose_exposed_ms
     names = exposed_ms if purpose is None else [purpose]
     spent_ms = sum(sum(exposed_ms.get(name, ())) for name in names)

@@ -51,14 +51,14 @@ DISPENSABLE = ("95 % interval", "waiting", "transfer", "step ms", "n")
 
 
 def named_rows(cells: Cells) -> list[CellRow]:
-    """Return the rows of the cells, each with a name that differs from other cells of its strategy."""
+    """Return the rows of the cells, each with a name under NAME that tells it from others of its strategy."""
     keys = [key for key in cells.keys if key not in SETTINGS_WITH_COLUMN] if len(cells) else []
     pairs = zip(cells.rows, variants(cells.frame, keys), strict=True)
     return [{**cell, NAME: ", ".join(filter(None, (cell["strategy"], name)))} for cell, name in pairs]
 
 
 def columns_of(cells: Cells) -> list[Column]:
-    """Return the columns of the table of these cells.
+    """Return COLUMNS with the views in which a table of these cells shows them.
 
     The page has room for ten columns. If it shows speed-ups, the step time moves to the details of a cell.
     A page that does not rank strategies shows no speed-up.
@@ -85,7 +85,7 @@ def _pair_column(heading: str, metric: str, parts: tuple[str, str], views: froze
 
 
 def _share_columns(part: str) -> Iterator[Column]:
-    """Yield columns of a share of attention communication: with its range, and alone for narrow views."""
+    """Yield columns of one share, `transfer` or `waiting`: with its range, and alone for narrow views."""
     share, name = f"attention_{part}", f"attention_{part}_share"
     yield Column(f"{ATTENTION}: {part}", partial(_share_with_range, share), sorted_by=name, views=WIDE)
     yield metric_column(name, part, TERMINAL)
@@ -103,7 +103,7 @@ def is_replayed(cell: CellRow) -> bool:
 
 
 def speed_text(cell: CellRow) -> str:
-    """Return tokens/s: with its band for a prediction, with and without the link's time for a replay."""
+    """Return tokens/s; for a prediction with the band, for a replay with and without the link's time."""
     if not is_replayed(cell) or pd.isna(cell["tokens_per_s"]):
         return value_with_band(cell, "tokens_per_s{}")
     with_link = cell["tokens_per_s_with_link"]
@@ -115,7 +115,7 @@ def predicted_band(cell: CellRow, column: str) -> str:
 
     Args:
         cell: Row of the cell.
-        column: Name of the metric, with {} where `_low` and `_high` stand in the names of the band's ends.
+        column: Name of the metric, with {} for the suffix `_low` or `_high` of the band's ends.
     """
     expected, low, high = (cell[f"predicted_{column.format(end)}"] for end in ("", "_low", "_high"))
     label = METRICS[column.format("")].text
@@ -130,13 +130,14 @@ def value_with_band(cell: CellRow, column: str) -> str:
 
 
 def _status_text(cell: CellRow) -> str:
-    """Return `OOM`, or `OOM (1 of 2)` if some repeats worked."""
+    """Return `OOM`, or `OOM (1 of 2)` if only some repeats failed."""
     label = status_label(shown_status(cell))
     repeats, failed = int(cell["repeats"]), int(cell["failed_repeats"])
     return f"{label} ({failed} of {repeats})" if 0 < failed < repeats else label
 
 
 def _ranks_text(cell: CellRow) -> str:
+    """Return `4/2` for 4 ranks and sp_degree 2; `?` stands for an unknown number."""
     counts = [cell[key] for key in ("cluster.world_size", "sp_degree")]
     return "/".join("?" if count is None or pd.isna(count) else str(int(count)) for count in counts)
 
@@ -149,6 +150,7 @@ def _spread_text(cell: CellRow) -> str:
 
 
 def _interval_text(cell: CellRow) -> str:
+    """Return the 95 % interval of a measured cell, `2,390-2,470`; empty for other cells."""
     is_measured = not is_replayed(cell) and not is_predicted(cell)
     return interval_label(cell).replace(" to ", "-") if is_measured else ""
 
@@ -169,7 +171,7 @@ def _share_with_range(share: str, cell: CellRow) -> str:
 
 
 def _all_communication_text(cell: CellRow) -> str:
-    """Return transfer and waiting with their ranges; a dash stands for an unknown share."""
+    """Return transfer and waiting of all communication with ranges; a dash stands for an unknown share."""
     texts = [_share_with_range(f"communication_{part}", cell) for part in ("transfer", "waiting")]
     return " / ".join(text or "-" for text in texts) if any(texts) else ""
 
@@ -217,7 +219,7 @@ def _scaling_text(cell: CellRow) -> str:
 
 
 def _ratio_to_base(cell: CellRow, column: str, strategy: str, base: str) -> str:
-    """Return `1.90 times local on 1 rank (cell 0123456789ab)`."""
+    """Return `1.90 times local on 1 rank (cell 0123456789ab)`; `base` is the prefix of the base's columns."""
     if pd.isna(cell[column]):
         return ""
     ranks = cell[f"{base}_ranks"]

@@ -17,7 +17,7 @@ from analysis.show.columns import DISPENSABLE, columns_of, named_rows
 from analysis.show.section import FigureFile, Table
 from bench.record.record import Role
 
-NO_ANSWERS = (Role.CONTROL, Role.INJECTED_FAULT)
+ROLES_WITHOUT_RESULT = (Role.CONTROL, Role.INJECTED_FAULT)
 """Roles of cells whose speed and memory are no results."""
 
 
@@ -49,10 +49,13 @@ class Findings:
 
         Args:
             archive: Records of the report.
-            origins: Sentences on how the records of different origins are used.
+            origins: Sentences on records of different code, torch or device.
         """
         frame = archive.frame
-        cells, compared = Cells.of_records(frame[~frame["role"].isin(NO_ANSWERS)]), loss_comparisons(archive)
+        cells, compared = (
+            Cells.of_records(frame[~frame["role"].isin(ROLES_WITHOUT_RESULT)]),
+            loss_comparisons(archive),
+        )
         shown = select_for_pages(cells)
         rows = named_rows(shown.cells)
         answer = verdict(cells, deciding_command(archive))

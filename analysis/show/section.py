@@ -59,7 +59,7 @@ class Table:
         )
 
     def with_columns(self, numbers: Iterable[int]) -> Self:
-        """Return the table with only the columns of these numbers."""
+        """Return the table with only the columns that have these numbers, counted from 0."""
         kept = [*numbers]
         rows = [[row[number] for number in kept] for row in self.rows]
         return replace(self, columns=[self.columns[number] for number in kept], rows=rows)
@@ -67,7 +67,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section of a report. Every view shows all of it, except a terminal, which shows marked parts."""
+    """One section of a report. A terminal shows only what `prints_lines` and `prints_table` say."""
 
     title: str
     lines: Sequence[str] = ()

@@ -39,7 +39,10 @@ def terminal_text(sections: Sequence[Section], *, answer_first: bool) -> str:
 
 
 def print_section(console: Console, section: Section) -> None:
-    """Print the marked parts of a section: its table, then its sentences. Only subsections have titles."""
+    """Print the table and the sentences of a section as far as it is marked for a terminal.
+
+    The title of a subsection is in front of each of its sentences; other titles are not printed.
+    """
     if section.prints_table and section.table is not None and section.table.rows:
         print_table(console, section.table)
     for line in section.lines if section.prints_lines else ():
@@ -51,7 +54,7 @@ def print_section(console: Console, section: Section) -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print the first MAX_ROWS rows, then the headings of columns that do not fit the terminal."""
+    """Print the first MAX_ROWS rows with the columns that fit, then the headings of the other columns."""
     whole = table.in_view(View.TERMINAL)
     shown, wide = Table(whole.columns, whole.rows[:MAX_ROWS]), console.options.update_width(UNLIMITED_WIDTH)
     headings = [*map(_heading, whole.columns)]
@@ -60,8 +63,8 @@ def print_table(console: Console, table: Table) -> None:
         if console.measure(_rich_table(shown), options=wide).maximum <= console.width:
             break
         left_out.add(heading)
-        rest = (number for number, column in enumerate(shown.columns) if _heading(column) != heading)
-        shown = shown.with_columns(rest)
+        kept = (number for number, column in enumerate(shown.columns) if _heading(column) != heading)
+        shown = shown.with_columns(kept)
     console.print(_rich_table(shown))
     if len(whole.rows) > MAX_ROWS:
         console.print(f"{more_label(len(whole.rows) - MAX_ROWS, 'row')} in summary.md")

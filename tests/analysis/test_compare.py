@@ -1,7 +1,7 @@
 import pytest
 
 from analysis.cells.cells import SHARED_GPU_CAVEAT
-from analysis.compare import MAX_LISTED, changes, main
+from analysis.compare import MAX_LISTED, cell_changes, main
 from analysis.read.archive import read_archive
 from tests.support.records import (
     SHARED_GPU,
@@ -44,7 +44,7 @@ def outcomes(written):
 
     def compare(before, after):
         archives = (read_archive([folder], {}) for folder in written(before, after))
-        return [change.outcome for change in changes(*archives)]
+        return [change.outcome for change in cell_changes(*archives)]
 
     return compare
 

@@ -287,7 +287,10 @@ def test_unranked_page_has_caveat_numbers_and_no_speed_up(tmp_path):
 def test_ranked_page_shows_the_leader_and_a_short_table(page_of):
     source = page_of(grid(["local", "ulysses"], [8192]))
     assert "<li>8k" in first_screen(source)
-    assert "took 7.3 % of a traced step (attention communication: 3.6 %)" in first_screen(source)
+    assert (
+        "took 7.3 % of a traced step; attention&#39;s part, the column transfer, took 3.6 %."
+        in first_screen(source)
+    )
     assert "% of a traced step" not in page_of([make_record(config={"strategy": "local"})])
     assert "<details>" not in first_screen(source)
     head = re.search(r'<table class="cells">.*?</thead>', source, re.DOTALL)[0]

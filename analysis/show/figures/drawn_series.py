@@ -27,7 +27,7 @@ FLAT_MARKS: Mapping[str, Any] = {
     "marker": "_", "markersize": 12, "markeredgewidth": 2.5, "linestyle": (0, (1, 2)), "linewidth": 1.0,
     "zorder": 1.8,
 }  # fmt: skip
-"""Style of a second quantity behind the points. Fills cannot mark it, because they distinguish variants."""
+"""Style of the marks of a second column. Fills cannot mark it, because they distinguish variants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class DrawnColumn:
 
 @dataclass(frozen=True, slots=True)
 class LinePoints:
-    """The points of one series: its rows in ascending order and their places on the x axis."""
+    """The points of one series: its rows, sorted by the x axis, and their places on it."""
 
     series: Series
     rows: pd.DataFrame
@@ -72,64 +72,68 @@ def line_points(all_series: Sequence[Series], column: str, x_column: str = "seq_
         yield LinePoints(series, rows, rows[x_column] * dodge(number, len(drawn), values))
 
 
-def draw_series(sheet: Sheet, cells: Cells, quantity: DrawnColumn) -> None:
-    """Draw a line with error bars for each series."""
-    for line in line_points(cells.series, quantity.column):
+def draw_series(sheet: Sheet, cells: Cells, drawn: DrawnColumn) -> None:
+    """Draw a column as a line with error bars for each series."""
+    for line in line_points(cells.series, drawn.column):
         options = {"capsize": 3, **plot_options(line.series.style, line.series.variant_number)}
         if line.rows["provenance"].eq(Provenance.REPLAYED).all():
             options |= REPLAYED_OPTIONS
-        bars = _error_bars(line.rows, quantity)
-        sheet.axes.errorbar(line.x, line.rows[quantity.column], yerr=bars, label=line.series.label, **options)
-        _add_hover_points(sheet, cells, line, quantity)
+        bars = _error_bars(line.rows, drawn)
+        sheet.axes.errorbar(line.x, line.rows[drawn.column], yerr=bars, label=line.series.label, **options)
+        _add_hover_points(sheet, cells, line, drawn)
 
 
-def draw_flat_marks(sheet: Sheet, cells: Cells, quantity: DrawnColumn, label: str) -> None:
-    """Draw a second quantity as a flat mark at every point; the legend has one entry for all series."""
-    lines = [*line_points(cells.series, quantity.column)]
+def draw_flat_marks(sheet: Sheet, cells: Cells, drawn: DrawnColumn, label: str) -> None:
+    """Draw a second column as flat marks in the series' colours, with one entry in the legend."""
+    lines = [*line_points(cells.series, drawn.column)]
     for line in lines:
         color = line.series.style.color
-        sheet.axes.plot(line.x, line.rows[quantity.column], color=color, alpha=0.6, **FLAT_MARKS)
-        _add_hover_points(sheet, cells, line, quantity)
+        sheet.axes.plot(line.x, line.rows[drawn.column], color=color, alpha=0.6, **FLAT_MARKS)
+        _add_hover_points(sheet, cells, line, drawn)
     if lines:
-        # An error bar like the series: the legend would list a line before them.
+        # the legend would list a line before the series, which are error bars
         sheet.axes.errorbar([], [], color=MUTED_COLOR, label=label, **FLAT_MARKS)
 
 
-def _add_hover_points(sheet: Sheet, cells: Cells, line: LinePoints, quantity: DrawnColumn) -> None:
+def _add_hover_points(sheet: Sheet, cells: Cells, line: LinePoints, drawn: DrawnColumn) -> None:
     for x, cell in zip(line.x, cells.rows_of(line.rows), strict=True):
-        value = float(cell[quantity.column])
+        value = float(cell[drawn.column])
         if pd.notna(value):
-            sheet.add_hover_point(x, value, point_text(line.series.label, cell, quantity))
+            sheet.add_hover_point(x, value, point_text(line.series.label, cell, drawn))
 
 
-def point_text(name: str, cell: Mapping[Any, Any], quantity: DrawnColumn) -> str:
+def point_text(name: str, cell: Mapping[Any, Any], drawn: DrawnColumn) -> str:
     """Return `ulysses, 8k: 81,920 tokens/s, 95 % interval 80,100 to 83,000, n=12, ok`."""
-    value = " ".join(filter(None, [metric_text(cell, quantity.column), quantity.unit]))
-    parts = [value, _range_text(cell, quantity), quantity.samples(cell), status_label(shown_status(cell))]
+    value = " ".join(filter(None, [metric_text(cell, drawn.column), drawn.unit]))
+    parts = [value, _range_text(cell, drawn), drawn.samples(cell), status_label(shown_status(cell))]
     return f"{name}, {length_label(int(cell['seq_len']))}: {', '.join(filter(None, parts))}"
 
 
-def _range_text(cell: Mapping[Any, Any], quantity: DrawnColumn) -> str:
-    noun, low, high = quantity.range_noun, quantity.low, quantity.high
-    if quantity.band is not None and cell["provenance"] == Provenance.PREDICTED:
-        noun, low, high = BAND, quantity.band.format("_low"), quantity.band.format("_high")
-    if quantity.with_link is not None and cell["provenance"] == Provenance.REPLAYED:
-        noun, low, high = LINK_RANGE, quantity.with_link, quantity.column
+def _range_text(cell: Mapping[Any, Any], drawn: DrawnColumn) -> str:
+    """Return `95 % interval 80,100 to 83,000`, or the band or range of the cell; empty without any."""
+    noun, low, high = drawn.range_noun, drawn.low, drawn.high
+    if drawn.band is not None and cell["provenance"] == Provenance.PREDICTED:
+        noun, low, high = BAND, drawn.band.format("_low"), drawn.band.format("_high")
+    if drawn.with_link is not None and cell["provenance"] == Provenance.REPLAYED:
+        noun, low, high = LINK_RANGE, drawn.with_link, drawn.column
     if low is None or high is None or pd.isna(cell[low]) or pd.isna(cell[high]):
         return ""
     return f"{noun} {metric_text(cell, low)} to {metric_text(cell, high)}"
 
 
-def _error_bars(rows: pd.DataFrame, quantity: DrawnColumn) -> list[pd.Series[float]] | None:
-    """Return the distances from the values down and up; NaN for cells without interval, band or range."""
-    value = rows[quantity.column]
-    low, high = (rows[end] if end else value * np.nan for end in (quantity.low, quantity.high))
-    if quantity.band is not None:
+def _error_bars(rows: pd.DataFrame, drawn: DrawnColumn) -> list[pd.Series[float]] | None:
+    """Return how far the bars reach down and up from the values; None if no cell has a bar.
+
+    A distance is NaN for a cell without interval, band or range.
+    """
+    value = rows[drawn.column]
+    low, high = (rows[end] if end else value * np.nan for end in (drawn.low, drawn.high))
+    if drawn.band is not None:
         predicted = rows["provenance"].eq(Provenance.PREDICTED)
-        low = low.where(~predicted, rows[quantity.band.format("_low")])
-        high = high.where(~predicted, rows[quantity.band.format("_high")])
-    if quantity.with_link is not None:
+        low = low.where(~predicted, rows[drawn.band.format("_low")])
+        high = high.where(~predicted, rows[drawn.band.format("_high")])
+    if drawn.with_link is not None:
         replayed = rows["provenance"].eq(Provenance.REPLAYED)
-        low, high = low.where(~replayed, rows[quantity.with_link]), high.where(~replayed, value)
+        low, high = low.where(~replayed, rows[drawn.with_link]), high.where(~replayed, value)
     down, up = value - low, high - value
     return None if down.isna().all() else [down.clip(lower=0), up.clip(lower=0)]

@@ -79,8 +79,8 @@ class FailureMark:
 def failure_marks(all_series: Sequence[Series], scale: XScale = LENGTH) -> list[FailureMark]:
     """Return a mark for the failed cells of every series and status.
 
-    If there are more than MAX_ROWS or a label is too wide, marks are grouped by strategy and status, and if
-    that is not enough, by status.
+    If there are more than MAX_ROWS marks or a label is too wide, there is one mark for each strategy and
+    status. If these are still too many or too wide, there is one for each status.
     """
     marks: list[FailureMark] = []
     for name_of in (attrgetter("label"), attrgetter("strategy"), None):
@@ -128,7 +128,7 @@ def _style_strip(axes: Axes, lines: int) -> None:
 
 
 def _draw_mark(sheet: Sheet, mark: FailureMark, line: int, limits: tuple[float, float]) -> None:
-    """Draw a mark in this line of the strip, and its label next to it or in the line above."""
+    """Draw a mark in one line of the strip, with its label next to it or, without room, in the line above."""
     axes, glyph = sheet.panels[0], GLYPHS.get(mark.status, OTHER_GLYPH)
     axes.plot(
         mark.places, [line] * len(mark.places), linestyle="none", color=mark.color, marker=glyph,

@@ -41,8 +41,9 @@ from analysis.show.section import FigureFile
 from bench.common.labels import SIZES
 
 MANY_LENGTHS_RATIO, LOG_OF_MANY_LENGTHS = 4, 2
-"""If lengths span more than the first ratio, tokens/s are logarithmic from the second ratio on."""
-SELECTED = "Only a part of the series is drawn; all are in summary.csv."
+"""If the longest length is more than 4 times the shortest, the axis of tokens/s is logarithmic as soon as its
+values span a ratio of 2, because tokens/s fall with the length."""
+PARTLY_DRAWN = "Only a part of the series is drawn; all are in summary.csv."
 TRACED = "traced step"
 
 
@@ -65,10 +66,10 @@ class FigureSpec:
     of_replayed: str = ""
     """Caption of replayed cells."""
     statuses: Callable[[pd.DataFrame], pd.Series[str]] | None = None
-    """Function that returns the statuses by which cells are marked; None for their own statuses."""
+    """Function that returns the statuses by which cells are marked; None to mark them by their status."""
 
     def caption_for(self, cells: Cells) -> str:
-        """Return the caption for these cells."""
+        """Return the captions for the provenances of these cells, joined."""
         captions = ((self.of_replayed, cells.are_replayed), (self.of_predicted, cells.are_predicted))
         special = [caption for caption, rows in captions if caption and rows.any()]
         has_measured = not (cells.are_replayed | cells.are_predicted).all()
@@ -165,7 +166,7 @@ def draw_attention_efficiency(cells: Cells, sheet: Sheet) -> None:
 
 
 def draw_error_growth(cells: Cells, sheet: Sheet) -> None:
-    """Draw the error of the output against float64, and the error of the kernel alone as flat marks."""
+    """Draw the output's error against float64, and as flat marks the error of the kernel on one device."""
     draw_series(sheet, cells, OUT_ERROR)
     draw_flat_marks(sheet, cells, CONTROL_ERROR, "the kernel alone on one device")
     scale_y(sheet.axes, pd.concat([cells.frame[quantity.column] for quantity in (OUT_ERROR, CONTROL_ERROR)]))
@@ -266,7 +267,10 @@ FIGURES: Mapping[str, FigureSpec] = {
 
 
 def figures_for(cells: Cells) -> list[str]:
-    """Return the names of the figures for which cells have values; the first figure if all cells failed."""
+    """Return the names of the figures for which some cell has a value.
+
+    If no cell has any, return the first figure, which then says that there is no result.
+    """
     names = [name for name, spec in FIGURES.items() if cells.frame[spec.needs].notna().any()]
     return names or [*FIGURES][: min(len(cells), 1)]
 
@@ -274,7 +278,7 @@ def figures_for(cells: Cells) -> list[str]:
 def draw_figure(name: str, selected: Selection) -> Sheet:
     """Return the complete figure of this name in FIGURES."""
     spec, cells = FIGURES[name], selected.cells
-    caveats = [cells.banner, SELECTED if selected.note else None]
+    caveats = [cells.banner, PARTLY_DRAWN if selected.note else None]
     heading = Heading(spec.title, cells.heading, " ".join(filter(None, caveats)) or None)
     return complete_sheet(lambda: spec.sheet(cells, heading))
 

@@ -1,4 +1,4 @@
-"""Figure of loss equivalence: losses of equal trainings, and their distances with the noise floor."""
+"""Figure of loss equivalence: losses of trainings of one workload, and distances with the noise floor."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def _sheet(comparison: LossComparison, banner: str | None) -> Sheet:
 def _curves(comparison: LossComparison) -> Iterator[TrainingCurve]:
     """Yield the reference, then the trainings in the order of the comparison."""
     styles = styles_of(str(row.training.setting("strategy")) for row in comparison.rows)
-    plain = {"color": "black", "linewidth": 2.6, "alpha": 0.4}
-    yield TrainingCurve(comparison.reference.loss, "data parallelism", plain)
+    options = {"color": "black", "linewidth": 2.6, "alpha": 0.4}
+    yield TrainingCurve(comparison.reference.loss, "data parallelism", options)
     drawn: Counter[str] = Counter()
     for row in comparison.rows:
         training = row.training
@@ -115,11 +115,11 @@ def _machine(comparison: LossComparison) -> str:
 def _distances(comparison: LossComparison, row: ComparedTraining) -> dict[str, list[float]]:
     """Return the distance from the mean of the equivalent trainings by signal and step.
 
-    The distance of the gradient norm is relative. For several seeds it is the root mean square.
+    The distance of the gradient norm is relative. Of several seeds the root mean square is returned.
     """
     seeds, distances = {seed.reference.seed: seed for seed in comparison.seeds}, []
     for training in row.trainings:
-        mean = seeds[training.seed].draw(training).centre
+        mean = seeds[training.seed].with_controls(training).centre
         losses = zip(training.loss, mean.loss, strict=False)
         norms = zip(training.grad_norm, mean.grad_norm, strict=False)
         distances.append(
@@ -132,7 +132,7 @@ def _distances(comparison: LossComparison, row: ComparedTraining) -> dict[str, l
 
 
 def _floor_by_step(comparison: LossComparison) -> dict[str, list[float]]:
-    """Return the distances, as `_distances` does, of a training that is at the noise floor in every step."""
+    """Return the distances of a training that is at the noise floor in every step, as `_distances` does."""
     floor, distances = comparison.floor(), []
     for seed in comparison.seeds:
         unit, norms = units(seed.reference), seed.reference.grad_norm

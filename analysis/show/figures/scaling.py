@@ -1,6 +1,6 @@
 """Figure of strong scaling: parallel efficiency against the number of ranks.
 
-A line shows one strategy, length and kind of work.
+A line shows one strategy, length and kind of work, which is a group of comparable cells.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from analysis.cells.cells import Cells
-from analysis.cells.comparison import BASE_STRATEGY, within_strategy, work_keys
+from analysis.cells.comparison import BASE_STRATEGY, strategy_work_number, work_keys
 from analysis.cells.series import Series, styles_of, variant
 from analysis.labels import SHARED_CORES, count_label
 from analysis.read.metrics import metric_text
@@ -27,7 +27,7 @@ BASES = "Base, 100 %: local if it did the same work, else the fewest ranks of th
 
 
 def scaling_sheet(cells: Cells, heading: Heading) -> Sheet:
-    """Return the figure of tokens/s per rank over those of the base; 1 is ideal."""
+    """Return the figure of tokens/s per rank over tokens/s per rank of the base cell; 1 is ideal."""
     shown, remarks = scaling_cells(cells)
     series = [*scaling_series(shown.frame)]
     marks, ranks = failure_marks(series, RANKS), RANKS.values(shown.frame)
@@ -51,11 +51,11 @@ def scaling_sheet(cells: Cells, heading: Heading) -> Sheet:
 
 
 def scaling_cells(cells: Cells) -> tuple[Cells, list[str]]:
-    """Return the cells with results on several numbers of ranks, and remarks for the caption.
+    """Return the cells whose strategy has results on several numbers of ranks, and remarks for the caption.
 
     If there are more than MAX_LINES lines, only the longest lengths are returned.
     """
-    group = within_strategy(cells.frame, cells.work)
+    group = strategy_work_number(cells.frame, cells.work)
     shown = cells.select(cells.frame[EFFICIENCY].notna().groupby(group).transform("any"))
     seq_len = shown.frame["seq_len"]
     lines = group[shown.frame.index].groupby(seq_len).nunique().sort_index(ascending=False)
@@ -75,15 +75,15 @@ def scaling_series(cells: pd.DataFrame) -> Iterator[Series]:
     kinds = cells.groupby(["seq_len", *keys], dropna=False, sort=True).ngroup()
     styles = styles_of(cells["strategy"].unique())
     for strategy in sorted(styles, key=lambda name: (name != BASE_STRATEGY, name)):
-        own = cells[cells["strategy"] == strategy]
-        for number, rows in own.groupby(kinds, sort=True):
+        of_strategy = cells[cells["strategy"] == strategy]
+        for number, rows in of_strategy.groupby(kinds, sort=True):
             first = rows.iloc[0]
             parts = [length_label(int(first["seq_len"])), variant(first, keys)]
             yield Series(strategy, styles[strategy], ", ".join(filter(None, parts)), int(number), rows)
 
 
 def _distinguishing_work_keys(cells: pd.DataFrame) -> list[str]:
-    """Return the keys of work, besides the length, that are needed to distinguish the work of these cells."""
+    """Return the settings, besides the length, that are needed to distinguish the kinds of work of cells."""
     keys: list[str] = []
     count = cells["seq_len"].nunique()
     for key in work_keys(cells):
@@ -95,6 +95,6 @@ def _distinguishing_work_keys(cells: pd.DataFrame) -> list[str]:
 
 
 def fastest_per_ranks(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the fastest cell for every number of ranks. Without a result, a failed cell stays as a gap."""
+    """Return the fastest cell for every number of ranks, or a failed cell, which is drawn as a gap."""
     best = rows.sort_values([RANKS.column, EFFICIENCY], ascending=[True, False], na_position="last")
     return best.drop_duplicates(RANKS.column)

@@ -85,11 +85,13 @@ class Sheet:
     """Height of each row of panels."""
     heading: Heading
     columns: int = 1
+    """Number of panels in each row."""
     hover_areas: list[HoverArea] = field(default_factory=list)
     """Areas that show a value on hover."""
     remarks: list[str] = field(default_factory=list)
     """Sentences about these cells for the end of the caption."""
     fitted: list[FittedText] = field(default_factory=list)
+    """Texts that shrink after the layout."""
 
     @property
     def axes(self) -> Axes:
@@ -102,7 +104,7 @@ class Sheet:
 
 
 def new_sheet(heading: Heading, inches: Sequence[float] = (AXES_INCHES,), columns: int = 1) -> Sheet:
-    """Return a figure with empty panels: one row for each height in `inches`, with `columns` panels a row."""
+    """Return a figure with empty panels: a row for each height in `inches`, with `columns` panels each."""
     figure = Figure(figsize=(WIDTH_INCHES * columns, sum(inches)), dpi=DPI)
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(len(inches), columns, height_ratios=inches)

@@ -26,9 +26,9 @@ IDEAL_REMARK = (
 
 
 def step_parts_sheet(cells: Cells, heading: Heading) -> Sheet:
-    """Return the figure: a bar for each cell with parts as shares of its step, above the strategy's mark."""
+    """Return a figure with a bar for each cell, of its parts as shares of its step, above a series mark."""
     lengths = LENGTH.values(cells.frame)
-    places = {length: 2**number for number, length in enumerate(lengths)}
+    places = {length: 2**number for number, length in enumerate(lengths)}  # equal distances on a log axis
     scale = replace(LENGTH, label=lambda place: length_label(lengths[place.bit_length() - 1]))
     marks = [
         replace(mark, places=tuple(places[length] for length in mark.places))
@@ -44,12 +44,12 @@ def step_parts_sheet(cells: Cells, heading: Heading) -> Sheet:
     axes.yaxis.set_major_formatter(PERCENT)
     axes.grid(visible=False, axis="x")
     drawn = [series for series in cells.series if series.rows[HAS_PARTS_COLUMN].notna().any()]
-    width, left = BARS_SHARE / len(drawn), MAX_BARS
+    width, bars_left = BARS_SHARE / len(drawn), MAX_BARS
     for number, series in enumerate(drawn):
-        rows = series.rows[series.rows[HAS_PARTS_COLUMN].notna()].head(left)
+        rows = series.rows[series.rows[HAS_PARTS_COLUMN].notna()].head(bars_left)
         if rows.empty:
             break
-        left -= len(rows)
+        bars_left -= len(rows)
         x = rows["seq_len"].map(places) * 2 ** ((number - (len(drawn) - 1) / 2) * width)
         options = plot_options(series.style, series.variant_number) | {"linestyle": "none"}
         axes.plot(x, [MARKER_Y] * len(rows), markersize=5, label=series.label, **options)

@@ -64,18 +64,19 @@ def plot_options(style: PlotStyle, variant_number: int) -> dict[str, Any]:
 
 
 def dodge(number: int, count: int, values: Sequence[float]) -> float:
-    """Return the factor that shifts a series along a logarithmic x axis, so that equal points stay visible.
+    """Return the factor that shifts one of `count` series along a logarithmic x axis.
 
-    All series together take at most a third of the smallest distance between two x values.
+    Points of several series at one x value then do not hide each other. All series together take at most a
+    third of the smallest distance between two x values.
 
     Args:
         number: Number of the series, from 0.
         count: Number of all series.
         values: Ascending x values.
     """
-    steps = [math.log2(longer / shorter) for shorter, longer in pairwise(values)]
-    step = min(min([*steps, 1.0]) / 3 / max(count, 1), 0.05)
-    return float(2 ** ((number - (count - 1) / 2) * step))
+    gaps = [math.log2(longer / shorter) for shorter, longer in pairwise(values)]
+    shift = min(min([*gaps, 1.0]) / 3 / max(count, 1), 0.05)
+    return float(2 ** ((number - (count - 1) / 2) * shift))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class XScale:
     label: Callable[[int], str]
 
     def values(self, rows: pd.DataFrame) -> list[int]:
-        """Return the distinct values of these cells in ascending order."""
+        """Return the distinct known values of `column` in these rows, in ascending order."""
         return sorted({int(value) for value in rows[self.column].dropna()})
 
 
@@ -111,7 +112,7 @@ def style_x_axis(axes: Axes, scale: XScale, values: Sequence[int]) -> None:
 
 
 def x_limits(values: Sequence[int]) -> tuple[float, float]:
-    """Return both limits of the x axis, with a margin beyond the values."""
+    """Return both limits of a logarithmic x axis, with a margin beyond the values."""
     margin = 2 ** (EDGE_OCTAVES if len(values) > 1 else 1.0)
     return min(values) / margin, max(values) * margin
 
@@ -128,6 +129,6 @@ def scale_y(axes: Axes, values: pd.Series[float], log_from: float = LOG_FROM_RAT
 
 
 def linear_y(axes: Axes, bottom: float, top: float) -> None:
-    """Make the y axis linear with at most MAX_TICKS ticks, whatever its height."""
+    """Set both limits of a linear y axis, with at most MAX_TICKS intervals between ticks."""
     axes.set_ylim(bottom, top)
     axes.yaxis.set_major_locator(MaxNLocator(MAX_TICKS))

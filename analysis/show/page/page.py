@@ -64,7 +64,7 @@ def render(findings: Findings, sections: Sequence[Section]) -> str:
         counts=f"{count_label(len(cells), 'cell')}, {count_label(len(archive.frame), 'record')}",
         cells=cells,
         verdict=verdict,
-        first_table=None if cells.caveat is None or not verdict.details else _first_table(table),
+        first_table=None if cells.caveat is None or not verdict.details else _results_section(table),
         first_figure=next(iter(findings.figures), None),
         figures=findings.figures[1:],
         figures_note=findings.drawn.note,
@@ -79,11 +79,14 @@ def render(findings: Findings, sections: Sequence[Section]) -> str:
     )
 
 
-def _first_table(table: Table) -> Section:
-    """Return the table at the top of a page that does not rank strategies."""
-    rest = len(table.rows) - MAX_FIRST_ROWS
-    more = f"{more_label(rest, 'cell')} in the table of cells" if rest > 0 else ""
+def _results_section(table: Table) -> Section:
+    """Return the first MAX_FIRST_ROWS rows of the table of cells as a section, and how many are left out.
+
+    It is the top of a page that does not rank strategies.
+    """
     first = replace(table, rows=table.rows[:MAX_FIRST_ROWS])
+    left_out = len(table.rows) - len(first.rows)
+    more = f"{more_label(left_out, 'cell')} in the table of cells" if left_out else ""
     return Section("Results", table=first.in_view(View.FIRST_SCREEN), reading=more)
 
 
@@ -91,7 +94,7 @@ def _shown_cells(findings: Findings) -> list[ShownCell]:
     """Return the rows of the table of cells with their details."""
     archive, shown, table = findings.archive, findings.shown.cells, findings.cell_table
     links, record_rows = node_links(), _record_rows(archive.frame, shown.frame)
-    main = table.in_view(View.PAGE).columns
+    page_columns = table.in_view(View.PAGE).columns
     cells = []
     for place, (cell, identity, name, row) in enumerate(
         zip(findings.shown_rows, _identities(shown.frame), shown.names, table.rows, strict=True)
@@ -107,8 +110,8 @@ def _shown_cells(findings: Findings) -> list[ShownCell]:
                 status=cell["status"],
                 status_text=texts[STATUS],
                 has_note=pd.notna(cell["note"]),
-                texts=[texts[column] for column in main],
-                values=[_sort_value(cell, column) for column in main],
+                texts=[texts[column] for column in page_columns],
+                values=[_sort_value(cell, column) for column in page_columns],
                 facts=[
                     (column.heading, text)
                     for column, text in texts.items()
@@ -124,12 +127,13 @@ def _shown_cells(findings: Findings) -> list[ShownCell]:
 
 
 def _sort_value(cell: Mapping[Any, Any], column: Column) -> str | None:
+    """Return the value by which the page sorts a column; None if it is missing or the column has none."""
     value = None if column.sorted_by is None else cell[column.sorted_by]
     return None if pd.isna(value) else str(value)
 
 
 def _record_rows(frame: pd.DataFrame, shown: pd.DataFrame) -> dict[tuple[str, ...], list[int]]:
-    """Return the rows of the records of every shown cell."""
+    """Return the rows of the records of every shown cell, by what identifies the cell (`_identities`)."""
     rows: dict[tuple[str, ...], list[int]] = {}
     records = frame[frame["cell_id"].isin(shown["cell_id"])]
     for row, identity in zip(records.index, _identities(records), strict=True):
@@ -144,7 +148,7 @@ def _identities(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
 
 
 def environment_facts(environments: Iterable[Environment]) -> Pairs:
-    """Return the different values of every key as text; if there are more than MAX_VALUES, their number."""
+    """Return every key of the environments with its values as text, or with their number above MAX_VALUES."""
     values: dict[str, dict[str, None]] = {}
     for mapping in map(_flat_environment, environments):
         for key, value in mapping.items():

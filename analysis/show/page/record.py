@@ -19,11 +19,11 @@ from bench.record.analytic import PredictedStep
 from bench.record.record import Provenance, Record, Status
 
 CHECK_HEADINGS = ("checked", "against", "tokens", "rows", "steps", "outcome")
-NUMBERS = frozenset({"tokens", "rows", "steps", "blocks", "total"})
+NUMBER_HEADINGS = frozenset({"tokens", "rows", "steps", "blocks", "total"})
 BLOCK_HEADINGS = ("role", "dtype", "shape", "blocks", "total")
 ATTENTION = "attention"
 NVLINK = "NVLink"
-"""First word of the link's name, and the name of the link between a pair of GPUs in a record."""
+"""First word of the link's name in conf/hardware, and the name of the link of two GPUs in a record."""
 GIGA = 1e9
 Pairs = list[tuple[str, str]]
 """Pairs of name and text."""
@@ -67,7 +67,10 @@ def record_details(record: Record, links: Mapping[str, NodeLink] | None = None) 
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    return Table([Column(heading, str, is_words=heading not in NUMBERS) for heading in headings], rows)
+    """Return a table of texts, in which columns with NUMBER_HEADINGS are not wrapped."""
+    return Table(
+        [Column(heading, str, is_words=heading not in NUMBER_HEADINGS) for heading in headings], rows
+    )
 
 
 def _outcome_facts(record: Record) -> Facts:
@@ -157,23 +160,23 @@ def attention_rate(record: Record, links: Mapping[str, NodeLink]) -> str | None:
     flight less the time waiting. Waiting across hosts is unknown, so there is a rate only within one node.
 
     Returns:
-        The text; None if bytes, times or the link are unknown.
+        The text; None if bytes, times or the link are unknown, or the link does not join all ranks.
     """
     link, trace, engagement = links.get(str(record.config.get("hardware"))), record.trace, record.engagement
-    if link is None or trace is None or engagement is None or not _joins_all_ranks(record, link):
+    if link is None or trace is None or engagement is None or not _link_joins_all_ranks(record, link):
         return None
     sent, total_ms = engagement.sent_bytes.get(ATTENTION), trace.purpose_total_ms.get(ATTENTION)
     waiting_ms = (trace.purpose_waiting_ms or {}).get(ATTENTION)
     if not sent or not total_ms or not waiting_ms or sum(total_ms) <= sum(waiting_ms):
         return None
     bytes_per_s = sum(sent) / (sum(total_ms) - sum(waiting_ms)) * 1e3
-    rate, best = (number_label(value / GIGA) for value in (bytes_per_s, link.bytes_per_s))
+    rate, bandwidth = (number_label(value / GIGA) for value in (bytes_per_s, link.bytes_per_s))
     share = percent_label(bytes_per_s / link.bytes_per_s)
-    return f"{rate} GB/s per rank while in flight and not waiting, {share} of {link.name} ({best} GB/s)"
+    return f"{rate} GB/s per rank while in flight and not waiting, {share} of {link.name} ({bandwidth} GB/s)"
 
 
-def _joins_all_ranks(record: Record, link: NodeLink) -> bool:
-    """Whether every rank has a GPU of its own, and all pairs have NVLink if that is the hardware's link."""
+def _link_joins_all_ranks(record: Record, link: NodeLink) -> bool:
+    """Whether no ranks share a GPU, and all pairs of GPUs have NVLink if that is the hardware's link."""
     if (record.config.get("cluster.ranks_per_gpu") or 1) > 1:
         return False
     pairs = record.environment.gpu_p2p or {}
@@ -259,14 +262,15 @@ def _trace_facts(trace: TraceSection) -> Facts:
 
 
 def _machine_facts(record: Record) -> Facts:
-    """Return memory, throttling and load."""
-    telemetry, failed = record.telemetry, None if record.failure is None else record.failure.out_of_memory
+    """Return memory, throttling and load of the machine, and a failed allocation."""
+    telemetry = record.telemetry
+    out_of_memory = None if record.failure is None else record.failure.out_of_memory
     facts: dict[str, str | None] = {}
-    if failed is not None:
+    if out_of_memory is not None:
         facts = {
-            "allocation that failed": bytes_label(failed.requested_bytes),
-            "allocated by the rank at that time": bytes_label(failed.allocated_bytes),
-            "memory limit": bytes_label(failed.limit_bytes),
+            "allocation that failed": bytes_label(out_of_memory.requested_bytes),
+            "allocated by the rank at that time": bytes_label(out_of_memory.allocated_bytes),
+            "memory limit": bytes_label(out_of_memory.limit_bytes),
         }
     if record.memory is not None:
         facts |= _memory_facts(record.memory)

@@ -1,6 +1,8 @@
-"""Section of `experiment=loss_equivalence`: trainings compared with data parallelism, published losses."""
+"""Section of `experiment=loss_equivalence`: comparisons with data parallelism, and published differences."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from analysis.answers.loss_agreement import FLOOR_READING, equivalence_line, is_as_expected
 from analysis.cells.equivalence import ComparedTraining, LossComparison
@@ -14,21 +16,30 @@ READING = (
     " errors add up like a random walk."
 )
 POST = "DP=4 against SP=4, 20 steps on 4 GPUs; Hugging Face, ulysses-sp.md, revision 5feb9948 of 2026-03-09"
+
+
+class PublishedDifference(NamedTuple):
+    """Published difference between the losses of DP=4 and SP=4, in nats."""
+
+    run: str
+    mean: str
+    largest: str
+
+
 PUBLISHED = (
-    ("Trainer, logged loss", "0.0054", "0.0131"),
-    ("SFTTrainer, logged loss", "0.0811", "0.0812"),
-    ("SFTTrainer, sum of token losses over valid tokens", "0.000004", "0.000005"),
+    PublishedDifference("Trainer, logged loss", "0.0054", "0.0131"),
+    PublishedDifference("SFTTrainer, logged loss", "0.0811", "0.0812"),
+    PublishedDifference("SFTTrainer, sum of token losses over valid tokens", "0.000004", "0.000005"),
 )
-"""Published differences between losses: the run, the mean and the largest difference."""
 PUBLISHED_COLUMNS = (
-    Column("published run", lambda row: str(row[0]), is_words=True),
-    Column("mean (nats)", lambda row: str(row[1])),
-    Column("largest (nats)", lambda row: str(row[2])),
+    Column("published run", lambda row: str(row.run), is_words=True),
+    Column("mean (nats)", lambda row: str(row.mean)),
+    Column("largest (nats)", lambda row: str(row.largest)),
 )
 
 
 def loss_equivalence_section(findings: Findings) -> Section | None:
-    """Return a table for each comparison, then the published differences."""
+    """Return a table for each comparison, then one of published differences; None without comparisons."""
     if not findings.comparisons:
         return None
     published = Table.from_items(PUBLISHED_COLUMNS, PUBLISHED)
@@ -40,13 +51,13 @@ def loss_equivalence_section(findings: Findings) -> Section | None:
 
 
 def _comparison_part(comparison: LossComparison) -> Section:
-    """Return the table of a comparison, with its sentence unless the answer already has it."""
+    """Return the table of a comparison, and its sentences unless the answer of the report has them."""
     lines = [equivalence_line(comparison)] if is_as_expected(comparison) else []
     return Section(comparison.name, lines, Table.from_items(COLUMNS, comparison.rows))
 
 
 def _logged_distance(row: ComparedTraining) -> str:
-    return "" if row.logged is None else f"{row.logged[0]:.1e} / {row.logged[1]:.1e}"
+    return "" if row.logged is None else f"{row.logged.mean:.1e} / {row.logged.largest:.1e}"
 
 
 def _outcome(row: ComparedTraining) -> str:
@@ -57,12 +68,12 @@ def _outcome(row: ComparedTraining) -> str:
 
 COLUMNS = (
     Column("training", lambda row: str(row.training.label), is_words=True),
-    Column("loss distance: mean (nats)", lambda row: f"{row.mean_loss:.1e}"),
-    Column("largest (nats)", lambda row: f"{row.max_loss:.1e}"),
-    Column("gradient norm distance: largest (relative)", lambda row: f"{row.max_grad_norm:.1e}"),
+    Column("loss distance: mean (nats)", lambda row: f"{row.mean_loss_difference:.1e}"),
+    Column("largest (nats)", lambda row: f"{row.max_loss_difference:.1e}"),
+    Column("gradient norm distance: largest (relative)", lambda row: f"{row.max_norm_difference:.1e}"),
     Column(
         "multiple of the noise floor (loss / norm)",
-        lambda row: f"{row.noise.loss:.2g} / {row.noise.grad_norm:.2g}",
+        lambda row: f"{row.distance.loss:.2g} / {row.distance.grad_norm:.2g}",
     ),
     Column("logged loss distance: mean / largest (nats)", _logged_distance),
     Column("outcome", _outcome, is_words=True),

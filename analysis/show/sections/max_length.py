@@ -22,13 +22,13 @@ READING = (
     "A length trains if a whole step ran with the optimizer state in memory and every gate that ran passed."
 )
 WIDE = frozenset({View.SUMMARY, View.PAGE})
-ANSWERS = frozenset({Status.OK, Status.OUT_OF_MEMORY})
+DECISIVE_STATUSES = frozenset({Status.OK, Status.OUT_OF_MEMORY})
 """Statuses that show whether a length trains."""
 
 
 @dataclass(frozen=True, slots=True)
 class LongestLength:
-    """Cells of one series that bound its longest length."""
+    """Cells of one series between which its longest length lies."""
 
     name: str
     longest: CellRow | None
@@ -36,11 +36,14 @@ class LongestLength:
     shortest: CellRow | None
     """Shortest cell that ran out of memory."""
     stopped: CellRow | None
-    """Cell that ended in another way, which does not show whether its length trains."""
+    """Shortest cell that ended in another way, which does not show whether its length trains."""
 
 
 def max_length_section(findings: Findings) -> Section | None:
-    """Return the table of longest lengths, with a sentence for every search without a clear answer."""
+    """Return the table of longest lengths, with sentences on searches without a clear answer.
+
+    None if no cell is of `experiment=max_length`.
+    """
     is_searched = findings.cells.frame["experiment"].eq(MAX_LENGTH_EXPERIMENT)
     if not is_searched.any():
         return None
@@ -56,12 +59,12 @@ def _longest_length(series: Series) -> LongestLength:
         name=series.label,
         longest=next((row for row in reversed(rows) if shown_status(row) == Status.OK), None),
         shortest=next((row for row in rows if row["status"] == Status.OUT_OF_MEMORY), None),
-        stopped=next((row for row in rows if row["status"] not in ANSWERS), None),
+        stopped=next((row for row in rows if row["status"] not in DECISIVE_STATUSES), None),
     )
 
 
 def _doubts(series: LongestLength) -> list[str]:
-    """Return the reasons why the longest length may not be the limit."""
+    """Return sentences on why the longest length that trained may not be the limit."""
     longest, shortest, stopped, lines = series.longest, series.shortest, series.stopped, []
     if longest is not None and shortest is not None and longest["seq_len"] > shortest["seq_len"]:
         lines.append(

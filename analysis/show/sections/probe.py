@@ -1,4 +1,4 @@
-"""Section of `experiment=probe`: which tokens influence which, for each strategy and layout."""
+"""Section of `experiment=probe`: which positions change when one token is changed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ProbedPart:
 
 
 def probe_section(findings: Findings) -> Section | None:
-    """Return the table of the probed parts of all cells."""
+    """Return the table of the probed parts of all cells; None if no cell has a complete probe."""
     frame = findings.archive.frame
     records = map(findings.archive.record, frame.index[frame["experiment"].eq(EXPERIMENT)])
     probed = [(record, record.probe) for record in records if record.probe is not None]

@@ -33,7 +33,7 @@ from bench.config import NO_FAULT
 from bench.record.record import Provenance, Status
 
 POST = "huggingface/blog, ulysses-sp.md"
-OUT = inf
+RAN_OUT = inf
 """Published value of a run that ended out of memory."""
 SETTINGS: Mapping[str, str | int | bool] = {
     "workload": "train",
@@ -83,7 +83,10 @@ class PublishedNumbers:
     bounds: Callable[[CellRow], list[float]]
     """Function that returns the bounds of our number for a row; empty if there is no number."""
     excess: Callable[[CellRow, float, float], float]
-    """Function from row, published number and our number to what the published run took more, in `unit`."""
+    """Function that returns how much more the published run took than ours, in `unit`.
+
+    Its arguments are the row, the published number and our number.
+    """
     unit: str
     is_bracket: bool
     """Whether the bounds together are one result. Otherwise a verdict has to hold at every bound."""
@@ -93,7 +96,7 @@ class PublishedNumbers:
         return self.numbers.get((row["cluster.world_size"], row["seq_len"] / LENGTH_UNITS["k"]))
 
     def comparison(self, row: CellRow) -> str:
-        """Return the published number for the row, the verdict and the distance from our number."""
+        """Return `35.0: as published; 1.20 to 2.30 GiB more than ours`, or why there is no comparison."""
         number, bounds, settings = self.number(row), self.bounds(row), other_settings(row, self)
         if settings:
             return f"{NOT_COMPARABLE}: {', '.join(settings)}"
@@ -103,6 +106,7 @@ class PublishedNumbers:
         return text if isinf(number) or not bounds else f"{text}; {self._distance(row, number, bounds)}"
 
     def _distance(self, row: CellRow, number: float, bounds: Sequence[float]) -> str:
+        """Return how much more or less the published run took than ours, at both bounds."""
         low, high = sorted(self.excess(row, number, bound) for bound in (bounds[0], bounds[-1]))
         if low < 0 < high:
             return f"{number_label(-low)} {self.unit} less to {number_label(high)} more than ours"
@@ -110,6 +114,7 @@ class PublishedNumbers:
         return f"{both} {self.unit} {'less' if low < 0 else 'more'} than ours"
 
     def _verdict(self, row: CellRow, number: float, bounds: Sequence[float]) -> str:
+        """Return `as published`, how the result differs, or the status of a cell without a number."""
         status = shown_status(row)
         if row["provenance"] == Provenance.PREDICTED:
             return "predicted"
@@ -159,7 +164,7 @@ def known_numbers(row: CellRow, columns: Sequence[str]) -> list[float]:
 
 
 def _excess_s(row: CellRow, published: float, rate: float) -> float:
-    """Return how many seconds longer a micro-step of the published run took."""
+    """Return the seconds that a micro-step of the published run took longer than ours; negative if less."""
     tokens = row["tokens_per_step"]
     return float((tokens / published - tokens / rate) / row["grad_accum"])
 
@@ -188,21 +193,28 @@ def other_settings(row: CellRow, published: PublishedNumbers) -> list[str]:
 
 
 PEAKS_GB = PublishedNumbers(
-    "published, GB",
-    {(1, 8): 76.4, (4, 8): 23.4, (4, 32): 35.0, (4, 64): 50.5, (4, 96): 66.0, (4, 128): OUT},
-    0.05,
-    ("less memory than published", "more memory than published"),
-    peaks_gib,
-    lambda _, published, peak: published - peak,
-    "GiB",
+    name="published, GB",
+    numbers={(1, 8): 76.4, (4, 8): 23.4, (4, 32): 35.0, (4, 64): 50.5, (4, 96): 66.0, (4, 128): RAN_OUT},
+    tolerance=0.05,
+    beyond=("less memory than published", "more memory than published"),
+    bounds=peaks_gib,
+    excess=lambda _, published, peak: published - peak,
+    unit="GiB",
     is_bracket=True,
 )
 
 
 def _revision(name: str, numbers: Mapping[tuple[int, int], float]) -> PublishedNumbers:
-    beyond = ("slower than published", "faster than published")
+    """Return the published tokens/s of one revision of the post."""
     return PublishedNumbers(
-        name, numbers, 0.10, beyond, rates, _excess_s, "s per micro-step", is_bracket=False
+        name=name,
+        numbers=numbers,
+        tolerance=0.10,
+        beyond=("slower than published", "faster than published"),
+        bounds=rates,
+        excess=_excess_s,
+        unit="s per micro-step",
+        is_bracket=False,
     )
 
 
@@ -248,8 +260,8 @@ def published_throughput_section(findings: Findings) -> Section | None:
     bases = {_base_key(row): rates(row) for row in rows if row["cluster.world_size"] == 1}
 
     def ratio_to_base(row: CellRow) -> str:
-        own, base = rates(row), bases.get(_base_key(row), [])
-        return f"{own[0] / base[0]:.2f}x" if len(base) == len(own) == 1 else ""
+        rate, base_rate = rates(row), bases.get(_base_key(row), [])
+        return f"{rate[0] / base_rate[0]:.2f}x" if len(base_rate) == len(rate) == 1 else ""
 
     columns = (
         *(STRATEGY, LENGTH, RANKS, STATUS),
@@ -284,7 +296,10 @@ def _device_text(row: CellRow) -> str:
 
 
 def _slopes(rows: Sequence[CellRow]) -> list[str]:
-    """Return the slope of peak memory for every series on several GPUs with two lengths or more."""
+    """Return a sentence on the slope of peak memory by length, and by our formula, for every series.
+
+    Series on one GPU or with one length have none.
+    """
     series: dict[str, dict[int, tuple[float, float]]] = {}
     for row in rows:
         peaks, source = peaks_gib(row), str(row["provenance"]).capitalize()
@@ -301,8 +316,8 @@ def _slopes(rows: Sequence[CellRow]) -> list[str]:
         if len(points) > 1:
             sides = zip(*points.values(), strict=True)
             slope, formula = (statistics.linear_regression([*points], gib).slope * SPAN for gib in sides)
-            off = f"{formula / slope - 1:+.1%}"
-            text = f"{slope:.4g} GiB per 32k tokens; the formula's {formula:.4g} ({off}; nothing fitted)."
+            error = f"{formula / slope - 1:+.1%}"
+            text = f"{slope:.4g} GiB per 32k tokens; the formula's {formula:.4g} ({error}; nothing fitted)."
             lines.append(f"{label}: {text}")
     return lines
 

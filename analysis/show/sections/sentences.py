@@ -11,7 +11,7 @@ from bench.record.record import Status
 
 
 def answer_section(findings: Findings) -> Section:
-    """Return the answer; if all cells are predicted, with all comparisons, which a terminal prints first."""
+    """Return the answer with its notes; if all cells are predicted, also the lines of all comparisons."""
     verdict = findings.verdict
     details = verdict.details if findings.cells.is_all_predicted else []
     lines = [verdict.answer, *details, *filter(None, [verdict.caveat]), *verdict.notes]
@@ -19,7 +19,10 @@ def answer_section(findings: Findings) -> Section:
 
 
 def failures_section(findings: Findings) -> Section | None:
-    """Return why cells have no result, and after the reasons of a status what to do about it."""
+    """Return why cells have no result; after the reasons of each status follows the advice on it.
+
+    None if every cell has a result.
+    """
     lines = failure_reasons(findings.cells)
     if not lines:
         return None

@@ -178,7 +178,7 @@ def test_unchecked_steps_and_checks_are_stated(cells_of):
     assert found.answer == "ring, ulysses and usp ran at 8k."
     steps, checks, unknown = found.unchecked
     assert steps.startswith(
-        "Losses of 6 of 10 steps agree with another cell. The other 4 steps are not compared"
+        "In 6 of 10 steps (warm-up, timed, inspected and traced), the loss agrees with that of another cell"
     )
     assert checks.startswith("Not checked: objective in 2 of 2 cells; full length in 1 of 2 cells.")
     assert unknown == "The records of 1 of 3 cells do not say what was checked."

@@ -52,14 +52,14 @@ def test_noise_floor_from_controls_and_rows_as_its_multiples(compared):
     roles = ["cell", "control", "control", "control", "injected_fault"]
     assert [row.training.role for row in found.rows] == roles
     sound, first, *_ = found.rows
-    assert sound.max_loss == pytest.approx(3e-4)
-    assert sound.mean_loss == pytest.approx(3e-4 / 4)
+    assert sound.max_loss_difference == pytest.approx(3e-4)
+    assert sound.mean_loss_difference == pytest.approx(3e-4 / 4)
     of_four = found.noise.deviation.loss  # the last step of the reference and its controls: 0, 1, -1, 0 e-4
     assert of_four / found.noise.floor(1, 1).loss < of_four / found.floor().loss * 2
-    assert sound.noise.loss * found.floor().loss / of_four == pytest.approx(
+    assert sound.distance.loss * found.floor().loss / of_four == pytest.approx(
         3 / (2 / 3 * 5 / 4) ** 0.5, rel=1e-3
     )
-    assert 0 < first.noise.loss < sound.noise.loss < 1
+    assert 0 < first.distance.loss < sound.distance.loss < 1
     assert found.fall == pytest.approx(0.8)
     assert is_as_expected(found)
 
@@ -67,7 +67,7 @@ def test_noise_floor_from_controls_and_rows_as_its_multiples(compared):
 def test_trainings_of_different_work_are_not_compared(compared):
     records = [training("reference", dtype="bf16"), training("cell", strategy="ring", dtype="bf16")]
     found = compared(REFERENCE, SOUND, *records)
-    assert [len(comparison.compared_trainings) for comparison in found] == [1, 1]
+    assert [len(comparison.other_trainings) for comparison in found] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_seeds_are_compared_separately_and_judged_together(compared):
     assert both.name == f"{one.name}, 2 seeds"
     assert [len(row.trainings) for row in both.rows] == [2] * len(one.rows)
     assert both.control_counts == [3, 3]
-    assert both.rows[0].mean_loss == pytest.approx(one.rows[0].mean_loss)
+    assert both.rows[0].mean_loss_difference == pytest.approx(one.rows[0].mean_loss_difference)
     assert both.floor().loss < one.floor().loss  # as more is known of the noise
-    assert both.rows[0].noise.loss > one.rows[0].noise.loss
+    assert both.rows[0].distance.loss > one.rows[0].distance.loss
     wrong = training("cell", strategy="ring", loss=1e-1)
     (found,) = compared(*alone, *(shifted(each, 0.5) for each in alone), shifted(wrong, 0.5))
     assert "ring contiguous does not match data parallelism: seed 7, step 3: the loss is" in equivalence_line(

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import convert
 
-from analysis.read.notes import OTHER_CALLS, UNJOINED
+from analysis.read.notes import OTHER_CALLS, PURPOSES_UNKNOWN
 from analysis.read.traced_shares import traced_shares
 from bench.measure.trace.section import TraceSection
 from tests.support.records import make_record, make_step, make_trace, metrics_of
@@ -57,7 +57,7 @@ def test_note_counts_void_traced_steps_with_their_ratios(steps_ms, said):
 def test_note_on_other_calls_even_if_every_step_is_void():
     far = make_step([200.0] * 2)
     assert (
-        UNJOINED
+        PURPOSES_UNKNOWN
         in metrics_of(with_steps(far, purposes_unknown=["the tap saw 1", None], step_ms=[200.0] * 2)).note
     )
     one = make_step([200.0] * 2, call_differences=[None, "it made 0 calls of send"])

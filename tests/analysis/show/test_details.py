@@ -90,7 +90,7 @@ def test_page_lists_checks_and_names_missing_ones(tmp_path):
     page = render(findings, sections_of(findings))
     assert "<dt>tokens/s per rank</dt><dd>40,960</dd>" in page
     assert '<th scope="row">attention</th><td class="words">float64</td>' in page
-    assert "Losses of 1 of 12 steps agree with another cell. The other 11 steps are not compared" in page
+    assert "In 1 of 12 steps (warm-up, timed, inspected and traced), the loss agrees with that" in page
     assert "Not checked: objective in 1 of 1 cell." in page
 
 

@@ -115,7 +115,7 @@ def test_loss_equivalence_passes_ring_and_finds_every_mistake(launcher, tmp_path
     mistakes = {f"mistake: {name}": (False, "wrong_result") for name in MISTAKES}
     assert {label: outcomes.pop(label) for label in mistakes} == mistakes
     assert all(within and status == "ok" for within, status in outcomes.values())
-    assert all(other.loss for other in comparison.compared_trainings)
+    assert all(other.loss for other in comparison.other_trainings)
     assert code == 0
     assert "ring zigzag matched data parallelism" in (tmp_path / "report.html").read_text()
     config = json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])["config"]
