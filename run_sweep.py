@@ -122,7 +122,7 @@ def errors_in_one_line() -> Iterator[None]:
         print(translate_error(error), file=sys.stderr)
         sys.exit(ExitCode.INVALID_REQUEST)
     except KeyboardInterrupt:
-        Interrupts.current().begin_to_close()
+        Interrupts.current().ignore_signals()
         print("interrupted before any cell ran; run the same command again", file=sys.stderr)
         sys.exit(ExitCode.INTERRUPTED)
     except OSError as error:

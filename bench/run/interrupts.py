@@ -16,13 +16,13 @@ SIGNALS: Mapping[signal.Signals, str] = {
     signal.SIGTERM: "SIGTERM",
     signal.SIGHUP: "SIGHUP",
 }
-"""Signals that end a sweep, by their names in records. Schedulers send SIGTERM, a lost terminal SIGHUP."""
+"""Signals that end a sweep, with their names in records. Schedulers send SIGTERM, a lost terminal SIGHUP."""
 UNWIND_S = 5.0
-"""Seconds in which a second signal is ignored, because the ranks are still being ended after the first."""
+"""Seconds after a signal in which further ones are ignored, because the ranks are still being ended."""
 
 
 class Interrupts:
-    """Handler that raises KeyboardInterrupt with the name of a signal, until the sweep closes."""
+    """Handler that raises KeyboardInterrupt with the name of a signal, until signals are ignored."""
 
     def __init__(self) -> None:
         self._raised_at_s: float | None = None
@@ -42,26 +42,26 @@ class Interrupts:
         handlers = (getattr(signal.getsignal(number), "__self__", None) for number in SIGNALS)
         return next((handler for handler in handlers if isinstance(handler, cls)), None) or cls()
 
-    def begin_to_close(self) -> None:
+    def ignore_signals(self) -> None:
         """Ignore signals from now on, so that records and report are written completely."""
         for number in self._handled:
             signal.signal(number, signal.SIG_IGN)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Let signals interrupt the context, also while the sweep closes."""
-        before = {number: signal.getsignal(number) for number in self._handled}
+        """Handle signals again in this context, for example after `ignore_signals`."""
+        previous = {number: signal.getsignal(number) for number in self._handled}
         self._raised_at_s = None
-        for number in before:
+        for number in previous:
             signal.signal(number, self._handle)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
     def raise_swallowed(self) -> None:
-        """Raise an interruption again that Python has swallowed, as it does in a destructor."""
+        """Raise KeyboardInterrupt again if Python has swallowed it, as it does in a destructor."""
         if self._raised_at_s is not None:
             raise KeyboardInterrupt(self._name)
 

@@ -28,7 +28,7 @@ from bench.run.cell.outcome import outcome
 from bench.run.cell.rank_watch import Listener
 
 HEARTBEAT_S = 60.0
-"""Seconds after which a log gets another line while a cell runs."""
+"""Seconds without a line after which a log gets one while a cell runs."""
 
 
 class Progress(Listener):
@@ -42,10 +42,7 @@ class Progress(Listener):
     ) -> None:
         """Create the display without showing it.
 
-        Args:
-            console: Terminal or log to write to.
-            now_s: Clock, in seconds.
-            estimate: Estimate of the duration of steps before any has run.
+        `estimate` gives the duration of steps before any step has run.
         """
         self.console = console
         self._now_s = now_s
@@ -56,7 +53,7 @@ class Progress(Listener):
         self._cell_progress: CellProgress | None = None
         self._is_reference = False
         self._has_started = False
-        self._waiting_s: float | None = None
+        self._later_cells_s: float | None = None
         """Estimated seconds of all cells after the running one; None if unknown."""
         self._total = 0
         self._folder = Path()
@@ -77,13 +74,7 @@ class Progress(Listener):
         self._sweep = self._bar.add_task("", start=False, left="")
 
     def start(self, cells: Sequence[PlannedCell], folder: Path, notes: Iterable[str] = ()) -> None:
-        """Print the number of cells, their placement and the notes, and show the bar.
-
-        Args:
-            cells: Cells that will run, in order.
-            folder: Folder of the sweep.
-            notes: Further lines to print.
-        """
+        """Print the number of cells that will run, their placement and the notes, and show the bar."""
         self._remaining, self._total, self._folder = list(cells), len(cells), folder
         self._labels = CellLabels(planned.cell for planned in cells)
         if not cells:
@@ -109,13 +100,13 @@ class Progress(Listener):
             self.print_line(note)
 
     def begin(self, planned: PlannedCell, *, is_reference: bool = False) -> None:
-        """Show a cell that is about to run; `is_reference` if it is a reference and no cell of the sweep."""
+        """Show a cell that is about to run: a cell of the sweep, or with `is_reference` a reference."""
         self._running, self._is_reference = planned, is_reference
         imports = starts_ranks(planned.cell) and not self._has_started
         step_s = None if planned.reason is not None else self._estimate.step_s(planned.cell)
         self._cell_progress = CellProgress(planned.cell, step_s, self._now_s, imports=imports)
         self._printed_at_s = self._now_s()
-        self._estimate_waiting()
+        self._estimate_later_cells()
         self._refresh()
 
     @contextmanager
@@ -133,13 +124,13 @@ class Progress(Listener):
         assert self._cell_progress is not None
         self._has_started = True
         self._cell_progress.enter(stage)
-        # A reference has another number of threads, so its steps say nothing about those of the sweep.
+        # A reference has another number of threads, so its steps say nothing about the steps of the sweep.
         if stage.step_s is not None and not self._is_reference:
             self._estimate.learn(self._running.cell, stage.step_s)
-            self._estimate_waiting()
+            self._estimate_later_cells()
 
     def on_tick(self) -> None:
-        """Update the bar, or print a line to a log that has had none for HEARTBEAT_S."""
+        """Update the bar. In a log, print a line if there was none for HEARTBEAT_S."""
         self._refresh()
         if self._bar.disable and self._now_s() - self._printed_at_s >= HEARTBEAT_S and self._cell_progress:
             elapsed = duration_label(self._cell_progress.elapsed_s)
@@ -148,7 +139,7 @@ class Progress(Listener):
             )
 
     def remove(self, planned: PlannedCell) -> None:
-        """Remove a planned cell that will not run."""
+        """Remove a cell that will not run from the number of cells."""
         self._remaining.remove(planned)
         self._total -= 1
 
@@ -161,11 +152,13 @@ class Progress(Listener):
         timing = record.timing
         if timing is not None:
             self._estimate.learn(planned.cell, max(map(statistics.median, timing.step_times_ms)) / 1e3)
-        self._estimate_waiting()
+        self._estimate_later_cells()
         if record.status not in RESULT_STATUSES and record.failure is not None:
             folder = self._folder / "cells" / planned.folder_name
             line = f"{line}; log: {folder / f'rank_{record.failure.rank}.log'}"
-        self.print_line(f"{line}; {self._eta()}" if self._remaining and self._waiting_s is not None else line)
+        self.print_line(
+            f"{line}; {self._eta()}" if self._remaining and self._later_cells_s is not None else line
+        )
         self._refresh()
 
     @contextmanager
@@ -212,29 +205,32 @@ class Progress(Listener):
         return f"[{self._total - len(self._remaining) + 1}/{self._total}] {self._label()}"
 
     def _eta(self) -> str:
-        """Return text such as `about 5 min left`, or `at least ...` if the running cell is late."""
+        """Return text such as `about 5 min left`, or `at least 5 min left, this cell is 30 s late`.
+
+        The text is empty if no cell remains.
+        """
         if not self._remaining:
             return ""
         left_s: float | None = 0.0
         if self._running is not None and self._cell_progress is not None:
             starts_ranks = self._estimate.cell_s(self._running) != 0.0
             left_s = self._cell_progress.left_s if starts_ranks else 0.0
-        if self._waiting_s is None or left_s is None:
+        if self._later_cells_s is None or left_s is None:
             return "time left unknown"
-        left = f"{duration_label(self._waiting_s + max(0.0, left_s))} left"
+        left = f"{duration_label(self._later_cells_s + max(0.0, left_s))} left"
         return (
             f"about {left}"
             if left_s > -LATE_S
             else f"at least {left}, this cell is {duration_label(-left_s)} late"
         )
 
-    def _estimate_waiting(self) -> None:
+    def _estimate_later_cells(self) -> None:
         """Estimate the seconds of the cells after the running one.
 
         This is not done at every tick, as there may be thousands of cells.
         """
-        waiting = (planned for planned in self._remaining if planned is not self._running)
-        self._waiting_s = self._estimate.remaining_s(waiting)
+        later = (planned for planned in self._remaining if planned is not self._running)
+        self._later_cells_s = self._estimate.remaining_s(later)
 
 
 class _Bar(bars.Progress):

@@ -1,9 +1,9 @@
 """Compare the losses and gradient norms of a cell, step by step, with those of a reference of equal work.
 
-This finds a strategy that is right in the checked step and wrong in the next one. It also finds a strategy
-that is right only at a short length, in another engine, or while hooks watch it. If the sweep has no cell
-that can serve as the reference for some work, `local` runs for it. Such a run is no result: its record is not
-stored, and its time limit is printed.
+Two cells do equal work if they train on the same tokens from the same parameters (`work_of`). The comparison
+finds a strategy that is right in the checked step and wrong in the next one. It also finds a strategy that is
+right only at a short length, in another engine, or while hooks watch it. If no cell of the sweep can be the
+reference for some work, `local` runs in addition. Such a run is no result: its record is not stored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FOLDER = "references"
 
 
 class Trajectories:
-    """References of a sweep: the cell whose losses others are compared with, for each kind of work."""
+    """References of a sweep: for each kind of work, the cell whose losses other cells are compared with."""
 
     def __init__(self) -> None:
         self._references: dict[str, tuple[Cell, LossesSection]] = {}
@@ -45,7 +45,8 @@ class Trajectories:
         first cell of `local`, as a difference from an earlier strategy would not be the fault of `local`.
 
         Returns:
-            The record with the comparison; a wrong result if the cell departed from the reference.
+            The record with the comparison. It is a wrong result if the cell departed from the reference, and
+            is unchanged if nothing was compared.
         """
         losses = record.losses
         if record.status is not Status.OK or losses is None:
@@ -79,28 +80,28 @@ class Trajectories:
         return work in self._references
 
     def add_finished(self, cells: Sequence[Cell], records: Sequence[Record]) -> None:
-        """Take references from the finished cells of a sweep that is resumed."""
+        """Take references from the cells of a resumed sweep that have finished before."""
         planned = {cell.cell_id: cell for cell in cells}
         for record in records:
             if record.status is Status.OK and record.losses is not None and record.cell_id in planned:
                 self._offer(planned[record.cell_id], record.losses)
 
     def _offer(self, cell: Cell, losses: LossesSection) -> None:
-        """Make a cell the reference of its work, unless that has one that is as good."""
+        """Make a cell the reference of its work if there is none yet, or if the cell replaces it."""
         work = work_of(cell)
-        before = self._references.get(work)
-        if before is None or _replaces(cell, before[0]):
+        reference = self._references.get(work)
+        if reference is None or _replaces(cell, reference[0]):
             self._references[work] = cell, losses
 
 
 def _replaces(cell: Cell, reference: Cell) -> bool:
-    """Return whether `cell` is a better reference than the present one."""
+    """Return whether `cell` is `local` in our training loop (`is_base`) and the present reference is not."""
     return is_base(cell) and not is_base(reference)
 
 
 @dataclass(slots=True)
 class References:
-    """Runs the planned references, each once, just before the first cell of the same work."""
+    """Runs each planned reference at most once, just before the first cell of the same work."""
 
     launcher: Launcher
     folder: Path
@@ -110,7 +111,7 @@ class References:
     total_s: float = 0.0
     """Seconds that references have taken so far."""
     tried: set[str] = field(default_factory=set)
-    """Ids of the references that have run or that do not fit in memory."""
+    """Ids of the references that have run or were skipped, for example because they do not fit in memory."""
 
     def run_missing(self, reference: PlannedCell, trajectories: Trajectories, shared: SharedSections) -> None:
         """Run a planned reference, unless its work has a reference or this one was tried before."""

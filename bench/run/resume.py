@@ -1,4 +1,8 @@
-"""Compare a plan with the sweep in its folder: find missing cells and select the records that count."""
+"""Compare a plan with the sweep in its folder: find missing cells and select the records that count.
+
+A cell is missing while it has no final record, that is one whose status is a result (`is_result`). A cell
+that failed is missing, so a resumed sweep runs it again.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,14 @@ from bench.record.store import RECORDS
 from bench.request.packages import used_packages
 from bench.strategies import STRATEGIES
 
-MOST_NAMED = 2
-"""Number of cells that a message names; further ones are only counted."""
+MAX_NAMED_CELLS = 2
+"""Largest number of cells that a message names; it only counts the others."""
 CONSEQUENCES: Mapping[Resume, str] = {
     Resume.NEVER: "their cells run again",
     Resume.MATCHING: "their cells run again; with resume=any the records are kept",
     Resume.ANY: "kept because of resume=any",
 }
-"""Consequence for a record that was made with other code, packages or devices."""
+"""Consequence for records that were made with other code, packages or devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +43,13 @@ class SweepStart:
     records: Sequence[Record] = ()
     """Records of the folder that count for the plan."""
     lines: tuple[str, ...] = ()
-    """Lines about differences between folder and plan: in their cells, and in the origin of records."""
-    is_whole: bool = True
+    """Lines to print: cells that only the folder or only the plan has, and records of another origin."""
+    covers_folder: bool = True
     """Whether the plan contains all cells of the folder's sweep."""
 
 
 def sweep_start(plan: Plan) -> SweepStart:
-    """Compare a plan with the present content of its folder, without writing anything.
+    """Compare a plan with the present content of its folder, and write nothing.
 
     Raises:
         ConfigError: The folder has a sweep, and the plan contains none of its cells.
@@ -70,16 +74,19 @@ def sweep_start(plan: Plan) -> SweepStart:
             "only in the folder's earlier sweep, so they do not run": dropped,
             "new in this request": added,
         }
-        lines = [f"{_label_cells(cells, plan)}: {what}" for what, cells in differences.items() if cells]
+        lines = [f"{_label_cells(cells, plan)}: {place}" for place, cells in differences.items() if cells]
     plan, pending = plan_missing_cells(plan, kept.records)
     dropped, _ = _differences(plan)
-    return SweepStart(plan, pending, kept.records, (*lines, *kept.lines), is_whole=not dropped)
+    return SweepStart(plan, pending, kept.records, (*lines, *kept.lines), covers_folder=not dropped)
 
 
 def plan_missing_cells(
     plan: Plan, records: Sequence[Record], attempted: Collection[str] = (), references_s: float = 0.0
 ) -> tuple[Plan, list[PlannedCell]]:
-    """Return the plan and its missing cells. If none is missing, let the records add cells to the plan first.
+    """Return the plan and its missing cells, after records have added cells if none was missing.
+
+    While no cell is missing and the plan is open, records add cells or repeats. If they have nothing to add,
+    no missing cell is returned, and the sweep is complete.
 
     Args:
         plan: The plan so far.
@@ -89,9 +96,9 @@ def plan_missing_cells(
     """
     pending = _missing(plan, records, attempted)
     while not pending and plan.is_open:
-        before, plan = plan, plan.with_added_cells(records, references_s)
+        count, plan = len(plan.cells), plan.with_added_cells(records, references_s)
         pending = _missing(plan, records, attempted)
-        if plan.grow is not None and len(plan.cells) == len(before.cells):
+        if plan.grow is not None and len(plan.cells) == count:
             break
     return plan, pending
 
@@ -101,21 +108,21 @@ def _missing(plan: Plan, records: Sequence[Record], attempted: Collection[str]) 
 
     A cell whose first run ran out of memory is not repeated.
     """
-    done = {(record.cell_id, record.repeat) for record in records if is_result(record.role, record.status)}
+    final = {(record.cell_id, record.repeat) for record in records if is_result(record.role, record.status)}
     out_of_memory = {
         record.cell_id for record in records if record.status is Status.OUT_OF_MEMORY and not record.repeat
     }
     return [
         planned
         for planned in plan.cells
-        if (planned.cell.cell_id, planned.repeat) not in done
+        if (planned.cell.cell_id, planned.repeat) not in final
         and planned.folder_name not in attempted
         and not (planned.repeat and planned.cell.cell_id in out_of_memory)
     ]
 
 
 def _differences(plan: Plan) -> tuple[list[Cell], list[Cell]]:
-    """Return the cells that only the folder's sweep has, and those that only the plan has."""
+    """Return the cells that only the folder's sweep has, and the cells that only the plan adds to a sweep."""
     planned_cells = {planned.cell.cell_id: planned.cell for planned in plan.cells}
     stored = {cell.cell_id: cell for cell in plan.stored.cells}
     added = [cell for name, cell in planned_cells.items() if name not in stored] if stored else []
@@ -123,11 +130,11 @@ def _differences(plan: Plan) -> tuple[list[Cell], list[Cell]]:
 
 
 def _label_cells(cells: Sequence[Cell], plan: Plan) -> str:
-    """Return text such as `2 cells (ulysses 8k, ring 8k)`; labels tell apart all cells of folder and plan."""
+    """Return text such as `2 cells (ulysses 8k, ring 8k)`, with labels unique in folder and plan."""
     labels = CellLabels([*plan.stored.cells, *(planned.cell for planned in plan.cells)])
     count = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
-    more = ", ..." if len(cells) > MOST_NAMED else ""
-    return f"{count} ({', '.join(map(labels.label, cells[:MOST_NAMED]))}{more})"
+    more = ", ..." if len(cells) > MAX_NAMED_CELLS else ""
+    return f"{count} ({', '.join(map(labels.label, cells[:MAX_NAMED_CELLS]))}{more})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +144,14 @@ class KeptRecords:
     records: Sequence[Record]
     """At most one record for each cell and repeat, in the order of the file."""
     lines: tuple[str, ...]
-    """Lines with the number of final records of other origin, what differs, and the consequence."""
+    """Lines on final records of another origin: their number, what differs, and the consequence."""
 
 
 def kept_records(plan: Plan, records: Iterable[Record]) -> KeptRecords:
     """Select the records that count for a plan. The others stay in the file as evidence.
 
-    The newest record of a cell and repeat counts, as in every analysis. A synthetic record never counts.
+    The newest record of a cell and repeat counts, as in every analysis. A synthetic record never counts. One
+    of another origin (code, packages, devices) counts only with resume=any.
     """
     newest = {
         (record.cell_id, record.repeat): record
@@ -153,11 +161,11 @@ def kept_records(plan: Plan, records: Iterable[Record]) -> KeptRecords:
     cells = {planned.cell.cell_id: planned.cell for planned in plan.cells}
     if not newest:
         return KeptRecords([], ())
-    here = cache(lambda strategy: describe_environment(STRATEGIES.packages(strategy)))
+    environment_of = cache(lambda strategy: describe_environment(STRATEGIES.packages(strategy)))
     kept, differing = [], Counter[str]()
     for record in newest.values():
         cell = cells.get(record.cell_id)
-        differences = _origin_differences(cell, record, here(str(record.config["strategy"])))
+        differences = _origin_differences(cell, record, environment_of(str(record.config["strategy"])))
         if not differences or plan.resume is Resume.ANY:
             kept.append(record)
         if differences and is_result(record.role, record.status):
@@ -170,9 +178,10 @@ def kept_records(plan: Plan, records: Iterable[Record]) -> KeptRecords:
 
 
 def _origin_differences(cell: Cell | None, record: Record, here: Environment) -> list[str]:
-    """Return the differences between the origin of a record and a run of its cell now.
+    """Return the differences between the environment of a record and the environment `here`.
 
-    `cell` is None if the plan has not reached it; which packages it would use is not known then.
+    `cell` is None if the plan does not contain the record's cell, or not yet. Of the packages, only torch is
+    compared then, because it is not known which others the cell would use.
     """
     packages = frozenset[str]() if cell is None else used_packages(cell)
     is_predicted = record.provenance is Provenance.PREDICTED

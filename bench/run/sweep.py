@@ -1,4 +1,4 @@
-"""Run a planned sweep to its end, also if cells fail. `run_plan` comes first, its steps follow in order."""
+"""Run a planned sweep to its end, also if cells fail. `run_plan` comes first, then what it calls."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from bench.run.resume import kept_records, plan_missing_cells, sweep_start
 
 TRACES_FOLDER = "traces"
 """Subfolder of a sweep's folder for the kept traces of all cells."""
-WRITING = "writing the report"
+WRITING_REPORT = "writing the report"
 """Line that is printed before the figures are drawn, which takes some seconds."""
 
 MAX_JOIN_HANGS = 2
-"""Consecutive cells that hang in JOIN before the sweep stops: every further cell would wait as long."""
+"""Consecutive cells whose ranks hang while they connect (phase JOIN) before the sweep stops."""
 JOIN_HANG_CAUSES = (
     "Usual causes: NCCL cannot use peer-to-peer between PCIe boards (try NCCL_P2P_DISABLE=1); the wrong"
     " network interface is used (set NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME); a GPU is lost or used by"
@@ -47,8 +47,8 @@ JOIN_HANG_CAUSES = (
 """Advice for a sweep whose ranks could not connect."""
 
 ReportWriter = Callable[[Path], bool]
-"""Function that writes the report of a folder. It returns False if an experiment with one right answer found
-another."""
+"""Function that writes the report of a folder. It returns False if an experiment whose right answer is known
+found another answer."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Sweep:
     """Running sweep: its plan, and the results and counts that its cells share."""
 
     plan: Plan
-    """Cells of the sweep; in some experiments records add cells while it runs."""
+    """Cells of the sweep. In some experiments the records of finished cells add cells to it."""
     launcher: Launcher
     progress: Progress
     store: Store
@@ -69,8 +69,8 @@ class Sweep:
     """Ids of the cells whose first run ran out of memory, which are not repeated."""
     join_hangs: int = 0
     """Number of consecutive cells up to now whose ranks could not connect."""
-    findings: list[bool] = field(default_factory=list)
-    """For every cell that ran, whether its status answers the question, as `is_result` defines it."""
+    are_results: list[bool] = field(default_factory=list)
+    """For every cell that ran, whether its record is a result (`is_result`). If not, the cell has failed."""
 
 
 def run_plan(
@@ -84,16 +84,7 @@ def run_plan(
 ) -> ExitCode:
     """Run the cells of a plan, store every record at once, and write the report.
 
-    Args:
-        plan: The planned sweep.
-        launcher: Starts the ranks of a cell.
-        progress: Display of the sweep.
-        write_report: Writes the report of a folder.
-        entry: Function that the ranks of a cell run; None for the passes of the cell.
-        interrupts: Handler of signals.
-
-    Returns:
-        The exit code of the sweep.
+    `entry` returns the function that the ranks of a cell run; None stands for the passes of the cell.
     """
     interrupts, is_interrupted = interrupts or Interrupts(), False
     with Store(plan.folder) as store, ExitStack() as stack:
@@ -104,21 +95,21 @@ def run_plan(
             cells = [planned.cell for planned in start.plan.cells]
             sweep.trajectories.add_finished(cells, start.records)
         if any(starts_ranks(planned.cell) for planned in start.pending):
-            # Before the fork server imports packages, which would take cores from a sweep that measures.
+            # The lease comes first: the imports of the fork server would take cores from another sweep.
             stack.enter_context(_lease(sweep, start.pending))
             launcher.warm()
-        if start.is_whole:
+        if start.covers_folder:
             _write_config(start.plan)
         progress.start(start.pending, plan.folder, [*start.lines, *plan.notes])
         end_of_first_length = _end_of_first_length(start.plan, start.pending)
         try:
-            for planned in _next_cells(sweep, start.pending, writes_config=start.is_whole):
+            for planned in _next_cells(sweep, start.pending, writes_config=start.covers_folder):
                 interrupts.raise_swallowed()
-                sweep.findings.append(_run_cell(planned, sweep, entry(planned)))
+                sweep.are_results.append(_run_cell(planned, sweep, entry(planned)))
                 if planned == end_of_first_length and sweep.join_hangs < MAX_JOIN_HANGS:
                     _report_so_far(sweep, write_report)
         except KeyboardInterrupt as interrupted:
-            interrupts.begin_to_close()
+            interrupts.ignore_signals()
             is_interrupted = True
             if isinstance(interrupted, CellInterrupted):
                 store.append(interrupted.record)
@@ -130,7 +121,10 @@ def run_plan(
 def _next_cells(
     sweep: Sweep, pending: Sequence[PlannedCell], *, writes_config: bool
 ) -> Iterator[PlannedCell]:
-    """Yield the pending cells, then those that records add, until there is none or ranks cannot connect."""
+    """Yield the pending cells, then the cells that records add to the plan.
+
+    Stop when no cell is left, or when the ranks of MAX_JOIN_HANGS cells in a row could not connect.
+    """
     while pending:
         for planned in pending:
             if sweep.join_hangs == MAX_JOIN_HANGS:
@@ -143,7 +137,7 @@ def _next_cells(
 
 
 def _added_cells(sweep: Sweep, *, writes_config: bool) -> Sequence[PlannedCell]:
-    """Let the records add cells to the plan, and return those that are missing."""
+    """Let the records add cells to the plan, and return the cells that have not run yet."""
     records = kept_records(sweep.plan, sweep.store.read()).records
     sweep.plan, pending = plan_missing_cells(sweep.plan, records, sweep.attempted, sweep.references.total_s)
     if writes_config:
@@ -153,10 +147,12 @@ def _added_cells(sweep: Sweep, *, writes_config: bool) -> Sequence[PlannedCell]:
 
 
 def _run_cell(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> bool:
-    """Run a cell and store its record. If its work still lacks a reference, run that first.
+    """Run a cell and store its record. If its work still lacks a reference, run the reference first.
+
+    A repeat of a cell that ran out of memory is removed from the plan and does not run.
 
     Returns:
-        Whether the status of the cell answers the question, as `is_result` defines it.
+        False if the cell has failed, so that its record is no result (`is_result`).
     """
     if planned.repeat and planned.cell.cell_id in sweep.out_of_memory:
         sweep.progress.remove(planned)
@@ -185,7 +181,7 @@ def _gather_traces(planned: PlannedCell, cells: Path, traces: Path) -> None:
 
 
 def _count_failures(planned: PlannedCell, record: Record, sweep: Sweep) -> None:
-    """Record failures that decide which cells still run."""
+    """Record a cell that ran out of memory, which is not repeated, and cells whose ranks cannot connect."""
     if record.status is Status.OUT_OF_MEMORY and not planned.repeat:
         sweep.out_of_memory.add(planned.cell.cell_id)
     if record.status is Status.TIMED_OUT and record.failure is not None and record.failure.phase == JOIN:
@@ -195,10 +191,10 @@ def _count_failures(planned: PlannedCell, record: Record, sweep: Sweep) -> None:
 
 
 def _end_of_first_length(plan: Plan, pending: Sequence[PlannedCell]) -> PlannedCell | None:
-    """Return the last cell of the first sequence length, after which there is a first report.
+    """Return the last pending cell of the first sequence length, after which a first report is written.
 
-    Return None if all cells have one length, if records decide which cells run, or if no cell starts ranks:
-    then all cells end at once.
+    Return None if all cells have one length, if records decide which cells run, or if no cell starts ranks,
+    as such cells take no time.
     """
     lengths = [planned.cell.seq_len for planned in pending]
     if plan.grow is not None or len({*lengths}) < 2:  # noqa: PLR2004  lengths
@@ -220,7 +216,10 @@ def _report_so_far(sweep: Sweep, write_report: ReportWriter) -> None:
 
 
 def _lease(sweep: Sweep, pending: Sequence[PlannedCell]) -> AbstractContextManager[object]:
-    """Return the lease of the devices that these cells use here; agents lease those of other nodes."""
+    """Return the lease of this machine's devices that the pending cells use.
+
+    If other nodes run the ranks, their agents lease the devices, and this lease is empty.
+    """
     if not sweep.launcher.is_local:
         return nullcontext()
     gpus = gpus_of([planned.cell for planned in pending if starts_ranks(planned.cell)])
@@ -234,16 +233,16 @@ def _conclude(
     progress, folder = sweep.progress, sweep.plan.folder
     if sweep.join_hangs:
         has_stopped = sweep.join_hangs == MAX_JOIN_HANGS
-        stops = "of two cells in a row could not connect, so the sweep stops"
+        ending = "two cells in a row could not connect, so the sweep stops"
         progress.print_line(
-            f"the ranks {stops if has_stopped else 'of a cell could not connect'}. {JOIN_HANG_CAUSES}"
+            f"the ranks of {ending if has_stopped else 'a cell could not connect'}. {JOIN_HANG_CAUSES}"
         )
     has_records, is_answered = (folder / RECORDS).exists(), True
     if is_interrupted:
-        finished = "the report of the finished cells follows" if has_records else "no cell had ended"
-        progress.print_line(f"interrupted; {finished}")
+        outlook = "the report of the finished cells follows" if has_records else "no cell had ended"
+        progress.print_line(f"interrupted; {outlook}")
     else:
-        progress.print_line(WRITING)
+        progress.print_line(WRITING_REPORT)
     try:
         # Without any record there is nothing to report.
         if has_records or not is_interrupted:
@@ -254,14 +253,14 @@ def _conclude(
         progress.print_line(
             f"interrupted while writing the report; to write it: {tool_words('analysis.report')} {folder}"
         )
-    interrupts.begin_to_close()
-    again = resume_command(sys.argv, folder)
-    failed = sweep.findings.count(False)
+    interrupts.ignore_signals()
+    resume = resume_command(sys.argv, folder)
+    failed = sweep.are_results.count(False)
     if is_interrupted:
-        progress.print_line(f"to run what is missing: {again}")
+        progress.print_line(f"to run what is missing: {resume}")
         return ExitCode.INTERRUPTED
     if failed:
-        progress.print_line(f"{failed} of {len(sweep.findings)} cells failed; to run them again: {again}")
+        progress.print_line(f"{failed} of {len(sweep.are_results)} cells failed; to run them again: {resume}")
     return ExitCode.FAILED if failed or not is_answered else ExitCode.OK
 
 

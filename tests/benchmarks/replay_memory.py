@@ -54,7 +54,7 @@ def peaks_of(launcher, folder, words):
     cell = make_cell(*words)
     if (reason := refusal(cell)) is not None:
         return reason
-    ends = launcher.run(cell, folder, known=frozenset(NEED_ALL_RANKS))
+    ends = launcher.run(cell, folder, skipped_passes=frozenset(NEED_ALL_RANKS))
     failed = [end.failure or {"message": end.log_tail} for end in ends if end.report is None]
     return failed[0]["message"] if failed else {end.rank: Peaks.of_report(end.report) for end in ends}
 

@@ -17,7 +17,7 @@ from bench.common.command import outlive_readers
 from bench.common.environment import describe_environment
 from bench.common.nvml import visible_uuids
 from bench.config import LEASE_POLICIES, ConfigError, ExitCode, LeasePolicy
-from bench.extras.nodes.agent import Agent, keep_store
+from bench.extras.nodes.agent import Agent, create_store
 from bench.extras.nodes.interface import interface_of
 from bench.extras.nodes.link import Hello, LinkLostError, MessageLink, ToAgent, key_from_environment
 from bench.extras.nodes.slurm import NODE_NAME
@@ -64,7 +64,7 @@ def serve(host: str, port: int, key: bytes) -> ExitCode:
     # A scheduler sends SIGTERM to all processes at once. Ranks inherit this setting; the launcher ends them.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     node = LocalNode()
-    # Do all that takes seconds before connecting, as the launcher admits one agent at a time.
+    # All that takes seconds is done before connecting, as the launcher admits one agent at a time.
     node.warm()
     import torch  # noqa: F401  the store needs it
 
@@ -72,7 +72,7 @@ def serve(host: str, port: int, key: bytes) -> ExitCode:
     environment = to_builtins(describe_environment({}))
     link = MessageLink(_connect(host, port), key, ToAgent, is_launcher=False)
     node.interface = interface_of(link.address)
-    store = keep_store(link.address)
+    store = create_store(link.address)
     name = os.environ.get(NODE_NAME) or socket.gethostname()
     link.send(Hello(host=name, address=link.address, store_port=store.port, environment=environment))
     signal.signal(signal.SIGALRM, signal.default_int_handler)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from bench.extras.nodes.interface import family_of
 from bench.extras.nodes.link import (
-    Answered,
+    ActivityReport,
+    ActivityRequest,
     Ended,
     Leave,
     Message,
@@ -18,7 +19,6 @@ from bench.extras.nodes.link import (
     RankEvents,
     RankFile,
     Start,
-    StateRequest,
     Stop,
 )
 from bench.run.node.local import LocalNode, LocalRanks
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 LOOK_S = 1.0
-"""Seconds between two looks at the ranks while there is no event."""
+"""Seconds after which the progress of ranks is counted although no event has come."""
 LOG_BYTES = 1 << 20
 """Bytes of a log's end that are sent to the launcher."""
 FILE_BYTES = 32 << 20
 """Largest file that is sent to the launcher, in bytes; a larger one is deleted."""
 
 
-def keep_store(address: str) -> TCPStore:
-    """Return a store in which the ranks of several nodes meet, as long as the object lives.
+def create_store(address: str) -> TCPStore:
+    """Return a torch store through which the ranks of several nodes can connect.
 
-    It listens at this address only.
+    It listens at this address only, and serves as long as the returned object lives.
     """
     from torch._C._distributed_c10d import TCPStore
 
@@ -80,8 +80,8 @@ class Agent:
             case Start():
                 self._folder = tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-")
                 self.ranks = self._node.start(message.job, Path(self._folder.name))
-            case StateRequest() if self.ranks is not None:
-                self._link.send(Answered(activities=self.ranks.ask_for_activity(message.wait_s)))
+            case ActivityRequest() if self.ranks is not None:
+                self._link.send(ActivityReport(activities=self.ranks.ask_for_activity(message.wait_s)))
             case Stop():
                 self._stop()
 

@@ -22,12 +22,12 @@ from bench.extras.nodes.remote import RemoteNode
 
 CHECK_S = 1.0
 """Seconds between two checks whether an agent has failed to start."""
-SAME_ON_ALL = ("python", "packages", "git_commit", "sources")
+SAME_ON_ALL_NODES = ("python", "packages", "git_commit", "sources")
 """Environment entries that must be the same on every node as on the launcher's machine."""
 
 
 class Gathering(AbstractContextManager["Gathering"]):
-    """Listens for agents, and has a node for every agent that was admitted."""
+    """Listens for agents; `nodes` has a `RemoteNode` for every admitted agent."""
 
     def __init__(
         self, address: str, port: int, key: bytes | None = None, lease: LeasePolicy = LeasePolicy.WAIT
@@ -38,7 +38,7 @@ class Gathering(AbstractContextManager["Gathering"]):
             address: Numeric address to listen at.
             port: Port to listen at, or 0 for any free port.
             key: Secret that agents must know; random by default.
-            lease: Reaction of agents to another sweep on their machine.
+            lease: What an agent does if another sweep uses its machine.
 
         Raises:
             ConfigError: It is not possible to listen there.
@@ -87,11 +87,7 @@ class Gathering(AbstractContextManager["Gathering"]):
     ) -> None:
         """Wait until the agents of `count` nodes have connected.
 
-        Args:
-            count: Number of nodes.
-            within_s: Longest time to wait, in seconds.
-            say: Prints a line.
-            check: Called about every CHECK_S; raises ConfigError if an agent has failed to start.
+        `check` is called about every CHECK_S, and raises ConfigError if an agent has failed to start.
 
         Raises:
             ConfigError: Not enough agents connected in time, or an agent has other software.
@@ -108,7 +104,7 @@ class Gathering(AbstractContextManager["Gathering"]):
         self.nodes.sort(key=_sort_key)
 
     def _admit_agent(self, say: Callable[[str], None]) -> None:
-        """Admit an agent that connects within CHECK_S and knows the key."""
+        """Wait for a connection, at most CHECK_S, and admit the agent if it knows the key."""
         try:
             connection, (host, *_) = self._listener.accept()
         except TimeoutError:
@@ -125,9 +121,9 @@ class Gathering(AbstractContextManager["Gathering"]):
 
 
 def _refuse_other_software(hello: Hello) -> None:
-    """Raise ConfigError for a node whose software differs, as its results could not be compared."""
+    """Raise ConfigError for a node whose software differs from the launcher's."""
     here = to_builtins(describe_environment({}))
-    for name in SAME_ON_ALL:
+    for name in SAME_ON_ALL_NODES:
         if hello.environment.get(name) != here.get(name):
             difference = _describe_difference(hello.environment.get(name), here.get(name))
             raise ConfigError(

@@ -17,7 +17,7 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the interface with this numeric address, such as `eth0`, or None."""
+    """Return the name of the interface with this numeric address, such as `eth0`; None if none has it."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == address for entry in addresses):
             return name

@@ -40,7 +40,7 @@ class Start(Message, frozen=True):
     job: NodeJob
 
 
-class StateRequest(Message, frozen=True):
+class ActivityRequest(Message, frozen=True):
     """Message to an agent: ask the ranks for their stacks."""
 
     wait_s: float
@@ -50,7 +50,7 @@ class Stop(Message, frozen=True):
     """Message to an agent: end the ranks and send their ends."""
 
 
-ToAgent = Leave | Start | StateRequest | Stop
+ToAgent = Leave | Start | ActivityRequest | Stop
 
 
 class Hello(Message, frozen=True):
@@ -60,7 +60,7 @@ class Hello(Message, frozen=True):
     address: str
     """Address of the agent's machine on the network of the link."""
     store_port: int
-    """Port of a store on the agent's machine, in which ranks of all nodes can meet."""
+    """Port of a torch store on the agent's machine, through which the ranks of all nodes can connect."""
     environment: Mapping[str, Any]
     """Machine and software of the agent, from `bench.common.environment.describe_environment`."""
 
@@ -70,10 +70,10 @@ class RankEvents(Message, frozen=True):
 
     events: Sequence[NodeEvent]
     progress: int | None
-    """Number of phases and steps that all ranks have begun; None if the agent has not counted again."""
+    """Number of phases and steps that all ranks of the node have begun; None if there is no new count."""
 
 
-class Answered(Message, frozen=True):
+class ActivityReport(Message, frozen=True):
     """Message to the launcher: the activity of each rank."""
 
     activities: Mapping[int, RankActivity]
@@ -92,7 +92,7 @@ class Ended(Message, frozen=True):
     ends: list[RankEnd]
 
 
-ToLauncher = Hello | RankEvents | Answered | RankFile | Ended
+ToLauncher = Hello | RankEvents | ActivityReport | RankFile | Ended
 
 
 class MessageError(ValueError):
@@ -100,16 +100,12 @@ class MessageError(ValueError):
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as bytes, by Python's JSON, which can write numbers that are not finite."""
+    """Return a message as JSON bytes, written by Python's `json`, as msgspec cannot write nan or infinity."""
     return json.dumps(msgspec.to_builtins(message, str_keys=True), separators=(",", ":")).encode()
 
 
 def decode(content: bytes, kind: Any) -> Any:
-    """Return the message in these bytes.
-
-    Args:
-        content: Bytes of one message.
-        kind: Union of message types that are valid, ToAgent or ToLauncher.
+    """Return the message in these bytes. `kind` is the union of valid types, ToAgent or ToLauncher.
 
     Raises:
         MessageError: The bytes are no message of this kind.
@@ -126,7 +122,7 @@ KEY = "ULYSSES_RING_BENCH_KEY"
 STALLED_S = 5.0
 """Longest time for sending or receiving the rest of a message, in seconds."""
 SILENT_S = 5
-"""Seconds without an answer of a machine's kernel, which is probed every second, until it counts as lost."""
+"""Seconds without an answer to TCP's probes, one per second, until an agent's machine counts as lost."""
 LAUNCHER_LOST_S = 20
 """Seconds without an answer from the launcher's machine until agents end their ranks and exit."""
 
@@ -194,11 +190,11 @@ class MessageLink:
 
 
 def _set_timeouts(connected: socket.socket, silent_s: int) -> None:
-    """Let the kernel close the connection once the other machine has been silent for `silent_s` seconds."""
+    """Let TCP close the connection once the other machine has been silent for `silent_s` seconds."""
     connected.settimeout(None)
-    whole_s = struct.pack("ll", int(STALLED_S), 0)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, whole_s)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, whole_s)
+    stalled_s = struct.pack("ll", int(STALLED_S), 0)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stalled_s)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stalled_s)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)

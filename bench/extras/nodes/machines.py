@@ -24,7 +24,7 @@ WAIT_S = 600.0
 
 @contextmanager
 def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
-    """Yield the launcher of a planned sweep; its agents end with the context.
+    """Yield the launcher of a planned sweep. Agents on other nodes start before it and end with the context.
 
     Raises:
         ConfigError: The agents of the nodes cannot be started or do not connect.
@@ -40,7 +40,7 @@ def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
     address, port = _address(raw["cluster"]), _port(raw["cluster"])
     with (
         Gathering(address, port, key or None, plan.lease) as gathering,
-        STARTS[cluster](gathering, nodes, say),
+        AGENT_STARTERS[cluster](gathering, nodes, say),
     ):
         yield Launcher(gathering.nodes)
 
@@ -55,7 +55,7 @@ def _port(raw: Raw) -> int:
 
 
 def _address(raw: Raw) -> str:
-    """Return the address at which other nodes reach this machine, as given, from Slurm, or by its name."""
+    """Return the address at which other nodes reach this machine; Slurm or the host name give `auto`."""
     address = values.text("cluster.address", raw["address"])
     if address != "auto":
         return address
@@ -63,6 +63,7 @@ def _address(raw: Raw) -> str:
 
 
 def _by_hand(gathering: Gathering, nodes: int, say: Say) -> AbstractContextManager[object]:
+    """Let the user start the agents, and wait for them; nothing needs to be ended afterwards."""
     say(f"run on each of {nodes} nodes: {gathering.command}")
     gathering.wait_for(nodes, WAIT_S, say, lambda: None)
     return nullcontext()
@@ -70,6 +71,7 @@ def _by_hand(gathering: Gathering, nodes: int, say: Say) -> AbstractContextManag
 
 @contextmanager
 def _by_slurm(gathering: Gathering, nodes: int, say: Say) -> Iterator[None]:
+    """Start the agents in job steps of the Slurm allocation, and wait for them; end them at the end."""
     names = allocated_nodes(os.environ)
     if nodes > len(names):
         raise ConfigError(
@@ -84,8 +86,8 @@ def _by_slurm(gathering: Gathering, nodes: int, say: Say) -> Iterator[None]:
             gathering.leave()
 
 
-STARTS: Mapping[str, Callable[[Gathering, int, Say], AbstractContextManager[object]]] = {
+AGENT_STARTERS: Mapping[str, Callable[[Gathering, int, Say], AbstractContextManager[object]]] = {
     "nodes": _by_hand,
     "slurm": _by_slurm,
 }
-"""Functions that start the agents of a kind of cluster and wait for them, and end them when closed."""
+"""Functions that start agents, wait for them, and return a context that ends them, by the cluster's name."""

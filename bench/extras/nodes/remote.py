@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from bench.extras.nodes.link import (
     SILENT_S,
-    Answered,
+    ActivityReport,
+    ActivityRequest,
     Ended,
     Hello,
     LinkLostError,
@@ -20,17 +21,16 @@ from bench.extras.nodes.link import (
     RankEvents,
     RankFile,
     Start,
-    StateRequest,
     Stop,
 )
 from bench.run.node.job import NodeJob, RankEntry
 from bench.run.node.ranks import NodeEvent, NodeLost, RankEnd
 from bench.run.node.stacks import RankActivity
 
-Reply = TypeVar("Reply", Answered, Ended)
+Reply = TypeVar("Reply", ActivityReport, Ended)
 
 ANSWER_S = 30.0
-"""Longest time to wait for an answer for which an agent has to work, in seconds."""
+"""Longest time to wait until an agent has ended its ranks and reports their ends, in seconds."""
 POLL_S = 0.05
 """Seconds between two looks for an answer."""
 
@@ -118,22 +118,22 @@ class RemoteRanks:
         return progress
 
     def ask_for_activity(self, wait_s: float) -> Mapping[int, RankActivity]:
-        self._node.send(StateRequest(wait_s=wait_s))
-        answer = self._wait_for(Answered, wait_s + SILENT_S)
+        self._node.send(ActivityRequest(wait_s=wait_s))
+        answer = self._wait_for(ActivityReport, wait_s + SILENT_S)
         return {} if answer is None else answer.activities
 
     def stop(self) -> None:
         self._node.send(Stop())
 
     def ends(self) -> list[RankEnd]:
-        """Return the end of every rank; on a lost node the end only has the reason why it was lost."""
+        """Return the end of every rank; on a lost node an end has only the reason why the node is lost."""
         host, answer = self._node.hello.host, self._wait_for(Ended, ANSWER_S)
         if answer is not None:
             return [replace(end, node=host) for end in answer.ends]
         reason = (
             self._node.lost_reason or f"its agent did not report the ends of its ranks within {ANSWER_S:g} s"
         )
-        self._node.lose(reason)  # a late answer would be taken for that of the next cell
+        self._node.lose(reason)  # a late answer would be taken for the answer about the next cell
         return [RankEnd.on_lost_node(rank, reason, host) for rank in self.ranks]
 
     def _receive(self) -> list[Message]:
@@ -151,7 +151,7 @@ class RemoteRanks:
         return others
 
     def _wait_for(self, kind: type[Reply], within_s: float) -> Reply | None:
-        """Return the first message of a kind, or None if none arrives within `within_s` seconds."""
+        """Return the first message of this type, or None if none arrives within `within_s` seconds."""
         until_s = time.monotonic() + within_s
         while True:
             for message in self._receive():

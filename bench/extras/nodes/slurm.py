@@ -1,6 +1,6 @@
 """Run the agents of a Slurm allocation, with one job step per node.
 
-A step that all agents share would go on after one of them has ended.
+One step for all agents would continue after an agent has ended, and hide its end.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ LEAVE_S = 8.0
 """Seconds that agents have to exit once the sweep is over."""
 END_S = 3.0
 """Seconds that srun has to end the step of an agent that has not exited."""
-NOT_FOR_STEPS = re.compile(r"S(LURM|RUN)_(NTASKS|NPROCS|TASKS|CPUS|GPUS|MEM|DISTRIBUTION|CPU_BIND|GPU_BIND)")
-"""Prefixes of variables that describe the tasks of a batch script, and that srun would apply to an agent."""
+TASK_VARIABLES = re.compile(r"S(LURM|RUN)_(NTASKS|NPROCS|TASKS|CPUS|GPUS|MEM|DISTRIBUTION|CPU_BIND|GPU_BIND)")
+"""Prefixes of variables that describe a batch script's tasks; srun would apply them to an agent."""
 LOG_BYTES = 4000
-"""Bytes of the end of an agent's output in which its last line is looked up."""
+"""Bytes at the end of an agent's output from which its last line is taken."""
 SLURM_PREFIXES = ("srun:", "slurmstepd")
 """Prefixes of lines that Slurm wrote and not the agent."""
 
 
 def allocated_nodes(variables: Mapping[str, str]) -> list[str]:
     """Return the names of the allocation's nodes; raise ConfigError outside of an allocation."""
-    return _scontrol("show", "hostnames", _node_list(variables)).split()
+    return _scontrol("show", "hostnames", _require_node_list(variables)).split()
 
 
 def own_address(variables: Mapping[str, str]) -> str | None:
-    """Return the address by which Slurm reaches this machine, or None if it is no node of the allocation.
+    """Return the address at which Slurm reaches this machine, or None if it is no node of the allocation.
 
     Raises:
         ConfigError: The process runs outside of an allocation.
     """
-    _node_list(variables)
+    _require_node_list(variables)
     node = variables.get(NODE_NAME)
     if not node:
         return None
@@ -54,7 +54,8 @@ def own_address(variables: Mapping[str, str]) -> str | None:
     return None if match is None else match[1]
 
 
-def _node_list(variables: Mapping[str, str]) -> str:
+def _require_node_list(variables: Mapping[str, str]) -> str:
+    """Return the allocation's nodes as text such as `node[1-4]`; raise ConfigError outside of one."""
     names = variables.get(NODE_LIST)
     if not names:
         raise ConfigError(
@@ -65,6 +66,7 @@ def _node_list(variables: Mapping[str, str]) -> str:
 
 
 def _scontrol(*words: str) -> str:
+    """Return the output of a scontrol command; raise ConfigError if it fails."""
     try:
         done = subprocess.run(  # noqa: S603  fixed words, no shell
             ["scontrol", *words],  # noqa: S607  the user's own Slurm
@@ -87,13 +89,8 @@ def slurm_agents(
 ) -> Iterator[Callable[[], None]]:
     """Run an agent on each node, in a job step. When the context closes, the agents exit or are ended.
 
-    Args:
-        nodes: Names of the nodes.
-        words: Command-line arguments of the agents.
-        environment: Environment variables of the agents.
-
-    Yields:
-        A function that raises ConfigError if an agent has ended.
+    `words` are the command-line arguments of the agents. The context yields a function that raises
+    ConfigError if an agent has ended.
     """
     steps: dict[str, subprocess.Popen[bytes]] = {}
     with ExitStack() as open_files:
@@ -142,15 +139,15 @@ def _wait(steps: Iterable[subprocess.Popen[bytes]], within_s: float) -> None:
 
 
 def _last_line(output: str) -> str:
-    """Return the last line that an agent wrote, or else that Slurm wrote."""
+    """Return the last line of the agent itself; if it wrote none, the last line of Slurm."""
     lines = [line for line in output.splitlines() if line.strip()]
     of_agent = [line for line in lines if not line.startswith(SLURM_PREFIXES)]
     return (of_agent or lines or ["it wrote nothing"])[-1]
 
 
 def _step_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without those of a batch script's tasks, with a path to this package's modules."""
-    others = {name: value for name, value in variables.items() if not NOT_FOR_STEPS.match(name)}
+    """Return the variables without TASK_VARIABLES, and with this package's folder in PYTHONPATH."""
+    others = {name: value for name, value in variables.items() if not TASK_VARIABLES.match(name)}
     path = [str(REPOSITORY), *filter(None, [variables.get("PYTHONPATH")])]
     return others | {"PYTHONPATH": os.pathsep.join(path)}
 
@@ -158,7 +155,8 @@ def _step_environment(variables: Mapping[str, str]) -> dict[str, str]:
 def _srun(node: str, variables: Mapping[str, str]) -> list[str]:
     """Return the srun command of a step with all resources of the job on a node, without binding to cores.
 
-    GPUs are requested by number, as in a job that counts GPUs by task the step would get those of one task.
+    The command requests the number of GPUs. Otherwise, in a job with GPUs per task, the step would get only
+    the GPUs of one task.
     """
     gpus = variables.get(GPUS_ON_NODE)
     return [

@@ -1,4 +1,7 @@
-"""Context managers that watch or capture the attention calls of a transformers model."""
+"""Context managers that watch or capture the attention calls of a transformers model.
+
+Letters of shapes: B sequences, N query heads, K KV heads, S tokens of the shard, D the size of a head.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,19 @@ from bench.strategies.strategy import register_attention
 AttentionResult = tuple[Tensor, Any]
 """Output of an attention function of transformers, and the attention weights or None."""
 RunAttention = Callable[[Tensor, Tensor, Tensor], AttentionResult]
-"""Attention of one call with the given q, k and v, [B, heads, S, D]; other arguments stay as they are."""
+"""Function of q [B, N, S, D], k and v [B, K, S, D] that runs one attention call with its other arguments."""
 Inputs = tuple[Tensor, Tensor, Tensor]
 """q, k and v."""
 
 
 @dataclass(slots=True)
 class CapturedAttention:
-    """One attention call of a step: its tensors and everything that makes it more than causal attention."""
+    """One attention call of a step, with the features that make it more than plain causal attention."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    """q, k, v [B, heads, S, D], out [B, S, N, D] or flat, and their gradients dq, dk, dv, dout."""
+    """q [B, N, S, D], k, v [B, K, S, D], out [B, S, N, D] or [B, S, N * D]; gradients dq, dk, dv and dout."""
     layer_kinds: dict[str, None] = field(default_factory=dict)
-    """Ordered set of features, such as a sliding window, found in the calls of all layers of the step."""
+    """Ordered set of features, such as a sliding window, that calls of any layer of the step have."""
     extras: Sequence[str] = ()
     """Features of this call alone: a mask, dropout."""
     scale: float | None = None
@@ -48,7 +51,7 @@ class CapturedAttention:
 
 
 def coarsest_dtype(*tensors: Tensor) -> torch.dtype:
-    """Return the dtype that attention computes in; under autocast its inputs may still have a wider one."""
+    """Return the coarsest dtype, in which attention computes; under autocast some inputs may be wider."""
     return max((x.dtype for x in tensors), key=lambda dtype: torch.finfo(dtype).eps)
 
 
@@ -97,8 +100,8 @@ def report_dtype(attention_name: str, callback: Callable[[torch.dtype], None]) -
 def capture_attention(attention_name: str, sequence_ranks: int) -> Iterator[CapturedAttention]:
     """Capture the first attention call whose inputs all require gradients, and these gradients.
 
-    The tensors of that one layer stay alive as long as the result does. `sequence_ranks` is the number of
-    ranks that share a sequence.
+    The result keeps the tensors of this one call alive. `sequence_ranks` is the number of ranks that share a
+    sequence.
     """
     captured, errors = CapturedAttention(), DeferredErrors()
 
@@ -133,7 +136,7 @@ def capture_attention(attention_name: str, sequence_ranks: int) -> Iterator[Capt
 
 
 def _layer_kinds(module: nn.Module, arguments: Mapping[str, Any], tokens: int) -> list[str]:
-    """Return features of the layer that change plain causal attention over `tokens` tokens."""
+    """Return the features by which a layer differs from plain causal attention over `tokens` tokens."""
     window, is_causal = arguments.get("sliding_window"), arguments.get("is_causal")
     kinds = {
         "a sliding window": window is not None and window < tokens,

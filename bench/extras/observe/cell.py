@@ -55,7 +55,7 @@ class ObserveRequest:
 
     @property
     def measure(self) -> MeasureConfig:
-        """Settings of the passes; only the number of steps limits them, not the time."""
+        """Settings of the passes: the numbers of steps as requested, and no limits of time."""
         return MeasureConfig(
             steps=self.steps,
             warmup_steps=self.warmup_steps,
@@ -73,7 +73,7 @@ class ObserveRequest:
 
     @property
     def steps_needed(self) -> int:
-        """Number of steps until the record is written: the first, the compared one, and the passes' steps."""
+        """Number of steps until the record: the first, the compared one, and the steps of all passes."""
         return 2 + sum(stage.steps for stage in planned_stages(self.measure, step_s=0.0))
 
 
@@ -82,7 +82,7 @@ def observed_cell(
 ) -> Cell:
     """Return the cell that describes the loop; settings that cannot be known are `own`.
 
-    `shards` are the tokens of ranks that share a sequence: of all of them, or of some.
+    `shards` are the tokens of ranks that share one sequence. Not all of these ranks are needed.
     """
     first, sp_degree, world_size = shards[0], len(shards[0].group), dist.get_world_size()
     facts = STRATEGIES.get(request.strategy)

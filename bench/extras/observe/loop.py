@@ -1,4 +1,4 @@
-"""The subject of the passes when a user's own loop runs the steps, and the passes that differ there."""
+"""A user's own training loop as the subject that passes measure, and the passes that are replaced for it."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class ObservedLoop(Subject):
         self.model = model
         self.sequence_group = sequence_group
         self.device = device
-        self.input_watch = ModelInputWatch(model.called, sequence_group.ranks, phase)
+        self.input_watch = ModelInputWatch(model.entry_points, sequence_group.ranks, phase)
         self.phase = phase
         self.attention_name = model.attention_name
         self.attention_modules = attention_module(model.attention_name)
-        self.network = model.called[0]
+        self.network = model.entry_points[0]
         self.sequence_ranks = len(sequence_group.ranks)
         self.dtype = "fp32"
         self.step_sizes: list[StepSize] = []
         self.trained_tokens = TrainedTokens(model.networks[0])
         self.always_updates = True
-        """Whether an optimizer stepped in every untimed step. If not, gradients are accumulated over several
-        steps, so the scale of one step's gradients is not known."""
+        """Whether an optimizer stepped in every untimed step so far. If not, gradients are accumulated over
+        several steps, so the scale of one step's gradients is not known."""
 
     def watch_attention(self, watch: AttentionWatch) -> AbstractContextManager[None]:
         return watch_attention(self.attention_name, watch)
@@ -63,7 +63,7 @@ class ObservedLoop(Subject):
 
     @contextmanager
     def around_untimed_step(self) -> Iterator[None]:
-        """Record an untimed step: the model's inputs, the dtype of attention, the phases, optimizer steps.
+        """Record inputs of the model, dtype of attention, phases and optimizer steps of an untimed step.
 
         Raises ConfigError after a step in which no forward and backward of the model was seen.
         """
@@ -88,7 +88,7 @@ class ObservedLoop(Subject):
         return tokens
 
     def record_objective(self) -> None:
-        """Set `objective` from the step that has just been watched."""
+        """Set `objective` from the step that `trained_tokens` has watched last."""
         stated, calls = self.trained_tokens.stated_in_step, self.trained_tokens.micro_steps()
         stated_counts = [loss.valid_tokens for loss in stated if loss.valid_tokens is not None]
         counts = stated_counts or [call.valid_tokens for call in calls if call.valid_tokens is not None]
@@ -145,15 +145,15 @@ class LoopFullLength(RankPass):
 
 
 class LoopReplicas(RankPass):
-    """Digests of the parameters after the last observed step, to compare those that several ranks hold.
+    """Digests of the parameters after the last observed step, to compare copies of them on several ranks.
 
-    They differ if gradients were not averaged, so that the ranks train different models.
+    Copies differ if gradients were not averaged, so that the ranks train different models.
     """
 
     def part(self) -> RankUpdates:
         loop = self.measurement.subject
         assert isinstance(loop, ObservedLoop)
-        shards = dict(_trained_shards(loop.model.called[0], loop.model.engine))
+        shards = dict(_trained_shards(loop.model.entry_points[0], loop.model.engine))
         return RankUpdates(
             shard_index=0,  # the names contain the shard
             digests={name: digest(values) for name, values in shards.items()},
@@ -163,10 +163,10 @@ class LoopReplicas(RankPass):
 
 
 def _trained_shards(model: nn.Module, engine: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and local values of every trained parameter; equal names on other ranks mean replicas.
+    """Yield a name and the local values of every trained parameter.
 
-    A name ends with the shard's index if this rank does not hold the whole parameter. Under ZeRO-3 only small
-    parameters are whole; partitioned ones are empty and are left out.
+    Ranks that yield equal names hold the same values: if this rank has only a shard of the parameter, the
+    name ends with the shard's index. Parameters that ZeRO-3 has partitioned are empty here and are left out.
     """
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -178,7 +178,7 @@ def _trained_shards(model: nn.Module, engine: str) -> Iterator[tuple[str, Tensor
 
 
 def _shard_suffix(model: nn.Module, engine: str, values: Tensor) -> str:
-    """Return text that names the shard of a parameter, equal on all ranks that hold the same shard."""
+    """Return text such as ` [shard 1]`, equal on ranks with the same shard; empty for a whole parameter."""
     if isinstance(values, DTensor):
         coordinate = values.device_mesh.get_coordinate() or ()
         indices = [

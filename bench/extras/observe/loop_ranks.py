@@ -1,4 +1,4 @@
-"""Device, clock, gathering, signals and an abortable barrier for the ranks of a user's own loop."""
+"""Device, time, gathering, signals and an abortable barrier for the ranks of a user's own loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bench.extras.observe.tokens import LoopReport
 
 
 def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
-    """Return the process group of the ranks that share a sequence; None if there is only one such rank."""
+    """Return the process group of ranks that share a sequence; None if every rank has its own sequences."""
     ranks = group.get_group() if isinstance(group, DeviceMesh) else group
     return None if ranks is None or dist.get_world_size(ranks) == 1 else ranks
 
@@ -29,7 +29,7 @@ def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessG
 def device_of(model: nn.Module) -> torch.device:
     """Return the device of the parameters, or the current GPU if they are offloaded to host memory.
 
-    The current GPU alone would be wrong: in a loop that never calls `set_device` it is GPU 0 on every rank.
+    The current GPU is only the second choice: if a loop never calls `set_device`, it is GPU 0 on every rank.
     """
     parameter_device = next(model.parameters()).device
     if parameter_device.type != "cuda" and "nccl" in str(dist.get_backend()):
@@ -38,14 +38,17 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def broadcast_time(device: torch.device) -> datetime:
-    """Return rank 0's time on every rank; records with the same time belong to the same run of a loop."""
+    """Return rank 0's present time on every rank. Records with equal times belong to one run of a loop."""
     now = torch.tensor(datetime.now(UTC).timestamp(), dtype=torch.float64, device=device)
     dist.broadcast(now, src=0)
     return datetime.fromtimestamp(now.item(), UTC)
 
 
 def gather_on_rank_0(report: LoopReport) -> Sequence[LoopReport]:
-    """Return the reports of all ranks on rank 0, in rank order; nothing elsewhere. Every rank calls it."""
+    """Return the reports of all ranks on rank 0, in rank order, and an empty list on other ranks.
+
+    Every rank must call this function.
+    """
     gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(report, gathered)
     return gathered or []
@@ -53,7 +56,7 @@ def gather_on_rank_0(report: LoopReport) -> Sequence[LoopReport]:
 
 @contextmanager
 def delay_sigterm() -> Iterator[None]:
-    """Delay SIGTERM until the context ends. torchrun sends SIGTERM at once, and SIGKILL 30 s later.
+    """Delay SIGTERM until the context ends. When a rank fails, torchrun sends it, and SIGKILL 30 s later.
 
     Only the main thread receives signals; in other threads nothing is delayed.
     """
@@ -88,11 +91,11 @@ class PeerMissingError(RuntimeError):
 class AbortableBarrier:
     """A barrier that any rank can abort; the ranks wait at it before every collective of the observation.
 
-    An observation may end on one rank only, by an error of its own, while the training goes on. The other
-    ranks would then wait in their next collective for ever, or mistake a collective of the training for it.
-    Unlike a collective, the store lets a rank announce that it will not come, and continue at once. A rank
-    that dies announces nothing, so the wait has a time limit. All ranks must use their barriers in the same
-    order.
+    An error may end the observation on one rank only, while the training goes on. The other ranks would then
+    wait for ever in the next collective of the observation, or take a collective of the training for it. This
+    barrier uses torch's store instead, in which a rank can announce that it will not come and continue at
+    once. A rank that dies announces nothing, so the wait has a time limit. All ranks must use their barriers
+    in the same order.
     """
 
     def __init__(self, name: str, ranks: Sequence[int]) -> None:
@@ -146,9 +149,10 @@ class AbortableBarrier:
 
 
 def longest_wait_s() -> float:
-    """Return the longest wait of a barrier, at most half the timeout of the training's collectives.
+    """Return the longest wait at a barrier, at most half the timeout of the training's collectives.
 
-    Ranks that do not wait at the barrier may wait for this one in such a collective.
+    A rank that never reaches the barrier may wait for this rank in such a collective, which must not time
+    out.
     """
     group = _get_default_group()
     timeouts = [group._get_backend(device).options._timeout for device in group._device_types]

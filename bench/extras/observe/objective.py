@@ -1,4 +1,7 @@
-"""Check of the training objective: whether a loop trains the mean loss of its next tokens. No torch."""
+"""Check of the training objective: whether a loop trains the mean loss of its next tokens.
+
+This module imports no torch. Functions whose names end in `_mistake` return a message, or None.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ UNTRAINED = -1
 LIMITS: Mapping[str, float] = {"fp64": 1e-4, "fp32": 1e-3}
 """Largest relative error of weights and loss that passes, by dtype of attention."""
 SIXTEEN_BIT_LIMIT = 2e-2
-"""Largest relative error that passes in all other dtypes."""
+"""Largest relative error that passes in the dtypes that LIMITS does not name, which have 16 bits."""
 MEAN = "the mean loss over all ranks' valid tokens"
 NamedWeight = tuple[float, str]
-"""Weight of each token's loss in a micro-step, and the name of that micro-step."""
+"""Weight that each token's loss has in a micro-step, and text that names the rank and the micro-step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +28,8 @@ class MicroStep:
     """Tokens that one call of the model trained on one rank, derived from the gradient of its logits.
 
     w_i is the weight of token i's loss, p_i the probability of its label. The three arrays are [sequences,
-    tokens]. The sums are over tokens whose label is the next token of their sequence, as far as this rank
-    knows it.
+    tokens]. The sums are over tokens whose label is the next token of their sequence, and over tokens with a
+    label whose next token is on another rank.
     """
 
     ids: np.ndarray
@@ -46,7 +49,7 @@ class MicroStep:
 
     @property
     def weight(self) -> float | None:
-        """Factor of each token's loss, which may be nan; None if no token shows it."""
+        """Mean weight of a token's loss: nan if gradients are not finite, None if no token has p_i < 1."""
         if math.isnan(self.weighted_doubt):
             return self.weighted_doubt
         return None if self.doubt <= 0 else self.weighted_doubt / self.doubt
@@ -67,12 +70,12 @@ class RankObjective:
     valid_tokens: float | None
     """Valid tokens of the whole step on this rank, as stated or counted in the labels passed to the model."""
     is_stated: bool
-    """Whether the loop stated a loss, or that it trains this objective."""
+    """Whether the loop called `Observation.loss` in the step, with or without a value."""
     averages_gradients: bool
     """Whether the engine divides the sum of all ranks' gradients by their number, and nothing else does."""
     unknown_divisor: str | None = None
-    """Reason why it is not known by what the engine divides gradients; None if `averages_gradients` holds
-    the answer."""
+    """Reason why the number by which the engine divides gradients is not known; None without a reason. Then
+    `averages_gradients` decides."""
 
 
 def reason_not_compared(ranks: Sequence[RankObjective], sequence_ranks: int, dtype: str) -> str | None:
@@ -99,7 +102,7 @@ def _reason_unseen(ranks: Sequence[RankObjective]) -> str | None:
 
 
 def _reason_scale_unknown(ranks: Sequence[RankObjective], sequence_ranks: int, limit: float) -> str | None:
-    """Return why it is not known by what gradients are divided, which decides the right scale of the loss."""
+    """Return why the divisor of gradients, and with it the scale of the loss, is unknown; else None."""
     reason = next((rank.unknown_divisor for rank in ranks if rank.unknown_divisor is not None), None)
     if reason is not None or all(rank.averages_gradients for rank in ranks):
         return reason
@@ -112,10 +115,10 @@ def _reason_scale_unknown(ranks: Sequence[RankObjective], sequence_ranks: int, l
     return None
 
 
-def wrong_objective(
+def objective_mistake(
     ranks: Sequence[RankObjective], groups: Sequence[Sequence[int]], dtype: str
 ) -> str | None:
-    """Return what is wrong with the objective, in one line; None if it is right or cannot be judged.
+    """Return a message about the first mistake in the objective; None if it is right or cannot be judged.
 
     Args:
         ranks: Objectives of all ranks, in rank order.
@@ -128,30 +131,30 @@ def wrong_objective(
     for weight, place in weights:
         if not math.isfinite(weight):
             return f"objective: the gradient of the logits of {place} is not finite"
-    labels = (_wrong_labels([ranks[rank] for rank in group], group) for group in groups)
-    wrong = next(filter(None, labels), None) or _no_next_tokens(ranks) or _unequal_weights(weights, limit)
+    labels = (_label_mistake([ranks[rank] for rank in group], group) for group in groups)
+    wrong = next(filter(None, labels), None) or _next_token_mistake(ranks) or _weight_mistake(weights, limit)
     if wrong is not None or _reason_scale_unknown(ranks, len(groups[0]), limit) is not None:
         return wrong
-    return _wrong_scale(ranks, weights, limit, dtype) or _wrong_loss(ranks, limit)
+    return _scale_mistake(ranks, weights, limit, dtype) or _loss_mistake(ranks, limit)
 
 
 def _limit(dtype: str) -> float:
     return LIMITS.get(dtype, SIXTEEN_BIT_LIMIT)
 
 
-def _wrong_labels(sequence_group: Sequence[RankObjective], group: Sequence[int]) -> str | None:
-    """Return the first wrong label of the sequences that the ranks `group` share; None if all are right."""
+def _label_mistake(sequence_group: Sequence[RankObjective], group: Sequence[int]) -> str | None:
+    """Return a message about the first wrong label in the sequences that the ranks `group` share."""
     by_call = zip(*(rank.micro_steps for rank in sequence_group), strict=False)
     wrong = (
-        _wrong_sequence(calls, row, group)
+        _sequence_mistake(calls, row, group)
         for calls in by_call
         for row in range(min(len(call.ids) for call in calls))
     )
     return next(filter(None, wrong), None)
 
 
-def _wrong_sequence(calls: Sequence[MicroStep], row: int, group: Sequence[int]) -> str | None:
-    """Return the first wrong label of one sequence, whose shards are in row `row` of the ranks' calls.
+def _sequence_mistake(calls: Sequence[MicroStep], row: int, group: Sequence[int]) -> str | None:
+    """Return a message about the first wrong label of one sequence: row `row` in the call of every rank.
 
     Sequences of packed documents, whose positions restart, are not checked.
     """
@@ -171,13 +174,14 @@ def _wrong_sequence(calls: Sequence[MicroStep], row: int, group: Sequence[int]) 
             f" the next token is {ids[position + 1]}; shift the labels of whole sequences by one before"
             " sharding"
         )
-    return _untrained_edges(labels != UNTRAINED, ranks)
+    return _shard_end_mistake(labels != UNTRAINED, ranks)
 
 
-def _untrained_edges(is_trained: np.ndarray, ranks: np.ndarray) -> str | None:
+def _shard_end_mistake(is_trained: np.ndarray, ranks: np.ndarray) -> str | None:
     """Return a message if labels were shifted within shards.
 
-    Then the last token of every shard has no label, while all tokens next to these have one.
+    In this case the last token of every shard has no label, and all tokens next to such a token have one.
+    `is_trained` and `ranks` are in the order of the sequence.
     """
     edges = np.flatnonzero(ranks[:-1] != ranks[1:])
     neighbours = np.setdiff1d(np.concatenate([edges - 1, edges + 1]), [*edges, -1, len(ranks) - 1])
@@ -190,10 +194,10 @@ def _untrained_edges(is_trained: np.ndarray, ranks: np.ndarray) -> str | None:
     )
 
 
-def _no_next_tokens(ranks: Sequence[RankObjective]) -> str | None:
+def _next_token_mistake(ranks: Sequence[RankObjective]) -> str | None:
     """Return a message if no label of a rank is the next token.
 
-    This also covers packed sequences, whose labels are not compared one by one.
+    This is checked for packed documents, too, whose labels are not compared one by one.
     """
     for rank, objective in enumerate(ranks):
         calls = objective.micro_steps
@@ -205,7 +209,8 @@ def _no_next_tokens(ranks: Sequence[RankObjective]) -> str | None:
     return None
 
 
-def _unequal_weights(weights: Sequence[NamedWeight], limit: float) -> str | None:
+def _weight_mistake(weights: Sequence[NamedWeight], limit: float) -> str | None:
+    """Return a message if tokens of different ranks or micro-steps have different weights."""
     if not weights:
         return None
     (low, low_place), (high, high_place) = min(weights), max(weights)
@@ -222,6 +227,7 @@ def _unequal_weights(weights: Sequence[NamedWeight], limit: float) -> str | None
 
 
 def _weights(ranks: Sequence[RankObjective]) -> Iterator[NamedWeight]:
+    """Yield the weights of all micro-steps whose weight is known."""
     for rank, objective in enumerate(ranks):
         for number, call in enumerate(objective.micro_steps):
             suffix = "" if len(objective.micro_steps) == 1 else f", micro-step {number}"
@@ -229,10 +235,10 @@ def _weights(ranks: Sequence[RankObjective]) -> Iterator[NamedWeight]:
                 yield call.weight, f"rank {rank}{suffix}"
 
 
-def _wrong_scale(
+def _scale_mistake(
     ranks: Sequence[RankObjective], weights: Sequence[NamedWeight], limit: float, dtype: str
 ) -> str | None:
-    """Return a message if gradients are a multiple of those of the mean loss."""
+    """Return a message if gradients are a multiple of the gradients of the mean loss."""
     if not weights or not has_known_scale(ranks, dtype):
         return None
     count = sum(rank.valid_tokens or 0.0 for rank in ranks)
@@ -247,16 +253,14 @@ def _wrong_scale(
 
 
 def has_known_scale(ranks: Sequence[RankObjective], dtype: str) -> bool:
-    """Return whether the right size of gradients is known.
-
-    It is not known in fp16, where a gradient scaler multiplies them.
-    """
+    """Return whether the right size of gradients is known. A gradient scaler makes it unknown in fp16."""
     return dtype != "fp16" and all(
         rank.averages_gradients and rank.valid_tokens is not None for rank in ranks
     )
 
 
-def _wrong_loss(ranks: Sequence[RankObjective], limit: float) -> str | None:
+def _loss_mistake(ranks: Sequence[RankObjective], limit: float) -> str | None:
+    """Return a message if all ranks stated a loss, and it is not the mean loss."""
     if _states_mean_loss(ranks, limit) or not all(rank.losses for rank in ranks):
         return None
     stated = statistics.fmean(sum(rank.losses) for rank in ranks)
@@ -267,7 +271,7 @@ def _wrong_loss(ranks: Sequence[RankObjective], limit: float) -> str | None:
 
 
 def _states_mean_loss(ranks: Sequence[RankObjective], limit: float, parts: int = 1) -> bool:
-    """Return whether `parts` times the stated loss, averaged over ranks, is the mean loss.
+    """Return whether `parts` times the stated loss, averaged over ranks, is the mean loss within `limit`.
 
     A rank may state the loss of each micro-step, or each micro-step's part of the step's loss.
     """

@@ -1,9 +1,9 @@
 """The context manager that `bench.observe` returns.
 
 The first steps include costs that occur once, the next steps are timed without instruments, and a few more
-are inspected or traced. Then the record is written, and the context does nothing any more. An error of the
-observation itself is printed in one line; then, too, the context does nothing any more, and the training
-continues.
+are inspected (with hooks) or traced (with torch.profiler). Then the record is written, and from then on the
+context does nothing. After an error of the observation itself, which is printed in one line, it does nothing
+either, and the training continues.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from bench.run.node.failure import describe_failure
 from bench.run.node.ranks import RankEnd, is_lost_peer_failure
 
 LOST_PEER_WAIT_S = 1.0
-"""Time for a failed peer to write its record; torchrun stops the other ranks soon afterwards."""
+"""Seconds in which a failed peer may store its record first; torchrun stops this rank soon afterwards."""
 STORE_WAIT_S = 10.0
-"""Longest wait for the records file; ranks that raise the same error write one after another."""
+"""Longest wait for the records file, in seconds; ranks that raise the same error write one after another."""
 
 
 class Observation:
@@ -76,8 +76,8 @@ class Observation:
     observation is printed, and the training continues unobserved.
 
     Attributes:
-        record: The record, on rank 0 after the last observed step, or on a rank that stored an error. None
-            before, and on the other ranks.
+        record: The record, on rank 0 after the last observed step, or on a rank that stored an error. It is
+            None before that, and on all other ranks.
     """
 
     count: ClassVar[int] = 0
@@ -138,7 +138,7 @@ class Observation:
                     " teacher in a run of its own"
                 )
             if self._steps == 0:
-                refuse_compiled(self._loop.model.called[0])
+                refuse_compiled(self._loop.model.entry_points[0])
             while next(self._step_requests) is StepRequest.BETWEEN:
                 pass
             Observation.active = self
@@ -166,9 +166,10 @@ class Observation:
     def loss(self, loss: Tensor | float | None = None, valid_tokens: Tensor | float | None = None) -> None:
         """State the loss of a step, so that the training objective is checked.
 
-        The call says that the step trains the mean cross-entropy of next tokens, over the valid tokens of all
-        ranks and micro-steps. Make it in every step, once per micro-step. One step is compared, and the
-        numbers of all steps must be finite. Tensors are copied without a synchronization.
+        A loop that calls this says that it trains the mean cross-entropy of next tokens, over the valid
+        tokens of all ranks and micro-steps. Call it in every step, once per micro-step. The objective of one
+        step is compared, and the numbers of all steps must be finite. Tensors are copied without a
+        synchronization.
 
             with bench.observe(model, sequence_group) as step:
                 loss = loss_sum * world_size / valid_tokens_of_all_ranks
@@ -176,10 +177,10 @@ class Observation:
                 loss.backward()
 
         Args:
-            loss: The value on which `backward` is called, before a gradient scaler. Without it only labels,
-                weights and gradients are compared.
-            valid_tokens: Number of this rank's tokens in the loss. By default, the labels passed to the model
-                are counted, without those that are ignored.
+            loss: The value on which `backward` is called, before a gradient scaler multiplies it. Without it
+                only labels, weights and gradients are compared.
+            valid_tokens: Number of this rank's tokens in the loss. By default, it is the number of labels
+                passed to the model, without ignored labels.
         """
         if not self._is_over:
             self._loop.trained_tokens.state(self._steps, loss, valid_tokens)
@@ -188,8 +189,8 @@ class Observation:
     def _contain_errors(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         """Stop the observation instead of the training if the observation's code raises.
 
-        Only `refusals`, and exceptions such as KeyboardInterrupt, are raised. An error may occur on one rank
-        only.
+        Errors are not raised again, except `refusals` and exceptions such as KeyboardInterrupt. The other
+        ranks stop observing, too, as an error may occur on one rank only.
         """
         try:
             yield
@@ -205,8 +206,9 @@ class Observation:
     def _stop(self, error: BaseException | None, *, is_internal: bool) -> None:
         """Stop the observation: release the waiting ranks, and store the error in a record if possible.
 
-        `error` was raised by the observation's code if `is_internal`, else by the user's step. In the second
-        case it must propagate, whatever else fails here.
+        `is_internal` says that the observation's code raised the error, and not the user's step. An error of
+        the user's step must propagate, so this method raises no other one. `error` is None if the code
+        refused to observe or was interrupted, which leaves no record.
         """
         self._is_over = True
         with suppress(Exception):
@@ -259,7 +261,7 @@ class Observation:
                 print_message(f"the record was written, but no report; reason: {one_line(error)}")
 
     def _loop_report(self) -> LoopReport:
-        """Return this rank's report."""
+        """Return this rank's report: its part of every section, and what only observed loops have."""
         loop, software = self._loop, nccl_version(self._measurement.device)
         values = {**self._measurement.report(), "phases_s": self._log.phases_s, "software": software}
         (rank_report,) = decode_reports([values])
@@ -298,6 +300,7 @@ class Observation:
         print_message(f"{outcome(self.record)}; record in {self.request.folder}")
 
     def _report_missing_steps(self) -> None:
+        """Print, when the script ends, that it ran too few steps for a record."""
         if not self._is_over and self._is_rank_0:
             print_message(
                 f"{self.request.steps_needed} steps are needed, but only {self._steps} were observed, so no"
@@ -312,6 +315,6 @@ def print_message(text: str, stream: TextIO | None = None) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """Return type and first line of an error, `KeyError: 'scatter'`; only the line of a ConfigError."""
+    """Return type and first line of an error, such as `KeyError: 'scatter'`; no type for a ConfigError."""
     first = (str(error).strip().splitlines() or [""])[0]
     return first if isinstance(error, ConfigError) else f"{type(error).__name__}: {first}".removesuffix(": ")

@@ -34,7 +34,7 @@ def observe(
 ) -> Observation:
     """Return a context manager that measures and checks the steps of a training loop.
 
-    Put every step into the context: forward, backward and the optimizer's update. All ranks must do so. After
+    Put every step into the context, on all ranks: forward, backward and the optimizer's update. After
     `warmup_steps + steps + 8` steps, rank 0 adds a record to `folder`, prints the speed and the checks, and
     writes a report; from then on the context does nothing. A step that raises leaves a record of the error.
     Losses are the same with and without the context.
@@ -94,7 +94,7 @@ class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
 
     Args:
         group: The ranks that share a sequence, as in `observe`.
-        **choices: All other arguments of `observe` but the model, such as `folder` and `steps`.
+        **choices: Further arguments of `observe`, such as `folder` and `steps`.
     """
 
     def __init__(self, group: dist.ProcessGroup | DeviceMesh | None = None, **choices: Any) -> None:
@@ -111,7 +111,7 @@ class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
             self._observation.__enter__()
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """State the objective; the labels of the step's model calls give the number of valid tokens."""
+        """State that the step trains the mean loss; valid tokens are counted in the labels of model calls."""
         if self._observation is not None:
             self._observation.loss()
 
@@ -131,7 +131,7 @@ def find_wrapper(model: nn.Module) -> nn.Module:
 def _is_wrapper(model: nn.Module, item: object) -> bool:
     """Return whether `item` is a module whose child `module` is the model.
 
-    `type` is asked instead of `isinstance`, since a proxy that claims to be a module may lack its attributes.
+    `type(item)` is tested, because a proxy for which `isinstance` is true may lack a module's attributes.
     """
     children = vars(item).get("_modules") if issubclass(type(item), nn.Module) else None
     return isinstance(children, dict) and children.get("module") is model

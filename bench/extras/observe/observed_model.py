@@ -1,4 +1,4 @@
-"""Detection of the transformers model, the engine and the attention inside a user's wrapped model."""
+"""Find the transformers model, the engine and the attention inside a user's wrapped model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ENGINE_OF_WRAPPER: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ObservedModel:
-    """A transformers model, and the modules around it that the loop may call."""
+    """A transformers model, and the modules that the loop may call to run it."""
 
-    called: Sequence[nn.Module]
-    """The outermost wrapper, if there is one, and `networks`."""
+    entry_points: Sequence[nn.Module]
+    """All modules that the loop may call: the outermost wrapper, if there is one, and then `networks`."""
     networks: Sequence[PreTrainedModel]
-    """The transformers models, the outermost first."""
+    """The transformers model and the models nested in it, such as its decoder; the outermost comes first."""
     engine: str
     """Name of the engine; `none` if nothing wraps the model."""
 
@@ -53,11 +53,11 @@ class ObservedModel:
         """
         config = self.networks[0].config
         path = config.name_or_path or None
-        numbers, model = text_config(config.to_dict()), type(self.networks[0]).__name__
-        if has_experts(numbers):
+        decoder_config, model = text_config(config.to_dict()), type(self.networks[0]).__name__
+        if has_experts(decoder_config):
             raise experts_error("bench.observe", model)
         try:
-            sizes = transformers_numbers(numbers)
+            sizes = transformers_numbers(decoder_config)
         except KeyError as error:
             raise ConfigError(
                 f"bench.observe: the configuration of {model} has no {error}; only plain decoders with"
@@ -67,19 +67,20 @@ class ObservedModel:
         return ModelConfig(name=name, path=path, **sizes)
 
     def averages_gradients(self) -> bool:
-        """Return whether the engine divides the sum of all ranks' gradients by the number of ranks."""
-        group = getattr(self.called[0], "process_group", None)
-        if group is None or not isinstance(self.called[0], DistributedDataParallel):
+        """Return whether it is known that the engine averages gradients over all ranks."""
+        group = getattr(self.entry_points[0], "process_group", None)
+        if group is None or not isinstance(self.entry_points[0], DistributedDataParallel):
             return self.engine.startswith("zero") and self.unknown_divisor() is None
-        has_hook = bool(getattr(self.called[0], "_comm_hooks", ()))
+        has_hook = bool(getattr(self.entry_points[0], "_comm_hooks", ()))
         return dist.get_world_size(group) == dist.get_world_size() and not has_hook
 
     def unknown_divisor(self) -> str | None:
-        """Return why the divisor of gradients is not known although the engine is; None without a reason.
+        """Return a message if DeepSpeed's settings leave open by what it divides gradients; None otherwise.
 
-        With sequence groups, ZeRO 0, 1 and 2 sum the gradients of a group's ranks; ZeRO 3 divides by all.
+        This is so for sequence groups under ZeRO 0, 1 and 2, which may sum the gradients of a group's ranks
+        instead of averaging them. ZeRO 3 divides by the number of all ranks.
         """
-        sequence_ranks = getattr(self.called[0], "sequence_parallel_size", 1)
+        sequence_ranks = getattr(self.entry_points[0], "sequence_parallel_size", 1)
         if self.engine not in ("zero0", "zero1", "zero2") or sequence_ranks == 1:
             return None
         return (
@@ -94,12 +95,15 @@ class ObservedModel:
         """
         return [
             *layers_not_plain(self.networks[0].config.to_dict(), tokens),
-            *_other_modules(self.networks[0]),
+            *_describe_mixing_modules(self.networks[0]),
         ]
 
 
-def _other_modules(network: nn.Module) -> dict[str, None]:
-    """Return modules that mix tokens or change scores without an entry in the configuration."""
+def _describe_mixing_modules(network: nn.Module) -> dict[str, None]:
+    """Return descriptions of modules that mix tokens or change scores in ways that no configuration shows.
+
+    The keys are an ordered set.
+    """
     descriptions: dict[str, None] = {}
     for module in network.modules():
         if any(isinstance(child, nn.Conv1d) for child in module.children()):
@@ -117,14 +121,14 @@ def observed_model(model: nn.Module) -> ObservedModel:
             f"bench.observe: {type(model).__name__} holds no transformers model, and attention of other"
             " models cannot be observed; pass the model that transformers built, wrapped or not"
         )
-    called = [*networks] if model is networks[0] else [model, *networks]
-    return ObservedModel(called, networks, _engine(model))
+    entry_points = [*networks] if model is networks[0] else [model, *networks]
+    return ObservedModel(entry_points, networks, _engine(model))
 
 
 def refuse_compiled(model: nn.Module) -> None:
     """Raise ConfigError if torch.compile has compiled the model, a part of it, or a module around it.
 
-    A compiled function that calls the model cannot be found.
+    If the user's own function that calls the model is compiled, this is not noticed.
     """
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:

@@ -1,4 +1,4 @@
-"""Records of observed loops, their checks, and reasons why a loop is wrong or not judged. No torch."""
+"""Records of observed loops with their checks, and messages why a loop is wrong or not judged. No torch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from bench.cost.memory import MemoryNeed, memory_need
 from bench.extras.observe.objective import (
     RankObjective,
     has_known_scale,
+    objective_mistake,
     reason_not_compared,
-    wrong_objective,
 )
-from bench.extras.observe.tokens import LoopReport, ShardTokens, is_packed, wrong_tokens
+from bench.extras.observe.tokens import LoopReport, ShardTokens, is_packed, sharding_mistake
 from bench.measure import Sections, checks, first_failure, merge_reports
 from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN
@@ -45,33 +45,28 @@ def observed_record(
 ) -> Record:
     """Return the record of a loop that ran all steps of its observation.
 
-    Args:
-        cell: The loop as a cell.
-        reports: Reports of all ranks, in rank order.
-        groups: Tokens of the ranks of every sequence group.
-        repeat: Number of earlier records of this cell.
-        wall_s: Seconds since the observation started.
-        started_at: Start time, equal on all ranks.
+    `reports` are those of all ranks, in rank order. `groups` has the tokens of the ranks of every sequence
+    group. `repeat` is the number of earlier records of this cell.
     """
     planned = PlannedCell(cell, repeat, repeat, Role.OBSERVED, need=loop_need(cell))
-    uneven = _uneven_sizes(reports)
+    uneven = _size_refusal(reports)
     if uneven is not None:
         return unsupported_record(planned, uneven, wall_s, started_at)
     ranks = [report.rank_report for report in reports]
     sections = merge_reports(ranks, cell)
-    wrong_inputs = next(filter(None, map(wrong_tokens, groups)), None)
-    unchecked = None if wrong_inputs else _unchecked_layers(reports)
+    wrong_inputs = next(filter(None, map(sharding_mistake, groups)), None)
+    unchecked = None if wrong_inputs else _layer_refusal(reports)
     if unchecked is not None:
         return unsupported_record(planned, unchecked, wall_s, started_at)
     objectives = [report.objective for report in reports]
     not_finite = [report.stated_not_finite for report in reports if report.stated_not_finite is not None]
     wrong = (
-        missing_group(cell, sections)
+        group_mistake(cell, sections)
         or wrong_inputs
         or (min(not_finite)[1] if not_finite else None)
         or first_failure(cell, sections)
         or first_rank_flaw(ranks, range(len(ranks)))
-        or wrong_objective(objectives, [[*group[0].group] for group in groups], cell.dtype)
+        or objective_mistake(objectives, [[*group[0].group] for group in groups], cell.dtype)
     )
     made = loop_checks(cell, sections, groups, objectives)
     return completed_record(planned, ranks, sections, made, wrong, wall_s, started_at)
@@ -84,16 +79,17 @@ def loop_need(cell: Cell) -> MemoryNeed | None:
 
 
 def failed_record(cell: Cell, end: RankEnd, wall_s: float, started_at: datetime) -> Record:
-    """Return the record of a loop that was ended by an error, seen from the rank that raised it."""
+    """Return the record of a loop that an error has ended; `end` belongs to the rank that raised it."""
     status, failure = classify([end])
     assert failure is not None
     return failure_record(PlannedCell(cell, 0, 0, Role.OBSERVED), status, failure, wall_s, started_at)
 
 
 def store_once(record: Record, store: Store) -> Record:
-    """Store the record and return it, with the user's script instead of this package's command line.
+    """Store the record, with the facts about the user's script in its environment, and return it.
 
-    Nothing is stored if another rank has stored a record of the same error.
+    Nothing is stored if the store has a record of the same run of this cell, as another rank may have stored
+    the same error.
     """
     record = replace(record, environment=replace(record.environment, **this_script()))
     key = (record.cell_id, record.started_at)
@@ -144,8 +140,8 @@ def sequence_groups(reports: Sequence[LoopReport]) -> list[list[ShardTokens]]:
     return [[shards[rank] for rank in group] for group in groups]
 
 
-def _uneven_sizes(reports: Sequence[LoopReport]) -> str | None:
-    """Return a reason for refusal if ranks or steps had batches of different sizes."""
+def _size_refusal(reports: Sequence[LoopReport]) -> str | None:
+    """Return a message if ranks or steps had batches of different sizes; None if all had one size."""
     sizes = sorted({size for report in reports for size in report.step_sizes})
     if len(sizes) == 1:
         return None
@@ -155,8 +151,8 @@ def _uneven_sizes(reports: Sequence[LoopReport]) -> str | None:
     )
 
 
-def _unchecked_layers(reports: Sequence[LoopReport]) -> str | None:
-    """Return a reason for refusal if ranks share a sequence and not all layers are plain causal attention."""
+def _layer_refusal(reports: Sequence[LoopReport]) -> str | None:
+    """Return a message if ranks share a sequence and not all layers are plain causal attention; else None."""
     layers = dict.fromkeys(layer for report in reports for layer in report.unplain_layers)
     if not layers or len(reports[0].tokens.group) == 1:
         return None
@@ -168,7 +164,7 @@ def _unchecked_layers(reports: Sequence[LoopReport]) -> str | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Create the folder and test that records can be added, so that errors show before the training.
+    """Create the folder and test that records can be added, so that errors are raised before the training.
 
     Raises:
         ConfigError: The folder cannot be written to.
@@ -200,7 +196,7 @@ NEVER_CHECKED: Mapping[str, str] = {
 }
 """Reasons why a check is never made in observed loops, by the check's name."""
 NO_SECTION = "never compared in an observed loop"
-"""Reason why any other check was not made whose pass left no section."""
+"""Reason why any other check is not made if its pass left no section."""
 CELL_CHECKS = frozenset({
     "every gradient on the cell's engine", "every shard of the parameters",
 })  # fmt: skip
@@ -216,11 +212,7 @@ def loop_checks(
 ) -> list[Check]:
     """Return the checks of all passes, with reasons that apply to observed loops.
 
-    Args:
-        cell: The loop as a cell.
-        sections: Merged sections of all ranks.
-        groups: Tokens of the ranks of every sequence group.
-        objectives: Training objectives of all ranks, in rank order.
+    `sections` are merged over all ranks. `groups` has the tokens of the ranks of every sequence group.
     """
     by_name = {check.what: check for check in checks(cell, sections) if check.what not in CELL_CHECKS}
     for name, check in by_name.items():
@@ -232,7 +224,7 @@ def loop_checks(
     return [*by_name.values(), _objective_check(cell, objectives)]
 
 
-def missing_group(cell: Cell, sections: Sections) -> str | None:
+def group_mistake(cell: Cell, sections: Sections) -> str | None:
     """Return a message if attention communicates although `observe` got no sequence group."""
     engagement = sections.get("engagement")
     sent = 0 if engagement is None else sum(engagement.sent_bytes.get("attention", ()))
@@ -246,7 +238,7 @@ def missing_group(cell: Cell, sections: Sections) -> str | None:
 
 
 def _objective_check(cell: Cell, objectives: Sequence[RankObjective]) -> Check:
-    """Return the check of labels, weights and loss of one step."""
+    """Return the check of labels, weights and loss of one step, or why it was not made."""
     reason = reason_not_compared(objectives, cell.sp_degree, cell.dtype)
     if reason is not None:
         return Check(what="objective", against=NEXT_TOKENS, reason=reason)
@@ -255,7 +247,7 @@ def _objective_check(cell: Cell, objectives: Sequence[RankObjective]) -> Check:
 
 
 def _tokens_check(cell: Cell, groups: Sequence[Sequence[ShardTokens]]) -> Check:
-    """Return the check of positions and token ids in the last untimed step."""
+    """Return the check of the last untimed step's positions and token ids, or why it was not made."""
     check = Check(what="tokens", against="one whole sequence, split over the ranks")
     if len(groups[0]) == 1:
         return replace(check, reason="no ranks share a sequence, and data of a user's loop is not checked")

@@ -2,6 +2,8 @@
 
 No layer is called again. The inputs, output and gradients of the step's own call are gathered from the ranks
 that share a sequence, and the exact result is computed from the inputs.
+
+Letters of shapes: N heads, S tokens of a shard, T tokens of the whole sequence, D the size of a head.
 """
 
 from __future__ import annotations
@@ -27,17 +29,18 @@ from bench.measure.parity.section import ParitySection, parity_limit
 from bench.training.models import TORCH_DTYPES
 
 BUDGET_FLOPS: Mapping[str, float] = {"cpu": 1e11, "cuda": 1e14}
-"""FLOPs for the exact result and for plain attention in the model's dtype; seconds on either device."""
+"""Largest number of FLOPs for the exact result and for plain attention in the model's dtype, which takes
+seconds on either device."""
 SCORE_BLOCKS = 6
 """Number of blocks of float64 scores that `whole_attention` holds at a time."""
 GRADIENT_FLOORS: Mapping[str, float] = {"fp16": 4e-3, "bf16": 2e-2}
-"""Noise floor of gradients in 16 bit: the error of torch's own CPU kernel grows with the sequence."""
+"""Noise floor of gradients in 16 bit: the error of torch's own attention on the CPU grows with the length."""
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceGroup:
-    """The ranks that share a sequence, including this one, and their collectives.
+    """The ranks that share a sequence, including this rank, and their collectives.
 
     Every rank of the group must call the same method.
     """
@@ -49,7 +52,7 @@ class SequenceGroup:
     """Called before every collective; raises if a rank has stopped observing."""
 
     def all_gather(self, shard_NSD: Tensor) -> Tensor:
-        """Return the equal shards of all ranks, joined in the order of the ranks: [N, T, D]."""
+        """Return the shards of all ranks, which have equal lengths, in the order of the ranks: [N, T, D]."""
         if self.process_group is None:
             return shard_NSD
         sent = shard_NSD.contiguous()
@@ -81,7 +84,7 @@ class _ShardState:
     """Facts about one rank's captured call that decide what can be compared."""
 
     reason: str | None
-    """Reason why it cannot be compared."""
+    """Reason why the call cannot be compared; None if it can."""
     positions: Sequence[int]
     free_bytes: float
 
@@ -89,10 +92,11 @@ class _ShardState:
 def compare_attention(
     captured: CapturedAttention, positions: list[int], sequence_group: SequenceGroup
 ) -> tuple[ParitySection, FullLengthSection]:
-    """Return the errors of some whole heads, within a budget of operations, and of some rows of every head.
+    """Compare a captured attention call with float64: some whole heads, and some rows of every head.
 
-    Whole heads are compared by the group's first rank; the other ranks return a section without errors. Every
-    rank of the group must call this function.
+    BUDGET_FLOPS limits the number of whole heads. They are compared on the group's first rank; the other
+    ranks return a section of heads without errors. If a rank's call cannot be compared, both sections have
+    the reason instead of errors. Every rank of the group must call this function.
 
     Args:
         captured: This rank's shard of one attention call.
@@ -166,11 +170,14 @@ def _compare_heads(
     *,
     is_first_rank: bool,
 ) -> ParitySection:
-    """Compare as many KV heads as the budget allows, each with the query heads that share it."""
-    queries, tokens = x["q"].shape[1] // x["k"].shape[1], shards.tokens
-    cost = 2 * whole_attention_flops(queries, tokens, x["q"].shape[3])
+    """Compare as many KV heads as the budget allows, each with the query heads that share it.
+
+    If not even one fits into memory and budget, the section has the reason.
+    """
+    queries_per_kv, tokens = x["q"].shape[1] // x["k"].shape[1], shards.tokens
+    cost = 2 * whole_attention_flops(queries_per_kv, tokens, x["q"].shape[3])
     device = x["q"].device.type
-    needed_bytes = 8 * queries * tokens * (SCORE_BLOCKS * CHUNK + 2 * SCORE_BLOCKS * x["q"].shape[3])
+    needed_bytes = 8 * queries_per_kv * tokens * (SCORE_BLOCKS * CHUNK + 2 * SCORE_BLOCKS * x["q"].shape[3])
     reason = None
     if needed_bytes > free_bytes:
         reason = f"needs {size_label(needed_bytes)}, but the GPU has {size_label(int(free_bytes))} free"
@@ -183,7 +190,7 @@ def _compare_heads(
     errors: dict[str, float] = {}
     limits: dict[str, float] = {}
     for head in range(min(x["k"].shape[1], int(BUDGET_FLOPS[device] / cost))):
-        whole = {name: shards.gather(shard) for name, shard in _one_head(x, head, queries).items()}
+        whole = {name: shards.gather(shard) for name, shard in _one_head(x, head, queries_per_kv).items()}
         if is_first_rank:
             of_head = _head_errors(whole, attention)
             errors = {
@@ -193,10 +200,13 @@ def _compare_heads(
     return ParitySection(tokens=tokens, errors=errors, limits=limits)
 
 
-def _one_head(x: Mapping[str, Tensor], head: int, queries: int) -> dict[str, Tensor]:
-    """Return one KV head with its query heads, [heads, S, D]; every head is taken from another sequence."""
+def _one_head(x: Mapping[str, Tensor], head: int, queries_per_kv: int) -> dict[str, Tensor]:
+    """Return the shards [N, S, D] of one KV head and of its query heads.
+
+    Consecutive heads are taken from different sequences of the batch.
+    """
     sequence = head % len(x["q"])
-    query_heads, kv_head = slice(head * queries, (head + 1) * queries), slice(head, head + 1)
+    query_heads, kv_head = slice(head * queries_per_kv, (head + 1) * queries_per_kv), slice(head, head + 1)
     kv_names = ("k", "v", "dk", "dv")
     return {
         name: tensor[sequence, kv_head if name in kv_names else query_heads] for name, tensor in x.items()
@@ -206,7 +216,7 @@ def _one_head(x: Mapping[str, Tensor], head: int, queries: int) -> dict[str, Ten
 def _head_errors(whole: Mapping[str, Tensor], attention: AttentionSettings) -> dict[str, tuple[float, float]]:
     """Return error and limit of out, dq, dk and dv.
 
-    Limits are those of the parity pass; gradients also have the noise floor GRADIENT_FLOORS.
+    Limits are set as in the parity pass; for gradients they are at least GRADIENT_FLOORS.
     """
     inputs = whole["q"], whole["k"][0], whole["v"][0], whole["dout"]
     exact = whole_attention(*inputs, attention.scale, torch.float64)
@@ -220,7 +230,7 @@ def _head_errors(whole: Mapping[str, Tensor], attention: AttentionSettings) -> d
 
 
 def _relative_error(result: Tensor, exact: Tensor) -> float:
-    """Return the error relative to the exact maximum; 1 if only the exact result is all zeros."""
+    """Return the error relative to the exact result's maximum; 0 or 1 if the exact result is all zeros."""
     if not bool(exact.any()) and bool(result.isfinite().all()):
         return float(bool(result.any()))
     return relative_error(result, exact)

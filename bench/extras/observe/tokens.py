@@ -1,4 +1,4 @@
-"""Tokens that a model is called with, and checks that the shards of several ranks form one sequence."""
+"""Tokens that a model is called with, and a check that the shards of several ranks form one sequence."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ShardTokens:
     positions: Sequence[int] | None
     """Positions of the first sequence; None if the model was given none and counts from 0."""
     model_shifts_labels: bool
-    """Whether the model was given plain labels, which it shifts within the shard."""
+    """Whether the model was given `labels`, which it shifts within the shard, so the last label is lost."""
 
     @property
     def size(self) -> StepSize:
@@ -70,15 +70,19 @@ class LoopReport:
     step_sizes: Sequence[StepSize]
     """Sizes of all untimed steps."""
     unplain_layers: Sequence[str]
-    """Descriptions of layers that are not plain causal attention."""
+    """Descriptions of layers that are not plain causal attention, for example with a sliding window."""
     objective: RankObjective
     """Training objective of the step whose attention was compared."""
     stated_not_finite: tuple[int, str] | None
     """First step in which the loop stated a number that is not finite, and a line that says so."""
 
 
-def wrong_tokens(shards: Sequence[ShardTokens]) -> str | None:
-    """Return what is wrong with the shards of one sequence group, in one line; None if nothing is."""
+def sharding_mistake(shards: Sequence[ShardTokens]) -> str | None:
+    """Return a message about a mistake in sharding one sequence, such as equal shards; None if there is none.
+
+    `shards` are the shards of one sequence group, in the order of its ranks. For packed documents, whose
+    positions restart, not every position is checked.
+    """
     if len(shards) == 1:
         return None
     first, ranks = shards[0], f"ranks {', '.join(map(str, shards[0].group))}"
@@ -103,16 +107,16 @@ def wrong_tokens(shards: Sequence[ShardTokens]) -> str | None:
             " each shard is not trained on; shift the labels of whole sequences, and pass their shards as"
             " shift_labels"
         )
-    return None if is_packed(shards) else _wrong_positions(shards, ranks)
+    return None if is_packed(shards) else _position_mistake(shards, ranks)
 
 
 def shard_positions(shard: ShardTokens) -> Sequence[int]:
-    """Return the positions of a shard's first sequence."""
+    """Return the positions of a shard's first sequence; they count from 0 if the model was given none."""
     return range(shard.length) if shard.positions is None else shard.positions
 
 
 def seq_len(shard: ShardTokens) -> int:
-    """Return the number of tokens of a whole sequence, of which all ranks hold equal parts."""
+    """Return the number of tokens of a whole sequence. All ranks of its group hold shards of equal length."""
     return shard.length * len(shard.group)
 
 
@@ -122,13 +126,15 @@ def is_packed(shards: Sequence[ShardTokens]) -> bool:
 
 
 def find_layout(shards: Sequence[ShardTokens]) -> str:
-    """Return the name of the layout that these shards have; `own` if no built-in layout fits.
+    """Return the name of the first built-in layout that has these positions; `own` if there is none.
 
-    Some shards of a sequence are enough.
+    `shards` may lack shards of the sequence.
     """
     tokens, degree = seq_len(shards[0]), len(shards[0].group)
-    legal = (name for name, layout in LAYOUTS.items() if tokens % layout.length_multiple(degree) == 0)
-    return next((name for name in legal if all(_has_layout(shard, name) for shard in shards)), USER_CODE)
+    legal_names = (name for name, layout in LAYOUTS.items() if tokens % layout.length_multiple(degree) == 0)
+    return next(
+        (name for name in legal_names if all(_has_layout(shard, name) for shard in shards)), USER_CODE
+    )
 
 
 def _has_layout(shard: ShardTokens, layout: str) -> bool:
@@ -137,7 +143,7 @@ def _has_layout(shard: ShardTokens, layout: str) -> bool:
     return [*shard_positions(shard)] == [position for piece in pieces for position in sequence[piece]]
 
 
-def _wrong_positions(shards: Sequence[ShardTokens], ranks: str) -> str | None:
+def _position_mistake(shards: Sequence[ShardTokens], ranks: str) -> str | None:
     """Return a message if not every position of the sequence occurs exactly once."""
     positions = sorted(position for shard in shards for position in shard_positions(shard))
     if positions == [*range(len(positions))]:
@@ -150,20 +156,21 @@ def _wrong_positions(shards: Sequence[ShardTokens], ranks: str) -> str | None:
 
 
 _IDS, _EMBEDDED = "input_ids", "inputs_embeds"
-COPIED = (_IDS, "position_ids")
-"""Arguments of the model that are copied. They are small; `inputs_embeds` is not, and `context_parallel` does
-not shard it in place."""
+COPIED_ARGUMENTS = (_IDS, "position_ids")
+"""Arguments of the model that are copied, as torch's `context_parallel` restores the whole tensors before the
+step ends. `inputs_embeds` is large, and is not sharded in place."""
 
 
 class ModelInputWatch:
-    """Records the arguments of the models' outermost calls in a step, and the phases of the step.
+    """Records a step's phases, its number of model calls, and the arguments of the first call.
 
     Attributes:
+        entry_points: Modules that the loop may call.
         tokens: This rank's tokens in the last watched step; None before the model was called.
     """
 
-    def __init__(self, networks: Sequence[nn.Module], group: Sequence[int], phase: StepPhase) -> None:
-        self.networks = networks
+    def __init__(self, entry_points: Sequence[nn.Module], group: Sequence[int], phase: StepPhase) -> None:
+        self.entry_points = entry_points
         self.group = group
         self.phase = phase
         self.tokens: ShardTokens | None = None
@@ -175,16 +182,16 @@ class ModelInputWatch:
 
     @contextmanager
     def watch_step(self) -> Iterator[None]:
-        """Watch one step. Nothing is copied from the device before the step ends or raises.
+        """Watch one step and set `tokens`. Nothing is copied to the host before the step ends or raises.
 
         Raises ConfigError after a step that called the model but ran no backward through it.
         """
         self._arguments, self._calls, self._depth, self._has_own_loss = {}, 0, 0, False
         self._backwards = []
         with ExitStack() as hooks:
-            for network in self.networks:
-                enter = network.register_forward_pre_hook(Hook(self._enter), with_kwargs=True)
-                leave = network.register_forward_hook(Hook(self._leave), always_call=True)
+            for module in self.entry_points:
+                enter = module.register_forward_pre_hook(Hook(self._enter), with_kwargs=True)
+                leave = module.register_forward_hook(Hook(self._leave), always_call=True)
                 hooks.callback(enter.remove)
                 hooks.callback(leave.remove)
             try:
@@ -199,6 +206,7 @@ class ModelInputWatch:
             )
 
     def _read(self) -> ShardTokens | None:
+        """Return the tokens in the recorded arguments; None if the model was not called with any."""
         ids = self._arguments.get(_IDS, self._arguments.get(_EMBEDDED))
         if ids is None:
             return None
@@ -217,7 +225,7 @@ class ModelInputWatch:
         )
 
     def _enter(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Count a call; calls without gradients, such as evaluation or a reference model, are ignored."""
+        """Count a call and record the first; ignore calls without gradients, such as evaluation."""
         with self._errors:
             if torch.is_grad_enabled():
                 if self._depth == 0:
@@ -228,18 +236,18 @@ class ModelInputWatch:
         self._depth += 1
 
     def _record_arguments(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Record arguments of the first call; a wrapper's take precedence over those of the model inside."""
+        """Add the arguments of a module in the first call. Those of modules around it take precedence."""
         arguments = tensor_arguments(network, args, named)
-        # torch's `context_parallel` shards its buffers in place, and restores them before the step ends.
-        copies = {name: arguments[name].clone() for name in COPIED if name in arguments}
+        copies = {name: arguments[name].clone() for name in COPIED_ARGUMENTS if name in arguments}
         self._arguments = {**arguments, **copies, **self._arguments}
-        # Transformers' loss functions shift labels; one that the user has set may not. `loss_function`, the
-        # public name, would warn.
+        # Transformers' loss functions shift labels; a loss function of the user may not. Reading the public
+        # `loss_function` would warn.
         loss = getattr(network, "_loss_function", None)
         module = str(getattr(loss, "__module__", ""))
         self._has_own_loss |= loss is not None and not module.startswith("transformers.")
 
     def _leave(self, _network: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        """Begin the phase `backward` after an outermost call, and note when a gradient reaches its output."""
         self._depth -= 1
         if self._depth == 0:
             with self._errors:
@@ -258,9 +266,10 @@ def tensor_arguments(network: nn.Module, args: Sequence[Any], named: Mapping[str
 
 
 def _digest(ids: Tensor, rank: int) -> str:
-    """Return a hash of the tokens, for which equal tokens are equal.
+    """Return a hash of the token ids, by which ranks with equal shards are found.
 
-    If all tokens are the same, as in a trial run, the digest names the rank, so that ranks differ.
+    If all ids of the shard are one and the same, as in a trial run, shards are equal without a mistake. The
+    result then names the rank, so that it differs on every rank.
     """
     values = ids.detach().cpu().float()
     if bool((values == values.flatten()[0]).all()):

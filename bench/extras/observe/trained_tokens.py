@@ -2,8 +2,10 @@
 
 For a cross-entropy l_i with weight w_i, the gradient of the logits is w_i * (softmax_i - onehot(label_i)).
 Its only negative entry is at the label, and its positive entries sum to w_i * (1 - p_i), with p_i the
-probability of the label. Weights and labels found in this way are those that the loop trains, whatever it
-states and wherever it divides.
+probability of the label. Weights and labels that are found in this way are the ones that the loop trains,
+even if it states another loss.
+
+Letters of shapes: B sequences, T tokens of the shard, V entries of the vocabulary, R = B * T rows of logits.
 """
 
 from __future__ import annotations
@@ -41,35 +43,34 @@ class StatedLoss:
 
 @dataclass(slots=True)
 class _ModelCall:
-    """One call of the model: its tokens, and facts about their predictions that are known before backward.
-
-    B sequences, T tokens of the shard.
-    """
+    """One call of the model: its tokens, and what its backward needs of the logits."""
 
     ids: Tensor
+    """Token ids, [B, T]."""
     positions: Tensor
+    """Positions in the sequence, [B, T]."""
     valid_tokens: Tensor | None
     """Number of labels that count; None if the model was given no labels."""
     lse: Tensor
-    """Log-sum-exp of the logits in float32, [B * T]."""
+    """Log-sum-exp of the logits in float32, [R]."""
     successors: Tensor
-    """Next token within this rank's shard, [B * T]; UNTRAINED if it is on another rank."""
+    """Next token of each token, [R]; UNTRAINED if this rank does not hold it."""
     successor_logits: Tensor
-    """Logit of the successor, [B * T]."""
+    """Logit of the successor, [R]."""
     open_rows: Tensor
-    """Rows of the logits whose successor is on another rank."""
+    """Indices of the rows whose successor this rank does not hold."""
     open_logits: Tensor
     """Copy of the logits of `open_rows`, kept until backward."""
     micro_step: MicroStep | None = None
     """Result of the first backward."""
     backwards: int = 0
-    """Number of gradients; if there are several, none of them is the whole gradient of the step."""
+    """Number of gradients that the logits received; if it is not 1, none is the whole gradient."""
 
 
 class TrainedTokens:
     """Watches the logits of one step, and stores the losses that the loop states in all steps.
 
-    Only small tensors are kept: some numbers per token, and the logits of each shard's last token.
+    Until backward, a watched call keeps some numbers per token and the logits of each shard's last token.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -81,15 +82,13 @@ class TrainedTokens:
         self._calls: list[_ModelCall] = []
         self._errors = DeferredErrors()
 
-    def state(self, step: int, *numbers: Tensor | float | None) -> None:
-        """Store the loss and the number of valid tokens that the loop states in a step."""
+    def state(self, step: int, loss: Tensor | float | None, valid_tokens: Tensor | float | None) -> None:
+        """Store copies of the loss and of the number of valid tokens that the loop states in a step."""
         with self._errors:
-            self.stated.append(
-                StatedLoss(step, *(x.detach().clone() if isinstance(x, Tensor) else x for x in numbers))
-            )
+            self.stated.append(StatedLoss(step, _copy(loss), _copy(valid_tokens)))
 
     def stated_not_finite(self) -> tuple[int, str] | None:
-        """Return the first step in which this rank stated a number that is not finite, and a line on it."""
+        """Return the first step in which this rank stated a number that is not finite, and a message."""
         for stated in self.stated:
             numbers = {"loss": stated.loss, "number of valid tokens": stated.valid_tokens}
             for name, number in numbers.items():
@@ -101,9 +100,9 @@ class TrainedTokens:
 
     @contextmanager
     def watch_step(self) -> Iterator[None]:
-        """Watch one step; does nothing if the loop has stated no loss in the steps before."""
-        before = len(self.stated)
-        if before == 0:
+        """Watch one step; does nothing if the loop has stated no loss in any earlier step."""
+        earlier = len(self.stated)
+        if earlier == 0:
             yield
             return
         self._calls = []
@@ -111,12 +110,12 @@ class TrainedTokens:
         try:
             yield
         finally:
-            self.stated_in_step = self.stated[before:]
+            self.stated_in_step = self.stated[earlier:]
             hook.remove()
         self._errors.raise_first()
 
     def micro_steps(self) -> list[MicroStep]:
-        """Return the trained tokens of every model call with exactly one backward, and forget the calls."""
+        """Return the trained tokens of every watched call with exactly one backward, and drop the calls."""
         calls, self._calls = self._calls, []
         return [call.micro_step for call in calls if call.micro_step is not None and call.backwards == 1]
 
@@ -146,7 +145,12 @@ class TrainedTokens:
         return read_gradient
 
 
+def _copy(number: Tensor | float | None) -> Tensor | float | None:
+    return number.detach().clone() if isinstance(number, Tensor) else number
+
+
 def _before_backward(logits_BTV: Tensor, arguments: Mapping[str, Tensor]) -> _ModelCall:
+    """Return what backward needs of the logits. A successor is known if its position follows the token's."""
     ids = arguments["input_ids"].clone()  # `context_parallel` restores the whole tensor before backward ends
     position_ids = arguments.get("position_ids", torch.arange(ids.shape[1], device=ids.device))
     positions = position_ids.clone().reshape(-1, ids.shape[1])[: len(ids)].expand_as(ids)
@@ -176,9 +180,13 @@ def _before_backward(logits_BTV: Tensor, arguments: Mapping[str, Tensor]) -> _Mo
 
 
 def _after_backward(call: _ModelCall, gradient_RV: Tensor) -> MicroStep:
+    """Derive labels, weights and losses from the gradient of the logits, as the module's docstring says.
+
+    The label of a row with an unknown successor counts as the next token.
+    """
     pairs = [(chunk.float().clamp(min=0).sum(-1), chunk.min(-1)) for chunk in _chunks(gradient_RV)]
     weighted_doubt = torch.cat([positive for positive, _ in pairs])
-    labels = torch.cat([least.indices.where(least.values < 0, UNTRAINED) for _, least in pairs])
+    labels = torch.cat([minimum.indices.where(minimum.values < 0, UNTRAINED) for _, minimum in pairs])
     labels[weighted_doubt.isnan()] = 0  # the token is trained, but its gradient is nan
     label_logits, successors = call.successor_logits.clone(), call.successors.clone()
     open_labels = labels[call.open_rows]

@@ -13,17 +13,17 @@ from bench.run.node.ranks import LOST_PEER_TEXTS, RankEnd, RankFailure, is_lost_
 
 NODE_LOST = "NODE_LOST"
 """Kind of the failure of a node that is out of reach."""
-BEFORE_THE_LIMIT = ("start", JOIN, "strategy", "limit")
+PHASES_BEFORE_LIMIT = ("start", JOIN, "strategy", "limit")
 """Phases in which the memory limit is not yet in force."""
-UNCHECKED_ENDS = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
+UNCHECKED_ALLOCATION_CODES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 """Exit codes of a process that used memory without checking whether its allocation had failed."""
 
 
 def classify(ends: Sequence[RankEnd], *, limited: bool = False) -> tuple[Status, Failure | None]:
-    """Return the status of a cell, and the failure of the rank that caused it.
+    """Return the status of a cell, and the failure of the rank that caused it; None if all ranks finished.
 
     Args:
-        ends: Ends of all ranks. If several failed, the order of CAUSES decides which one is the cause.
+        ends: Ends of all ranks. If several failed, the order of CAUSES decides which one counts.
         limited: Whether the ranks had a memory limit on a CPU, which then explains more errors.
     """
     if all(end.report is not None for end in ends):
@@ -46,7 +46,7 @@ class CellEnds:
     def exhausted_memory(self, end: RankEnd) -> str | None:
         """Return the memory that a rank ran out of, `device` or `host`, or None if it did not.
 
-        The rank's failure decides, or else the end of its log.
+        The failure that the rank wrote decides. If there is none, its signal and the end of its log decide.
         """
         failure = end.failure
         if failure is None:
@@ -60,13 +60,13 @@ class CellEnds:
         )
 
     def _memory_of_signal(self, end: RankEnd) -> str | None:
-        """Return `host` if an allocation that the memory limit refused explains the signal of the rank."""
-        is_in_force = self.limited and end.state is not None and end.state.phase not in BEFORE_THE_LIMIT
-        return "host" if is_in_force and end.exit_code in UNCHECKED_ENDS else None
+        """Return `host` if the signal of the rank comes from an allocation that the memory limit refused."""
+        is_in_force = self.limited and end.state is not None and end.state.phase not in PHASES_BEFORE_LIMIT
+        return "host" if is_in_force and end.exit_code in UNCHECKED_ALLOCATION_CODES else None
 
     @property
     def reached_deadline(self) -> bool:
-        """Whether ranks were stopped at the deadline and not because another rank had failed."""
+        """Whether no rank had failed when the ranks were stopped."""
         return not any(end.exit_code is not None and end.report is None for end in self.ends)
 
 
@@ -111,21 +111,21 @@ CAUSES: Sequence[tuple[Status, Callable[[RankEnd, CellEnds], bool]]] = (
     # Stopped long before the deadline, because other ranks had lost a peer.
     (Status.ERROR, lambda end, _: end.exit_code is None and end.failure is None),
 )
-"""Causes of a failed cell, with its status. The first cause that is true of any rank counts."""
+"""Causes of a failed cell, each with the status of the cell. The first cause that holds for a rank counts."""
 
 
 def _failure(end: RankEnd, status: Status, ranks: CellEnds) -> Failure:
-    # A rank that kept the others waiting may have failed because they were stopped; that error is no cause.
+    # A rank that kept the others waiting may fail when they are stopped. That later error is not the cause.
     is_hang = status is Status.TIMED_OUT and end.hang is not None
     written = None if is_hang else end.failure
-    last = written or end.state
+    last_state = written or end.state
     return Failure(
         rank=end.rank,
-        phase=None if last is None else last.phase,
+        phase=None if last_state is None else last_state.phase,
         kind=_exit_kind(end, status) if written is None else written.kind,
         message=_message(end, written, status),
         log_tail=end.log_tail,
-        step_phase=None if last is None else last.step_phase,
+        step_phase=None if last_state is None else last_state.step_phase,
         detected_after_s=end.detected_after_s,
         out_of_memory=_out_of_memory(written, ranks.exhausted_memory(end)),
         node=end.node,
@@ -142,7 +142,10 @@ def _message(end: RankEnd, written: RankFailure | None, status: Status) -> str:
 
 
 def _out_of_memory(written: RankFailure | None, memory: str | None) -> OutOfMemory | None:
-    """Return the failed allocation as the rank wrote it, or one without sizes if it wrote none."""
+    """Return the failed allocation as the rank wrote it, or one without sizes if the rank wrote none.
+
+    Return None if no memory ran out.
+    """
     if memory is None:
         return None
     if written is not None and written.out_of_memory is not None:
@@ -160,7 +163,7 @@ def _exit_kind(end: RankEnd, status: Status) -> str:
     return status.value
 
 
-_UNCHECKED = (
+_UNCHECKED_ALLOCATION = (
     "crashed under the memory limit, probably in a library that does not check whether an allocation failed;"
     " to rule out another cause, run the cell without cluster.memory_limit_gib"
 )
@@ -168,11 +171,11 @@ _UNCHECKED = (
 
 def _exit_message(end: RankEnd, status: Status) -> str:
     messages = {
-        Status.KILLED: "killed by another process; run dmesg to see if the kernel did it for lack of memory",
+        Status.KILLED: "killed by another process; run dmesg to see if Linux did it for lack of memory",
         Status.TIMED_OUT: "the cell did not end within measure.timeout_s; the end of this rank's log shows"
         " where it was; if the cell is only slow, raise measure.timeout_s",
-        Status.OUT_OF_MEMORY: _UNCHECKED
-        if end.exit_code in UNCHECKED_ENDS
+        Status.OUT_OF_MEMORY: _UNCHECKED_ALLOCATION
+        if end.exit_code in UNCHECKED_ALLOCATION_CODES
         else "an allocation failed, and the error does not say of how many bytes",
         Status.ERROR: f"exited with code {end.exit_code} and no result; look for the reason in its log",
     }

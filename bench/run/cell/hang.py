@@ -2,8 +2,9 @@
 
 A cell hangs when no rank has reported progress, that is a phase or a step, for the larger of
 `measure.hang_timeout_s` and ten times the longest step so far. Compilers and first collectives may take
-minutes, so the limit is at least FIRST_STEP_S until the first full-length step has ended. While ranks join,
-it is the larger of JOIN_S and half of `measure.hang_timeout_s`. On a hang, every live rank writes its stack.
+minutes, so the limit is at least FIRST_STEP_S until the first full-length step has ended. While ranks connect
+(phase JOIN), it is the larger of JOIN_S and half of `measure.hang_timeout_s`. On a hang, every live rank
+writes its stack.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ JOIN_S = 60.0
 NCCL start within seconds, with many ranks within tens of seconds; in a broken set-up they never do."""
 FIRST_STEP_S = 600.0
 """Smallest time limit before the first full-length step has ended, in seconds."""
-LONGEST_STEPS = 10
+LIMIT_IN_STEPS = 10
 """Time limit in multiples of the longest step so far."""
 PATIENT_STACK_S = 5 * STACK_S
-"""Seconds that ranks have to write their stacks when no other rank is waiting for them to end."""
+"""Seconds that ranks have to write their stacks if no rank has failed; after a failure they have STACK_S."""
 UNCLEAR = "the stacks do not show which rank keeps the others waiting"
 
 
@@ -40,7 +41,7 @@ class HangReport:
 
 
 class HangWatch:
-    """Compares the time since the last progress of a cell's ranks with the limit."""
+    """Compares the time since the last progress of a cell's ranks with the time limit."""
 
     def __init__(self, cell: Cell, now_s: Callable[[], float] = time.monotonic) -> None:
         """Take the limits from the cell; with `measure.hang_timeout_s` of 0 no cell hangs."""
@@ -52,21 +53,21 @@ class HangWatch:
         self._is_joining = False
 
     def record_stage(self, stage: RankStage) -> None:
-        """Record the phase of the first rank and the duration of a full-length step."""
+        """Record whether the first rank joins, and the duration of a full-length step if it has one."""
         self._is_joining = stage.pass_name == JOIN
         if stage.step_s is not None:
             self._longest_step_s = max(stage.step_s, self._longest_step_s or 0.0)
 
     @property
     def limit_s(self) -> float:
-        """Longest time without progress, in seconds."""
+        """Longest time without progress that is no hang, in seconds."""
         timeout_s = self._measure.hang_timeout_s
         if self._is_joining and self._progress and all(self._progress.values()):
             # Ranks run on every node, so none of them still imports packages.
             return max(timeout_s / 2, JOIN_S)
         if self._longest_step_s is None:
             return max(timeout_s, FIRST_STEP_S)
-        return max(timeout_s, LONGEST_STEPS * self._longest_step_s)
+        return max(timeout_s, LIMIT_IN_STEPS * self._longest_step_s)
 
     def record_progress(self, progress: Mapping[int, int]) -> None:
         """Record the number of phases and steps that the ranks of each node have begun."""
@@ -79,7 +80,7 @@ class HangWatch:
         return self._measure.hang_timeout_s != 0 and self._now_s() - self._progressed_at_s >= self.limit_s
 
     def report(self, nodes: Sequence[NodeRanks], live: Sequence[int]) -> HangReport:
-        """Ask the live ranks for their stacks and report the hang."""
+        """Let the live ranks write their stacks, and return a report of the hang."""
         activities = _ask_for_activity(nodes, live)
         cause = find_cause(activities)
         if cause is None:
@@ -93,7 +94,7 @@ class HangWatch:
         )
 
     def report_at_deadline(self, nodes: Sequence[NodeRanks], live: Sequence[int]) -> HangReport | None:
-        """Ask the live ranks for their stacks; return None if they do not show which rank is the cause."""
+        """Return a report of the missed deadline, or None if the stacks do not show the cause."""
         cause = find_cause(_ask_for_activity(nodes, live))
         if cause is None:
             return None
@@ -105,7 +106,7 @@ class HangWatch:
 
 
 def _ask_for_activity(nodes: Sequence[NodeRanks], live: Sequence[int]) -> dict[int, RankActivity]:
-    """Return the activity of the live ranks; nodes are asked one after another."""
+    """Return the activity of the live ranks; a rank that does not answer is unresponsive."""
     answers = {
         rank: activity for node in nodes for rank, activity in node.ask_for_activity(PATIENT_STACK_S).items()
     }
@@ -115,7 +116,7 @@ def _ask_for_activity(nodes: Sequence[NodeRanks], live: Sequence[int]) -> dict[i
 def find_cause(activities: Mapping[int, RankActivity]) -> HangReport | None:
     """Return the rank that keeps the others waiting, or None if their stacks do not show it.
 
-    The first of these ranks is returned:
+    The first kind of rank in this list that exists is returned:
 
     1. a rank that a signal has stopped;
     2. a rank in no collective whose GPU is idle, while another rank's GPU is busy;
@@ -141,7 +142,7 @@ def find_cause(activities: Mapping[int, RankActivity]) -> HangReport | None:
 
 
 def _find_outlier(activities: Mapping[int, RankActivity]) -> HangReport | None:
-    """Return the first rank that is not where most ranks are; None if no location has a majority."""
+    """Return the first rank outside of the location of most ranks; None without such a location or rank."""
     locations = {rank: activity.location for rank, activity in activities.items()}
     for common, count in Counter(locations.values()).most_common(1):
         if len(locations) / 2 < count < len(locations):
@@ -151,7 +152,7 @@ def _find_outlier(activities: Mapping[int, RankActivity]) -> HangReport | None:
 
 
 def _describe_others(rank: int, activities: Mapping[int, RankActivity]) -> str:
-    """Return text such as `, while ranks 0 and 2 wait in all_reduce`; empty without other ranks."""
+    """Return text such as `, while ranks 0 and 2 wait in all_reduce`; empty if `rank` is the only one."""
     ranks_at: dict[str, list[int]] = {}
     for other, activity in activities.items():
         if other != rank:

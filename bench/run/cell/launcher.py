@@ -26,12 +26,12 @@ class Launcher:
         self._nodes: Sequence[Node] = [LocalNode()] if nodes is None else nodes
 
     def warm(self) -> None:
-        """Import what ranks need on every node, in the background; does nothing if that has been done."""
+        """Import what ranks need on every node, in the background; a second call does nothing."""
         for node in self._nodes:
             node.warm()
 
     def nodes_for(self, cell: Cell) -> list[Node]:
-        """Return the first nodes within reach, up to the number that the cell needs."""
+        """Return the first nodes within reach: the number that the cell needs, or fewer if nodes are lost."""
         return [node for node in self._nodes if node.lost_reason is None][: cell.cluster.nodes]
 
     def run(
@@ -41,21 +41,13 @@ class Launcher:
         *,
         entry: RankEntry | None = None,
         listener: Listener = SILENT,
-        known: frozenset[str] = frozenset(),
+        skipped_passes: frozenset[str] = frozenset(),
     ) -> list[RankEnd]:
-        """Run the ranks of a cell until they have ended, at most until the cell's deadline.
+        """Run the ranks of a cell, at most until the cell's deadline, and return the end of every rank.
 
-        No rank runs when this returns.
+        No rank runs when this returns. If too few nodes are left, no rank starts, and every end says so.
 
-        Args:
-            cell: The cell to run.
-            folder: Folder of the cell, for logs.
-            entry: Function that the ranks run; by default the passes of the cell.
-            listener: Receives the progress of the ranks.
-            known: Passes that the ranks skip.
-
-        Returns:
-            The end of every rank.
+        `entry` is the function that the ranks run; by default, they run the passes of the cell.
         """
         deadline = time.monotonic() + cell.measure.timeout_s
         nodes = self.nodes_for(cell)
@@ -68,7 +60,7 @@ class Launcher:
             ranks = []
             for number, node in enumerate(nodes):
                 running = [rank for rank in cell.cluster.ranks_on_node(number) if rank in cell.running_ranks]
-                job = NodeJob(cell, tuple(running), store, known)
+                job = NodeJob(cell, tuple(running), store, skipped_passes)
                 ranks.append(node.start(job, folder, entry))
                 stops.callback(ranks[-1].stop)
             watch = RankWatch(ranks, HangWatch(cell))

@@ -55,23 +55,18 @@ def record_of(
     ends: Sequence[RankEnd],
     wall_s: float,
     started_at: datetime,
-    known: Sections,
+    shared_sections: Sections,
 ) -> Record:
     """Return the record of a cell whose ranks have ended.
 
-    Args:
-        planned: The cell and its place in the plan.
-        ends: Ends of all ranks, in their order.
-        wall_s: Seconds that the cell took.
-        started_at: Time at which the cell started.
-        known: Sections of an equal cell that were not measured again.
+    `shared_sections` are sections of earlier cells, which these ranks did not measure again.
     """
     cluster = planned.cell.cluster
     status, failure = classify(ends, limited=cluster.memory_limit_gib is not None and cluster.device == "cpu")
     if failure is not None:
         return failure_record(planned, status, failure, wall_s, started_at)
     reports = decode_reports([end.report for end in ends if end.report is not None])
-    sections = merge_reports(reports, planned.cell, known)
+    sections = merge_reports(reports, planned.cell, shared_sections)
     wrong = first_failure(planned.cell, sections) or first_rank_flaw(reports, planned.cell.running_ranks)
     record = completed_record(
         planned, reports, sections, checks(planned.cell, sections), wrong, wall_s, started_at
@@ -111,14 +106,9 @@ def completed_record(
 ) -> Record:
     """Return the record of a cell that ran to its end; a wrong result has no speed.
 
-    Args:
-        planned: The cell and its place in the plan.
-        reports: Reports of all ranks. Only they know some versions of the software that ran.
-        sections: Merged sections of the record. A number in them that is not finite makes the result wrong.
-        made: Checks of all sections.
-        wrong: Reason of a gate why the result is wrong; None if every gate passed.
-        wall_s: Seconds that the cell took.
-        started_at: Time at which the cell started.
+    `sections` are merged over all ranks; a number in them that is not finite makes the result wrong. `made`
+    are the checks of all sections. `wrong` is the message of the first gate that finds the result wrong; None
+    if every gate passed. Some versions of the software that ran are known only from `reports`.
     """
     if wrong is None:
         wrong = _first_not_finite(sections)
@@ -148,7 +138,7 @@ def with_node_environments(record: Record, nodes: Sequence[Mapping[str, Any]]) -
 
 
 def as_wrong_result(record: Record, reason: str) -> Record:
-    """Return a record with status `wrong_result`: the checks stay, the speed is removed."""
+    """Return the record with status `wrong_result`, with its checks and without its speed."""
     kept = dict.fromkeys(record.sections) | evidence_sections(record.sections)
     return replace(record, status=Status.WRONG_RESULT, reason=reason, fixed_cost_s=None, **kept)
 
@@ -156,14 +146,15 @@ def as_wrong_result(record: Record, reason: str) -> Record:
 def first_rank_flaw(reports: Sequence[RankReport], ranks: Sequence[int]) -> str | None:
     """Return the first flaw in the reports of these ranks, in one line, or None if there is none.
 
-    A section may hide the flaw: merging takes the largest of some numbers, and only rank 0's of others.
+    Merged sections may hide a rank's flaw, as merging keeps only the largest of some numbers and only rank
+    0's of others.
     """
     pairs = zip(ranks, reports, strict=True)
     return next((f"rank {rank}: {report.flaw}" for rank, report in pairs if report.flaw is not None), None)
 
 
 def _first_not_finite(parts: Mapping[str, Any]) -> str | None:
-    """Return the place and value of the first number that is not finite, or None if all are."""
+    """Return a line on the first number that is not finite, with place and value; None if all are finite."""
     places = (place for name, part in parts.items() for place in find_not_finite(part, name))
     return next((f"{place}, which is no finite number" for place in places), None)
 
@@ -188,15 +179,8 @@ def new_record(
 ) -> Record:
     """Return a record of a cell, with the provenance of the cell's mode.
 
-    Args:
-        planned: The cell and its place in the plan.
-        status: Status of the cell.
-        reason: Why the cell has no result; None for a cell that has one.
-        wall_s: Seconds that the cell took.
-        started_at: Time at which the cell started, by default now.
-        sections: Sections of the record.
-        failure: Error or signal that ended the cell.
-        made: Checks that were made; None if none could be made.
+    `reason` says why the cell has no valid result; it is None if it has one. `made` are the checks of its
+    sections. The cell took `wall_s` seconds from `started_at`, by default now.
     """
     cell = planned.cell
     return Record(
@@ -225,7 +209,7 @@ def analytic(cell: Cell, sections: Sections | None = None, need: MemoryNeed | No
 
     They are the FLOPs of all ranks together, and for one rank the bytes of attention communication, the
     payload by purpose and the needed memory. FLOPs of packed documents are those of the mean step, or None if
-    no rank counted its documents. Bytes are None for a strategy that is not in the table.
+    no rank counted its documents. Bytes are None for a strategy that is not in STRATEGIES.
     """
     facts, payload_bytes = STRATEGIES.get(cell.strategy), payload(cell)
     flops: dict[str, Any] = ANALYTIC_FLOPS[cell.workload.name](cell, (sections or {}).get("documents"))
@@ -239,6 +223,7 @@ def analytic(cell: Cell, sections: Sections | None = None, need: MemoryNeed | No
 
 
 def _training_flops(cell: Cell, packed: DocumentsSection | None) -> dict[str, int | None]:
+    """Return model and hardware FLOPs of a training step, with the causal mask and with full attention."""
     functions = {
         f"{name}_{'causal' if causal else 'full'}": (count, causal)
         for name, count in {"model_flops": model_flops, "hardware_flops": hardware_flops}.items()
@@ -274,7 +259,7 @@ ANALYTIC_FLOPS: Mapping[str, Callable[[Cell, DocumentsSection | None], dict[str,
 def shortage(failed: OutOfMemory, message: str) -> str:
     """Return text such as `could not allocate 2.0 GiB of device memory, with 70.1 GiB allocated`.
 
-    If the requested size is not known, the first line of the error's `message` replaces the first half.
+    If the requested size is not known, the text begins with the first line of the error's `message`.
     """
     if failed.requested_bytes is None:
         text = message.strip().partition("\n")[0]
@@ -291,8 +276,8 @@ def shortage(failed: OutOfMemory, message: str) -> str:
 def outcome(record: Record) -> str:
     """Return the result of a cell in one line: its tokens per second, or its status and the reason.
 
-    The speed is that of the slowest rank's median step. A prediction has a band instead of samples; a replay
-    has its speed with and without the modelled time of the link.
+    The speed is that of the slowest rank's median step. For a prediction, the line has a band instead of the
+    number of samples; for a replay, it has the speed with and without the modelled time of the link.
     """
     timing = record.timing
     if record.status is not Status.OK or timing is None:

@@ -15,9 +15,9 @@ from bench.run.node.stacks import STACK_S
 GRACE_S = 3.0
 """Seconds that the other ranks have to write their own failures once one rank has failed."""
 LOST_PEER_GRACE_S = 20.0
-"""Seconds that they have if it only lost a peer, which may still clean up before it writes its failure."""
+"""Seconds that they have if the failed rank only lost a peer, which may clean up before it writes its own."""
 TICK_S = 1.0
-"""Seconds between two calls of a listener: often enough for a display, and no load on the ranks' cores."""
+"""Seconds between two calls of `Listener.on_tick`, which must not load the ranks' cores."""
 
 
 class Listener:
@@ -47,10 +47,11 @@ class RankWatch:
     def follow(self, deadline: float, listener: Listener) -> None:
         """Return once every rank has ended, the ranks hang, or the deadline has passed.
 
-        Ranks that still run then have been asked for their stacks.
+        In the last two cases, ranks still run, and have been asked for their stacks.
 
         Args:
-            deadline: Time on the monotonic clock; a failure of a rank moves it forward.
+            deadline: Time on the monotonic clock. Once a rank has failed, the other ranks have at most
+                GRACE_S or LOST_PEER_GRACE_S.
             listener: Receives the progress of the ranks.
         """
         has_failed = False
@@ -71,7 +72,10 @@ class RankWatch:
                 return
 
     def ends(self) -> list[RankEnd]:
-        """Return the end of every rank, in the order of the ranks, once all have been stopped."""
+        """Return the end of every rank, in the order of the ranks. Call it after all ranks have been stopped.
+
+        The end of the rank that caused a hang has the message about it.
+        """
         ends = [end for node in self._nodes for end in node.ends()]
         report = self._hang_report
         return [
@@ -80,7 +84,7 @@ class RankWatch:
         ]
 
     def _handle_events(self, listener: Listener) -> Iterator[float]:
-        """Handle the new events of all nodes; for each failure yield the seconds that others still have."""
+        """Handle the new events of all nodes; for each failure yield the seconds that other ranks have."""
         for node in self._nodes:
             for event in node.take_events():
                 match event:
@@ -97,7 +101,7 @@ class RankWatch:
                         yield GRACE_S
 
     def _record_progress(self) -> bool:
-        """Record the progress of nodes that have counted it again; return whether any has."""
+        """Record the progress of nodes that have a new count; return whether any node has."""
         new = {n: count for n, node in enumerate(self._nodes) if (count := node.count_progress()) is not None}
         self._progress |= new
         self._hang_watch.record_progress(self._progress)

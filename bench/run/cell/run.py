@@ -39,7 +39,7 @@ def run(
         folder: Parent of the cell's folder.
         entry: Function that the ranks run; by default the passes of the cell.
         listener: Receives the progress of the ranks.
-        shared: Sections of earlier cells of the sweep; those of an equal cell are not measured again.
+        shared: Sections of earlier cells of the sweep. Those that this cell can share are not measured again.
 
     Raises:
         CellInterrupted: A signal interrupted the cell.
@@ -67,19 +67,19 @@ def measure(
     """Run the ranks of a cell, legal or not, and make its record. The arguments are those of `run`."""
     start, started_at = time.monotonic(), datetime.now(UTC)
     nodes = [node.description for node in launcher.nodes_for(planned.cell) if node.description is not None]
-    known = shared.sections_for(planned.cell)
+    shared_sections = shared.sections_for(planned.cell)
     try:
-        skipped = frozenset(known) | SKIPPED_PASSES.get(planned.role, frozenset())
+        skipped = frozenset(shared_sections) | SKIPPED_PASSES.get(planned.role, frozenset())
         if planned.cell.mode == REPLAY:
             skipped |= {name for name, section in PASSES.items() if section.needs_all_ranks}
         cell_folder = folder / planned.folder_name
-        ends = launcher.run(planned.cell, cell_folder, entry=entry, listener=listener, known=skipped)
+        ends = launcher.run(planned.cell, cell_folder, entry=entry, listener=listener, skipped_passes=skipped)
     except KeyboardInterrupt as stop:
         wall_s = time.monotonic() - start
         reason = f"stopped by {stop.args[0] if stop.args else 'Ctrl-C'} after {wall_s:.0f} s"
         record = new_record(planned, Status.INTERRUPTED, reason, wall_s, started_at)
         raise CellInterrupted(record) from None
-    record = record_of(planned, ends, time.monotonic() - start, started_at, known)
+    record = record_of(planned, ends, time.monotonic() - start, started_at, shared_sections)
     return with_node_environments(record, nodes) if nodes else record
 
 
@@ -92,18 +92,18 @@ class CellInterrupted(KeyboardInterrupt):
 
 
 class SharedSections:
-    """Sections of records that equal cells of a sweep share."""
+    """Sections of records, shared by all cells of a sweep with equal settings that decide the section."""
 
     def __init__(self) -> None:
         self._sections: dict[str, Any] = {}
 
     def sections_for(self, cell: Cell) -> Sections:
-        """Return the sections that are known before the cell runs, by the name of their pass."""
+        """Return the sections of earlier cells that this cell can share, by the name of their pass."""
         keys = self._keys(cell)
         return {name: self._sections[key] for name, key in keys.items() if key in self._sections}
 
     def remember(self, cell: Cell, record: Record) -> None:
-        """Remember the sections of a cell, unless its result is wrong. An equal cell must fail by itself."""
+        """Store the sections of a cell, but not of a wrong result: other cells must fail by themselves."""
         if record.status is not Status.WRONG_RESULT:
             sections = {key: record.sections[name] for name, key in self._keys(cell).items()}
             self._sections |= {key: section for key, section in sections.items() if section is not None}

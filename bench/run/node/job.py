@@ -32,8 +32,8 @@ class NodeJob:
     """Ranks of the cell that run on the node, in ascending order."""
     store: StoreAddress | None = None
     """Store for the rendezvous; None for a cell on one node, whose ranks meet in a file."""
-    known: frozenset[str] = frozenset()
-    """Passes that are skipped, for example because an equal cell of the sweep has their sections."""
+    skipped_passes: frozenset[str] = frozenset()
+    """Passes that do not run, for example because an earlier cell of the sweep has their sections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class RankJob:
     """Number of ranks on the node of this rank."""
     interface: str | None = None
     """Network interface that leads to the other nodes; None if gloo chooses one."""
-    known: frozenset[str] = frozenset()
-    """Passes that are skipped, as in `NodeJob`."""
+    skipped_passes: frozenset[str] = frozenset()
+    """Passes that do not run, as in `NodeJob`."""
 
 
 RankEntry = Callable[[RankJob, RankLog], dict[str, Any]]
@@ -70,7 +70,7 @@ def log_path(folder: Path, rank: int) -> Path:
 
 
 def report_path(folder: Path, rank: int) -> Path:
-    """Return the path of the report, which proves that a rank has finished; an exit code of 0 does not."""
+    """Return the path of a rank's report, which proves that the rank has finished; exit code 0 does not."""
     return folder / f"rank_{rank}.report.json"
 
 
@@ -88,7 +88,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def take_json(path: Path) -> dict[str, Any] | None:
-    """Read a rank's JSON file and delete it, as its content goes into the record."""
+    """Return the content of a JSON file and delete the file; None if there is no file."""
     content = read_json(path)
     path.unlink(missing_ok=True)
     return content

@@ -1,6 +1,6 @@
 """Leases: only one sweep at a time measures on a device.
 
-Every device has a file that the kernel locks. The lock ends with the process of the sweep, however that ends.
+Every device has a lock file. Linux releases the lock when the sweep's process ends, also if it is killed.
 A sweep on GPUs leases its GPUs, a sweep on the CPU leases the machine.
 """
 
@@ -26,18 +26,18 @@ MACHINE = "machine"
 """Name of the lease that a sweep on the CPU takes."""
 POLL_S = 0.25
 """Seconds between two tries to lock a device that another sweep uses."""
-MOST_CHARACTERS = 500
-"""Longest description of a lease's holder that is printed: any user may have written the file."""
+MAX_HOLDER_CHARACTERS = 500
+"""Length to which the description of a lease's holder is cut: any user may have written the file."""
 
 
 @contextmanager
 def lease(
     gpus: Sequence[str], when_taken: LeasePolicy, say: Callable[[str], None], *, folder: Path = Path()
 ) -> Iterator[None]:
-    """Lease devices as long as the context is open.
+    """Lease devices while the context is open.
 
     If a device is in use, entering the context prints one line and waits; Ctrl-C ends the wait. If no lease
-    can be taken at all, for example in a read-only /tmp, a line says so and the context is entered without.
+    can be taken at all, for example in a read-only /tmp, a line says so and the context is entered anyway.
 
     Args:
         gpus: UUIDs of the GPUs; empty for the whole machine.
@@ -66,7 +66,10 @@ def lease(
 
 
 def _lock(path: Path, when_taken: LeasePolicy, say: Callable[[str], None], locks: ExitStack) -> None:
-    """Lock a device; `path` is the file into which its holder writes who it is."""
+    """Lock a device; wait for another sweep that uses it, or refuse with ConfigError.
+
+    `path` is the file in which the sweep that has leased the device describes itself.
+    """
     lock = FileLock(path.with_suffix(".lock"), mode=0o666)
     try:
         locks.enter_context(lock.acquire(blocking=False))
@@ -117,7 +120,7 @@ def _paths(gpus: Sequence[str]) -> list[Path]:
 def _holder(path: Path) -> str:
     """Return one line that describes the sweep that has leased a device."""
     try:
-        text = path.read_text(errors="replace")[:MOST_CHARACTERS]
+        text = path.read_text(errors="replace")[:MAX_HOLDER_CHARACTERS]
     except OSError:
         text = ""
     return "".join(filter(str.isprintable, text)) or "an unknown process"

@@ -13,17 +13,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent (the fork server or torchrun) ends. Linux only."""
+    """Let Linux kill this process when its parent (the fork server or torchrun) ends. Linux only."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def die_with_launcher() -> None:
     """Let the fork server, and with it this rank, end when the launcher ends.
 
-    The fork server runs until the last copy of a pipe's other end is closed. Every process that it forks
-    inherits a copy, to start processes itself. A rank never does, so it closes its copy here: otherwise the
-    rank and the server would keep each other alive when the launcher is killed. If the launcher has ended
-    already, this process exits.
+    The fork server runs until all copies of a pipe's write end are closed. The launcher has one, and every
+    process that the server forks inherits one. A rank closes its copy here, or the rank and the server would
+    keep each other alive when the launcher is killed. If the launcher has ended already, this process exits.
     """
     die_with_parent()
     server: Any = forkserver._forkserver  # no public function closes the pipe

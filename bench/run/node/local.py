@@ -78,7 +78,7 @@ class LocalNode:
                     local_rank=local_rank,
                     local_world_size=len(job.ranks),
                     interface=None if job.store is None else self.interface,
-                    known=job.known,
+                    skipped_passes=job.skipped_passes,
                 )
                 ranks.start(rank, self._server.create_process(enter_rank, rank_job, sender, entry))
             sender.close()
@@ -102,16 +102,17 @@ class LocalRanks:
         self._receiver: Connection | None = receiver
         self._processes: dict[int, BaseProcess] = {}
         self._ended_at_s: dict[int, float] = {}
-        """Times at which ranks ended that were not stopped."""
+        """Times at which ranks have ended by themselves."""
         self._states: dict[int, RankState | None] = {}
         self._has_stopped = False
         self._stopped_at_s = 0.0
         self._counted_at_s = 0.0
 
     def start(self, rank: int, process: BaseProcess) -> None:
-        """Start the process of a rank, in another thread, as signals interrupt only the main thread.
+        """Start the process of a rank in another thread, which no signal interrupts.
 
-        A signal during `process.start()` would leave a process with an unknown PID that cannot be ended.
+        In the main thread, a signal during `process.start()` would leave a process with an unknown PID, which
+        could not be ended.
         """
 
         def start() -> None:
@@ -188,7 +189,7 @@ class LocalRanks:
         return {rank: process.pid for rank, process in self._running() if process.pid is not None}
 
     def _idle_ranks(self) -> set[int]:
-        """Return the ranks whose GPU is idle; none if ranks share GPUs or the driver does not know."""
+        """Return the ranks whose GPU is idle; no rank if ranks share GPUs or the driver does not tell."""
         if self._cluster.device != "cuda" or self._cluster.ranks_per_gpu > 1:
             return set()
         idle = idle_gpus()

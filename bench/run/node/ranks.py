@@ -62,13 +62,13 @@ class RankEnd:
     """Error that ended the rank; None without an error, or if the rank could not write it."""
     log_tail: str
     detected_after_s: float | None = None
-    """Seconds from the rank's failure, or else from its end, to the end of all ranks."""
+    """Seconds from the rank's failure, or from its end if it wrote none, until all ranks were stopped."""
     state: RankState | None = None
     """Last phase that the rank recorded; None if it recorded none."""
     node: str | None = None
     """Host name of the node of the rank; None for this machine."""
     node_lost: str | None = None
-    """Reason why the rank's node is out of reach, so that nothing else is known; None if it is not."""
+    """Reason why the rank's node is out of reach; nothing else is then known. None if it is within reach."""
     hang: str | None = None
     """Message about the hang or missed deadline that this rank probably caused; at most one rank has it."""
 
@@ -112,10 +112,10 @@ class NodeRanks(Protocol):
         """Return the events since the last call, without waiting."""
 
     def count_progress(self) -> int | None:
-        """Return the number of phases and steps that all these ranks have begun; None if just counted."""
+        """Return the number of phases and steps that these ranks have begun; None without a new count."""
 
     def ask_for_activity(self, wait_s: float) -> Mapping[int, RankActivity]:
-        """Return the activity of each live rank, for which each writes its stack into its log.
+        """Let the live ranks write their stacks into their logs, and return the activity of each.
 
         Waits at most `wait_s` seconds for the stacks.
         """
@@ -143,7 +143,7 @@ class Node(Protocol):
         """Host and port of a store in which ranks of several nodes meet; None for the launcher's machine."""
 
     def warm(self) -> None:
-        """Import what ranks need, in the background; does nothing if that has been done."""
+        """Import what ranks need, in the background; a second call does nothing."""
 
     def start(self, job: NodeJob, folder: Path, entry: RankEntry | None = None) -> NodeRanks:
         """Start the ranks of a job on this node.

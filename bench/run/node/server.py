@@ -70,7 +70,7 @@ class ForkServer:
             forkserver.ensure_running()
 
     def create_process(self, target: Callable[..., object], *arguments: Any) -> BaseProcess:
-        """Return a process, not started yet, that calls `target` and ends with the server at the latest."""
+        """Return a process that will call `target` once it is started. It ends when the server ends."""
         return _ForkedProcess(target=target, args=arguments)
 
 
@@ -86,7 +86,7 @@ class _ForkedProcess(ForkServerProcess):
 def _without_main_module() -> Iterator[None]:
     """Hide the command's main module from processes that start in this context.
 
-    Each of them would first import it, and Hydra with it, in 0.2 s. They call nothing in that module.
+    Each process would import it first, and Hydra with it, which takes 0.2 s and is not needed.
     """
     before = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")

@@ -19,19 +19,19 @@ STACK_S = 0.3
 """Seconds that ranks have to write their stacks before they are killed."""
 POLL_S = 0.05
 """Seconds between two looks at the sizes of the logs."""
-DISTRIBUTED = "torch/distributed/"
-COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
-"""Files of functions in which a rank waits for others. The outermost of these frames is the function that was
-called."""
-TORCH = "/torch/"
+DISTRIBUTED_PATH = "torch/distributed/"
+COLLECTIVE_FILES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
+"""Files of the functions in which a rank waits for other ranks. The outermost frame in these files is the
+collective that was called."""
+TORCH_PATH = "/torch/"
 GPU_WAIT = "synchronize"
-"""Name of every torch function in which the host waits for work that it has queued on a GPU."""
+"""Name of all torch functions in which the host waits for the work that it has queued on a GPU."""
 WAIT_CALLS: Mapping[str, re.Pattern[str]] = {
     "cpu": re.compile(r"\.(wait)\(\)"),
     "cuda": re.compile(r"\.(wait|item|tolist|cpu)\(\)"),
 }
 """Calls that wait inside C++, which has no Python frame, by device. Reading a tensor waits for its GPU."""
-PACKAGES = "/lib/python3"
+PACKAGES_PATH = "/lib/python3"
 """Part of every path of installed packages and of the standard library."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
@@ -47,7 +47,7 @@ class Frame:
 
     @property
     def label(self) -> str:
-        """`accumulate (native.py:30)`."""
+        """Text such as `accumulate (native.py:30)`."""
         return f"{self.function} ({Path(self.file).name}:{self.line})"
 
 
@@ -89,8 +89,8 @@ def ask_for_stacks(
     until_s, sizes = time.monotonic() + wait_s, starts
     while time.monotonic() < until_s:
         time.sleep(POLL_S)
-        before, sizes = sizes, {rank: _size(log) for rank, (_, log) in ranks.items()}
-        if sizes == before and all(sizes[rank] > starts[rank] for rank in ranks):
+        previous, sizes = sizes, {rank: _size(log) for rank, (_, log) in ranks.items()}
+        if sizes == previous and all(sizes[rank] > starts[rank] for rank in ranks):
             break
     stacks = {rank: log.read_bytes()[starts[rank] :] for rank, (_, log) in ranks.items() if log.exists()}
     activities = {rank: read_activity(text.decode(errors="replace"), device) for rank, text in stacks.items()}
@@ -103,19 +103,22 @@ def read_activity(stacks: str, device: str = "cpu") -> RankActivity | None:
     if not threads:
         return None
     current = threads[0]
-    innermost = next((frame for frame in current if PACKAGES not in frame.file), current[0])
-    collectives = (_waits_in(frames, device) for frames in threads)
+    innermost = next((frame for frame in current if PACKAGES_PATH not in frame.file), current[0])
+    collectives = (_wait_function(frames, device) for frames in threads)
     return RankActivity(frame=innermost.label, collective=next(filter(None, collectives), None))
 
 
-def _waits_in(frames: Sequence[Frame], device: str) -> str | None:
-    """Return the function in which a thread waits: a collective, or a wait for a GPU that may be in one."""
-    inside = [*takewhile(lambda frame: DISTRIBUTED in frame.file, frames)]
-    called = [frame.function for frame in inside if frame.file.endswith(COLLECTIVES)]
+def _wait_function(frames: Sequence[Frame], device: str) -> str | None:
+    """Return the function in which a thread waits; None if it does not wait.
+
+    It is a collective, or a call that waits for the GPU, which may be in a collective.
+    """
+    inside = [*takewhile(lambda frame: DISTRIBUTED_PATH in frame.file, frames)]
+    called = [frame.function for frame in inside if frame.file.endswith(COLLECTIVE_FILES)]
     if called:
         return called[-1]
     innermost = frames[0]
-    if innermost.function == GPU_WAIT and TORCH in innermost.file:
+    if innermost.function == GPU_WAIT and TORCH_PATH in innermost.file:
         return GPU_WAIT
     call = WAIT_CALLS[device].search(linecache.getline(innermost.file, innermost.line))
     return None if call is None else call[1]

@@ -50,11 +50,11 @@ from bench.run.node.stacks import STACK_SIGNAL
 from bench.strategies import STRATEGIES, load_strategy_class
 from bench.training.models import TORCH_DTYPES
 
-OTHER_LAUNCHERS = (
+OTHER_LAUNCHER_PREFIXES = (
     "GROUP_", "LOCAL_WORLD_", "MASTER_", "MPI_", "MV2_", "OMPI_", "PMI", "ROLE_", "SLURM_",
     "TORCHELASTIC_",
 )  # fmt: skip
-"""Prefixes of variables that a torchrun, mpirun or srun around the sweep may have set."""
+"""Prefixes of environment variables that torchrun, mpirun or srun may have set, if it started the sweep."""
 
 
 def run_rank(job: RankJob, send: Callable[[RankStage | RankFailed], None], entry: RankEntry) -> None:
@@ -73,7 +73,7 @@ def run_rank(job: RankJob, send: Callable[[RankStage | RankFailed], None], entry
                 log.add_listener(RankStateFile(rank_state_path(job.scratch, job.rank)).write)
         report = entry(job, log)
         _write(report_path(job.folder, job.rank), {**report, "phases_s": log.phases_s})
-        del products  # torch's own matrix products return when this object is deleted
+        del products  # restores torch's own matrix products
         code = 0
     except BaseException as error:  # noqa: BLE001  any error that ends a rank goes into its record
         _record_failure(job, log, send, error)
@@ -92,7 +92,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
         torch.device(cell.cluster.device),
         log,
         job.folder,
-        known=job.known,
+        known=job.skipped_passes,
     )
     if cell.measure.nvtx:
         log.add_listener(NvtxRanges().enter)
@@ -125,7 +125,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
 
 
 def _software(cell: Cell, device: torch.device) -> dict[str, str]:
-    """Return versions and settings of the software that only a rank knows.
+    """Return versions and settings of software that the launcher cannot know, as it imports no torch.
 
     A GPU has `nccl_version`. A CPU has `cpu_products`, the dtype in which linear layers and kernels multiply;
     torch's `sdpa`, which training stacks run, always multiplies in the cell's dtype.
@@ -168,7 +168,7 @@ def _prepare_process(job: RankJob) -> None:
         set_allocator(dict(job.cell.env))
     if job.rendezvous is not None:
         # transformers, accelerate and DeepSpeed read torchrun's variables and fail on another launcher's.
-        for name in [name for name in os.environ if name.startswith(OTHER_LAUNCHERS)]:
+        for name in [name for name in os.environ if name.startswith(OTHER_LAUNCHER_PREFIXES)]:
             del os.environ[name]
         variables = {
             "RANK": job.rank,
@@ -209,7 +209,7 @@ def join(job: RankJob) -> torch.device:
 
 
 def _rendezvous_options(job: RankJob) -> dict[str, Any]:
-    """Return the arguments of `init_process_group` that say where the ranks meet."""
+    """Return the arguments of `init_process_group` that say through which file or store the ranks connect."""
     if job.rendezvous is None:
         return {"init_method": "env://"}
     rank = {"rank": job.rank, "world_size": job.cell.cluster.world_size}

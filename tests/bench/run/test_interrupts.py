@@ -43,7 +43,7 @@ def test_repeated_signals_do_not_interrupt_the_close(interrupts):
     with pytest.raises(KeyboardInterrupt):
         send(signal.SIGINT)
     send(signal.SIGINT)
-    interrupts.begin_to_close()
+    interrupts.ignore_signals()
     send(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), interrupts.listening():
         send(signal.SIGTERM)
@@ -73,6 +73,6 @@ def test_ignored_sighup_stays_ignored_as_under_nohup():
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-def test_begin_to_close_leaves_uninstalled_signals_alone():
-    Interrupts().begin_to_close()
+def test_ignore_signals_leaves_uninstalled_signals_alone():
+    Interrupts().ignore_signals()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

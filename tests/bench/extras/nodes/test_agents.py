@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from bench.common.environment import describe_environment
-from bench.extras.nodes.agent import Agent, keep_store
+from bench.extras.nodes.agent import Agent, create_store
 from bench.extras.nodes.gathering import Gathering
 from bench.extras.nodes.link import Hello, LinkLostError, MessageLink, ToAgent
 from bench.run.cell.launcher import Launcher
@@ -31,7 +31,7 @@ class Host(threading.Thread):
 
     def run(self):
         link, node = MessageLink(*self._arguments, is_launcher=False), LocalNode()
-        node.interface, store = "lo", keep_store("127.0.0.1")
+        node.interface, store = "lo", create_store("127.0.0.1")
         link.send(
             Hello(
                 host=self.name,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench.extras.nodes.link import (
     MAX_BYTES,
-    Answered,
+    ActivityReport,
     Ended,
     LinkLostError,
     Message,
@@ -52,7 +52,7 @@ MESSAGES = [
     (RankFile(name="rank_2.log", content=bytes(range(256))), ToLauncher),
     (RankEvents(events=EVENTS, progress=17), ToLauncher),
     (
-        Answered(
+        ActivityReport(
             activities={
                 2: RankActivity("matmul (own.py:7)", "all_reduce"),
                 3: RankActivity(is_stopped=True),

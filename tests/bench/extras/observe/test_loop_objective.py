@@ -9,8 +9,8 @@ from bench.extras.observe.objective import (
     UNTRAINED,
     MicroStep,
     RankObjective,
+    objective_mistake,
     reason_not_compared,
-    wrong_objective,
 )
 
 TOKENS, LOSS = 4, 2.0
@@ -106,7 +106,7 @@ def test_objective_names_mistakes_and_does_not_judge_the_unknown(case):
     ranks, sequence_ranks, mistake, unknown = CASES[case]
     firsts = range(0, len(ranks), sequence_ranks)
     groups = [[*range(first, first + sequence_ranks)] for first in firsts]
-    wrong = wrong_objective(ranks, groups, "fp32")
+    wrong = objective_mistake(ranks, groups, "fp32")
     reason = reason_not_compared(ranks, sequence_ranks, "fp32")
     assert mistake in wrong if mistake else wrong is None
     assert unknown in reason if unknown else reason is None

@@ -18,7 +18,7 @@ from bench.config import USER_CODE, ConfigError
 from bench.cost.memory import memory_need
 from bench.extras.observe.observation import LOST_PEER_WAIT_S
 from bench.extras.observe.observed_record import NEVER_CHECKED, loop_checks, loop_need
-from bench.extras.observe.tokens import ShardTokens, find_layout, wrong_tokens
+from bench.extras.observe.tokens import ShardTokens, find_layout, sharding_mistake
 from bench.run.cell.rank_watch import GRACE_S
 from bench.run.node.ranks import LOST_PEER_TEXTS
 from bench.run.node.worker import join
@@ -226,11 +226,11 @@ def test_find_layout_needs_the_positions_of_one_shard_only(layout):
     ]
     assert find_layout(shards) == layout
     assert [find_layout([shard]) for shard in shards] == [layout, layout]
-    assert wrong_tokens(shards) is None
+    assert sharding_mistake(shards) is None
 
 
 def test_wrong_tokens_accepts_packed_documents():
-    assert wrong_tokens([shard_tokens(0, [0, 1, 2, 3], "a"), shard_tokens(1, [4, 0, 1, 2], "b")]) is None
+    assert sharding_mistake([shard_tokens(0, [0, 1, 2, 3], "a"), shard_tokens(1, [4, 0, 1, 2], "b")]) is None
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_replay_reports_the_stages_of_the_rank_that_runs(launcher, tmp_path):
     stages = []
     listener = SimpleNamespace(on_stage=stages.append, on_tick=lambda: None)
     cell = make_cell(*SHORT, "strategy=ring", "replay.rank=3")
-    launcher.run(cell, tmp_path, listener=listener, known=frozenset(NEED_ALL_RANKS))
+    launcher.run(cell, tmp_path, listener=listener, skipped_passes=frozenset(NEED_ALL_RANKS))
     assert {"timing", "engagement"} <= {stage.pass_name for stage in stages}
 
 
