@@ -104,8 +104,8 @@ def unchecked_lines(summary: pd.DataFrame) -> list[str]:
         lines.append(
             f"In {compared:,} of {steps:,} steps (warm-up, timed, inspected and traced), the loss agrees with"
             " that of another cell that trains on the same tokens. The comparison leaves out the other"
-            f" {count_label(steps - compared, 'step')}, because there is no such cell, or because rounding"
-            " errors add up over the steps, so that only the first ones can be compared."
+            f" {count_label(steps - compared, 'step')}: there is no such cell, or rounding errors have added up"
+            " over the steps before."
         )
     elif steps > compared:
         lines.append(
@@ -114,9 +114,7 @@ def unchecked_lines(summary: pd.DataFrame) -> list[str]:
         )
     if missing:
         lines.append(
-            f"Not checked: {'; '.join(missing)}. A check compares a part of the result, such as attention or"
-            " gradients, with what it should be; all checks that were made passed. report.html gives the"
-            " reason in the details of each cell, for example that a check would take too long."
+            f"Not checked: {'; '.join(missing)}. report.html gives the reasons in the details of each cell."
         )
     if len(known) < len(done):
         of_cells = f"{len(done) - len(known):,} of {count_label(len(done), 'cell')}"
