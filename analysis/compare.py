@@ -22,7 +22,7 @@ from analysis.cells.series import cell_names, keys_and_number
 from analysis.labels import count_label, more_label, number_label, status_label
 from analysis.read.archive import Archive, read_archive
 from analysis.read.hardware import peak_flops_per_s
-from bench.common.command import outlive_readers, tool_words
+from bench.common.command import outlive_readers, tool_command
 from bench.common.environment import Environment
 from bench.common.labels import duration_label, length_label
 from bench.common.statistics import MIN_PROCESSES
@@ -174,7 +174,7 @@ def _environment_values(environments: Sequence[Environment]) -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     outlive_readers()
-    parser = argparse.ArgumentParser(prog=tool_words("analysis.compare"), description=__doc__)
+    parser = argparse.ArgumentParser(prog=tool_command("analysis.compare"), description=__doc__)
     parser.add_argument("before", type=Path, metavar="BEFORE", help="folder of a sweep")
     parser.add_argument("after", type=Path, metavar="AFTER", help="folder of another sweep")
     chosen = parser.parse_args(arguments)

@@ -26,7 +26,7 @@ from analysis.show.page.page import render
 from analysis.show.section import FigureFile, Table
 from analysis.show.sections import sections_of
 from analysis.show.terminal import terminal_text
-from bench.common.command import outlive_readers, tool_words
+from bench.common.command import outlive_readers, tool_command
 from bench.config import ExitCode
 from bench.record.store import StoreError, warn_in_one_line, write_atomically
 
@@ -87,7 +87,7 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     outlive_readers()
-    parser = argparse.ArgumentParser(prog=tool_words("analysis.report"), description=__doc__)
+    parser = argparse.ArgumentParser(prog=tool_command("analysis.report"), description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep's folder")
     parser.add_argument(
         "--mix",

@@ -13,7 +13,7 @@ from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
 from bench.attention.kernels import KERNELS
 from bench.common.environment import REPOSITORY
 from bench.config import AUTO
-from bench.measure.workloads import WORKLOADS, workload_code
+from bench.measure.workloads import WORKLOADS, load_workload_class
 from bench.measure.workloads.workload import Workload
 from bench.request import resolve
 from bench.request.choices import CONF, read_option, strategy_content
@@ -137,7 +137,7 @@ def test_names_without_torch_equal_those_of_tables_with_torch():
     assert (set(resolve.DATA), set(resolve.LOSSES)) == (set(SOURCES), set(LOSSES))
     assert all(issubclass(trainer_code(name), Trainer) for name in TRAINER_FACTS)
     assert all(issubclass(engine_code(name), Engine) for name in ENGINE_FACTS)
-    assert all(issubclass(workload_code(name), Workload) for name in WORKLOADS)
+    assert all(issubclass(load_workload_class(name), Workload) for name in WORKLOADS)
     assert set(WORKLOADS) == set(ANALYTIC_FLOPS)
     assert set(FAMILY_WORDS) == set(FAMILIES)
 

@@ -10,7 +10,7 @@ from analysis.answers.wording import join_words
 from analysis.cells.equivalence import ComparedTraining, LossComparison
 from analysis.labels import count_label
 from bench.record.record import Role, Status
-from bench.record.trajectory_noise import FALSE_ALARMS, LEAST_FACTOR
+from bench.record.trajectory_noise import FALSE_ALARMS, MIN_NOISE_FACTOR
 
 MIN_CONTROLS = 3
 """Smallest number of controls whose spread is an estimate of the noise."""
@@ -21,8 +21,8 @@ FLOOR_READING = (
     "Noise floor: distance of plain data parallelism and its controls, which do the same work in another way,"
     " from their mean (root mean square), times a factor from the F distribution. If all trainings are"
     " equivalent, any of the compared ones crosses the floor, in loss or gradient norm, in at most"
-    f" {FALSE_ALARMS * 100:g} % of comparisons. The factor is at least {LEAST_FACTOR:g}. The distance is at"
-    " least one rounding of float32 in every step."
+    f" {FALSE_ALARMS * 100:g} % of comparisons. The factor is at least {MIN_NOISE_FACTOR:g}. The distance is"
+    " at least one rounding of float32 in every step."
 )
 
 

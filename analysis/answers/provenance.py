@@ -24,7 +24,7 @@ from analysis.cells.statuses import REPLAY_UNDECIDED, SPARE_BYTES, shown_statuse
 from analysis.labels import count_label, percent_label
 from analysis.read.archive import ORIGIN_COLUMNS, Archive, origins
 from analysis.read.checks import NAME_SEPARATOR
-from bench.common.command import sweep_words
+from bench.common.command import sweep_command
 from bench.common.labels import length_label, size_label
 from bench.config import NOT_USED
 from bench.record.record import Status
@@ -104,8 +104,8 @@ def unchecked_lines(summary: pd.DataFrame) -> list[str]:
         lines.append(
             f"In {compared:,} of {steps:,} steps (warm-up, timed, inspected and traced), the loss agrees with"
             " that of another cell that trains on the same tokens. The comparison leaves out the other"
-            f" {count_label(steps - compared, 'step')}: there is no such cell, or rounding errors have added up"
-            " over the steps before."
+            f" {count_label(steps - compared, 'step')}: there is no such cell, or rounding errors have added"
+            " up over the steps before."
         )
     elif steps > compared:
         lines.append(
@@ -158,7 +158,7 @@ def _check_command(sharing: pd.DataFrame) -> str:
         *([f"cluster.ranks_per_gpu={ranks}"] if on_gpu else []),
         *(f"{key}={cells[key].iloc[0]}" for key in same),
     ]
-    return f"{sweep_words()} -m seq_len=1k model.num_layers=1 {' '.join(words)}"
+    return f"{sweep_command()} -m seq_len=1k model.num_layers=1 {' '.join(words)}"
 
 
 def prediction_lines(cells: Cells) -> list[str]:

@@ -32,7 +32,7 @@ def is_sweep(program: str) -> bool:
     return Path(program).name in (SCRIPT, COMMAND)
 
 
-def sweep_command(program: str | None = None) -> list[str]:
+def sweep_argv(program: str | None = None) -> list[str]:
     """Return the words that start a sweep, before its options.
 
     Args:
@@ -47,17 +47,17 @@ def sweep_command(program: str | None = None) -> list[str]:
     return [COMMAND] if not is_checkout else ["python", program if is_sweep(program) else SCRIPT]
 
 
-def sweep_words() -> str:
+def sweep_command() -> str:
     """Return the text that starts a sweep: `python run_sweep.py` or `ulysses-ring-bench`."""
-    return shlex.join(sweep_command())
+    return shlex.join(sweep_argv())
 
 
-def tool_words(module: str) -> str:
+def tool_command(module: str) -> str:
     """Return the text that runs a module of TOOLS.
 
     In a checkout it is for example `python -m analysis.report`, else `ulysses-ring-bench report`.
     """
-    command = sweep_command()
+    command = sweep_argv()
     if command[0] == "python":
         return f"python -m {module}"
     word = next(word for word, tool in TOOLS.items() if tool == module)
@@ -77,7 +77,7 @@ def resume_command(arguments: Sequence[str], folder: Path, *words: str) -> str:
     added = [*words, KEEP_ANY if KEEP_ANY in options else "resume=true", f"sweep_dir={folder}"]
     added_keys = {*map(_key, added)}
     unchanged = [word for word in options if _key(word) not in added_keys]
-    return shlex.join([*sweep_command(program), *unchanged, *added])
+    return shlex.join([*sweep_argv(program), *unchanged, *added])
 
 
 class _Descriptor(io.FileIO):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from bench.attention.kernel_facts import GENERATIONS
-from bench.common.command import sweep_words
+from bench.common.command import sweep_command
 
 SECOND_GENERATION = ("torch_flash", "flash_blocks", "flash_attn_2")
 """Kernels that are FlashAttention-2."""
@@ -34,7 +34,7 @@ def newer_kernel_lines(ran: Collection[tuple[str, float | None]]) -> list[str]:
     return [
         f"kernel={kernel} is FlashAttention-2; on {GENERATIONS[major]} {NEWER[major]} or cuDNN is likely"
         " faster, and the share of communication then higher. To compare:"
-        f" {sweep_words()} -m kernel={kernel},cudnn seq_len=8k,32k"
+        f" {sweep_command()} -m kernel={kernel},cudnn seq_len=8k,32k"
         for kernel, major in on_newer
         if kernel in SECOND_GENERATION
     ]

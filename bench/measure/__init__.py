@@ -53,7 +53,7 @@ PASSES: Mapping[str, PassFacts[Any, Any]] = {
 }
 
 
-def rank_code(name: str) -> type[RankPass]:
+def load_pass_class(name: str) -> type[RankPass]:
     """Return the class in the `rank.py` of a pass, which is imported only in rank processes."""
     code: type[RankPass] = importlib.import_module(f"bench.measure.{name}.rank").PASS
     return code

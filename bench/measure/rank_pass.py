@@ -22,7 +22,7 @@ from msgspec import to_builtins
 
 from bench.attention.watch import AttentionWatch
 from bench.config import MeasureConfig
-from bench.measure import PASSES, rank_code
+from bench.measure import PASSES, load_pass_class
 from bench.measure.subject import Subject
 from bench.measure.tap import CommunicationTap
 from bench.ranks.log import RankLog
@@ -31,7 +31,7 @@ from bench.ranks.log import RankLog
 class StepRequest(Enum):
     """Request of a pass to the workload or training loop that runs the steps."""
 
-    BETWEEN = auto()
+    BEFORE_NEXT_STEP = auto()
     """Resume the pass just before the next step starts, so that instruments it then turns on see only that
     step."""
     FIRST = auto()
@@ -123,9 +123,9 @@ class Measurement:
         log: RankLog,
         folder: Path | None = None,
         *,
-        meet: Callable[[], None] = lambda: None,
-        known: frozenset[str] = frozenset(),
-        instead: Mapping[str, type[RankPass]] | None = None,
+        raise_if_rank_failed: Callable[[], None] = lambda: None,
+        skipped: frozenset[str] = frozenset(),
+        replacements: Mapping[str, type[RankPass]] | None = None,
     ) -> None:
         """Create the passes, before the subject is built: some record the memory that is held without it.
 
@@ -134,10 +134,10 @@ class Measurement:
             device: Device of this rank.
             log: Log to which passes report their progress.
             folder: Folder for the files of the passes; None if no files are kept.
-            meet: Function that raises if another rank has failed. Passes call it, as `raise_if_rank_failed`,
+            raise_if_rank_failed: Function that raises if another rank has failed. Passes call it
                 before every collective between steps.
-            known: Names of passes that are not run, because another cell's record has their sections.
-            instead: Classes that replace those in a pass's `rank.py`, by name of the pass.
+            skipped: Names of passes that are not run, because another cell's record has their sections.
+            replacements: Classes that replace those in a pass's `rank.py`, by name of the pass.
         """
         self.measure = measure
         self.device = device
@@ -145,14 +145,14 @@ class Measurement:
         self.folder = folder
         self.later_outcomes: list[Any] = []
         """Results of the full-length steps after the last timed step."""
-        self.raise_if_rank_failed = meet
+        self.raise_if_rank_failed = raise_if_rank_failed
         self.watch = AttentionWatch()
         self.tap = CommunicationTap(self.watch)
-        replacements = instead or {}
+        replacements = replacements or {}
         self.passes = {
-            name: (replacements.get(name) or rank_code(name))(self)
+            name: (replacements.get(name) or load_pass_class(name))(self)
             for name, facts in PASSES.items()
-            if name not in known and facts.is_requested(measure)
+            if name not in skipped and facts.is_requested(measure)
         }
 
     @property
@@ -187,7 +187,7 @@ class Measurement:
 
     def first_step(self) -> StepRequests:
         """Request the short first step, in the contexts of all passes."""
-        yield StepRequest.BETWEEN
+        yield StepRequest.BEFORE_NEXT_STEP
         with (
             self.subject.around_untimed_step(),
             self._enter_all(lambda rank_pass: rank_pass.around_first_step()),
@@ -196,7 +196,7 @@ class Measurement:
 
     def step(self, make_context: ContextFactory) -> StepRequests:
         """Request one full-length step that runs in a new context; its result goes to `later_outcomes`."""
-        yield StepRequest.BETWEEN
+        yield StepRequest.BEFORE_NEXT_STEP
         with make_context():
             outcome = yield StepRequest.STEP
         self.later_outcomes.append(outcome)

@@ -52,7 +52,7 @@ class Plan:
     """Behaviour while another sweep runs on the same devices."""
     open_cells: tuple[Cell, ...] = ()
     """Cells with `measure.repeats=auto`, which may be repeated after every cell has run once."""
-    grow: CellChooser | None = None
+    choose_cells: CellChooser | None = None
     """Function that returns all cells that the records so far lead to.
 
     None if the records add no cells (repeats of the planned cells apart).
@@ -72,7 +72,7 @@ class Plan:
     @property
     def is_open(self) -> bool:
         """Whether further records may add cells or repeats to the plan."""
-        return self.grow is not None or bool(self.open_cells)
+        return self.choose_cells is not None or bool(self.open_cells)
 
     def with_added_cells(self, records: Sequence[Record], references_s: float = 0.0) -> Plan:
         """Return the plan with the cells or repeats that follow from the records so far.
@@ -82,10 +82,10 @@ class Plan:
             references_s: Seconds that references have taken so far. They have no record, but their time
                 counts towards the budget of repeats.
         """
-        if self.grow is None:
+        if self.choose_cells is None:
             return self.with_more_repeats(records, references_s)
         planned = {entry.cell.cell_id for entry in self.cells}
-        more = [(cell, 0) for cell in self.grow(records) if cell.cell_id not in planned]
+        more = [(cell, 0) for cell in self.choose_cells(records) if cell.cell_id not in planned]
         grown = self._with_cells(more)
         return replace(grown, references=reference_cells(grown.cells, self.machine))
 
@@ -173,7 +173,7 @@ def plan(
         experiment=experiment,
         lease=lease,
         open_cells=open_cells,
-        grow=None
+        choose_cells=None
         if experiment.make_cell_chooser is None
         else experiment.make_cell_chooser(requests, machine),
         references=reference_cells(planned, machine),

@@ -65,7 +65,7 @@ def short_lines(forecast: Forecast) -> list[str]:
     """
     if not any(entry.runs for entry in forecast.cells):
         return []
-    part = "" if forecast.plan.grow is None else ", for the first cells"
+    part = "" if forecast.plan.choose_cells is None else ", for the first cells"
     lines = [f"expected: {forecast.duration}{part}; --plan lists every cell and runs none"]
     illegal = {entry.cell.cell_id for entry in forecast.illegal}
     if illegal:
@@ -85,7 +85,7 @@ def whole_plan(
     """
     done_count = len(_finished_cells(forecast))
     done = f", {done_count} of them done" if done_count else ""
-    further = "" if forecast.plan.grow is None else ", to which records will add further cells"
+    further = "" if forecast.plan.choose_cells is None else ", to which records will add further cells"
     reasons = dict.fromkeys(reason for entry in forecast.cells if (reason := _reason_text(entry)))
     numbers = {reason: f"[{number}]" for number, reason in enumerate(reasons, 1)}
     table = _table(_rows(forecast, requests, numbers), width)

@@ -162,7 +162,7 @@ def bind_near_gpu(binding: str, device: torch.device) -> None:
         ) from error
 
 
-def own_cpus() -> str:
+def allowed_cpus() -> str:
     """Return the CPUs that this process may run on, for example `0-15,32-47`."""
     numbered = enumerate(sorted(os.sched_getaffinity(0)))
     runs = [[cpu for _, cpu in run] for _, run in groupby(numbered, lambda pair: pair[1] - pair[0])]

@@ -198,7 +198,7 @@ def _pairs(
 
 FALSE_ALARMS = 0.05
 """Largest probability that any of several equivalent trainings exceeds the noise floor by chance."""
-LEAST_FACTOR = 2.0
+MIN_NOISE_FACTOR = 2.0
 """Smallest noise floor for any number of seeds, in multiples of the controls' deviation. Training on sp ranks
 that share a sequence sums sp times as many rounded parts of a gradient as a control does. Its errors may
 therefore be sqrt(sp) times as large."""
@@ -253,7 +253,7 @@ class TrajectoryNoise:
 
         chance = FALSE_ALARMS / (max(trainings, 1) * len(SIGNAL_NAMES))
         by_chance = math.sqrt(float(f.isf(chance, seeds, max(self.freedom, 1))))
-        return self.deviation.times(max(LEAST_FACTOR, by_chance))
+        return self.deviation.times(max(MIN_NOISE_FACTOR, by_chance))
 
 
 @dataclass(frozen=True, slots=True)

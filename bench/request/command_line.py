@@ -10,7 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 
-from bench.common.command import sweep_words
+from bench.common.command import sweep_command
 from bench.common.labels import value_label
 from bench.config import ConfigError
 from bench.request import values
@@ -142,7 +142,7 @@ def _refuse_sweep(override: Override, word: str, *, is_sweep: bool) -> None:
     if not override.is_sweep_override():
         return
     if not is_sweep:
-        raise ConfigError(f"{word}: several values need -m, as in: {sweep_words()} -m {word}")
+        raise ConfigError(f"{word}: several values need -m, as in: {sweep_command()} -m {word}")
     if key in SWEEP_KEYS:
         raise ConfigError(f"{word}: one value applies to the whole sweep; write only one")
     if not override.is_discrete_sweep() or not _values(override):

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.common.command import sweep_words
+from bench.common.command import sweep_command
 from bench.common.labels import value_label
 from bench.config import ConfigError
 from bench.request.choices import CONF, default_strategies, groups, options
@@ -49,7 +49,7 @@ LINE = re.compile(r"^(?P<indent>[ -]*)(?P<key>\w+):\s*(?P<value>[^#]*?)\s*(?:#\s
 
 def help_text(*, whole: bool = False) -> str:
     """Return the help in lines of at most MAX_LINE characters: COMMON_KEYS, or with `whole` all keys."""
-    lines, program, strategies = key_lines(), sweep_words(), ", ".join(default_strategies())
+    lines, program, strategies = key_lines(), sweep_command(), ", ".join(default_strategies())
     page = [HEAD, ""]
     for command, meaning in EXAMPLES:
         page += [f"  {command.format(program=program)}", f"      {meaning.format(strategies=strategies)}"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from hydra.errors import OverrideParseException
 
-from bench.common.command import sweep_words
+from bench.common.command import sweep_command
 from bench.common.labels import value_label
 from bench.request import values
 from bench.request.choices import groups, options
@@ -25,7 +25,7 @@ def translate_error(error: Exception) -> str:
         if match:
             return match.expand(translation) if isinstance(translation, str) else translation(match)
     first_line = next((line for line in chain.splitlines() if line.strip()), type(error).__name__).strip()
-    return f"{first_line}; {sweep_words()} --help-all lists every key and choice"
+    return f"{first_line}; {sweep_command()} --help-all lists every key and choice"
 
 
 def _error_chain(error: BaseException | None) -> list[str]:

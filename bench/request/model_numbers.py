@@ -87,7 +87,7 @@ def _read_checkpoint(path: Any) -> dict[str, Any]:
             raise FileNotFoundError(f"no file {folder / 'config.json'}")  # reading a pipe would block
         config = read_config(folder)
         _refuse_untrainable(folder, config)
-        fields = transformers_numbers(config)
+        fields = model_config_fields(config)
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -134,7 +134,7 @@ def _refuse_untrainable(folder: Path, config: Mapping[str, Any]) -> None:
             raise ConfigError(f"model.path={folder}: {message}")
 
 
-def transformers_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
+def model_config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a `ModelConfig`, except `name` and `path`, from a transformers configuration.
 
     For a model of images and text they describe the text model. Raises KeyError for a missing key.

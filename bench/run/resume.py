@@ -69,7 +69,7 @@ def sweep_start(plan: Plan) -> SweepStart:
             " the folder's sweep, give only resume=true and sweep_dir; for a new sweep, name another folder"
         )
     kept, lines = kept_records(plan, stored.records), list[str]()
-    if plan.grow is None:  # a search plans its cells one by one
+    if plan.choose_cells is None:  # a search plans its cells one by one
         differences = {
             "only in the folder's earlier sweep, so they do not run": dropped,
             "new in this request": added,
@@ -98,7 +98,7 @@ def plan_missing_cells(
     while not pending and plan.is_open:
         count, plan = len(plan.cells), plan.with_added_cells(records, references_s)
         pending = _missing(plan, records, attempted)
-        if plan.grow is not None and len(plan.cells) == count:
+        if plan.choose_cells is not None and len(plan.cells) == count:
             break
     return plan, pending
 

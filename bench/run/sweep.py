@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from bench.common.command import resume_command, tool_words
+from bench.common.command import resume_command, tool_command
 from bench.config import ExitCode
 from bench.measure.trace.reader import KEPT_TRACE_NAME
 from bench.plan.plan import Plan
@@ -197,7 +197,7 @@ def _end_of_first_length(plan: Plan, pending: Sequence[PlannedCell]) -> PlannedC
     as such cells take no time.
     """
     lengths = [planned.cell.seq_len for planned in pending]
-    if plan.grow is not None or len({*lengths}) < 2:  # noqa: PLR2004  lengths
+    if plan.choose_cells is not None or len({*lengths}) < 2:  # noqa: PLR2004  lengths
         return None
     if not any(starts_ranks(planned.cell) for planned in pending):
         return None
@@ -251,7 +251,7 @@ def _conclude(
     except KeyboardInterrupt:
         is_interrupted = True
         progress.print_line(
-            f"interrupted while writing the report; to write it: {tool_words('analysis.report')} {folder}"
+            f"interrupted while writing the report; to write it: {tool_command('analysis.report')} {folder}"
         )
     interrupts.ignore_signals()
     resume = resume_command(sys.argv, folder)

@@ -2,7 +2,7 @@
 
 import time
 
-from bench.measure.workloads import workload_code
+from bench.measure.workloads import load_workload_class
 from bench.measure.workloads.workload import WorkloadRank
 from bench.ranks.groups import make_groups
 from bench.run.node.worker import join
@@ -16,7 +16,7 @@ def time_steps(job, log):
     device, cell = join(job), job.cell
     strategy = load_strategy_class(cell.strategy)(cell, make_groups(cell), STRATEGIES[cell.strategy])
     with strategy.install() as wiring:
-        workload = workload_code(cell.workload.name)(WorkloadRank(strategy, wiring, device, log.step))
+        workload = load_workload_class(cell.workload.name)(WorkloadRank(strategy, wiring, device, log.step))
         workload.short_step()
         times_ms = []
         for number in range(1 + STEPS):

@@ -8,7 +8,7 @@ from bench.attention.watch import AttentionWatch
 from bench.config import Cell
 from bench.measure.gradients import rank as gradients
 from bench.measure.tap import CommunicationTap
-from bench.measure.workloads import workload_code
+from bench.measure.workloads import load_workload_class
 from bench.measure.workloads.workload import WorkloadRank
 from bench.ranks.device import finish_together
 from bench.ranks.groups import make_groups
@@ -68,7 +68,7 @@ def built_workloads(job, log):
             with strategy.install() as wiring:
                 yield (
                     name,
-                    workload_code(cell.workload.name)(WorkloadRank(strategy, wiring, device, log.step)),
+                    load_workload_class(cell.workload.name)(WorkloadRank(strategy, wiring, device, log.step)),
                 )
     finish_together(device)
 

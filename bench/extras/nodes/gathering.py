@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from bench.common.command import tool_words
+from bench.common.command import tool_command
 from bench.common.environment import describe_environment
 from bench.config import ConfigError, LeasePolicy
 from bench.extras.nodes.interface import family_of
@@ -80,7 +80,7 @@ class Gathering(AbstractContextManager["Gathering"]):
     @property
     def command(self) -> str:
         """Command that the user runs on every node."""
-        return f"{KEY}={self._key.decode()} {tool_words('bench.extras.nodes')} {shlex.join(self.arguments)}"
+        return f"{KEY}={self._key.decode()} {tool_command('bench.extras.nodes')} {shlex.join(self.arguments)}"
 
     def wait_for(
         self, count: int, within_s: float, say: Callable[[str], None], check: Callable[[], None]

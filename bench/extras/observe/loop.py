@@ -117,7 +117,7 @@ class LoopParity(RankPass):
     def run(self) -> StepRequests:
         loop = self.measurement.subject
         assert isinstance(loop, ObservedLoop)
-        yield StepRequest.BETWEEN
+        yield StepRequest.BEFORE_NEXT_STEP
         ranks = loop.sequence_ranks
         capture = capture_attention(loop.attention_name, ranks)
         with capture as captured, loop.around_untimed_step(), loop.trained_tokens.watch_step():

@@ -117,8 +117,8 @@ class Observation:
             self.request.measure,
             device,
             self._log,
-            meet=self._all_ranks.wait,
-            instead={"parity": LoopParity, "full_length": LoopFullLength, "updates": LoopReplicas},
+            raise_if_rank_failed=self._all_ranks.wait,
+            replacements={"parity": LoopParity, "full_length": LoopFullLength, "updates": LoopReplicas},
         )
         self._step_requests = self._measurement.steps(self._loop)
         self._all_ranks.wait()
@@ -139,7 +139,7 @@ class Observation:
                 )
             if self._steps == 0:
                 refuse_compiled(self._loop.model.entry_points[0])
-            while next(self._step_requests) is StepRequest.BETWEEN:
+            while next(self._step_requests) is StepRequest.BEFORE_NEXT_STEP:
                 pass
             Observation.active = self
         return self

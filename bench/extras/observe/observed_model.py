@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from bench.config import NOT_USED, ConfigError, ModelConfig
 from bench.request.layer_types import experts_error, has_experts, layers_not_plain
-from bench.request.model_numbers import transformers_numbers
+from bench.request.model_numbers import model_config_fields
 from bench.training.engines import ENGINE_FACTS
 from bench.training.text_model import text_config
 
@@ -57,7 +57,7 @@ class ObservedModel:
         if has_experts(decoder_config):
             raise experts_error("bench.observe", model)
         try:
-            sizes = transformers_numbers(decoder_config)
+            sizes = model_config_fields(decoder_config)
         except KeyError as error:
             raise ConfigError(
                 f"bench.observe: the configuration of {model} has no {error}; only plain decoders with"

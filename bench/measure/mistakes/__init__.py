@@ -52,7 +52,7 @@ MISTAKES: Mapping[str, MistakeFacts] = {
 """Facts of the known mistakes by name (docs/loss_equivalence.md)."""
 
 
-def mistake_code(name: str) -> Mistake:
+def load_mistake(name: str) -> Mistake:
     """Return the code of a mistake, imported only in rank processes. The mistake `none` changes nothing."""
     code = importlib.import_module("bench.measure.mistakes.code")
     mistake: Mistake = code.MISTAKE_CODE[name]

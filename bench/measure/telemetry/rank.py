@@ -18,7 +18,7 @@ import torch
 from bench.measure.facts import one_rank_list
 from bench.measure.rank_pass import RankPass, StepRequests
 from bench.measure.telemetry.section import RankTelemetry
-from bench.ranks.device import own_cpus
+from bench.ranks.device import allowed_cpus
 
 PERIOD_S = 0.2
 """Seconds between two samples on a node, over the samples of all its ranks."""
@@ -138,7 +138,7 @@ class TelemetrySampler:
             throttled=is_throttled(samples.get("sm_clock_mhz"), events, clock),
             load_average=self._load_average,
             involuntary_context_switches=[self._switches],
-            cpus=one_rank_list(own_cpus()),
+            cpus=one_rank_list(allowed_cpus()),
         )
 
     def _sample_until(self, stop: threading.Event) -> None:

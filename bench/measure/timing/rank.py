@@ -61,7 +61,7 @@ class TimingPass(RankPass):
         if n_warmup > 0:
             report(RankStage("timing", WARM_UP, n_warmup, step_s))
         for _ in range(n_warmup):
-            yield StepRequest.BETWEEN
+            yield StepRequest.BEFORE_NEXT_STEP
             outcomes.append((yield StepRequest.STEP))
         report(RankStage("timing", None, n_timed, step_s))
         return (yield from self._timed_window(n_timed, outcomes, "full"))
@@ -85,7 +85,7 @@ class TimingPass(RankPass):
     ) -> Generator[StepRequest, Any, TimedSteps]:
         """Time steps with nothing but clock marks between them, and append their results to `outcomes`."""
         device, clocks = self.measurement.subject.device, []
-        yield StepRequest.BETWEEN
+        yield StepRequest.BEFORE_NEXT_STEP
         with self.measurement.around_window():
             self.measurement.raise_if_rank_failed()
             dist.barrier()
@@ -93,7 +93,7 @@ class TimingPass(RankPass):
             start = time.perf_counter()
             for step in range(steps):
                 if step > 0:
-                    yield StepRequest.BETWEEN
+                    yield StepRequest.BEFORE_NEXT_STEP
                 clock = StepClock(device)
                 clock.mark()
                 outcomes.append((yield StepRequest.STEP))

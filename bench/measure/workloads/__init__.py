@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 WORKLOADS = ("train", "attention")
 
 
-def workload_code(name: str) -> type[Workload]:
+def load_workload_class(name: str) -> type[Workload]:
     """Return the class of a workload, which is imported only in rank processes."""
     code: type[Workload] = importlib.import_module(f"bench.measure.workloads.{name}").WORKLOAD
     return code

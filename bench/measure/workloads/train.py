@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bench.attention.watch import AttentionWatch
 from bench.measure.hooks import Spans, optimizer_step_spans
-from bench.measure.mistakes import mistake_code
+from bench.measure.mistakes import load_mistake
 from bench.measure.timing.section import first_step_tokens
 from bench.measure.workloads.workload import Workload, WorkloadRank
 from bench.training.activation_memory import ActivationOffload, tile_mlps
@@ -18,7 +18,7 @@ from bench.training.loss import ModelWithLoss
 from bench.training.models import TORCH_DTYPES, empty_model, sum_embedding_gradient_in_float32
 from bench.training.trainer_facts import TRAINER_FACTS
 from bench.training.trainers import trainer_code
-from bench.training.trainers.trainer import NextStep, StepOutcome, Trainer
+from bench.training.trainers.trainer import StepOutcome, Trainer, WantsStep
 from bench.training.weights import fill_layers, model_weights
 
 
@@ -38,7 +38,7 @@ class TrainWorkload(Workload):
             self.activation_offload.install(model.model)
         layers = fill_layers(model.model, model_weights(cell.model, cell.seed), rank.device)
         self.trainer = (
-            mistake_code(cell.inject_fault)
+            load_mistake(cell.inject_fault)
             .trainer(trainer_code(cell.trainer))
             .build(model, layers, data, rank.strategy, rank.wiring, rank.device, rank.phase)
         )
@@ -61,7 +61,7 @@ class TrainWorkload(Workload):
         positions = self.trainer.input_digest.positions
         return None if positions is None else positions[0]
 
-    def take_steps(self, wants_step: NextStep) -> None:
+    def take_steps(self, wants_step: WantsStep) -> None:
         self.trainer.run(wants_step)
 
     def step(self, number: int) -> StepOutcome:

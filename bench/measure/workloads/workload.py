@@ -16,7 +16,7 @@ from bench.measure.hooks import Spans, method_spans
 from bench.measure.objective.section import MAX_TOKENS as OBJECTIVE_TOKENS
 from bench.measure.rank_pass import StepRequest, StepRequests
 from bench.measure.subject import Subject
-from bench.measure.workloads import workload_code
+from bench.measure.workloads import load_workload_class
 from bench.ranks.groups import RankGroups
 from bench.ranks.log import StepPhase
 from bench.strategies import STRATEGIES, load_strategy_class
@@ -125,7 +125,9 @@ def use_libraries_once(cell: Cell, groups: RankGroups, device: torch.device) -> 
     small = _smallest_cell(cell)
     strategy = load_strategy_class(small.strategy)(small, groups, STRATEGIES[small.strategy])
     with strategy.install() as wiring:
-        workload_code(small.workload.name)(WorkloadRank(strategy, wiring, device, StepPhase())).short_step()
+        load_workload_class(small.workload.name)(
+            WorkloadRank(strategy, wiring, device, StepPhase())
+        ).short_step()
 
 
 def _smallest_cell(cell: Cell) -> Cell:

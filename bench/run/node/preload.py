@@ -26,15 +26,15 @@ with suppress(BaseException):
     import transformers.models.qwen3.modeling_qwen3
 
     import bench.run.node.worker
-    from bench.measure import PASSES, rank_code
-    from bench.measure.workloads import WORKLOADS, workload_code
+    from bench.measure import PASSES, load_pass_class
+    from bench.measure.workloads import WORKLOADS, load_workload_class
     from bench.strategies import STRATEGIES
     from bench.training.engines import ENGINE_FACTS, engine_code
 
     for _name in PASSES:
-        rank_code(_name)
+        load_pass_class(_name)
     for _name in WORKLOADS:
-        workload_code(_name)
+        load_workload_class(_name)
     for _name in ENGINE_FACTS:
         engine_code(_name)
     len(STRATEGIES)  # finds the packages that have strategies, once for all ranks, and imports none of them

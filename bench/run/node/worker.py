@@ -24,9 +24,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from bench.common.cpu_arithmetic import cpu_arithmetic
 from bench.config import Cell
-from bench.measure.mistakes import mistake_code
+from bench.measure.mistakes import load_mistake
 from bench.measure.rank_pass import Measurement
-from bench.measure.workloads import workload_code
+from bench.measure.workloads import load_workload_class
 from bench.measure.workloads.workload import WorkloadRank, use_libraries_once
 from bench.ranks.device import (
     NvtxRanges,
@@ -92,7 +92,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
         torch.device(cell.cluster.device),
         log,
         job.folder,
-        known=job.skipped_passes,
+        skipped=job.skipped_passes,
     )
     if cell.measure.nvtx:
         log.add_listener(NvtxRanges().enter)
@@ -103,7 +103,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
             make_first_collective(device)
         groups = make_groups(cell)
     with log.run_phase("strategy"):  # may import the strategy's package
-        strategy_class = mistake_code(cell.inject_fault).strategy(load_strategy_class(cell.strategy))
+        strategy_class = load_mistake(cell.inject_fault).strategy(load_strategy_class(cell.strategy))
         strategy = strategy_class(cell, groups, STRATEGIES[cell.strategy])
     if cell.cluster.memory_limit_gib is not None:
         with log.run_phase("limit"):
@@ -113,7 +113,7 @@ def run_cell(job: RankJob, log: RankLog) -> dict[str, Any]:
     with strategy.install() as wiring:
         with log.run_phase("build"), measurement.around_building():
             log.step.enter("load")
-            workload = workload_code(cell.workload.name)(
+            workload = load_workload_class(cell.workload.name)(
                 WorkloadRank(strategy, wiring, device, log.step, log.begin_part)
             )
             extend_group_timeouts(cell)

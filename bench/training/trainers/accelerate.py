@@ -17,7 +17,7 @@ from bench.training.data import count_valid
 from bench.training.optimizer import make_optimizer, make_schedule
 from bench.training.trainers.stack import NEXT_LABELS, SHIFT_LABELS, StackTrainer
 from bench.training.trainers.stack_engines import MIXED_PRECISION, bare_optimizer, parallelism
-from bench.training.trainers.trainer import NextStep, StepOutcome
+from bench.training.trainers.trainer import StepOutcome, WantsStep
 
 SHARDED_IN_CONTEXT = "torch_cp"
 """Strategy that shards a whole batch in a context around forward and backward."""
@@ -48,7 +48,7 @@ class AccelerateTrainer(StackTrainer):
         self.schedule = make_schedule(bare, cell.optimizer)
         self.engine.attach(self.wrapped, bare, self.schedule)
 
-    def run(self, wants_step: NextStep) -> None:
+    def run(self, wants_step: WantsStep) -> None:
         batches = self._batches(0, self.cell.seq_len)
         outcome = None
         while wants_step(outcome):

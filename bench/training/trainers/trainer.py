@@ -37,7 +37,7 @@ class StepOutcome:
     """Loss that a training stack logs for this step on this rank; None with the native loop."""
 
 
-NextStep = Callable[[StepOutcome | None], bool]
+WantsStep = Callable[[StepOutcome | None], bool]
 """Function that a loop calls before each step, with the outcome of the previous step (None before the
 first). It returns whether to run the step."""
 
@@ -97,7 +97,7 @@ class Trainer(ABC):
             Sum of this rank's token losses, and the number of valid tokens of all ranks.
         """
 
-    def run(self, wants_step: NextStep) -> None:
+    def run(self, wants_step: WantsStep) -> None:
         """Run full-length steps 0, 1, 2, ... as long as `wants_step` returns True.
 
         It is called before each step, with the outcome of the previous step or None before the first.

@@ -14,7 +14,7 @@ from torch import Tensor
 from bench.training.optimizer import make_optimizer, make_schedule
 from bench.training.trainers.stack import NEXT_LABELS, SAMPLES, SHIFT_LABELS, StackTrainer, collate
 from bench.training.trainers.stack_engines import bare_optimizer, parallelism
-from bench.training.trainers.trainer import NextStep, StepOutcome
+from bench.training.trainers.trainer import StepOutcome, WantsStep
 
 
 class StepwiseMixin:
@@ -26,7 +26,7 @@ class StepwiseMixin:
 
     bench: HuggingFaceTrainer
     """Trainer of the benchmark that runs this Trainer."""
-    wants_step: NextStep
+    wants_step: WantsStep
     losses: list[Tensor]
     """Losses of the current step's micro-steps."""
     grad_norm: Tensor | float
@@ -128,13 +128,13 @@ class HuggingFaceTrainer(StackTrainer):
             **self.engine.arguments(cell),
         }
 
-    def run(self, wants_step: NextStep) -> None:
+    def run(self, wants_step: WantsStep) -> None:
         self.loop.wants_step = wants_step
         self.loop.train()
         if not self.loop.control.should_training_stop:
             raise RuntimeError(f"trainer={self.cell.trainer} ended its loop before the last requested step")
 
-    def finish_step(self, wants_step: NextStep) -> bool:
+    def finish_step(self, wants_step: WantsStep) -> bool:
         """Pass the outcome of the step that ended to `wants_step`, and return whether to run another step.
 
         Before the first step the outcome is None, and `engine` is attached to what the Trainer built.

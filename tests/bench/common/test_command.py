@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.common import command
-from bench.common.command import TOOLS, resume_command, sweep_words, tool_words
+from bench.common.command import TOOLS, resume_command, sweep_command, tool_command
 from bench.common.environment import REPOSITORY
 from ulysses_ring_bench.command import main
 
@@ -36,26 +36,26 @@ def test_again_command_has_a_replaced_option_once(old):
 
 
 def test_commands_keep_the_program_that_was_typed(monkeypatch, tmp_path):
-    assert (sweep_words(), tool_words("analysis.report")) == (
+    assert (sweep_command(), tool_command("analysis.report")) == (
         "python run_sweep.py",
         "python -m analysis.report",
     )
     typed = tmp_path / "ulysses-ring-bench"
     monkeypatch.setattr(sys, "argv", [str(typed), "-m", "seq_len=1k"])
-    assert (sweep_words(), tool_words("analysis.report")) == (
+    assert (sweep_command(), tool_command("analysis.report")) == (
         "ulysses-ring-bench",
         "ulysses-ring-bench report",
     )
     assert resume_command(sys.argv, Path("out")).startswith("ulysses-ring-bench -m seq_len=1k resume=true")
     typed.touch(mode=0o755)
-    assert tool_words("analysis.report") == f"{typed} report"
+    assert tool_command("analysis.report") == f"{typed} report"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert sweep_words() == "ulysses-ring-bench"
+    assert sweep_command() == "ulysses-ring-bench"
 
 
 def test_installed_copy_names_the_command_not_the_script(monkeypatch):
     monkeypatch.setattr(command, "CHECKOUT", Path("/installed"))
-    assert sweep_words() == "ulysses-ring-bench"
+    assert sweep_command() == "ulysses-ring-bench"
     assert resume_command(ARGUMENTS, Path("out")).startswith("ulysses-ring-bench -m")
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import bench.measure
-from bench.measure import PASS_NAMES, PASSES, evidence_sections, first_failure, own_work_s, rank_code
+from bench.measure import PASS_NAMES, PASSES, evidence_sections, first_failure, load_pass_class, own_work_s
 from bench.measure.facts import RankReport
 from tests.support.cells import make_cell
 
@@ -13,7 +13,7 @@ FOLDER = Path(bench.measure.__file__).parent
 def test_every_pass_folder_has_a_section_and_rank_code():
     assert {path.parent.name for path in FOLDER.glob("*/section.py")} == set(PASS_NAMES) == set(PASSES)
     for name, facts in PASSES.items():
-        assert (facts.name, rank_code(name).__module__) == (name, f"bench.measure.{name}.rank")
+        assert (facts.name, load_pass_class(name).__module__) == (name, f"bench.measure.{name}.rank")
 
 
 def test_own_work_s_counts_only_passes_that_are_own_work():

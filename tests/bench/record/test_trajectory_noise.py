@@ -6,7 +6,7 @@ import pytest
 
 from bench.record.trajectory_noise import (
     FALSE_ALARMS,
-    LEAST_FACTOR,
+    MIN_NOISE_FACTOR,
     ROUNDING,
     ControlledTraining,
     Signals,
@@ -63,7 +63,7 @@ def test_several_seeds_find_a_mistake_that_one_does_not():
 def test_noise_floor_is_at_least_the_float32_rounding():
     exact = training(Random(1), together=True, noise=0.0)
     floor = TrajectoryNoise([[exact] * 20] * 20).floor(20, 1)
-    assert 0 < floor.loss < LEAST_FACTOR * ROUNDING
+    assert 0 < floor.loss < MIN_NOISE_FACTOR * ROUNDING
     near, far = (
         Signals([(1 + roundings * ROUNDING) * loss for loss in exact.loss], exact.grad_norm)
         for roundings in (1, 3)
