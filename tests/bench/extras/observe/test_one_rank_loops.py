@@ -297,7 +297,7 @@ def mixture():
 @pytest.mark.parametrize(
     ("make_model", "folder", "choices", "refusal"),
     [
-        (mixture, ".", {}, r"bench.observe: MixtralForCausalLM has experts, .*; choose a dense model"),
+        (mixture, ".", {}, r"bench.observe: MixtralForCausalLM has experts; .*; choose a dense model"),
         (partial(torch.nn.Linear, 1, 1), ".", {}, "Linear holds no transformers model"),
         (small_model, "broken", {}, r"records.jsonl:1: not a record"),
         (small_model, "file/in", {}, r"bench.observe: folder=.*file/in: cannot be written to \(Not a dir"),

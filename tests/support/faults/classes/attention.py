@@ -47,7 +47,7 @@ def skip_the_lse_rescale(job):
 
 def tile_the_kv_heads(job):
     """Repeat KV heads as 0 1 0 1 instead of 0 0 1 1, the classic mistake of GQA."""
-    kernel._repeat = lambda kv, groups: kv.repeat(1, groups, 1, 1)
+    kernel._repeat_heads = lambda kv, repeats: kv.repeat(1, repeats, 1, 1)
 
 
 def sum_gradients_over_the_ranks(job):
