@@ -9,7 +9,7 @@ from bench.config import AUTO, NOT_USED
 from bench.request import values
 from bench.request.choices import Raw, read_option
 from bench.request.legality import refusal
-from bench.request.resolve import resolve
+from bench.request.resolve import refuse_unknown_keys, resolve
 from bench.strategies import STRATEGIES
 from bench.training.engines import DEFAULT_ENGINE
 from bench.training.trainer_facts import is_stack
@@ -58,8 +58,10 @@ def with_one_engine(raws: Sequence[Raw], machine: Machine) -> list[Raw]:
 
     The engine is the first one other than DEFAULT_ENGINE that a training stack or an offloaded optimizer
     needs. Without such a need the requests are unchanged. A request stays at `auto` if its cell is illegal
-    under this engine.
+    under this engine. Raises ConfigError for a request with unknown keys.
     """
+    for raw in raws:
+        refuse_unknown_keys(raw)
     at_auto = [raw for raw in raws if raw["engine"]["name"] == AUTO]
     if not any(is_stack(raw["trainer"]["name"]) or raw["offload"]["optimizer"] for raw in at_auto):
         return [*raws]

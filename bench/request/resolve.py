@@ -136,7 +136,7 @@ def _attention_cell(cell: Cell) -> Cell:
 
 def _read_cell(raw: Raw, machine: Machine) -> Cell:
     """Return the requested cell before `resolve` changes it for its mode, its workload and padding."""
-    _refuse_unknown(raw)
+    refuse_unknown_keys(raw)
     strategy = values.choice("strategy", raw["strategy"]["name"], STRATEGIES)
     trainer = values.choice("trainer", raw["trainer"]["name"], TRAINER_FACTS)
     seq_len = values.tokens("seq_len", raw["seq_len"])
@@ -226,7 +226,7 @@ def _network(raw: Any, placement: Placement) -> str:
     return label
 
 
-def _refuse_unknown(raw: Raw) -> None:
+def refuse_unknown_keys(raw: Raw) -> None:
     """Raise ConfigError for a key that no code reads, which Hydra accepts as `+key=value`.
 
     `_strategy_options` checks the keys of strategies.

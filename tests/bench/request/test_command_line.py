@@ -89,6 +89,7 @@ HYDRAS_ERRORS = {
     "a bad value in the seventh cell": ("-m seq_len=1k,2k,3k,4k,5k,6k,7q strategy=local", "seq_len=7q"),
     "a bad choice in the last cell": ("-m strategy=local,ring,ulises", "did you mean strategy=ulysses?"),
     "a variable that is no axis": ("-m env.PATH=1,2 strategy=local", "env.PATH"),
+    "a value for a group of values": ("offload=true", "write offload.activations="),
     "a nested variable": ("env.NCCL_ALGO.x=3", "must be text"),
     "a null variable": ("env.NCCL_ALGO=null", "must be text"),
     "a number that Python does not read": (f"seq_len={'9' * 5000}", "cannot be read, it is too long"),
