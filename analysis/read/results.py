@@ -55,7 +55,7 @@ class Results:
 
     @cached_property
     def steps_ms(self) -> list[float]:
-        """Milliseconds of each timed step on its slowest rank, sorted; of a prediction the expected step."""
+        """Milliseconds of each timed step on its slowest rank, sorted; for a prediction the expected step."""
         return [] if self.timing is None else sorted(slowest_rank_times(self.timing.step_times_ms))
 
     @property
@@ -188,7 +188,7 @@ class Results:
         return None if self.shares is None else self.shares.communication
 
     def traced_share(self, times_ms: Callable[[TraceSection], Sequence[float] | None]) -> float | None:
-        """Return the largest of the ranks' `times_ms` as a share of that rank's traced step; else None."""
+        """Return the largest of the ranks' `times_ms` as a share of that rank's traced step, or None."""
         times = None if self.valid_trace is None else times_ms(self.valid_trace)
         if self.valid_trace is None or not times:
             return None
@@ -253,7 +253,7 @@ class Results:
 
     @property
     def control_error_ulps(self) -> Mapping[str, float | None]:
-        """Errors in ulps of the control, which is the kernel alone on one device, by tensor."""
+        """Error in ulps of the control, the kernel alone on one device, for each tensor."""
         if self.attention is None or self.is_replayed:
             return {}
         return self.attention.control_error_ulps or {}
@@ -267,8 +267,8 @@ class Results:
         if min(map(len, telemetry.power_w)) < MIN_POWER_SAMPLES:
             return None
         mean_w = sum(map(statistics.fmean, telemetry.power_w))
-        sharing = float(self.record.config.get("cluster.ranks_per_gpu") or 1)
-        return mean_w / sharing * max(self.timing.window_ms) / 1e3
+        ranks_per_gpu = float(self.record.config.get("cluster.ranks_per_gpu") or 1)
+        return mean_w / ranks_per_gpu * max(self.timing.window_ms) / 1e3
 
     @property
     def checks(self) -> Sequence[Check] | None:
@@ -278,7 +278,7 @@ class Results:
 
     @property
     def checks_of_loop(self) -> str | None:
-        """Sentence on the checks of an observed loop; None for a sweep, whose cells make the same checks."""
+        """Sentence on the checks of an observed loop; None for a cell of a sweep."""
         return checks_sentence(self.checks) if self.checks and self.record.role is Role.OBSERVED else None
 
     @property

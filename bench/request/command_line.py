@@ -38,7 +38,7 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the command line in Hydra's grammar: options first, and `++env.NAME` for `env.NAME`.
 
     Raises:
-        ConfigError: An option or a word is not allowed, or has an unknown option of a choice.
+        ConfigError: An option or a word is not allowed, or a word chooses what its group does not have.
         OverrideParseException: Hydra cannot parse a word.
     """
     for word in arguments:

@@ -22,7 +22,7 @@ class OptimizerFacts:
     make: Callable[[Iterable[nn.Parameter], float], Optimizer]
     """Constructor from parameters and a learning rate."""
     state_keys: tuple[str, ...]
-    """Keys of the state that has a parameter's size, the first moment first."""
+    """Keys in `optimizer.state` of the tensors with a parameter's shape, beginning with the first moment."""
     first_share: float
     """Share of the gradient that the first moment holds after the first update."""
 

@@ -1,6 +1,7 @@
 """Errors of dk and dv of sampled keys against float64, and their limits.
 
-The control is the same computation in the dtype of the call. Shapes: B sequences, S queries of this rank's
+The control repeats the computation in the dtype of the measured attention call; limits are derived from the
+error of the control. Shapes: B sequences, S queries of this rank's
 shard, T keys of the sequence, R sampled keys of all ranks, D head size.
 """
 

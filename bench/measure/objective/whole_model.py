@@ -36,8 +36,8 @@ EXACT = "exact"
 MISTAKEN = "mistaken"
 """Name of the computation with a known mistake: losses averaged over ranks."""
 CONTROLS = {f"control {parts}": parts for parts in (1, 2, 3)}
-"""Names of the controls, with the number of parts in which each sums over the keys. The controls have the
-cell's dtype and would be equal to the exact computation in exact arithmetic."""
+"""Names of the controls, with the number of parts into which attention splits its sum over the keys. The
+controls are correct computations in the cell's dtype, so their distance from float64 is that of rounding."""
 
 NamedTensors = dict[str, Tensor]
 """Parameters or gradients by the names that the parameters have in engines."""

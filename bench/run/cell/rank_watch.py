@@ -15,7 +15,8 @@ from bench.run.node.stacks import STACK_S
 GRACE_S = 3.0
 """Seconds that the other ranks have to write their own failures once one rank has failed."""
 LOST_PEER_GRACE_S = 20.0
-"""Seconds that they have if the failed rank only lost a peer, which may clean up before it writes its own."""
+"""Seconds that the other ranks have if the failed rank only lost its connection to a peer. That peer may
+clean up before it writes its own failure."""
 TICK_S = 1.0
 """Seconds between two calls of `Listener.on_tick`, which must not load the ranks' cores."""
 

@@ -212,9 +212,10 @@ def _gather_schedule(cell: Cell, heads: int, kv_heads: int) -> Schedule:
 
 
 def _pass_on_schedule(cell: Cell, heads: int, kv_heads: int) -> Schedule:
-    """Return P-1 hops of K and V in forward, and P hops of them and of their gradients in backward.
+    """Return the schedule of a ring of P ranks that passes K and V on.
 
-    On CPU ranks, where it calls no flash kernel, `p2p` sends K and V repeated to all query heads, in float32.
+    Forward has P-1 hops of K and V; backward has P hops of K and V, and as many of their gradients. On CPU
+    ranks `p2p` calls no flash kernel and sends K and V repeated to all query heads, in float32.
     The zigzag ring sends all tensors in the cell's dtype. In backward it makes only P-1 hops of K and V, and
     only these are hidden by computation, because the package waits for every hop of gradients.
     """
@@ -224,10 +225,12 @@ def _pass_on_schedule(cell: Cell, heads: int, kv_heads: int) -> Schedule:
     if cell.cluster.device == "cpu" and not is_zigzag:
         sent_bytes = tensor_bytes(cell, 2 * heads, shard_len) // DTYPE_BYTES[cell.dtype] * FLOAT32_BYTES
     hop = Communication("send", sent_bytes, ranks, cell.ring_stride)
-    blocks, home = ring_blocks(cell, heads, kv_heads), Stage(communications=(hop,))
+    blocks, gradient_hop = ring_blocks(cell, heads, kv_heads), Stage(communications=(hop,))
     forward = (*(Stage((block,), (hop,), is_hidden=True) for block in blocks[:-1]), Stage((blocks[-1],)))
     if is_zigzag:
-        return Schedule(forward, (*(part for stage in forward for part in (stage, home)), home))
+        return Schedule(
+            forward, (*(part for stage in forward for part in (stage, gradient_hop)), gradient_hop)
+        )
     return Schedule(forward, tuple(Stage((block,), (hop, hop), is_hidden=True) for block in blocks))
 
 

@@ -30,7 +30,7 @@ class RingmasterUlyssesFacts(UlyssesFacts):
         return ["data.packing=documents is not for ringmaster_ulysses on one rank; take strategy=local"]
 
     def schedule(self, cell: Cell) -> Schedule:
-        """Return all-to-alls that on NCCL send the bytes of `ulysses`.
+        """Return the schedule. On NCCL its all-to-alls send as many bytes as those of `ulysses`.
 
         With equal numbers of query and KV heads, Q, K and V are sent in one. Otherwise Q is sent first, then
         K and V together.
