@@ -59,7 +59,7 @@ def _read_records(folders: Sequence[Path]) -> Archive:
 
 
 def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
-    """Write all files of the report and print the summary; see write_report for the returned value.
+    """Write summary.csv, summary.md, report.html and the figures, and print the summary.
 
     Args:
         archive: Records of the report.

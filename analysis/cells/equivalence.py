@@ -59,7 +59,7 @@ class Training:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the training finished, passed every check, and has losses, all of them finite."""
+        """Whether the training finished, passed every check, and has only finite losses and norms."""
         return self.record.status is Status.OK and bool(self.loss)
 
     @property
@@ -248,7 +248,7 @@ class LossComparison:
 
     @property
     def fall(self) -> float:
-        """Nats by which the reference's loss fell from first to last step; the smallest fall of all seeds."""
+        """Smallest fall of the reference loss from the first to the last step over all seeds, in nats."""
         return min(seed.reference.loss[0] - seed.reference.loss[-1] for seed in self.seeds)
 
     @property

@@ -197,7 +197,7 @@ class Results:
 
     @property
     def straggler_gap_ms(self) -> float | None:
-        """Milliseconds of the slowest rank's traced step less those of the median rank."""
+        """Traced step time of the slowest rank minus the median over ranks; None without a valid trace."""
         if self.valid_trace is None or self.is_predicted:
             return None
         return max(self.valid_trace.step_ms) - statistics.median(self.valid_trace.step_ms)

@@ -34,6 +34,6 @@ def markdown_table(table: Table) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """Return text in one line, escaped so that it stays in its table cell and is not read as markup."""
+    """Return the text on one line for a Markdown table, with HTML, backslashes and pipes escaped."""
     one_line = re.sub(r"\s*\n\s*", " ", text.strip())
     return html.escape(one_line, quote=False).replace("\\", "\\\\").replace("|", "\\|")

@@ -67,10 +67,9 @@ def visible_keys(queries: range, first_key: int = 0) -> int:
 def document_tiles(
     documents: Documents, layout: Layout, degree: int, rank: int, source: int
 ) -> tuple[Tile, ...]:
-    """Return the tiles of one ring step: the queries of `rank` on the keys of `source`, both ring ranks.
+    """Return the tiles in which queries of ring rank `rank` see keys of ring rank `source`.
 
-    A tile lies within one document, and a document may have several. The positions in both shards have the
-    same stride, so that one rule finds the tiles of every layout.
+    No tile crosses a document boundary; a document may need several tiles.
 
     Args:
         documents: Documents of the batch.

@@ -70,5 +70,8 @@ class Subject(ABC):
         return None
 
     def around_untimed_step(self) -> AbstractContextManager[Any]:
-        """Return the context of an untimed step, in which the subject may inspect the step itself."""
+        """Return a context for one step that is not timed.
+
+        A subclass overrides it to record what would disturb timing; the default does nothing.
+        """
         return nullcontext()

@@ -27,10 +27,11 @@ STEPS_SHARE = 0.5
 
 
 def with_fitting_base(requests: Sequence[Raw], machine: Machine) -> tuple[list[Raw], str | None]:
-    """Return the requests with `local` sharded over all ranks if one rank may lack memory, and a note on it.
+    """Return the requests, with `local` sharded if one rank may lack memory, and a note for the user.
 
-    If one length needs it, `local` is sharded at every length. The requests are unchanged, and the note is
-    None, if one rank has enough memory for every length, if more ranks do not help, and on CPUs.
+    If one length needs it, `local` is sharded at every length, and such cells run one timed step. The
+    requests are unchanged, and the note is None, if one rank has enough memory for every length, if more
+    ranks do not help, and on CPUs.
     """
     local = [request for request in requests if request["strategy"]["name"] == REFERENCE_STRATEGY]
     bases = [request for request in local if request["dp_shard"] == AUTO]

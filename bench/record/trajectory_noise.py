@@ -295,4 +295,5 @@ def _reduce(function: Callable[..., float], deviations: Sequence[Deviation]) -> 
 
 
 def _root(value: float) -> float:
+    """Return the square root; infinity if the value is infinite or NaN, which is no small noise."""
     return math.sqrt(value) if math.isfinite(value) else math.inf

@@ -42,7 +42,7 @@ class Messages:
 
 
 def all_gather(shard_bytes: int, ranks: int) -> EngineMessage:
-    """Return the all-gather of parameters; every rank holds a shard of `shard_bytes`."""
+    """Return an all-gather of parameters over `ranks` ranks, each with a shard of `shard_bytes`."""
     return EngineMessage(PARAMETERS, Communication("all_gather", (ranks - 1) * shard_bytes, ranks))
 
 

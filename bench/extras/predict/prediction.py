@@ -45,7 +45,7 @@ class Prediction:
         return fit_of(self.needed_bytes, self.usable_bytes)
 
     def as_record(self) -> PredictedStep:
-        """Return the prediction as the record's `analytic` section stores it."""
+        """Return the fields of this prediction that a record stores."""
         return PredictedStep(
             step_time_ms=self.step_time_ms,
             parts=asdict(self.parts),

@@ -99,7 +99,11 @@ def _logged_max_difference(part: LossesSection) -> float | None:
 
 
 def _training_signal_check(check: Check, losses: LossesSection) -> Check:
-    """Return the check with the compared steps and a mistake that rounding would hide, or with the reason."""
+    """Return `check` with the number of steps that were compared with the reference.
+
+    It is `below_noise` if rounding could hide a gradient that was divided by sp_degree once too often, and
+    has a `reason` if no step, or not every step, was compared.
+    """
     if losses.compared_with is None:
         return replace(check, steps=0, compares_training=True, reason=NO_REFERENCE)
     steps, reason, hidden_mistake = losses.compared_steps, None, None

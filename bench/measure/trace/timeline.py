@@ -177,7 +177,7 @@ def issued_calls(operators: Track, regions: StepRegions) -> dict[str, list[Issue
 def pair_calls(
     issued: Mapping[str, Sequence[IssuedCall]], calls: Sequence[CollectiveCall]
 ) -> list[tuple[IssuedCall, CollectiveCall]]:
-    """Return pairs of the profiler's k-th call and the tap's k-th call of every kind.
+    """Pair the k-th call of each kind that the profiler recorded with the k-th one of the tap.
 
     Raises:
         MatchError: The profiler and the tap have different numbers of calls of a kind.

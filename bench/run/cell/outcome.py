@@ -223,7 +223,11 @@ def analytic(cell: Cell, sections: Sections | None = None, need: MemoryNeed | No
 
 
 def _training_flops(cell: Cell, packed: DocumentsSection | None) -> dict[str, int | None]:
-    """Return model and hardware FLOPs of a training step, with the causal mask and with full attention."""
+    """Return model and hardware FLOPs of a training step on all ranks, causal and with full attention.
+
+    Packed documents count their mean number of query-key pairs; the FLOPs are None if no rank counted its
+    documents.
+    """
     functions = {
         f"{name}_{'causal' if causal else 'full'}": (count, causal)
         for name, count in {"model_flops": model_flops, "hardware_flops": hardware_flops}.items()

@@ -61,7 +61,8 @@ class Engine(ABC):
         return nullcontext()
 
     @abstractmethod
-    def backward(self, loss: Tensor) -> None: ...
+    def backward(self, loss: Tensor) -> None:
+        """Run backward from `loss` and accumulate gradients."""
 
     @abstractmethod
     def update(self) -> Tensor:

@@ -237,7 +237,7 @@ class StackZero3(StackEngine, Zero3):
             del self.engine.step
 
     def reported_norm(self, clip_result: Any) -> Tensor:
-        """Return the norm that DeepSpeed keeps from its update, which also clips."""
+        """Return the global gradient norm before clipping, which DeepSpeed caches in its step."""
         del clip_result
         return torch.as_tensor(self.engine.get_global_grad_norm())
 

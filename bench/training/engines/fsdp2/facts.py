@@ -68,12 +68,13 @@ class FSDP2Facts(EngineFacts):
         )
 
     def messages(self, cell: Cell) -> Iterator[EngineMessage]:
-        """Yield the collectives of each layer, and of the root: all weights outside the layers.
+        """Yield the collectives of one rank in one optimizer step.
 
-        Forward and backward both gather a layer; the root stays gathered from forward to backward. A tensor
-        is split along its first dimension and padded (`FSDPParam._init_sharded_param`). The last micro-step
-        reduces gradients, in float32 at least, with a reduce-scatter over the shards and an all-reduce over
-        the replicas (`foreach_reduce`). One all-reduce of the norms of all tensors gives the gradient norm
+        Each layer is sharded by itself; all weights outside the layers form the root. Forward and backward
+        both gather a layer; the root stays gathered from forward to backward. A tensor is split along its
+        first dimension and padded (`FSDPParam._init_sharded_param`). The last micro-step reduces gradients,
+        in float32 at least, with a reduce-scatter over the shards and an all-reduce over the replicas
+        (`foreach_reduce`). One all-reduce of the norms of all tensors gives the gradient norm
         (`clip_grad_norm_`).
         """
         ranks = max(1, cell.cluster.world_size // cell.dp_replicate)  # an illegal cell has too many replicas
