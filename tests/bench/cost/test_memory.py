@@ -178,7 +178,7 @@ def test_memory_band_contains_nine_in_ten_reference_peaks(monkeypatch):
     numbers = (f"Of {len(errors)} peaks", half, f"{near} within")
     page = " ".join(PAGE.read_text().split())
     assert not [words for words in numbers if words not in page]
-    assert f"in float32, which holds its scores more often than the formula counts: {errors[-1]:.0%}" == (
+    assert f"in float32, which keeps more copies of the scores than the formula counts: {errors[-1]:.0%}" == (
         re.search(r"in float32, which.*?: \d+ %", page).group().replace(" %", "%")
     )
 
