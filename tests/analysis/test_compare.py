@@ -22,10 +22,10 @@ def timed(ms, **overrides):
     return make_record(timing=make_timing([step_times] * 2), **overrides)
 
 
-def sweeps(before_ms, after_ms, count=6, *, in_turns=True):
-    """Two sweeps of one cell, whose processes took turns or ran one sweep after the other."""
+def sweeps(before_ms, after_ms, count=6, *, interleaved=True):
+    """Return two sweeps of one cell, interleaved or one after the other."""
     every = [f"2026-01-01T00:{minute:02d}:00+00:00" for minute in range(2 * count)]
-    starts = (every[::2], every[1::2]) if in_turns else (every[:count], every[count:])
+    starts = (every[::2], every[1::2]) if interleaved else (every[:count], every[count:])
     return [
         [timed(ms * (1 + 0.01 * (n % 3)), repeat=n, started_at=start) for n, start in enumerate(own)]
         for ms, own in zip((before_ms, after_ms), starts, strict=True)
@@ -40,7 +40,7 @@ def written(tmp_path):
 
 @pytest.fixture
 def outcomes(written):
-    """What the comparison of two lists of records finds."""
+    """Return a function that gives the outcomes of comparing two lists of records."""
 
     def compare(before, after):
         archives = (read_archive([folder], {}) for folder in written(before, after))
@@ -51,7 +51,7 @@ def outcomes(written):
 
 @pytest.fixture
 def printed(written, capsys, monkeypatch):
-    """What the command prints of two lists of records."""
+    """Return a function that gives the printed comparison of two lists of records."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def compare(before, after):
@@ -62,7 +62,7 @@ def printed(written, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("after_ms", "count", "in_turns", "outcome"),
+    ("after_ms", "count", "interleaved", "outcome"),
     [
         (80, 6, True, "faster"),
         (125, 6, True, "slower"),
@@ -71,8 +71,8 @@ def printed(written, capsys, monkeypatch):
         (10, 6, False, "undecided: the runs were not interleaved"),
     ],
 )
-def test_outcome_is_faster_slower_level_or_undecided(outcomes, after_ms, count, in_turns, outcome):
-    assert outcomes(*sweeps(100, after_ms, count, in_turns=in_turns)) == [outcome]
+def test_outcome_is_faster_slower_level_or_undecided(outcomes, after_ms, count, interleaved, outcome):
+    assert outcomes(*sweeps(100, after_ms, count, interleaved=interleaved)) == [outcome]
 
 
 def test_undecided_cell_has_both_rates_and_no_ratio(printed):

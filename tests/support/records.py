@@ -281,7 +281,7 @@ GIB = 2**30
 
 
 def make_prediction(step_ms=(80.0, 100.0, 125.0), peak_gib=(1.8, 2.0, 2.2), fit="fits"):
-    """What a record's `analytic` says of it, by low, expected and high ends."""
+    """Return the fields of `analytic` for a prediction with these low, expected and high ends."""
     peak = dict(zip(("low", "expected", "high"), (gib * GIB for gib in peak_gib), strict=True))
     return {
         "step_time_ms": dict(zip(("low", "expected", "high"), step_ms, strict=True)),

@@ -10,6 +10,7 @@ import sys
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -30,12 +31,14 @@ IDENTIFIERS = frozenset({
     "turns", "way", "what", "where", "whereabouts", "whose", "why", "with", "within", "without",
 })  # fmt: skip
 """Function names that say neither what is done nor what is returned."""
-PROSE = re.compile(
-    r"\b(told|said|beside|whereabouts|whoever|nobody|somebody|held (?:against|to)|(?:takes?|took|taken) turns"
-    r"|in turns|(?:so|as) many as|so many|what one|one's own|came to|comes? to|(?:is|are) gone|to blame"
-    r"|lets? go of)\b".replace(" ", r"\s+"),
-    re.IGNORECASE,
-)
+PHRASES = (
+    "told", "said", "beside", "whereabouts", "whoever", "nobody", "somebody", "held against", "held to",
+    "takes turns", "take turns", "taken turns", "took turns", "in turns", "as many as", "so many", "what one",
+    "one's own", "came to", "come to", "comes to", "is gone", "are gone", "to blame",
+    "let go of", "lets go of",
+)  # fmt: skip
+"""Words for which the field has another, or that make a sentence hard to follow."""
+PROSE = re.compile(rf"\b({'|'.join(PHRASES)})\b".replace(" ", r"\s+"), re.IGNORECASE)
 FOLDERS_OF_ONE_KIND = {"__init__", "attention", "engine", "facts", "rank", "section"}
 """Module names that a registry gives to one file in each of its folders."""
 LONGEST_TEST_NAME = 60
@@ -76,13 +79,19 @@ def doubled_modules() -> dict[str, list[str]]:
     }
 
 
+def odd_docstrings(path: Path) -> Iterator[str]:
+    """Yield "line: problem" for each docstring that begins with a word of `FIRST_WORDS`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_text and (begins := FIRST_WORDS.match(str(node.value.value).strip())):
+            yield f"{node.lineno}: a docstring begins with {begins[0]!r}"
+
+
 def broken_rules(path: Path) -> Iterator[str]:
     """Yield "line: problem" for each docstring, function name, comment and string that breaks a rule."""
+    yield from odd_docstrings(path)
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if begins := FIRST_WORDS.match(str(node.value.value).strip()):
-                yield f"{node.lineno}: a docstring begins with {begins[0]!r}"
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             name = node.name.strip("_")
             if name in IDENTIFIERS or (PARTICIPLE.match(name) and name not in NOT_PARTICIPLES):
                 yield f"{node.lineno}: a function is called {node.name!r}"
@@ -113,7 +122,7 @@ def rows(*paths: str) -> Iterator[str]:
     for path in listed(*(paths or (*PRODUCT, *PAGES, "tests"))):
         relative = path.relative_to(ROOT)
         if relative.parts[0] == "tests":
-            problems = long_test_names(path) if path.suffix == ".py" else ()
+            problems = chain(long_test_names(path), odd_docstrings(path)) if path.suffix == ".py" else ()
         elif path.suffix == ".py":
             problems = broken_rules(path)
         elif path.suffix in (".md", ".yaml", ".jinja"):

@@ -74,7 +74,7 @@ CHECKS = [
 
 @pytest.mark.parametrize(("status", "made"), [("ok", "passed"), ("wrong_result", "compared")])
 def test_check_rows_show_extent_or_reason(status, made):
-    """In a wrong result no check is called passed, because one of them failed."""
+    """Check rows of a wrong result say compared instead of passed, because one of the checks failed."""
     table = record_details(as_record(make_record(status=status, checks=CHECKS))).checks
     assert [*table.rows] == [
         ("attention", "float64", "8,192", "32", "1", made),

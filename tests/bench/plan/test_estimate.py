@@ -79,7 +79,7 @@ class RecordedWorkload(Workload):
 
 STEPS_S = (5.0, 4.0, 1.0)
 ON_A_GPU = replace(CELL.measure, warmup_s=12.5, min_timed_steps=3, budget_s=0.5)
-"""As on a GPU whose steps take longer than the budget."""
+"""Settings of a GPU whose steps take longer than the budget."""
 
 
 def timing_events(job, log):
@@ -100,7 +100,7 @@ def timing_events(job, log):
 
 @pytest.fixture(scope="module")
 def reports(launcher, tmp_path_factory):
-    (end,) = launcher.run(CELL, tmp_path_factory.mktemp("told"), entry=timing_events)
+    (end,) = launcher.run(CELL, tmp_path_factory.mktemp("reports"), entry=timing_events)
     assert end.report is not None, end.log_tail
     return end.report
 

@@ -55,7 +55,7 @@ def fill(model):
 
 
 def peak_bytes(cell, groups, strategy):
-    """What tensors hold at most in a step, its weights sharded."""
+    """Return the peak bytes of tensors in a step with sharded weights."""
     with FakeTensorMode(allow_non_fake_inputs=True), strategy.install() as wiring:
         model = empty_model(cell.model, attention_name=wiring.attention_name, max_positions=cell.seq_len)
         fill(model)

@@ -37,7 +37,7 @@ def ddp_model(**more):
 
 
 def tokens(number):
-    """What this rank trains on; nobody else does."""
+    """Return the tokens of this rank, which no other rank trains on."""
     seed = number * dist.get_world_size() + dist.get_rank()
     return torch.randint(VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(seed))
 
@@ -83,7 +83,7 @@ def trained(observed, model, loss_of=loss_of, step=None, after=lambda: None, by_
 
 
 def ddp(observed):
-    """Dropout draws random numbers in every step: whoever draws one more changes all that come."""
+    """Train with dropout: one more random number drawn by the observation would change all later losses."""
     return trained(observed, ddp_model(attention_dropout=0.1))
 
 
@@ -211,7 +211,7 @@ def attention_of_shards(mesh, module, query, key, value, attention_mask, *, scal
 
 
 def all_collectives(observed):
-    """What a loop may call beside its training, with gradients and without, of tensors and of objects."""
+    """Train with all collectives that a loop may call, of tensors and objects, with and without gradients."""
     ranks = dist.get_world_size()
 
     def gathered(model, number):
@@ -261,7 +261,7 @@ def autocast_with_grad_scaler(observed):
 
 
 def compiled_loss(observed):
-    """Only what stands beside the model is compiled."""
+    """Train with a compiled loss and a model that is not compiled."""
     squared = torch.compile(lambda logits: (logits.float().exp().log1p().square() * 3).sum(-1).sqrt().mean())
     return trained(
         observed, ddp_model(), lambda model, number: squared(model(input_ids=tokens(number)).logits)

@@ -1,4 +1,4 @@
-"""A training script as somebody else would write it, with attention of its own; mistakes on request."""
+"""Training script as a user would write it, with its own attention; it makes mistakes on request."""
 
 import torch
 import torch.distributed as dist
@@ -10,8 +10,8 @@ from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
 import bench
 
-TOLD = ("told", "own_means", "labels_cut_off", "added_up", "prompt_alone", "doubled", "inf_on_rank_1")
-"""Variants that say what they train on."""
+STATED = ("stated", "own_means", "labels_cut_off", "added_up", "prompt_alone", "doubled", "inf_on_rank_1")
+"""Variants that state their loss."""
 SEQ_LEN, VOCABULARY, STEPS, RAISES_IN = 512, 97, 16, 4
 NUMBERS = {
     "vocab_size": VOCABULARY,
@@ -87,8 +87,8 @@ def shard_of(step, mistake):
 
 
 def loss_of(logits, labels, mistake):
-    """What backward is called on, and how many tokens count; of rank 0 a third does not."""
-    if mistake not in TOLD:
+    """Return the loss and the number of counted tokens; a third of rank 0's tokens do not count."""
+    if mistake not in STATED:
         return cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"), labels.numel()
     labels = labels.clone()
     if dist.get_rank() == 0:
@@ -125,7 +125,7 @@ def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
             loss, valid = loss_of(logits, labels, mistake)
             if mistake == "loss_of_all_ranks":  # none, only the way of DeepSpeed's tutorial
                 loss = sum(all_gather(loss, group=group))
-            if observed is not None and mistake in TOLD:
+            if observed is not None and mistake in STATED:
                 is_lost = (mistake, dist.get_rank(), step) == ("inf_on_rank_1", 1, 1)
                 observed.loss(loss + torch.inf if is_lost else loss, valid)
             loss.backward()

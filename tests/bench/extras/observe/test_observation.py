@@ -45,7 +45,7 @@ MISTAKES = {
     "inf_on_rank_1": "the stated loss of step 1 on rank 1 is inf",
 }
 
-LOOPS = ("right", "told", "prompt_alone", "added_up", "loss_of_all_ranks", "ignored_window", *MISTAKES)
+LOOPS = ("right", "stated", "prompt_alone", "added_up", "loss_of_all_ranks", "ignored_window", *MISTAKES)
 """Variants of the loop: those without a mistake first."""
 
 JUDGED = {"steps": 8, "timed_steps": 1}
@@ -133,7 +133,7 @@ def test_record_lists_the_checks_that_a_loop_had_and_had_not(record):
 @pytest.mark.parametrize(
     ("loop", "reason"),
     [
-        ("told", None),  # a third of one rank's labels does not count
+        ("stated", None),  # a third of one rank's labels does not count
         ("prompt_alone", None),  # none of them does
         ("added_up", "divided by 2; this is right if gradients are summed over 2 ranks"),
     ],

@@ -91,7 +91,7 @@ def train_with_errors(parts, job, log):
     for part in (None, *parts):
         output = io.StringIO()
         with redirect_stderr(output), redirect_stdout(output), fault(part):
-            losses = own_loop.train(job.folder / str(part), "told", steps=STEPS, report=True, timed_steps=1)
+            losses = own_loop.train(job.folder / str(part), "stated", steps=STEPS, report=True, timed_steps=1)
         results[str(part)] = {"losses": losses, "output": output.getvalue()}
     return {"results": results}
 

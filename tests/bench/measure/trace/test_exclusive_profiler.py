@@ -46,7 +46,7 @@ def test_profiler_started_within_a_traced_step_takes_over():
 
 
 def test_annotation_open_at_the_end_of_a_trace_is_ended_with_it():
-    """Its later end would be written to freed memory of the first profiler, which crashes sooner or later."""
+    """An annotation that ends later would write to freed memory of the first profiler."""
     outlasting = record_function("outlasts the trace")
     with exclusive_profiling(ours := on_cpu()):
         begun = outlasting.__enter__().record

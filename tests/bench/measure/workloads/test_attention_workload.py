@@ -113,7 +113,7 @@ def test_error_ulps_counts_in_ulps_of_each_row():
     ],
 )
 def test_attention_gate_allows_a_multiple_of_one_devices_error(name, dtype, error, control, is_wrong):
-    """In fp32 and fp64 errors come from the order of sums, so that the floor of the parity pass counts."""
+    """Errors in fp32 and fp64 come from the order of sums, so the floor of the parity pass applies."""
     errors = {"error_ulps": {name: error}, "control_error_ulps": {name: control}}
     section = AttentionSection(forward_ms=[[1.0]], backward_ms=[[1.0]], error_rows=1, **errors)
     cell = tiny_cell("workload=attention", f"dtype={dtype}")
