@@ -13,10 +13,17 @@ from torch.distributed.tensor import DTensor
 from bench.attention.watch import AttentionWatch
 from bench.config import ConfigError
 from bench.extras.observe.attention import attention_module, capture_attention, report_dtype, watch_attention
+from bench.extras.observe.gradient_factor import GradientFactor
 from bench.extras.observe.objective import RankObjective
 from bench.extras.observe.observed_model import ObservedModel
 from bench.extras.observe.parity import DTYPE_NAMES, SequenceGroup, compare_attention
-from bench.extras.observe.tokens import ModelInputWatch, ShardTokens, StepSize, shard_positions
+from bench.extras.observe.tokens import (
+    ModelInputWatch,
+    ShardTokens,
+    StepSize,
+    position_rows,
+    shard_positions,
+)
 from bench.extras.observe.trained_tokens import TrainedTokens
 from bench.measure.full_length.section import FullLengthSection
 from bench.measure.hooks import Spans, optimizer_step_spans
@@ -51,6 +58,7 @@ class ObservedLoop(Subject):
         self.dtype = "fp32"
         self.step_sizes: list[StepSize] = []
         self.trained_tokens = TrainedTokens(model.networks[0])
+        self.gradient_factor = GradientFactor(model.networks[0])
         self.always_updates = True
         """Whether an optimizer stepped in every untimed step so far. If not, gradients are accumulated over
         several steps, so the scale of one step's gradients is not known."""
@@ -88,7 +96,9 @@ class ObservedLoop(Subject):
         return tokens
 
     def record_objective(self) -> None:
-        """Set `objective` from the step that `trained_tokens` has watched last."""
+        """Set `objective` from the step that was watched last. Every rank must call this method."""
+        measured = self.gradient_factor.measure(self.sequence_ranks, self.device)
+        factor = self.model.gradient_factor() or measured
         stated, calls = self.trained_tokens.stated_in_step, self.trained_tokens.micro_steps()
         stated_counts = [loss.valid_tokens for loss in stated if loss.valid_tokens is not None]
         counts = stated_counts or [call.valid_tokens for call in calls if call.valid_tokens is not None]
@@ -97,8 +107,7 @@ class ObservedLoop(Subject):
             losses=[float(loss.loss) for loss in stated if loss.loss is not None],
             valid_tokens=sum(map(float, counts)) if counts else None,
             is_stated=bool(stated),
-            averages_gradients=self.always_updates and self.model.averages_gradients(),
-            unknown_divisor=self.model.unknown_divisor(),
+            gradient_factor=factor if self.always_updates else None,
         )
 
     def _set_dtype(self, dtype: torch.dtype) -> None:
@@ -120,15 +129,17 @@ class LoopParity(RankPass):
         yield StepRequest.BEFORE_NEXT_STEP
         ranks = loop.sequence_ranks
         capture = capture_attention(loop.attention_name, ranks)
-        with capture as captured, loop.around_untimed_step(), loop.trained_tokens.watch_step():
+        objective = loop.trained_tokens.watch_step(), loop.gradient_factor.watch_step()
+        with capture as captured, loop.around_untimed_step(), objective[0], objective[1]:
             yield StepRequest.STEP
+        self.measurement.raise_if_rank_failed()
         loop.record_objective()
         loop.unplain_layers = [
             *loop.model.unplain_layers(loop.tokens.length * ranks),
             *(f"attention is called with {kind}" for kind in captured.layer_kinds),
         ]
         with self.measurement.log.run_phase("parity"):
-            positions = [*shard_positions(loop.tokens)]
+            positions = position_rows(loop.tokens)
             self.heads, self.rows = compare_attention(captured, positions, loop.sequence_group)
 
     def part(self) -> ParitySection:

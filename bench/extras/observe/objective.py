@@ -12,12 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bench.extras.observe.places import document_starts, find_places
+
 UNTRAINED = -1
 """Label of a token whose loss has no weight."""
 LIMITS: Mapping[str, float] = {"fp64": 1e-4, "fp32": 1e-3}
 """Largest relative error of weights and loss that passes, by dtype of attention."""
 SIXTEEN_BIT_LIMIT = 2e-2
 """Largest relative error that passes in the dtypes that LIMITS does not name, which have 16 bits."""
+OTHER_TARGETS_LIMIT = 0.01
+"""Largest share of the negative gradient that rounding of a cross-entropy may leave to other tokens."""
 MEAN = "the mean loss over all ranks' valid tokens"
 NamedWeight = tuple[float, str]
 """Weight that each token's loss has in a micro-step, and text that names the rank and the micro-step."""
@@ -44,6 +48,9 @@ class MicroStep:
     """Sum of the losses, -log p_i."""
     next_tokens: int
     """Number of tokens in the sums."""
+    other_targets: float
+    """Share of the negative gradient of the logits that is not at the label: 0 for a cross-entropy with one
+    label per token, and large for a loss with several targets per token."""
     valid_tokens: int | None
     """Number of labels that count among those passed to the model; None if none were passed."""
 
@@ -71,11 +78,9 @@ class RankObjective:
     """Valid tokens of the whole step on this rank, as stated or counted in the labels passed to the model."""
     is_stated: bool
     """Whether the loop called `Observation.loss` in the step, with or without a value."""
-    averages_gradients: bool
-    """Whether the engine divides the sum of all ranks' gradients by their number, and nothing else does."""
-    unknown_divisor: str | None = None
-    """Reason why the number by which the engine divides gradients is not known; None without a reason. Then
-    `averages_gradients` decides."""
+    gradient_factor: float | None
+    """Factor between the sum of all ranks' gradients and the gradient that the optimizer uses, such as
+    1 / ranks if gradients are averaged; None if it is not known."""
 
 
 def reason_not_compared(ranks: Sequence[RankObjective], sequence_ranks: int, dtype: str) -> str | None:
@@ -98,19 +103,20 @@ def _reason_unseen(ranks: Sequence[RankObjective]) -> str | None:
         return "the model returned no per-token logits that received a gradient"
     if not any(call.trained_tokens for rank_calls in calls for call in rank_calls):
         return "the gradient of all logits was zero"
+    if any(call.other_targets > OTHER_TARGETS_LIMIT for rank_calls in calls for call in rank_calls):
+        return "the loss has several targets for each token, as in distillation or label smoothing"
     return None
 
 
 def _reason_scale_unknown(ranks: Sequence[RankObjective], sequence_ranks: int, limit: float) -> str | None:
     """Return why the divisor of gradients, and with it the scale of the loss, is unknown; else None."""
-    reason = next((rank.unknown_divisor for rank in ranks if rank.unknown_divisor is not None), None)
-    if reason is not None or all(rank.averages_gradients for rank in ranks):
-        return reason
+    if all(rank.gradient_factor is not None for rank in ranks):
+        return None
     for count in dict.fromkeys((len(ranks), sequence_ranks)):
         if count > 1 and _states_mean_loss(ranks, limit, parts=count):
             return (
                 f"the stated loss is {MEAN}, divided by {count}; this is right if gradients are summed over"
-                f" {count} ranks and wrong if they are averaged, and bench.observe cannot see which is done"
+                f" {count} ranks and wrong if they are averaged, and which is done could not be measured"
             )
     return None
 
@@ -156,34 +162,38 @@ def _label_mistake(sequence_group: Sequence[RankObjective], group: Sequence[int]
 def _sequence_mistake(calls: Sequence[MicroStep], row: int, group: Sequence[int]) -> str | None:
     """Return a message about the first wrong label of one sequence: row `row` in the call of every rank.
 
-    Sequences of packed documents, whose positions restart, are not checked.
+    The label of a document's last token may be any token, as its next one may be in no batch.
     """
+    places = find_places([[call.positions[row].tolist()] for call in calls])
+    if places is None:
+        return None
     positions = np.concatenate([call.positions[row] for call in calls])
     ids = np.concatenate([call.ids[row] for call in calls])
     labels = np.concatenate([call.labels[row] for call in calls])
     ranks = np.repeat([*group], [call.positions.shape[1] for call in calls])
-    order = positions.argsort(kind="stable")
-    positions, ids, labels, ranks = (values[order] for values in (positions, ids, labels, ranks))
-    if not np.array_equal(positions, np.arange(len(positions))):
-        return None
-    wrong = np.flatnonzero((labels[:-1] != UNTRAINED) & (labels[:-1] != ids[1:]))
+    in_order = np.argsort(places)
+    positions, ids, labels, ranks = (values[in_order] for values in (positions, ids, labels, ranks))
+    starts = np.array(document_starts(positions.tolist()))
+    goes_on = starts[:-1] == starts[1:]
+    wrong = np.flatnonzero(goes_on & (labels[:-1] != UNTRAINED) & (labels[:-1] != ids[1:]))
     if len(wrong):
-        position = int(wrong[0])
+        place = int(wrong[0])
         return (
-            f"objective: rank {ranks[position]} trains position {position} on token {labels[position]}, but"
-            f" the next token is {ids[position + 1]}; shift the labels of whole sequences by one before"
+            f"objective: rank {ranks[place]} trains position {place} on token {labels[place]}, but"
+            f" the next token is {ids[place + 1]}; shift the labels of whole sequences by one before"
             " sharding"
         )
-    return _shard_end_mistake(labels != UNTRAINED, ranks)
+    return _shard_end_mistake(labels != UNTRAINED, ranks, goes_on)
 
 
-def _shard_end_mistake(is_trained: np.ndarray, ranks: np.ndarray) -> str | None:
+def _shard_end_mistake(is_trained: np.ndarray, ranks: np.ndarray, goes_on: np.ndarray) -> str | None:
     """Return a message if labels were shifted within shards.
 
     In this case the last token of every shard has no label, and all tokens next to such a token have one.
-    `is_trained` and `ranks` are in the order of the sequence.
+    `is_trained` and `ranks` are in the order of the sequence. `goes_on` says whether the next token belongs
+    to the same document.
     """
-    edges = np.flatnonzero(ranks[:-1] != ranks[1:])
+    edges = np.flatnonzero((ranks[:-1] != ranks[1:]) & goes_on)
     neighbours = np.setdiff1d(np.concatenate([edges - 1, edges + 1]), [*edges, -1, len(ranks) - 1])
     if not len(edges) or is_trained[edges].any() or not len(neighbours) or not is_trained[neighbours].all():
         return None
@@ -242,26 +252,32 @@ def _scale_mistake(
     if not weights or not has_known_scale(ranks, dtype):
         return None
     count = sum(rank.valid_tokens or 0.0 for rank in ranks)
-    factor = statistics.median(weight for weight, _ in weights) * count / len(ranks)
+    gradient_factor = ranks[0].gradient_factor or 0.0
+    factor = statistics.median(weight for weight, _ in weights) * count * gradient_factor
     if abs(factor - 1) <= limit:
         return None
     return (
-        f"objective: gradients are {factor:.4g} times those of {MEAN} ({count:,.0f} tokens); the engine"
-        f" divides gradients by {len(ranks)} ranks, so call backward on each rank's sum of losses times"
-        f" {len(ranks)} / {count:.0f}"
+        f"objective: gradients are {factor:.4g} times those of {MEAN} ({count:,.0f} tokens); the sum of all"
+        f" ranks' gradients is divided by {1 / gradient_factor:g}, so call backward on each rank's sum of"
+        f" losses times {1 / gradient_factor:g} / {count:.0f}"
     )
 
 
 def has_known_scale(ranks: Sequence[RankObjective], dtype: str) -> bool:
     """Return whether the right size of gradients is known. A gradient scaler makes it unknown in fp16."""
     return dtype != "fp16" and all(
-        rank.averages_gradients and rank.valid_tokens is not None for rank in ranks
+        rank.gradient_factor is not None and rank.valid_tokens is not None for rank in ranks
     )
 
 
 def _loss_mistake(ranks: Sequence[RankObjective], limit: float) -> str | None:
-    """Return a message if all ranks stated a loss, and it is not the mean loss."""
-    if _states_mean_loss(ranks, limit) or not all(rank.losses for rank in ranks):
+    """Return a message if all ranks stated a loss, and it is not the mean loss.
+
+    The stated loss may be the mean, or the value on which backward is called: its sum over the ranks, times
+    the factor of gradients, is the mean.
+    """
+    parts = (1.0, len(ranks) * (ranks[0].gradient_factor or 0.0))
+    if any(_states_mean_loss(ranks, limit, part) for part in parts) or not all(r.losses for r in ranks):
         return None
     stated = statistics.fmean(sum(rank.losses) for rank in ranks)
     return (
@@ -270,7 +286,7 @@ def _loss_mistake(ranks: Sequence[RankObjective], limit: float) -> str | None:
     )
 
 
-def _states_mean_loss(ranks: Sequence[RankObjective], limit: float, parts: int = 1) -> bool:
+def _states_mean_loss(ranks: Sequence[RankObjective], limit: float, parts: float = 1) -> bool:
     """Return whether `parts` times the stated loss, averaged over ranks, is the mean loss within `limit`.
 
     A rank may state the loss of each micro-step, or each micro-step's part of the step's loss.

@@ -250,9 +250,11 @@ class Observation:
             repeat = sum(record.cell_id == cell.cell_id for record in store.read())
             record = observed_record(cell, reports, groups, repeat, wall_s, self._started_at)
             self.record = record = store_once(record, store)
-        print_message(outcome(record), sys.stdout)
-        if record.status is Status.OK:
-            reasons = {check.what: check.reason for check in record.checks or ()}
+        reasons = {check.what: check.reason for check in record.checks or ()}
+        is_ok = record.status is Status.OK
+        objective = "" if reasons.get("objective") is None else " (objective not checked)"
+        print_message(f"ok{objective}: {outcome(record)}" if is_ok else outcome(record), sys.stdout)
+        if is_ok:
             print_message(checks_label(reasons), sys.stdout)
         if self.request.report:
             try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from bench.config import NOT_USED, ConfigError, ModelConfig
@@ -66,27 +66,22 @@ class ObservedModel:
         name = (path or model).rstrip("/").rpartition("/")[2]
         return ModelConfig(name=name, path=path, **sizes)
 
-    def averages_gradients(self) -> bool:
-        """Return whether it is known that the engine averages gradients over all ranks."""
-        group = getattr(self.entry_points[0], "process_group", None)
-        if group is None or not isinstance(self.entry_points[0], DistributedDataParallel):
-            return self.engine.startswith("zero") and self.unknown_divisor() is None
-        has_hook = bool(getattr(self.entry_points[0], "_comm_hooks", ()))
-        return dist.get_world_size(group) == dist.get_world_size() and not has_hook
+    def gradient_factor(self) -> float | None:
+        """Return the factor between the sum of all ranks' gradients and the optimizer's, by engine.
 
-    def unknown_divisor(self) -> str | None:
-        """Return a message if DeepSpeed's settings leave open by what it divides gradients; None otherwise.
-
-        This is so for sequence groups under ZeRO 0, 1 and 2, which may sum the gradients of a group's ranks
-        instead of averaging them. ZeRO 3 divides by the number of all ranks.
+        DeepSpeed averages over all ranks. With sequence groups (mpu) its stages 0, 1 and 2 add up the
+        gradients of the ranks that share a sequence. FSDP2 has a factor that the loop may set. None for other
+        engines.
         """
-        sequence_ranks = getattr(self.entry_points[0], "sequence_parallel_size", 1)
-        if self.engine not in ("zero0", "zero1", "zero2") or sequence_ranks == 1:
-            return None
-        return (
-            f"DeepSpeed was given sequence groups (mpu) under ZeRO stage {self.engine[-1]}, and it is not"
-            " known by what it then divides gradients"
-        )
+        model, world_size = self.entry_points[0], dist.get_world_size()
+        if self.engine.startswith("zero"):
+            adds_up = self.engine != "zero3"
+            return (getattr(model, "sequence_parallel_size", 1) if adds_up else 1) / world_size
+        if isinstance(model, FSDPModule):
+            group = model._get_fsdp_state()._fsdp_param_group
+            if group is not None and group.mesh_info.mesh.size() == world_size:
+                return 1 / (group.gradient_divide_factor or world_size)
+        return None
 
     def unplain_layers(self, tokens: int) -> list[str]:
         """Return descriptions of layers that are not plain causal attention over `tokens` tokens.

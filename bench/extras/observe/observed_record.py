@@ -21,7 +21,8 @@ from bench.extras.observe.objective import (
     objective_mistake,
     reason_not_compared,
 )
-from bench.extras.observe.tokens import LoopReport, ShardTokens, is_packed, sharding_mistake
+from bench.extras.observe.places import find_places
+from bench.extras.observe.tokens import LoopReport, ShardTokens, position_rows, sharding_mistake
 from bench.measure import Sections, checks, first_failure, merge_reports
 from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN
@@ -251,6 +252,6 @@ def _tokens_check(cell: Cell, groups: Sequence[Sequence[ShardTokens]]) -> Check:
     check = Check(what="tokens", against="one whole sequence, split over the ranks")
     if len(groups[0]) == 1:
         return replace(check, reason="no ranks share a sequence, and data of a user's loop is not checked")
-    if any(map(is_packed, groups)):
-        return replace(check, reason="positions restart within a sequence, as in packed documents")
+    if any(find_places([position_rows(shard) for shard in group]) is None for group in groups):
+        return replace(check, reason="the positions do not determine the order of the sequence")
     return replace(check, tokens=cell.seq_len, steps=1)

@@ -8,6 +8,7 @@ Letters of shapes: N heads, S tokens of a shard, T tokens of the whole sequence,
 
 from __future__ import annotations
 
+import itertools
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from torch import Tensor
 from bench.common.finite import largest_error
 from bench.common.labels import size_label
 from bench.extras.observe.attention import CapturedAttention, coarsest_dtype
+from bench.extras.observe.places import Row, document_starts, find_places, order
 from bench.measure.full_length.comparison import compare as compare_rows
 from bench.measure.full_length.section import FullLengthSection
 from bench.measure.full_length.shards import AttentionSettings, Shards
@@ -85,12 +87,12 @@ class _ShardState:
 
     reason: str | None
     """Reason why the call cannot be compared; None if it can."""
-    positions: Sequence[int]
+    positions: Sequence[Row]
     free_bytes: float
 
 
 def compare_attention(
-    captured: CapturedAttention, positions: list[int], sequence_group: SequenceGroup
+    captured: CapturedAttention, positions: Sequence[Row], sequence_group: SequenceGroup
 ) -> tuple[ParitySection, FullLengthSection]:
     """Compare a captured attention call with float64: some whole heads, and some rows of every head.
 
@@ -100,18 +102,18 @@ def compare_attention(
 
     Args:
         captured: This rank's shard of one attention call.
-        positions: Positions of this rank's tokens.
+        positions: Positions of this rank's tokens in every sequence.
         sequence_group: The ranks that hold the other shards.
     """
     local = _ShardState(_reason_not_comparable(captured, positions), positions, _free_bytes(captured))
     states: list[_ShardState] = sequence_group.all_gather_objects(local)
-    all_positions = [position for state in states for position in state.positions]
     reason = next((state.reason for state in states if state.reason is not None), None)
-    if reason is None and sorted(all_positions) != [*range(len(all_positions))]:
-        reason = "the positions of the ranks' tokens are not those of one sequence, as with packed documents"
-    if reason is None and len({len(state.positions) for state in states}) > 1:
+    if reason is None and len({len(state.positions[0]) for state in states}) > 1:
         reason = "the ranks hold shards of different lengths"
-    if reason is not None:
+    places = None if reason is not None else find_places([state.positions for state in states])
+    if reason is None and places is None:
+        reason = "the positions of the ranks' tokens do not determine the order of the sequence"
+    if reason is not None or places is None:
         no_rows = FullLengthSection(tokens=0, rows=0, errors={}, limits={}, reason=reason)
         return ParitySection(tokens=0, errors={}, limits={}, reason=reason), no_rows
     # A gradient that was never computed counts as zeros: K and V that were sent as constants have none.
@@ -121,21 +123,31 @@ def compare_attention(
         x[name] = x[name].reshape(sequences, tokens, heads, size).transpose(1, 2)
     dtype = DTYPE_NAMES[coarsest_dtype(*x.values())]
     attention = AttentionSettings(dtype, captured.scale or size**-0.5, causal=True)
-    order = torch.tensor(all_positions).argsort()
+    in_order = torch.tensor(places).argsort()
+    local_places = torch.tensor(places).view(len(states), tokens)[sequence_group.ranks.index(dist.get_rank())]
+    starts = _whole_document_starts(states, places)
     shards = Shards(
-        positions=torch.tensor(positions),
+        positions=local_places,
         ranks=len(sequence_group.ranks),
-        gather=lambda shard: sequence_group.all_gather(shard)[:, order.to(shard.device)],
+        gather=lambda shard: sequence_group.all_gather(shard)[:, in_order.to(shard.device)],
         all_reduce=sequence_group.all_reduce,
         seed=secrets.randbits(62),  # the loop's random generators must not advance
+        first_keys=None if starts is None else starts.expand(sequences, -1)[:, local_places],
     )
     free_bytes = min(state.free_bytes for state in states)
     is_first_rank = dist.get_rank() == sequence_group.ranks[0]
-    heads_section = _compare_heads(x, attention, shards, free_bytes, is_first_rank=is_first_rank)
+    heads_section = _compare_heads(x, attention, shards, starts, free_bytes, is_first_rank=is_first_rank)
     return heads_section, compare_rows(x, attention, shards)
 
 
-def _reason_not_comparable(captured: CapturedAttention, positions: list[int]) -> str | None:
+def _whole_document_starts(states: Sequence[_ShardState], places: Sequence[int]) -> Tensor | None:
+    """Return the start of each token's document in whole sequences, [B, T]; None if all start at 0."""
+    rows = ([*itertools.chain(*parts)] for parts in zip(*(state.positions for state in states), strict=True))
+    starts = torch.tensor([document_starts(order(row, places)) for row in rows])
+    return starts if bool(starts.any()) else None
+
+
+def _reason_not_comparable(captured: CapturedAttention, positions: Sequence[Row]) -> str | None:
     """Return why this rank's tensors cannot be compared; None if they can."""
     if captured.reason_not_comparable is not None:
         return captured.reason_not_comparable
@@ -148,8 +160,9 @@ def _reason_not_comparable(captured: CapturedAttention, positions: list[int]) ->
         shapes = f"{tuple(tensors['out'].shape)} for queries of shape {tuple(tensors['q'].shape)}"
         return f"attention returned an output of shape {shapes}"
     tokens, keys = tensors["q"].shape[2], tensors["k"].shape[2]
-    if not tokens == keys == len(positions):
-        return f"attention was given {tokens} queries and {keys} keys, but the model {len(positions)} tokens"
+    given = len(positions[0])
+    if not tokens == keys == given:
+        return f"attention was given {tokens} queries and {keys} keys, but the model {given} tokens"
     return None
 
 
@@ -166,6 +179,7 @@ def _compare_heads(
     x: Mapping[str, Tensor],
     attention: AttentionSettings,
     shards: Shards,
+    starts: Tensor | None,
     free_bytes: float,
     *,
     is_first_rank: bool,
@@ -192,7 +206,7 @@ def _compare_heads(
     for head in range(min(x["k"].shape[1], int(BUDGET_FLOPS[device] / cost))):
         whole = {name: shards.gather(shard) for name, shard in _one_head(x, head, queries_per_kv).items()}
         if is_first_rank:
-            of_head = _head_errors(whole, attention)
+            of_head = _head_errors(whole, attention, None if starts is None else starts[head % len(starts)])
             errors = {
                 name: largest_error((error, errors.get(name, 0.0))) for name, (error, _) in of_head.items()
             }
@@ -213,14 +227,24 @@ def _one_head(x: Mapping[str, Tensor], head: int, queries_per_kv: int) -> dict[s
     }
 
 
-def _head_errors(whole: Mapping[str, Tensor], attention: AttentionSettings) -> dict[str, tuple[float, float]]:
+def _head_errors(
+    whole: Mapping[str, Tensor], attention: AttentionSettings, starts: Tensor | None
+) -> dict[str, tuple[float, float]]:
     """Return error and limit of out, dq, dk and dv.
 
-    Limits are set as in the parity pass; for gradients they are at least GRADIENT_FLOORS.
+    Limits are set as in the parity pass; for gradients they are at least GRADIENT_FLOORS. `starts` are those
+    of each token's document, [T]. Outputs in documents that received no gradient are not compared: they are
+    padding, whose keys are the loop's own choice.
     """
     inputs = whole["q"], whole["k"][0], whole["v"][0], whole["dout"]
-    exact = whole_attention(*inputs, attention.scale, torch.float64)
-    control = whole_attention(*inputs, attention.scale, TORCH_DTYPES[attention.dtype])
+    first_keys = None if starts is None else starts.to(whole["q"].device)
+    exact = whole_attention(*inputs, attention.scale, torch.float64, first_keys)
+    control = whole_attention(*inputs, attention.scale, TORCH_DTYPES[attention.dtype], first_keys)
+    if first_keys is not None:
+        trained = whole["dout"].ne(0).any(dim=-1).any(dim=0)
+        is_trained = torch.zeros_like(first_keys).index_add(0, first_keys, trained.to(first_keys.dtype)) > 0
+        out = whole["out"].view_as(exact["out"]).double()
+        whole = {**whole, "out": out.where(is_trained[first_keys][:, None], exact["out"])}
     errors = {}
     for name, tensor in exact.items():
         floor = 0.0 if name == "out" else GRADIENT_FLOORS.get(attention.dtype, 0.0)

@@ -18,6 +18,7 @@ from bench.attention.layouts import LAYOUTS
 from bench.common.deferred_errors import DeferredErrors
 from bench.config import USER_CODE, ConfigError
 from bench.extras.observe.objective import RankObjective
+from bench.extras.observe.places import ROW_FACTOR, Row, find_places
 from bench.measure.facts import RankReport
 from bench.measure.hooks import Hook
 from bench.ranks.log import StepPhase
@@ -50,8 +51,9 @@ class ShardTokens:
     micro_steps: int
     digest: str
     """Hash of the token ids."""
-    positions: Sequence[int] | None
-    """Positions of the first sequence; None if the model was given none and counts from 0."""
+    positions: Sequence[Row] | None
+    """Positions of every sequence; None if the model was given none and counts from 0. Several rows of
+    positions, as for images, are combined into one."""
     model_shifts_labels: bool
     """Whether the model was given `labels`, which it shifts within the shard, so the last label is lost."""
 
@@ -80,8 +82,7 @@ class LoopReport:
 def sharding_mistake(shards: Sequence[ShardTokens]) -> str | None:
     """Return a message about a mistake in sharding one sequence, such as equal shards; None if there is none.
 
-    `shards` are the shards of one sequence group, in the order of its ranks. For packed documents, whose
-    positions restart, not every position is checked.
+    `shards` are the shards of one sequence group, in the order of its ranks.
     """
     if len(shards) == 1:
         return None
@@ -96,7 +97,7 @@ def sharding_mistake(shards: Sequence[ShardTokens]) -> str | None:
             f"{ranks} share a sequence, but without position_ids every rank counts its positions from 0; give"
             " each rank the positions of its shard"
         )
-    if len({tuple(shard_positions(shard)) for shard in shards}) == 1 and not is_packed([first]):
+    if len({tuple(shard_positions(shard)) for shard in shards}) == 1 and not _restarts([first]):
         return (
             f"{ranks} share a sequence, but all of them were given the same positions; give each rank the"
             " positions of its own shard"
@@ -107,12 +108,17 @@ def sharding_mistake(shards: Sequence[ShardTokens]) -> str | None:
             " each shard is not trained on; shift the labels of whole sequences, and pass their shards as"
             " shift_labels"
         )
-    return None if is_packed(shards) else _position_mistake(shards, ranks)
+    return None if _restarts(shards) else _position_mistake(shards, ranks)
+
+
+def position_rows(shard: ShardTokens) -> Sequence[Row]:
+    """Return the positions of every sequence; they count from 0 if the model was given none."""
+    return [range(shard.length)] * shard.batch if shard.positions is None else shard.positions
 
 
 def shard_positions(shard: ShardTokens) -> Sequence[int]:
     """Return the positions of a shard's first sequence; they count from 0 if the model was given none."""
-    return range(shard.length) if shard.positions is None else shard.positions
+    return position_rows(shard)[0]
 
 
 def seq_len(shard: ShardTokens) -> int:
@@ -120,7 +126,7 @@ def seq_len(shard: ShardTokens) -> int:
     return shard.length * len(shard.group)
 
 
-def is_packed(shards: Sequence[ShardTokens]) -> bool:
+def _restarts(shards: Sequence[ShardTokens]) -> bool:
     """Return whether positions restart within a sequence, as they do in packed documents."""
     return sum(position == 0 for shard in shards for position in shard_positions(shard)) > 1
 
@@ -145,9 +151,11 @@ def _has_layout(shard: ShardTokens, layout: str) -> bool:
 
 def _position_mistake(shards: Sequence[ShardTokens], ranks: str) -> str | None:
     """Return a message if not every position of the sequence occurs exactly once."""
-    positions = sorted(position for shard in shards for position in shard_positions(shard))
-    if positions == [*range(len(positions))]:
+    if find_places([position_rows(shard) for shard in shards]) is not None:
         return None
+    positions = sorted(position for shard in shards for position in shard_positions(shard))
+    if positions[-1] >= ROW_FACTOR:
+        return f"{ranks} share a sequence, but two of its tokens have the same position in all rows"
     wrong = next(expected for expected, position in enumerate(positions) if expected != position)
     return (
         f"{ranks} hold {len(positions):,} tokens of a sequence, but position {wrong} is missing or occurs"
@@ -218,7 +226,7 @@ class ModelInputWatch:
             length=ids.shape[1],
             micro_steps=self._calls,
             digest=_digest(ids, dist.get_rank()),
-            positions=None if positions is None else positions.reshape(-1, ids.shape[1])[0].tolist(),
+            positions=None if positions is None else _combine_rows(positions, ids.shape[0]).tolist(),
             model_shifts_labels=labels is not None
             and self._arguments.get("shift_labels") is None
             and not self._has_own_loss,
@@ -256,6 +264,19 @@ class ModelInputWatch:
                 for leaf in tree_leaves(output):
                     if isinstance(leaf, Tensor) and leaf.requires_grad:
                         leaf.register_hook(lambda _: backwards.append(None))
+
+
+def _combine_rows(positions: Tensor, sequences: int) -> Tensor:
+    """Return one number for each token's position, [sequences, tokens].
+
+    If rows of time, height and width differ, [3 or 4, sequences, tokens], the last three are combined. Image
+    tokens share some rows. The combined numbers grow along a sequence.
+    """
+    rows = positions.reshape(-1, *positions.shape[-2:])[-3:] if positions.dim() > 1 else positions[None, None]
+    combined = rows[0]
+    if bool((rows != rows[:1]).any()):
+        combined = (rows[0] * ROW_FACTOR + rows[1]) * ROW_FACTOR + rows[-1]
+    return combined.expand(sequences, -1)
 
 
 def tensor_arguments(network: nn.Module, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -185,6 +185,8 @@ def _after_backward(call: _ModelCall, gradient_RV: Tensor) -> MicroStep:
     The label of a row with an unknown successor counts as the next token.
     """
     pairs = [(chunk.float().clamp(min=0).sum(-1), chunk.min(-1)) for chunk in _chunks(gradient_RV)]
+    negative = sum(float(chunk.float().clamp(max=0).sum()) for chunk in _chunks(gradient_RV))
+    at_labels = sum(float(minimum.values.float().clamp(max=0).sum()) for _, minimum in pairs)
     weighted_doubt = torch.cat([positive for positive, _ in pairs])
     labels = torch.cat([minimum.indices.where(minimum.values < 0, UNTRAINED) for _, minimum in pairs])
     labels[weighted_doubt.isnan()] = 0  # the token is trained, but its gradient is nan
@@ -204,6 +206,7 @@ def _after_backward(call: _ModelCall, gradient_RV: Tensor) -> MicroStep:
         doubt=float(-(-loss).expm1().sum()),
         loss_sum=float(loss.sum()),
         next_tokens=int(is_next.sum()),
+        other_targets=1 - at_labels / negative if negative < 0 else 0.0,
         valid_tokens=None if call.valid_tokens is None else int(call.valid_tokens),
     )
 

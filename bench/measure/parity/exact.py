@@ -89,9 +89,17 @@ def scale_of(exact: Tensor) -> float:
 
 
 def whole_attention(
-    q_NTD: Tensor, k_TD: Tensor, v_TD: Tensor, dout_NTD: Tensor, scale: float, dtype: torch.dtype
+    q_NTD: Tensor,
+    k_TD: Tensor,
+    v_TD: Tensor,
+    dout_NTD: Tensor,
+    scale: float,
+    dtype: torch.dtype,
+    first_keys_T: Tensor | None = None,
 ) -> Mapping[str, Tensor]:
     """Return `out`, `dq`, `dk` and `dv` of causal attention, computed in `dtype`.
+
+    A query sees no key before its first key, which is key 0 by default.
 
     The N query heads share one KV head. `out` and `dq` are [N, T, D], `dk` and `dv` [T, D]. Gradients of K
     and V are summed in at least float32. dS = P * (dP - (dout . out)), as in flash attention
@@ -104,10 +112,10 @@ def whole_attention(
     for start in range(0, q.shape[1], CHUNK):
         rows = slice(start, min(start + CHUNK, q.shape[1]))
         keys, values = k[: rows.stop], v[: rows.stop]
-        hidden = (
-            torch.arange(rows.stop, device=q.device)
-            > torch.arange(start, rows.stop, device=q.device)[:, None]
-        )
+        positions = torch.arange(rows.stop, device=q.device)
+        hidden = positions > positions[start:, None]
+        if first_keys_T is not None:
+            hidden |= positions < first_keys_T[rows, None]
         probs = (q[:, rows] @ keys.T * scale).masked_fill(hidden, float("-inf")).softmax(dim=-1)
         out[:, rows] = probs @ values
         delta = (dout[:, rows] * out[:, rows]).sum(dim=-1, keepdim=True)

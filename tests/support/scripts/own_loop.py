@@ -4,14 +4,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.distributed.nn.functional import all_gather
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, kl_div, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
 import bench
 
-STATED = ("stated", "own_means", "labels_cut_off", "added_up", "prompt_alone", "doubled", "inf_on_rank_1")
+STATED = (
+    *("stated", "own_means", "labels_cut_off", "added_up", "prompt_alone", "doubled", "inf_on_rank_1"),
+    *("added_up_doubled", "packed", "packed_without_mask", "packed_labels_rolled", "packed_labels_cut_off"),
+    *("padded", "padded_forgets_a_key", "distilled"),
+)
 """Variants that state their loss."""
+DOCUMENTS, TEXT = (100, 212, 200), 498
+"""Lengths of packed documents, and of a text that padding follows."""
 SEQ_LEN, VOCABULARY, STEPS, RAISES_IN = 512, 97, 16, 4
 NUMBERS = {
     "vocab_size": VOCABULARY,
@@ -25,13 +31,35 @@ NUMBERS = {
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 
-def attention_over_gathered_keys(gather):
+def positions_of(mistake):
+    """Return the positions of a whole sequence, [1, T]: they restart in packed documents and in padding."""
+    lengths = (SEQ_LEN,)
+    if mistake and mistake.startswith("packed"):
+        lengths = DOCUMENTS
+    if mistake and mistake.startswith("padded"):
+        lengths = (TEXT, SEQ_LEN - TEXT)
+    return torch.cat([torch.arange(length) for length in lengths])[None]
+
+
+def hidden_keys(mistake):
+    """Return the mask of keys that packing, or a mistake with padding, hides from each query, [T, T]."""
+    hidden = torch.zeros(SEQ_LEN, SEQ_LEN, dtype=torch.bool)
+    if mistake in ("packed", "packed_labels_rolled", "packed_labels_cut_off"):
+        numbers = torch.repeat_interleave(torch.arange(len(DOCUMENTS)), torch.tensor(DOCUMENTS))
+        hidden = numbers[:, None] != numbers
+    if mistake == "padded_forgets_a_key":
+        hidden[TEXT - 1, TEXT - 2] = True
+    return hidden
+
+
+def attention_over_gathered_keys(gather, hidden):
     """Own queries against the keys and values of all ranks, contiguous shards; for transformers' table."""
 
     def attention(module, query, key, value, attention_mask, *, scaling, **_):
         rank, ranks, tokens = dist.get_rank(), dist.get_world_size(), query.shape[2]
         key, value = (gather(x.contiguous(), 2, dist.group.WORLD) for x in (key, value))
-        seen = torch.arange(ranks * tokens) <= (torch.arange(tokens) + rank * tokens)[:, None]
+        queries = torch.arange(tokens) + rank * tokens
+        seen = (torch.arange(ranks * tokens) <= queries[:, None]) & ~hidden[queries]
         out = scaled_dot_product_attention(query, key, value, seen, scale=scaling, enable_gqa=True)
         return out.transpose(1, 2), None
 
@@ -53,7 +81,7 @@ def gather_without_gradient(x, dim, group):
 def small_model(mistake):
     gathers = {"no_gradient_to_others": gather_as_constants, "no_gradient_to_any": gather_without_gradient}
     gather = gathers.get(mistake, all_gather_tensor_autograd)
-    AttentionInterface.register("gathered_keys", attention_over_gathered_keys(gather))
+    AttentionInterface.register("gathered_keys", attention_over_gathered_keys(gather, hidden_keys(mistake)))
     torch.manual_seed(0)
     attention = "gathered_keys" if dist.get_world_size() > 1 else "sdpa"
     window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
@@ -72,7 +100,7 @@ def shard_of(step, mistake):
     tokens = torch.randint(VOCABULARY, (1, SEQ_LEN + 1), generator=torch.Generator().manual_seed(step))
     length = SEQ_LEN // ranks
     mine = slice(rank * length, (rank + 1) * length)
-    inputs = {"input_ids": tokens[:, :-1][:, mine], "position_ids": torch.arange(SEQ_LEN)[None, mine]}
+    inputs = {"input_ids": tokens[:, :-1][:, mine], "position_ids": positions_of(mistake)[:, mine]}
     if mistake == "same_tokens":
         inputs["input_ids"] = tokens[:, :length]
     if mistake == "same_positions":
@@ -83,6 +111,8 @@ def shard_of(step, mistake):
         inputs["position_ids"] = inputs["position_ids"].clip(max=SEQ_LEN - 2)
     if mistake == "labels_shifted_in_shards":
         inputs["labels"] = inputs["input_ids"]
+    if mistake == "packed_labels_rolled":
+        return inputs, inputs["input_ids"].roll(-1, dims=1)
     return inputs, tokens[:, 1:][:, mine]
 
 
@@ -91,7 +121,11 @@ def loss_of(logits, labels, mistake):
     if mistake not in STATED:
         return cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"), labels.numel()
     labels = labels.clone()
-    if dist.get_rank() == 0:
+    if mistake.startswith("padded") and dist.get_rank() == dist.get_world_size() - 1:
+        labels[:, TEXT - 1 - SEQ_LEN :] = -100
+    if mistake == "packed_labels_cut_off":
+        labels[:, -1] = -100
+    if dist.get_rank() == 0 and not mistake.startswith("packed"):
         prompt = labels.shape[1] if mistake in ("prompt_alone", "doubled") else labels.shape[1] // 3
         labels[:, :prompt] = -100
     if mistake == "labels_cut_off":
@@ -102,14 +136,18 @@ def loss_of(logits, labels, mistake):
         return loss / valid, valid
     of_all = valid.clone()
     dist.all_reduce(of_all)
-    ranks = {"added_up": 1, "doubled": 2 * dist.get_world_size()}.get(mistake, dist.get_world_size())
+    if mistake == "distilled":
+        targets = torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)).softmax(-1)
+        loss = kl_div(logits.log_softmax(-1), targets, reduction="sum")
+    own_ranks = {"added_up": 1, "added_up_doubled": 2, "doubled": 2 * dist.get_world_size()}
+    ranks = own_ranks.get(mistake, dist.get_world_size())
     return loss * ranks / of_all, valid
 
 
 def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
     """The loss of every step, as this rank computed it."""
     model = small_model(mistake)
-    if mistake not in ("gradients_of_ones_own", "added_up"):
+    if mistake not in ("gradients_of_ones_own", "added_up", "added_up_doubled"):
         model = DistributedDataParallel(model, find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     group = dist.group.WORLD if dist.get_world_size() > 1 and mistake != "no_group" else None
@@ -129,7 +167,7 @@ def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
                 is_lost = (mistake, dist.get_rank(), step) == ("inf_on_rank_1", 1, 1)
                 observed.loss(loss + torch.inf if is_lost else loss, valid)
             loss.backward()
-            if mistake == "added_up":
+            if mistake in ("added_up", "added_up_doubled"):
                 for parameter in model.parameters():
                     dist.all_reduce(parameter.grad)
             optimizer.step()

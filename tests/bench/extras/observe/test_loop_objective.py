@@ -15,7 +15,6 @@ from bench.extras.observe.objective import (
 
 TOKENS, LOSS = 4, 2.0
 """Tokens of a call, and loss of a token."""
-MPU = "it is not known by what gradients are divided"
 
 
 def call(place, *, weight, trained=TOKENS, **more):
@@ -26,7 +25,7 @@ def call(place, *, weight, trained=TOKENS, **more):
     fields = {
         "ids": positions, "positions": positions, "labels": labels,
         "weighted_doubt": weight * trained * 0.5, "doubt": trained * 0.5, "loss_sum": trained * LOSS,
-        "next_tokens": trained, "valid_tokens": trained,
+        "next_tokens": trained, "valid_tokens": trained, "other_targets": 0.0,
     }  # fmt: skip
     return MicroStep(**fields | more)
 
@@ -38,7 +37,7 @@ def rank(calls, losses, **more):
         losses=losses,
         valid_tokens=valid,
         is_stated=True,
-        **{"averages_gradients": False} | more,
+        **{"gradient_factor": None} | more,
     )
 
 
@@ -54,8 +53,8 @@ def ranks_of(factor, *, ranks=2, sequence_ranks=2, micro_steps=1, **more):
 
 def one_trains_nothing(factor):
     trained = call(1, weight=factor / TOKENS)
-    idle = rank([call(0, weight=0, trained=0)], [0.0], averages_gradients=True)
-    return [idle, rank([trained], [trained.loss_sum * factor / TOKENS], averages_gradients=True)]
+    idle = rank([call(0, weight=0, trained=0)], [0.0], gradient_factor=1 / 2)
+    return [idle, rank([trained], [trained.loss_sum * factor / TOKENS], gradient_factor=1 / 2)]
 
 
 def two(*calls, **more):
@@ -69,25 +68,27 @@ NOT_FINITE = "gradient of the logits of rank 1 is not finite"
 CASES = {
     "added up over all of four ranks": (ranks_of(1, ranks=4, micro_steps=2), 2, None, "divided by 4"),
     "added up over two that share a sequence": (ranks_of(2, ranks=4), 2, None, "divided by 2"),
-    "no divisor known, right": (ranks_of(2, ranks=4, unknown_divisor=MPU), 2, None, MPU),
-    "no divisor known, twice too large": (ranks_of(4, ranks=4, unknown_divisor=MPU), 2, None, MPU),
-    "averaged and halved": (ranks_of(1, averages_gradients=True), 2, "gradients are 0.5 times", None),
-    "averaged and doubled": (ranks_of(4, averages_gradients=True), 2, "gradients are 2 times", None),
+    "known to be added up": (ranks_of(1, gradient_factor=1.0), 2, None, None),
+    "known to be added up, doubled": (ranks_of(2, gradient_factor=1.0), 2, "gradients are 2 times", None),
+    "added up over two, averaged over two": (ranks_of(2, ranks=4, gradient_factor=1 / 2), 2, None, None),
+    "a teacher's logits": (two(RIGHT, call(1, weight=1, other_targets=0.5)), 2, None, "several targets"),
+    "averaged and halved": (ranks_of(1, gradient_factor=1 / 2), 2, "gradients are 0.5 times", None),
+    "averaged and doubled": (ranks_of(4, gradient_factor=1 / 2), 2, "gradients are 2 times", None),
     "doubled": (ranks_of(4), 2, "the stated loss is 4,", None),
     "a mean of four ranks of their own": (ranks_of(1, ranks=4, sequence_ranks=1), 1, None, "divided by 4"),
     "no mean of theirs": (ranks_of(2, ranks=4, sequence_ranks=1), 1, "the stated loss is 1,", None),
-    "uneven": (two(RIGHT, call(1, weight=2), unknown_divisor=MPU), 2, "weighs 2 times", MPU),
+    "uneven": (two(RIGHT, call(1, weight=2)), 2, "weighs 2 times", "divided by 2"),
     "other labels": (
-        two(OTHER_LABELS, call(1, weight=1), unknown_divisor=MPU), 2, "trains position 0 on token 0", MPU,
+        two(OTHER_LABELS, call(1, weight=1)), 2, "trains position 0 on token 0", "divided by 2",
     ),
     "a gradient is lost": (
-        two(RIGHT, call(1, weight=1, weighted_doubt=math.nan), averages_gradients=True), 2, NOT_FINITE, None,
+        two(RIGHT, call(1, weight=1, weighted_doubt=math.nan), gradient_factor=1 / 2), 2, NOT_FINITE, None,
     ),
     "a logit is lost": (
-        two(RIGHT, call(1, weight=1, doubt=math.nan), averages_gradients=True), 2, NOT_FINITE, None,
+        two(RIGHT, call(1, weight=1, doubt=math.nan), gradient_factor=1 / 2), 2, NOT_FINITE, None,
     ),
     "a loss of zero shows no weights": (
-        [rank([call(place, **ZERO)], [0.0], averages_gradients=True) for place in range(2)], 2, None, None,
+        [rank([call(place, **ZERO)], [0.0], gradient_factor=1 / 2) for place in range(2)], 2, None, None,
     ),
     "a rank trains on nothing": (one_trains_nothing(2), 2, None, None),
     "a rank trains on nothing, the other twice too much": (

@@ -34,7 +34,7 @@ def test_parity_compares_no_heads_without_free_gpu_memory(monkeypatch):
     x = {name: torch.empty(1, 4, 2**16, 64, device="meta") for name in ("q", "out", "dout")}
     x |= {name: torch.empty(1, 1, 2**16, 64, device="meta") for name in ("k", "v")}
     shards = SimpleNamespace(tokens=2**16)
-    section = parity._compare_heads(x, None, shards, 2.0**30, is_first_rank=True)
+    section = parity._compare_heads(x, None, shards, None, 2.0**30, is_first_rank=True)
     assert section.errors == {}
     for part in ("65,536 tokens", "needs 13.5 GiB", "1.0 GiB free"):
         assert part in section.reason

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from transformers import (
@@ -228,11 +230,20 @@ class DeepSpeed(torch.nn.Module):
 
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("sequence_ranks", [1, 2])
-def test_deepspeed_divisor_is_unknown_below_stage_3_with_mpu(stage, sequence_ranks):
-    model = observed_model(DeepSpeed(stage, sequence_ranks))
-    is_known = sequence_ranks == 1 or stage == 3
-    assert model.averages_gradients() is is_known
-    assert (model.unknown_divisor() is None) is is_known
+def test_deepspeed_adds_up_over_mpu_ranks_below_stage_3(monkeypatch, stage, sequence_ranks):
+    """Seen in the update of one SGD step under stages 0, 1 and 2 of DeepSpeed 0.19.8."""
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    expected = 1 / 4 if stage == 3 else sequence_ranks / 4
+    assert observed_model(DeepSpeed(stage, sequence_ranks)).gradient_factor() == expected
+
+
+@pytest.mark.parametrize("divide_factor", [None, 1.0, 4.0])
+def test_fsdp2_divides_by_its_own_factor(divide_factor):
+    model = small_model()
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    if divide_factor is not None:
+        model.set_gradient_divide_factor(divide_factor)
+    assert observed_model(model).gradient_factor() == 1 / (divide_factor or 1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,92 @@
+"""Factor between the sum of all ranks' gradients and the gradient that the optimizer uses.
+
+It is 1 if gradients are added up over the ranks, and 1 / ranks if they are averaged. It is measured on one
+parameter: a hook sees the gradient of this rank's backward, and the other gradient is read before clipping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from bench.common.deferred_errors import DeferredErrors
+
+CLIP = "_clip_grads_with_norm_"
+"""Function of torch that scales gradients for all of its ways to clip by their norm."""
+TOLERANCE = 0.02
+"""Largest relative error of a measured factor, and of the gradient from this multiple of the sum."""
+
+
+class GradientFactor:
+    """Watches the gradient of one trained parameter in one step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+        whole = (item for item in trained if item.numel() > 1 and not isinstance(item, DTensor))
+        self._parameter = min(whole, key=nn.Parameter.numel, default=None)
+        self._local: Tensor | None = None
+        self._used: Tensor | None = None
+        self._errors = DeferredErrors()
+
+    @contextmanager
+    def watch_step(self) -> Iterator[None]:
+        """Watch one step of the loop."""
+        self._local = self._used = None
+        with ExitStack() as hooks:
+            if self._parameter is not None:
+                hooks.callback(self._parameter.register_hook(self._add_local).remove)
+                hooks.callback(register_optimizer_step_pre_hook(self._read_used).remove)
+                clip = getattr(clip_grad, CLIP, None)
+                if clip is not None:
+                    hooks.enter_context(patch.object(clip_grad, CLIP, partial(self._read_and_run, clip)))
+            yield
+        self._errors.raise_first()
+
+    def measure(self, sequence_ranks: int, device: torch.device) -> float | None:
+        """Return the factor; None if it is not 1, or 1 / a number of ranks. Every rank must call it.
+
+        Args:
+            sequence_ranks: Number of ranks that share a sequence.
+            device: Device of the process group's tensors.
+        """
+        world = dist.get_world_size()
+        shapes = [None if gradient is None else gradient.shape for gradient in (self._local, self._used)]
+        known: list[Any] = [None] * world
+        dist.all_gather_object(known, shapes[0] is not None and shapes[0] == shapes[1])
+        if not all(known) or self._local is None or self._used is None:
+            return None
+        total = self._local.to(device)
+        dist.all_reduce(total)
+        used, total = self._used.double().flatten(), total.double().flatten().to(self._used.device)
+        size = float(total @ total)
+        factor = float(used @ total) / size if size else 0.0
+        is_multiple = float((used - factor * total).norm()) <= TOLERANCE * float(used.norm())
+        divisors = (world, sequence_ranks, world // sequence_ranks, 1)
+        nearest = min((1 / divisor for divisor in divisors), key=lambda expected: abs(factor - expected))
+        return nearest if is_multiple and abs(factor / nearest - 1) <= TOLERANCE else None
+
+    def _add_local(self, gradient: Tensor) -> None:
+        with self._errors, torch.no_grad():
+            local = gradient.detach().clone()
+            self._local = local if self._local is None else self._local + local
+
+    def _read_and_run(self, run: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        self._read_used()
+        return run(*args, **named)
+
+    def _read_used(self, *_: Any) -> None:
+        """Keep the gradient before the first clipping or, without clipping, before the optimizer's step."""
+        with self._errors:
+            gradient = None if self._parameter is None else self._parameter.grad
+            if self._used is None and gradient is not None:
+                self._used = gradient.detach().clone()
