@@ -1,10 +1,10 @@
-"""Text of `data=text` and its tokens: the launcher checks the beginning, ranks read all. Imports no torch."""
+"""Text of `data=text` and its tokens: the launcher checks all files, ranks read them. Imports no torch."""
 
 from __future__ import annotations
 
 import json
-import os
 import pydoc_data.topics
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
+JSON_LINES_SUFFIX = ".jsonl"
 CHECKED_CHARACTERS = 2**16
-"""Maximum number of characters of a file that the launcher reads."""
+"""Maximum number of characters that the launcher gives to the tokenizer."""
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_text(data: DataConfig) -> str:
@@ -43,50 +45,78 @@ def read_documents(data: DataConfig) -> list[str]:
     return documents
 
 
+@cache
 def read_beginning(name: str | None) -> str:
     """Return the beginning of the first text in a file or folder; of the default text if `name` is None.
 
-    At most CHECKED_CHARACTERS of a file are read. Raises ConfigError if they are not text, or if any file
-    of a folder cannot be read.
+    All files are read once, one line of JSON lines after another. Raises ConfigError if one is not text.
     """
     if name is None:
         return next(iter(pydoc_data.topics.topics.values()))
+    beginning = ""
     with _read_as_text(name):
-        files = _text_files(name)
-        for file in files:
-            if not file.is_file() or not os.access(file, os.R_OK):
-                raise OSError(f"{file} is no file that can be read")
-        starts = ("".join(_documents(file, CHECKED_CHARACTERS)) for file in files)
-        text = next(filter(str.strip, starts), None)
-    if text is None:
+        for file in _text_files(name):
+            for document in _documents(file):
+                beginning = beginning or document[:CHECKED_CHARACTERS].strip()
+    if not beginning:
         raise _no_text_error(name)
-    return text
+    return beginning
 
 
 def _text_files(name: str) -> list[Path]:
+    """Return a file, or the texts under a folder; raise ValueError if it mixes texts and JSON lines."""
     path = Path(name)
     if not path.is_dir():
         return [path]
-    return sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES)
+    files = sorted(file for file in path.rglob("*") if file.suffix in (*TEXT_SUFFIXES, JSON_LINES_SUFFIX))
+    lines = [file for file in files if file.suffix == JSON_LINES_SUFFIX]
+    if lines and len(lines) != len(files):
+        other = next(file for file in files if file not in lines)
+        raise ValueError(
+            f"it has {lines[0].name} and {other.name}, JSON lines and other text; name one of them"
+        )
+    return files
 
 
-def _documents(path: Path, max_characters: int = -1) -> list[str]:
-    """Return the documents in the first `max_characters` of a file, by default in the whole file.
+def _documents(path: Path) -> Iterator[str]:
+    """Yield the documents of a file: `text` fields if its first line that is not blank is a JSON object."""
+    if not path.is_file():
+        raise OSError(f"{path} is no file that can be read")  # reading a pipe would block
+    with path.open(encoding="utf-8", newline="\n") as file:
+        first = next((line for line in file if line.strip()), "")
+        file.seek(0)
+        if path.suffix != JSON_LINES_SUFFIX and not _is_json_object(first):
+            yield file.read().replace("\r\n", "\n").replace("\r", "\n")
+            return
+        for number, line in enumerate(
+            file, start=1
+        ):  # JSON allows raw U+2028 in strings: lines end at \n alone
+            if line.strip():
+                yield _text_field(line, f"{path}:{number}")
 
-    A JSON line that is cut at `max_characters` is left out. If it is the only line, its raw text is returned.
-    """
-    with path.open(encoding="utf-8") as file:
-        text = file.read(max_characters)
-    if path.suffix != ".jsonl":
-        return [text]
-    return _json_lines(text if len(text) != max_characters else text.rpartition("\n")[0]) or [text]
+
+def _is_json_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
-def _json_lines(text: str) -> list[str]:
-    texts = [json.loads(line)["text"] for line in text.splitlines() if line.strip()]
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError("a `text` field is not a string")
-    return texts
+def _text_field(line: str, place: str) -> str:
+    """Return the text of a JSON line; raise ValueError that names its place if it has none."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+    if not isinstance(row, dict) or "text" not in row:
+        keys = ", ".join(row) if isinstance(row, dict) else "none"
+        raise ValueError(f"{place}: has no key `text`; its keys: {value_label(keys)}")
+    text = row["text"]
+    if not isinstance(text, str):
+        raise ValueError(f"{place}: its `text` is not a string")  # noqa: TRY004  a fault of the file
+    if LONE_SURROGATE.search(text):
+        raise ValueError(f"{place}: its `text` has half of a surrogate pair, which UTF-8 cannot hold")
+    return text
 
 
 @contextmanager
@@ -97,7 +127,7 @@ def _read_as_text(name: str) -> Iterator[None]:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
             f"data.path={name}: cannot be read as text ({error}); name a UTF-8 file, a folder of"
-            f" {' '.join(TEXT_SUFFIXES)} files, or JSON lines with a `text` field"
+            f" {' '.join(TEXT_SUFFIXES)} files or of .jsonl files, or JSON lines with a `text` field"
         ) from None
 
 
