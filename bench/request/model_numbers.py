@@ -14,6 +14,7 @@ from typing import Any
 from bench.common.labels import value_label
 from bench.config import ConfigError, ModelConfig
 from bench.request import values
+from bench.request.checkpoint_files import adapter_fault, weights_fault
 from bench.request.choices import Raw, options, read_option
 from bench.request.layer_types import attention_dropout, experts_error, has_experts, layers_not_plain
 from bench.training.text_model import text_config
@@ -35,7 +36,7 @@ def model_config(raw: Raw, gpus: int) -> ModelConfig:
     elif "family" not in raw:  # a name that replaced `auto` or `checkpoint`
         raw = read_option("model", values.choice("model", name, options("model")))
     try:
-        return _build_model(raw)
+        model = _build_model(raw)
     except ConfigError as error:
         if name != "checkpoint":
             raise
@@ -43,6 +44,10 @@ def model_config(raw: Raw, gpus: int) -> ModelConfig:
         raise ConfigError(
             f"model.path={raw['path']}: by its config.json {rule}; correct it there, or name another folder"
         ) from None
+    fault = weights_fault(Path(raw["path"]), model) if name == "checkpoint" else None
+    if fault:
+        raise ConfigError(f"model.path={raw['path']}: {fault}")
+    return model
 
 
 def _build_model(raw: Raw) -> ModelConfig:
@@ -82,6 +87,9 @@ def _read_checkpoint(path: Any) -> dict[str, Any]:
             f"model.path={value_label(path)}: is not the name of a folder; write for example"
             " model.path=/path/to/model"
         ) from None
+    fault = adapter_fault(folder)
+    if fault:
+        raise ConfigError(f"model.path={folder}: {fault}")
     try:
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(f"no file {folder / 'config.json'}")  # reading a pipe would block
@@ -124,9 +132,6 @@ def _refuse_untrainable(folder: Path, config: Mapping[str, Any]) -> None:
         f"attention_dropout={dropout:g}, but no strategy drops scores; write 0 in its config.json": dropout,
         "its weights are quantized; name a folder with weights in bf16, fp16 or fp32": config.get(
             "quantization_config"
-        ),
-        "contains no .safetensors file; write one with transformers' save_pretrained": not any(
-            folder.glob("*.safetensors")
         ),
     }
     for message, applies in faults.items():

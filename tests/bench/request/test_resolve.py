@@ -10,6 +10,7 @@ from bench.config import ConfigError
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
 from tests.support.cells import FOUR_H100, TWO_CORES, make_cell
+from tests.support.checkpoints import write_weights
 
 ALLOCATOR = "env.PYTORCH_ALLOC_CONF"
 
@@ -153,7 +154,9 @@ CHECKPOINTS = {
 def checkpoint(folder, numbers, *, weights=True):
     (folder / "config.json").write_text(json.dumps({**NANO, **numbers}))
     if weights:
-        (folder / "model.safetensors").touch()
+        shape = [NANO["vocab_size"], NANO["hidden_size"]]
+        shapes = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), shape)
+        write_weights(folder / "model.safetensors", shapes)
     return "model=checkpoint", f"model.path={folder}"
 
 
