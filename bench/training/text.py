@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
 JSON_LINES_SUFFIX = ".jsonl"
+TABLE_SUFFIXES = (".parquet", ".arrow")
 CHECKED_CHARACTERS = 2**16
 """Maximum number of characters that the launcher gives to the tokenizer."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -66,6 +67,9 @@ def read_beginning(name: str | None) -> str:
 def _text_files(name: str) -> list[Path]:
     """Return a file, or the texts under a folder; raise ValueError if it mixes texts and JSON lines."""
     path = Path(name)
+    tables = [file for file in (path, *path.rglob("*")) if file.suffix in TABLE_SUFFIXES]
+    if tables:
+        raise ValueError(f"{tables[0]} is a table; write it as JSON lines with datasets' Dataset.to_json")
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.rglob("*") if file.suffix in (*TEXT_SUFFIXES, JSON_LINES_SUFFIX))
@@ -110,7 +114,8 @@ def _text_field(line: str, place: str) -> str:
         raise ValueError(f"{place}: {error}") from None
     if not isinstance(row, dict) or "text" not in row:
         keys = ", ".join(row) if isinstance(row, dict) else "none"
-        raise ValueError(f"{place}: has no key `text`; its keys: {value_label(keys)}")
+        chat = ", a chat that a tokenizer's apply_chat_template turns into text" if "messages" in keys else ""
+        raise ValueError(f"{place}: has no key `text`; its keys: {value_label(keys)}{chat}")
     text = row["text"]
     if not isinstance(text, str):
         raise ValueError(f"{place}: its `text` is not a string")  # noqa: TRY004  a fault of the file

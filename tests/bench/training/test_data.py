@@ -72,7 +72,8 @@ def test_json_lines_end_at_newlines_alone(tmp_path, name, separator):
         (r'{"text": "a \ud83d"}', "surrogate"),
         (r'{"text": "\ude00 b"}', "surrogate"),
         ('{"content": "a", "id": 1}', "content, id"),
-        ('{"messages": []}', "messages"),
+        ('{"messages": []}', "messages, a chat that a tokenizer's apply_chat_template"),
+        ('{"id": 1, "messages": []}', "id, messages, a chat that"),
         ('{"text": 1}', "not a string"),
         ('{"text": "a', "Invalid control character"),
     ],
@@ -98,3 +99,12 @@ def test_read_text_refuses_a_file_without_text(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"data\.path="):
         read_text(make_cell(f"data.path={path}").data)
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "data-00000-of-00001.arrow"])
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_tables_are_refused_with_a_way_out(tmp_path, name, is_folder):
+    (tmp_path / "README.md").write_text("about")
+    (tmp_path / name).write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match=rf"{name} is a table; write it as JSON lines"):
+        read_beginning(str(tmp_path if is_folder else tmp_path / name))
