@@ -18,6 +18,7 @@ from rich.text import Text
 
 from analysis.cells.cells import SHARED_GPU_CAVEAT, shares_gpus
 from analysis.cells.difference import Processes, SpeedDifference, processes_of, speed_difference
+from analysis.cells.gate import GateVerdict, slowdown_limit, speed_verdict, sweep_verdict
 from analysis.cells.series import cell_names, keys_and_number
 from analysis.labels import count_label, more_label, number_label, status_label
 from analysis.read.archive import Archive, read_archive
@@ -27,7 +28,7 @@ from bench.common.environment import Environment
 from bench.common.labels import duration_label, length_label
 from bench.common.statistics import MIN_PROCESSES
 from bench.config import ExitCode
-from bench.record.record import Provenance
+from bench.record.record import Provenance, Status
 from bench.record.store import StoreError
 
 CELL_COLUMNS = ("cell_id", "provenance")
@@ -69,6 +70,8 @@ class CellInSweep:
     """Highest load average of the machine when timing began in a process; None if not recorded."""
     notes: tuple[str, ...]
     """Warnings on the steps and the machine, such as `unstable`."""
+    devices: frozenset[str]
+    """Names of the devices that the cell ran on; empty if predicted or not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,33 @@ def cell_changes(before: Archive, after: Archive) -> list[CellChange]:
     ]
 
 
+def gate_verdicts(before: Archive, after: Archive, limit: float) -> dict[CellKey, tuple[GateVerdict, str]]:
+    """Return verdict and reason of every cell that was `ok` before, by whether it lost more than `limit`.
+
+    Cells that failed before have no speed to lose, and cells that are only in `after` have none to compare.
+    """
+    missing = (GateVerdict.UNDECIDED, "not in the second sweep")
+    verdicts = {key: missing for key in _rows_by_cell(before) if key not in _rows_by_cell(after)}
+    changes = [change for change in cell_changes(before, after) if change.before.status == Status.OK]
+    return verdicts | {change.key: _gate_verdict(change, limit) for change in changes}
+
+
+def _gate_verdict(change: CellChange, limit: float) -> tuple[GateVerdict, str]:
+    """Return verdict and reason of one cell that was `ok` before."""
+    before, after, speed = change.before, change.after, change.difference
+    if before.devices != after.devices:
+        names = (" and ".join(sorted(side.devices)) or NOT_RECORDED for side in (before, after))
+        return GateVerdict.UNDECIDED, "device: {} before, {} after".format(*names)
+    if after.status != Status.OK:
+        is_stopped = after.status == Status.INTERRUPTED
+        return GateVerdict.UNDECIDED if is_stopped else GateVerdict.SLOWER, change.outcome
+    if speed is None or speed.ratio is None:
+        return GateVerdict.UNDECIDED, (speed and speed.undecided) or "no speed"
+    if change.is_predicted:
+        speed = SpeedDifference(None, speed.ratio, low=speed.ratio, high=speed.ratio)
+    return speed_verdict(speed, limit), f"speed {speed.ratio:.3f}, {speed.low:.3f} to {speed.high:.3f}"
+
+
 def environment_differences(before: Archive, after: Archive) -> list[str]:
     """Return a sentence for every value of code, software and machine that differs between the archives."""
     old, new = (_environment_values(archive.environments) for archive in (before, after))
@@ -151,6 +181,7 @@ def _cell_in_sweep(archive: Archive, rows: pd.Index[int]) -> CellInSweep:
         processes=processes_of(timed),
         load=max(loads, default=None),
         notes=tuple(dict.fromkeys(_speed_notes(timed["note"]))),
+        devices=frozenset(records["device_name"].dropna()),
     )
 
 
@@ -177,6 +208,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=tool_command("analysis.compare"), description=__doc__)
     parser.add_argument("before", type=Path, metavar="BEFORE", help="folder of a sweep")
     parser.add_argument("after", type=Path, metavar="AFTER", help="folder of another sweep")
+    parser.add_argument(
+        "--fail-if-slower",
+        type=slowdown_limit,
+        metavar="N%",
+        help="exit with 1 if a cell of AFTER is slower by more than N %%, with 3 if that is undecided",
+    )
     chosen = parser.parse_args(arguments)
     try:
         peaks = peak_flops_per_s()
@@ -188,7 +225,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for side, folder, archive in (("before", chosen.before, before), ("after", chosen.after, after)):
         console.print(Text(f"{side}: {folder}, {count_label(len(archive.frame), 'record')}"))
     _print_comparison(before, after, console)
-    return ExitCode.OK
+    return ExitCode.OK if chosen.fail_if_slower is None else _gate(before, after, chosen.fail_if_slower)
+
+
+def _gate(before: Archive, after: Archive, limit: float) -> int:
+    """Print a line for every cell that did not pass and one on the sweep; return the exit code."""
+    if not _rows_by_cell(before).keys() & _rows_by_cell(after).keys():
+        print("--fail-if-slower: no cell is in both sweeps; run both with the same settings", file=sys.stderr)
+        return ExitCode.INVALID_REQUEST
+    names, verdicts = _cell_names(before, after), gate_verdicts(before, after, limit)
+    for key, (verdict, reason) in verdicts.items():
+        if verdict != GateVerdict.PASSED:
+            print(f"{verdict.name.lower()}: {names[key]}: {reason}")
+    verdict = sweep_verdict(verdict for verdict, _ in verdicts.values())
+    counts = Counter(verdict for verdict, _ in verdicts.values())
+    listed = ", ".join(f"{counts[kind]} {kind.name.lower()}" for kind in GateVerdict)
+    print(f"--fail-if-slower {100 * limit:g}%: {verdict.name.lower()} ({listed})")
+    return verdict
 
 
 def _print_comparison(before: Archive, after: Archive, console: Console) -> None:

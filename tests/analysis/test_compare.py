@@ -165,3 +165,54 @@ def test_predictions_are_compared_without_processes(outcomes, printed):
     assert "0.990" in said
     assert "processes on each side" not in said
     assert "To decide" not in said
+
+
+@pytest.fixture
+def gate(written, capsys):
+    """Return a function that gives exit code and last printed line of the gate at 5 %."""
+
+    def run(before, after):
+        code = main([*map(str, written(before, after)), "--fail-if-slower", "5%"])
+        return code, capsys.readouterr().out.splitlines()[-1]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "count", "code"), [(80, 6, 0), (100, 6, 0), (125, 6, 1), (105, 6, 3), (125, 5, 3)]
+)
+def test_gate_decides_by_the_whole_interval(gate, after_ms, count, code):
+    assert gate(*sweeps(100, after_ms, count))[0] == code
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("out_of_memory", 1), ("wrong_result", 1), ("timed_out", 1), ("interrupted", 3)]
+)
+def test_gate_fails_if_a_cell_that_was_ok_fails(gate, status, code):
+    before, after = sweeps(100, 50)
+    assert gate(before, [*after[:5], make_failure(status, "no", repeat=5)])[0] == code
+
+
+def test_gate_does_not_compare_devices(gate):
+    before, after = sweeps(100, 200)
+    other = [record | {"environment": ENVIRONMENT | {"device_name": "other"}} for record in after]
+    assert gate(before, other)[0] == 3
+
+
+def test_gate_needs_every_cell_that_was_before(gate):
+    before, after = sweeps(100, 100)
+    code, line = gate([*before, *grid(["local"], [4096])], after)
+    assert (code, line) == (3, "--fail-if-slower 5%: undecided (1 passed, 0 slower, 1 undecided)")
+
+
+def test_gate_refuses_sweeps_without_a_common_cell(gate, written, capsys):
+    folders = written(grid(["local"], [8192]), grid(["ring"], [8192]))
+    assert main([*map(str, folders), "--fail-if-slower", "5%"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("value", ["5", "0.05", "-3%", "100%", "nan%", "%"])
+def test_gate_refuses_what_is_no_percentage(written, value):
+    folders = written([make_record()], [make_record()])
+    with pytest.raises(SystemExit, match="2"):
+        main([*map(str, folders), f"--fail-if-slower={value}"])
