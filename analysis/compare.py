@@ -20,7 +20,7 @@ from analysis.cells.cells import SHARED_GPU_CAVEAT, shares_gpus
 from analysis.cells.difference import Processes, SpeedDifference, processes_of, speed_difference
 from analysis.cells.gate import GateVerdict, slowdown_limit, speed_verdict, sweep_verdict
 from analysis.cells.series import cell_names, keys_and_number
-from analysis.labels import count_label, more_label, number_label, status_label
+from analysis.labels import count_label, more_label, number_label, status_label, table_console
 from analysis.read.archive import Archive, read_archive
 from analysis.read.hardware import peak_flops_per_s
 from bench.common.command import outlive_readers, tool_command
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (StoreError, OSError) as error:
         print(error, file=sys.stderr)
         return ExitCode.INVALID_REQUEST
-    console = Console(highlight=False)
+    console = table_console()
     for side, folder, archive in (("before", chosen.before, before), ("after", chosen.after, after)):
         console.print(Text(f"{side}: {folder}, {count_label(len(archive.frame), 'record')}"))
     _print_comparison(before, after, console)

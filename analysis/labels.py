@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
+from rich.console import Console
 
 from bench.common.labels import size_label
 
+PIPE_COLUMNS = 200
+"""Width of tables that are printed to a pipe or file, in characters."""
 MISSING = ""
 """Text of a missing number; the status and the note in the same row say why it is missing."""
 SHARED_CORES = "CPU ranks share cores, so this says nothing about scaling on GPUs"
@@ -114,3 +119,9 @@ def spread_label(row: Mapping[Any, Any]) -> str:
     if pd.notna(lowest) and repeats != interval:  # the interval of six repeats is their whole range
         parts.append(f"repeats {repeats}")
     return ", ".join(parts)
+
+
+def table_console() -> Console:
+    """Return a console for tables, which is PIPE_COLUMNS wide in a pipe or file unless COLUMNS is set."""
+    is_sized = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if is_sized else PIPE_COLUMNS)

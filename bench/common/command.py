@@ -21,6 +21,7 @@ KEEP_ANY = "resume=any"
 TOOLS: Mapping[str, str] = {
     "report": "analysis.report",
     "compare": "analysis.compare",
+    "trace": "analysis.trace",
     "agent": "bench.extras.nodes",
 }
 """Subcommands of the installed command, with the module that `python -m` runs for each in a checkout. Without

@@ -5,13 +5,14 @@ A trace of one gigabyte has four million events. Their columns take a few hundre
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +81,13 @@ class Track:
         return np.concatenate(by_thread) if by_thread else rows
 
 
+def open_trace(path: Path) -> TextIO:
+    """Open a trace as text, whether it is compressed with gzip or not."""
+    with path.open("rb") as file:
+        is_compressed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path, "rt", encoding="utf-8") if is_compressed else path.open(encoding="utf-8")
+
+
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the events of a Chrome trace one by one.
 
@@ -87,7 +95,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         TraceError: The file has no `traceEvents`, or ends within them.
     """
     decode = json.JSONDecoder().raw_decode
-    with path.open(encoding="utf-8") as file:
+    with open_trace(path) as file:
         buffer = file.read(CHUNK_CHARACTERS)
         start = _EVENTS_START.search(buffer)
         if start is None:
