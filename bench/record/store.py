@@ -97,8 +97,11 @@ class Store:
         return read_records(self.path) if self.path.exists() else []
 
 
-def read_records(path: Path) -> list[Record]:
+def read_records(path: str | Path) -> list[Record]:
     """Read the records of a sweep.
+
+        records = bench.read_records("results/sweeps/NAME/records.jsonl")
+        {record.config.strategy: record.status.value for record in records}
 
     A last line without a line end is the rest of an interrupted write. It is dropped with a warning.
 
@@ -112,7 +115,7 @@ def read_records(path: Path) -> list[Record]:
         StoreError: If the file cannot be read, or a line is not a record of this schema version. The message
             names the file and the line.
     """
-    return [record for _, record in records_with_offsets(path)]
+    return [record for _, record in records_with_offsets(Path(path))]
 
 
 def records_with_offsets(path: Path) -> Iterator[tuple[int, Record]]:

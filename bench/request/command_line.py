@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -12,7 +13,7 @@ from hydra.errors import HydraException
 
 from bench.common.command import sweep_command
 from bench.common.labels import value_label
-from bench.config import ConfigError
+from bench.config import ConfigError, ExitCode
 from bench.request import values
 from bench.request.choices import check_option, groups, options
 from bench.request.resolve import SWEEP_KEYS, all_keys
@@ -32,6 +33,31 @@ SHOW_OPTIONS: Mapping[str, tuple[str, ...]] = {
 
 Hydra's other options are refused, because they would read another configuration or a pickle.
 """
+
+
+RANK_COUNTS: Mapping[str, tuple[str, str, str]] = {
+    "torchrun": ("WORLD_SIZE", "LOCAL_RANK", "RANK"),
+    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID", "SLURM_PROCID"),
+    "mpirun": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK"),
+    "mpiexec": ("PMI_SIZE", "PMI_RANK", "PMI_RANK"),
+}
+"""Variables of a launcher's processes: their number, one that only a launched process has, and the rank."""
+
+
+def refuse_several_processes(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError if a launcher started this process as one of several.
+
+    Each of them would run the whole sweep. Only the first says so; the others exit with the same code.
+    """
+    for launcher, (count, mark, rank) in RANK_COUNTS.items():
+        if mark not in environment or environment.get(count, "1") in ("", "0", "1"):
+            continue
+        if environment.get(rank, "0") != "0":
+            sys.exit(ExitCode.INVALID_REQUEST)
+        raise ConfigError(
+            f"{launcher} started {environment[count]} processes, and each would run the whole sweep; run"
+            f" `python run_sweep.py ...` without {launcher}: it starts the ranks itself"
+        )
 
 
 def hydra_arguments(arguments: Sequence[str]) -> list[str]:

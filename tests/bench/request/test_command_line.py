@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import run_sweep
+from bench.request.command_line import RANK_COUNTS
 from tests.support.cells import TWO_CORES
 
 
@@ -102,6 +103,58 @@ HYDRAS_ERRORS = {
 def test_invalid_command_line_is_refused_in_one_line(run_command, tmp_path, case):
     line, message = HYDRAS_ERRORS[case]
     assert message in refused(run_command, tmp_path, line)
+
+
+WORDS_OF_OTHERS = {
+    "ulysses_sequence_parallel_size=2": "sp_degree", "actor.ring_attn_size=2": "sp_degree",
+    "parallelism_config_cp_size=2": "sp_degree", "cutoff_len=4096": "seq_len",
+    "max_model_len=4096": "seq_len",
+    "zero_stage=3": "engine", "deepspeed=ds.json": "engine", "attn_impl=flash": "kernel",
+    "use_liger_kernel=true": "loss", "data_parallel_shard_degree=2": "dp_shard", "model_id=x": "model",
+    "kernel=fa3": "kernel=flash_attn_3", "kernel=flash_attention_2": "kernel=flash_attn_2",
+    "engine=deepspeed": "engine=zero3", "engine=fully_shard": "engine=fsdp2",
+    "strategy=alst": "strategy=deepspeed_ulysses",
+    "strategy=llama3_ring": "strategy=ring_flash_attn_llama3", "layout=load_balanced": "layout=zigzag",
+    "trainer=hf": "trainer=transformers",
+}  # fmt: skip
+"""Keys and values of other stacks, each with ours."""
+
+
+@pytest.mark.parametrize("word", WORDS_OF_OTHERS)
+def test_word_of_another_stack_is_refused_with_ours(run_command, tmp_path, word):
+    assert f"did you mean {WORDS_OF_OTHERS[word]}?" in refused(run_command, tmp_path, word)
+
+
+LAUNCHED = {
+    "torchrun": {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "RANK": "0"},
+    "srun": {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"},
+    "mpirun": {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"},
+    "mpiexec": {"PMI_SIZE": "4", "PMI_RANK": "0"},
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHED)
+def test_sweep_in_several_processes_is_refused_once(run_command, tmp_path, monkeypatch, launcher):
+    for name, value in LAUNCHED[launcher].items():
+        monkeypatch.setenv(name, value)
+    assert f"without {launcher}" in refused(run_command, tmp_path, "strategy=local")
+    monkeypatch.setenv(RANK_COUNTS[launcher][2], "1")
+    assert run_command("strategy=local") == (2, [], "")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "2", "RANK": "0"},  # the nodes of a Kubernetes job
+        {"WORLD_SIZE": "1", "LOCAL_RANK": "0", "RANK": "0"},
+        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"},  # a batch script
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"},
+    ],
+)
+def test_sweep_in_one_process_of_a_launcher_runs(run_command, monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert run_command("strategy=local")[0] == 0
 
 
 SWEEPS = {
