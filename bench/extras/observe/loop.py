@@ -57,7 +57,7 @@ class ObservedLoop(Subject):
         self.sequence_ranks = len(sequence_group.ranks)
         self.dtype = "fp32"
         self.step_sizes: list[StepSize] = []
-        self.trained_tokens = TrainedTokens(model.networks[0])
+        self.trained_tokens = TrainedTokens(model.networks[0], self.input_watch)
         self.gradient_factor = GradientFactor(model.networks[0])
         self.always_updates = True
         """Whether an optimizer stepped in every untimed step so far. If not, gradients are accumulated over

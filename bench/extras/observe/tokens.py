@@ -175,6 +175,8 @@ class ModelInputWatch:
     Attributes:
         entry_points: Modules that the loop may call.
         tokens: This rank's tokens in the last watched step; None before the model was called.
+        shard_index: Indices of this rank's tokens, [S], if the model is given whole sequences and takes its
+            shard inside, as vision-language models do; else None.
     """
 
     def __init__(self, entry_points: Sequence[nn.Module], group: Sequence[int], phase: StepPhase) -> None:
@@ -182,6 +184,7 @@ class ModelInputWatch:
         self.group = group
         self.phase = phase
         self.tokens: ShardTokens | None = None
+        self.shard_index: Tensor | None = None
         self._arguments: dict[str, Any] = {}
         self._calls = self._depth = 0
         self._has_own_loss = False
@@ -195,8 +198,12 @@ class ModelInputWatch:
         Raises ConfigError after a step that called the model but ran no backward through it.
         """
         self._arguments, self._calls, self._depth, self._has_own_loss = {}, 0, 0, False
-        self._backwards = []
+        self._backwards, self.shard_index = [], None
         with ExitStack() as hooks:
+            for module in self.entry_points[0].modules():
+                if hasattr(module, "inv_freq"):
+                    rotary = module.register_forward_pre_hook(Hook(self._find_shard), with_kwargs=True)
+                    hooks.callback(rotary.remove)
             for module in self.entry_points:
                 enter = module.register_forward_pre_hook(Hook(self._enter), with_kwargs=True)
                 leave = module.register_forward_hook(Hook(self._leave), always_call=True)
@@ -254,6 +261,23 @@ class ModelInputWatch:
         module = str(getattr(loss, "__module__", ""))
         self._has_own_loss |= loss is not None and not module.startswith("transformers.")
 
+    def _find_shard(self, _module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """Set `shard_index` and cut the recorded arguments if rotary positions are those of a shard."""
+        with self._errors:
+            ids, ranks = self._arguments.get(_IDS), len(self.group)
+            if ids is None or ranks == 1 or self._calls != 1 or self.shard_index is not None:
+                return
+            values = (value for value in (*args, *named.values()) if isinstance(value, Tensor))
+            length = ids.shape[1] // ranks
+            shards = [x for x in values if not x.is_floating_point() and x.shape[-1:] == (length,)]
+            places = torch.arange(ids.shape[1], device=ids.device)
+            whole = self._arguments.get("position_ids", places)
+            for index in _layout_indices(places, ranks):
+                if shards and bool((whole[..., index] == shards[0]).all()):
+                    self.shard_index = index
+                    self._arguments = cut_to_shard(self._arguments, index)
+                    return
+
     def _leave(self, _network: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """Begin the phase `backward` after an outermost call, and note when a gradient reaches its output."""
         self._depth -= 1
@@ -277,6 +301,25 @@ def _combine_rows(positions: Tensor, sequences: int) -> Tensor:
     if bool((rows != rows[:1]).any()):
         combined = (rows[0] * ROW_FACTOR + rows[1]) * ROW_FACTOR + rows[-1]
     return combined.expand(sequences, -1)
+
+
+def _layout_indices(places: Tensor, ranks: int) -> Iterator[Tensor]:
+    """Yield the shards of `places`, [T], of every rank in every built-in layout that divides them."""
+    for layout in LAYOUTS.values():
+        if len(places) % layout.length_multiple(ranks) == 0:
+            for rank in range(ranks):
+                pieces = layout.slices(len(places), ranks, rank)
+                yield torch.cat([places[piece] for piece in pieces])
+
+
+def cut_to_shard(arguments: Mapping[str, Any], index: Tensor) -> dict[str, Any]:
+    """Return ids, embeddings and positions of the tokens at `index` of whole sequences.
+
+    Labels are left out, as the model may take its shard of them before or after it shifts them.
+    """
+    cut = {name: arguments[name][:, index] for name in (_IDS, _EMBEDDED) if name in arguments}
+    positions = arguments.get("position_ids")
+    return {**cut, "position_ids": index[None] if positions is None else positions[..., index]}
 
 
 def tensor_arguments(network: nn.Module, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from bench.common.deferred_errors import DeferredErrors
 from bench.extras.observe.objective import UNTRAINED, MicroStep
-from bench.extras.observe.tokens import tensor_arguments
+from bench.extras.observe.tokens import ModelInputWatch, cut_to_shard, tensor_arguments
 from bench.measure.hooks import Hook
 from bench.strategies.strategy import IGNORED_LABEL
 
@@ -73,8 +73,9 @@ class TrainedTokens:
     Until backward, a watched call keeps some numbers per token and the logits of each shard's last token.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, input_watch: ModelInputWatch) -> None:
         self.network = network
+        self.input_watch = input_watch
         self.stated: list[StatedLoss] = []
         """Losses stated in all steps."""
         self.stated_in_step: Sequence[StatedLoss] = ()
@@ -126,6 +127,9 @@ class TrainedTokens:
             arguments, logits = tensor_arguments(network, args, named), getattr(output, "logits", None)
             if not isinstance(logits, Tensor) or not logits.requires_grad or "input_ids" not in arguments:
                 return
+            index = self.input_watch.shard_index
+            if index is not None and arguments["input_ids"].shape[1] > len(index):
+                arguments = cut_to_shard(arguments, index)
             if logits.shape[:2] == arguments["input_ids"].shape:
                 call = _before_backward(logits.detach(), arguments)
                 self._calls.append(call)

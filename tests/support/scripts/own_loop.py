@@ -13,7 +13,7 @@ import bench
 STATED = (
     *("stated", "own_means", "labels_cut_off", "added_up", "prompt_alone", "doubled", "inf_on_rank_1"),
     *("added_up_doubled", "packed", "packed_without_mask", "packed_labels_rolled", "packed_labels_cut_off"),
-    *("padded", "padded_forgets_a_key", "distilled"),
+    *("padded", "padded_forgets_a_key", "distilled", "sliced_inside"),
 )
 """Variants that state their loss."""
 DOCUMENTS, TEXT = (100, 212, 200), 498
@@ -88,10 +88,19 @@ def small_model(mistake):
     by_length = {"max_position_embeddings": 128, "rope_parameters": {**DYNAMIC}}
     more = {"ignored_window": window, "rope_by_length": by_length}.get(mistake, {})
     model = Qwen3ForCausalLM(Qwen3Config(**NUMBERS, **more, attn_implementation=attention))
+    if mistake in ("sliced_inside", "sliced_alike_inside"):
+        slice_inside(model, 0 if mistake == "sliced_alike_inside" else dist.get_rank())
     if mistake == "positions_counted_inside":
         plain = model.model.rotary_emb.forward
         model.model.rotary_emb.forward = lambda x, _: plain(x, torch.arange(x.shape[1])[None])
     return model
+
+
+def slice_inside(model, shard):
+    """Make the model take a shard of whole sequences after its embedding, as vision-language models do."""
+    mine = slice(shard * SEQ_LEN // 2, (shard + 1) * SEQ_LEN // 2)
+    model.model.embed_tokens.register_forward_hook(lambda _module, _args, embedded: embedded[:, mine])
+    model.model.rotary_emb.register_forward_pre_hook(lambda _module, args: (args[0], args[1][:, mine]))
 
 
 def shard_of(step, mistake):
@@ -111,6 +120,8 @@ def shard_of(step, mistake):
         inputs["position_ids"] = inputs["position_ids"].clip(max=SEQ_LEN - 2)
     if mistake == "labels_shifted_in_shards":
         inputs["labels"] = inputs["input_ids"]
+    if mistake in ("sliced_inside", "sliced_alike_inside"):
+        inputs = {"input_ids": tokens[:, :-1], "position_ids": torch.arange(SEQ_LEN)[None]}
     if mistake == "packed_labels_rolled":
         return inputs, inputs["input_ids"].roll(-1, dims=1)
     return inputs, tokens[:, 1:][:, mine]

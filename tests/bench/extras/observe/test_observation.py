@@ -44,6 +44,7 @@ MISTAKES = {
     "rope_by_length": "rank 0 rotates position 1 by other angles than one device",
     "packed_without_mask": "attention parity: out of a real step at 512 tokens is off by",
     "padded_forgets_a_key": "attention parity: out of a real step at 512 tokens is off by",
+    "sliced_alike_inside": "were fed the same 256 tokens; give each rank its own shard",
     "packed_labels_rolled": "rank 0 trains position 255 on token",
     "packed_labels_cut_off": "the last token of each shard is not trained on, such as position 255 of rank 0",
     "added_up_doubled": "gradients are 2 times those of the mean loss over all ranks' valid tokens",
@@ -51,7 +52,7 @@ MISTAKES = {
 }
 
 LOOPS = (
-    *("right", "stated", "prompt_alone", "added_up", "packed", "padded", "distilled"),
+    *("right", "stated", "prompt_alone", "added_up", "packed", "padded", "distilled", "sliced_inside"),
     *("loss_of_all_ranks", "ignored_window", *MISTAKES),
 )
 """Variants of the loop: those without a mistake first."""
@@ -146,6 +147,7 @@ def test_record_lists_the_checks_that_a_loop_had_and_had_not(record):
         ("added_up", None),  # gradients are summed, not averaged
         ("packed", None),
         ("padded", None),
+        ("sliced_inside", None),  # the model is given whole sequences
         ("distilled", "the loss has several targets for each token"),
     ],
 )
