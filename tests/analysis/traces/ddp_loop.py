@@ -1,6 +1,6 @@
 """Make the traces of this folder: `torchrun --nproc-per-node=2 ddp_loop.py FOLDER`, on CPU with torch 2.13.
 
-`traceName`, which is a path of the machine, was removed from the files afterwards.
+`traceName` and `host_name`, which name the machine, were removed from the files afterwards.
 """
 
 import sys
