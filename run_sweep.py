@@ -35,7 +35,7 @@ from bench.plan.stored import complete_request
 from bench.record.store import StoreError, warn_in_one_line
 from bench.request import values
 from bench.request.choices import CONF, Raw, refuse_no_conf, register_plugins_with_hydra
-from bench.request.command_line import hydra_arguments, refuse_several_processes
+from bench.request.command_line import hydra_arguments, parent_command, refuse_several_processes
 from bench.request.composition import plain, refuse_secret_variables
 from bench.request.help import help_text
 from bench.request.hydra_errors import translate_error
@@ -160,7 +160,7 @@ def main() -> None:
     warn_in_one_line()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     with tempfile.TemporaryDirectory() as scratch, errors_in_one_line():
-        refuse_several_processes(os.environ)
+        refuse_several_processes(os.environ, parent_command())
         refuse_no_conf()
         register_plugins_with_hydra()
         sys.argv[1:] = hydra_arguments(complete_request(sys.argv[1:]))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -35,22 +38,26 @@ Hydra's other options are refused, because they would read another configuration
 """
 
 
-RANK_COUNTS: Mapping[str, tuple[str, str, str]] = {
-    "torchrun": ("WORLD_SIZE", "LOCAL_RANK", "RANK"),
-    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID", "SLURM_PROCID"),
-    "mpirun": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK"),
-    "mpiexec": ("PMI_SIZE", "PMI_RANK", "PMI_RANK"),
+LAUNCHERS: Mapping[str, tuple[str, str, str]] = {
+    "torchrun": (r"torchrun|torch\.distributed|accelerate|deepspeed\.launcher", "WORLD_SIZE", "RANK"),
+    "srun": ("slurmstepd", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    "mpirun": ("mpirun|mpiexec|orted|prted", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    "mpiexec": ("mpirun|mpiexec|hydra_pmi_proxy", "PMI_SIZE", "PMI_RANK"),
 }
-"""Variables of a launcher's processes: their number, one that only a launched process has, and the rank."""
+"""Launchers: pattern of the parent's command line, and the variables of the number of processes and the rank.
+
+Variables alone prove nothing, as they may be left over in a shell.
+"""
 
 
-def refuse_several_processes(environment: Mapping[str, str]) -> None:
+def refuse_several_processes(environment: Mapping[str, str], parent: str) -> None:
     """Raise ConfigError if a launcher started this process as one of several.
 
     Each of them would run the whole sweep. Only the first says so; the others exit with the same code.
+    `parent` is the command line of the parent process.
     """
-    for launcher, (count, mark, rank) in RANK_COUNTS.items():
-        if mark not in environment or environment.get(count, "1") in ("", "0", "1"):
+    for launcher, (pattern, count, rank) in LAUNCHERS.items():
+        if environment.get(count, "1") == "1" or not re.search(pattern, parent):
             continue
         if environment.get(rank, "0") != "0":
             sys.exit(ExitCode.INVALID_REQUEST)
@@ -58,6 +65,16 @@ def refuse_several_processes(environment: Mapping[str, str]) -> None:
             f"{launcher} started {environment[count]} processes, and each would run the whole sweep; run"
             f" `python run_sweep.py ...` without {launcher}: it starts the ranks itself"
         )
+
+
+def parent_command() -> str:
+    """Return the command line of the parent process; empty if this system does not show it."""
+    try:
+        return (
+            Path(f"/proc/{os.getppid()}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
+    except OSError:
+        return ""
 
 
 def hydra_arguments(arguments: Sequence[str]) -> list[str]:

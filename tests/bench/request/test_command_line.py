@@ -1,18 +1,24 @@
 """Command lines that are refused, by us or by Hydra, in one line and before anything runs."""
 
 import shlex
+import signal
+import subprocess
 import sys
 
 import pytest
 
 import run_sweep
-from bench.request.command_line import RANK_COUNTS
+from bench.common.environment import REPOSITORY
+from bench.config import ConfigError, ExitCode
+from bench.request.command_line import refuse_several_processes
+from bench.run.interrupts import SIGNALS
 from tests.support.cells import TWO_CORES
 
 
 @pytest.fixture
 def run_command(tmp_path, monkeypatch, capsys):
-    """Return a function that runs a command line up to the first cell: (exit code, cells, stderr)."""
+    """Yield a function that runs a command line up to the first cell: (exit code, cells, stderr)."""
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
 
     def run_line(line):
         started = []
@@ -24,7 +30,9 @@ def run_command(tmp_path, monkeypatch, capsys):
             run_sweep.main()
         return ended.value.code, started, capsys.readouterr().err.strip()
 
-    return run_line
+    yield run_line
+    for number, handler in handlers.items():  # threads of later tests must not find the command's
+        signal.signal(number, handler)
 
 
 def refused(run_command, tmp_path, line):
@@ -126,35 +134,34 @@ def test_word_of_another_stack_is_refused_with_ours(run_command, tmp_path, word)
 
 
 LAUNCHED = {
-    "torchrun": {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "RANK": "0"},
-    "srun": {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"},
-    "mpirun": {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"},
-    "mpiexec": {"PMI_SIZE": "4", "PMI_RANK": "0"},
+    "torchrun": ("python /usr/bin/torchrun --nproc-per-node=2 run_sweep.py", "WORLD_SIZE", "RANK"),
+    "srun": ("slurmstepd: [7.0]", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    "mpirun": ("mpirun -n 2 python run_sweep.py", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    "mpiexec": ("hydra_pmi_proxy --control-port", "PMI_SIZE", "PMI_RANK"),
 }
 
 
 @pytest.mark.parametrize("launcher", LAUNCHED)
-def test_sweep_in_several_processes_is_refused_once(run_command, tmp_path, monkeypatch, launcher):
-    for name, value in LAUNCHED[launcher].items():
-        monkeypatch.setenv(name, value)
-    assert f"without {launcher}" in refused(run_command, tmp_path, "strategy=local")
-    monkeypatch.setenv(RANK_COUNTS[launcher][2], "1")
-    assert run_command("strategy=local") == (2, [], "")
+def test_sweep_in_several_processes_is_refused_once(launcher):
+    parent, count, rank = LAUNCHED[launcher]
+    with pytest.raises(ConfigError, match=f"started 2 processes.*without {launcher}"):
+        refuse_several_processes({count: "2", rank: "0"}, parent)
+    with pytest.raises(SystemExit) as silent:
+        refuse_several_processes({count: "2", rank: "1"}, parent)
+    assert silent.value.code == ExitCode.INVALID_REQUEST
+    refuse_several_processes({count: "2", rank: "1"}, "bash")  # left over in a shell
+    refuse_several_processes({count: "1", rank: "0"}, parent)
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"WORLD_SIZE": "2", "RANK": "0"},  # the nodes of a Kubernetes job
-        {"WORLD_SIZE": "1", "LOCAL_RANK": "0", "RANK": "0"},
-        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"},  # a batch script
-        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"},
-    ],
-)
-def test_sweep_in_one_process_of_a_launcher_runs(run_command, monkeypatch, variables):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert run_command("strategy=local")[0] == 0
+@pytest.mark.ranks
+def test_sweep_under_torchrun_is_refused_in_one_line(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "run_sweep.py"]
+    done = subprocess.run(
+        [*command, f"sweep_dir={tmp_path / 'out'}"],
+        capture_output=True, text=True, check=False, timeout=120, cwd=REPOSITORY,
+    )  # fmt: skip
+    assert done.stderr.count("each would run the whole sweep") == 1
+    assert not (tmp_path / "out").exists()
 
 
 SWEEPS = {
