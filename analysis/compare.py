@@ -27,7 +27,7 @@ from bench.common.command import outlive_readers, tool_command
 from bench.common.environment import Environment
 from bench.common.labels import duration_label, length_label
 from bench.common.statistics import MIN_PROCESSES
-from bench.config import ExitCode
+from bench.config import ConfigError, ExitCode
 from bench.record.record import Provenance, Status
 from bench.record.store import StoreError
 
@@ -210,22 +210,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("after", type=Path, metavar="AFTER", help="folder of another sweep")
     parser.add_argument(
         "--fail-if-slower",
-        type=slowdown_limit,
         metavar="N%",
         help="exit with 1 if a cell of AFTER is slower by more than N %%, with 3 if that is undecided",
     )
     chosen = parser.parse_args(arguments)
     try:
+        limit = None if chosen.fail_if_slower is None else slowdown_limit(chosen.fail_if_slower)
         peaks = peak_flops_per_s()
         before, after = (read_archive([folder], peaks) for folder in (chosen.before, chosen.after))
-    except (StoreError, OSError) as error:
+    except (ConfigError, StoreError, OSError) as error:
         print(error, file=sys.stderr)
         return ExitCode.INVALID_REQUEST
     console = table_console()
     for side, folder, archive in (("before", chosen.before, before), ("after", chosen.after, after)):
         console.print(Text(f"{side}: {folder}, {count_label(len(archive.frame), 'record')}"))
     _print_comparison(before, after, console)
-    return ExitCode.OK if chosen.fail_if_slower is None else _gate(before, after, chosen.fail_if_slower)
+    return ExitCode.OK if limit is None else _gate(before, after, limit)
 
 
 def _gate(before: Archive, after: Archive, limit: float) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterable
 from enum import IntEnum
 
 from analysis.cells.difference import SpeedDifference
+from bench.config import ConfigError
 
 
 class GateVerdict(IntEnum):
@@ -22,11 +22,13 @@ def slowdown_limit(text: str) -> float:
     """Return the limit in `5%` as a share, 0.05.
 
     Raises:
-        argparse.ArgumentTypeError: if the text has no percent sign or is not from 0 % to below 100 %.
+        ConfigError: The text has no percent sign or is not from 0 % to below 100 %.
     """
     match = re.fullmatch(r"(\d{1,2}(?:\.\d+)?) ?%", text, re.ASCII)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a percentage from 0% to below 100%, such as 5%")
+        raise ConfigError(
+            f"--fail-if-slower {text}: must be a percentage from 0% to below 100%; write for example 5%"
+        )
     return float(match[1]) / 100
 
 

@@ -101,7 +101,7 @@ def read_records(path: str | Path) -> list[Record]:
     """Read the records of a sweep.
 
         records = bench.read_records("results/sweeps/NAME/records.jsonl")
-        {record.config.strategy: record.status.value for record in records}
+        {record.config["strategy"]: record.status.value for record in records}
 
     A last line without a line end is the rest of an interrupted write. It is dropped with a warning.
 

@@ -19,11 +19,8 @@ Shapes = Mapping[str, list[int]]
 
 def adapter_fault(folder: Path) -> str | None:
     """Return the message for a folder with an adapter and no weights of its model, else None."""
-    if (
-        not (folder / "adapter_config.json").is_file()
-        or (folder / WEIGHTS).exists()
-        or (folder / INDEX).exists()
-    ):
+    has_weights = (folder / WEIGHTS).exists() or (folder / INDEX).exists()
+    if has_weights or not (folder / "adapter_config.json").is_file():
         return None
     return "is an adapter; merge it into its model with peft's merge_and_unload and save_pretrained"
 
@@ -67,9 +64,8 @@ def _read_header(path: Path) -> Shapes:
         file.seek(LENGTH_BYTES)
         tensors = json.loads(file.read(length))
     tensors.pop("__metadata__", None)
-    expected = (
-        LENGTH_BYTES + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
-    )
+    data_bytes = max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+    expected = LENGTH_BYTES + length + data_bytes
     if size != expected:
         raise ValueError(f"{path.name} has {size} bytes, but its header requires {expected}")
     return {name: tensor["shape"] for name, tensor in tensors.items()}

@@ -70,11 +70,10 @@ def refuse_several_processes(environment: Mapping[str, str], parent: str) -> Non
 def parent_command() -> str:
     """Return the command line of the parent process; empty if this system does not show it."""
     try:
-        return (
-            Path(f"/proc/{os.getppid()}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        )
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return ""
+    return b" ".join(words).decode(errors="replace")
 
 
 def hydra_arguments(arguments: Sequence[str]) -> list[str]:

@@ -92,9 +92,7 @@ def _documents(path: Path) -> Iterator[str]:
         if path.suffix != JSON_LINES_SUFFIX and not _is_json_object(first):
             yield file.read().replace("\r\n", "\n").replace("\r", "\n")
             return
-        for number, line in enumerate(
-            file, start=1
-        ):  # JSON allows raw U+2028 in strings: lines end at \n alone
+        for number, line in enumerate(file, start=1):  # lines end at \n alone: strings may hold U+2028
             if line.strip():
                 yield _text_field(line, f"{path}:{number}")
 

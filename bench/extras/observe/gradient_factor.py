@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -40,7 +39,7 @@ class GradientFactor:
 
     @contextmanager
     def watch_step(self) -> Iterator[None]:
-        """Watch one step of the loop."""
+        """Watch one step of the loop. Gradients are read before torch clips them."""
         self._local = self._used = None
         with ExitStack() as hooks:
             if self._parameter is not None:
@@ -48,7 +47,8 @@ class GradientFactor:
                 hooks.callback(register_optimizer_step_pre_hook(self._read_used).remove)
                 clip = getattr(clip_grad, CLIP, None)
                 if clip is not None:
-                    hooks.enter_context(patch.object(clip_grad, CLIP, partial(self._read_and_run, clip)))
+                    hooks.callback(setattr, clip_grad, CLIP, clip)
+                    setattr(clip_grad, CLIP, partial(self._read_and_run, clip))
             yield
         self._errors.raise_first()
 

@@ -83,15 +83,21 @@ class RankObjective:
     1 / ranks if gradients are averaged; None if it is not known."""
 
 
-def reason_not_compared(ranks: Sequence[RankObjective], sequence_ranks: int, dtype: str) -> str | None:
+def reason_not_compared(
+    ranks: Sequence[RankObjective], groups: Sequence[Sequence[int]], dtype: str
+) -> str | None:
     """Return why the objective was not compared; None if it was.
 
     Args:
         ranks: Objectives of all ranks, in rank order.
-        sequence_ranks: Number of ranks that share a sequence.
+        groups: Ranks of every sequence group.
         dtype: Dtype of attention.
     """
-    return _reason_unseen(ranks) or _reason_scale_unknown(ranks, sequence_ranks, _limit(dtype))
+    return (
+        _reason_unseen(ranks)
+        or _reason_unordered(ranks, groups)
+        or _reason_scale_unknown(ranks, len(groups[0]), _limit(dtype))
+    )
 
 
 def _reason_unseen(ranks: Sequence[RankObjective]) -> str | None:
@@ -105,6 +111,16 @@ def _reason_unseen(ranks: Sequence[RankObjective]) -> str | None:
         return "the gradient of all logits was zero"
     if any(call.other_targets > OTHER_TARGETS_LIMIT for rank_calls in calls for call in rank_calls):
         return "the loss has several targets for each token, as in distillation or label smoothing"
+    return None
+
+
+def _reason_unordered(ranks: Sequence[RankObjective], groups: Sequence[Sequence[int]]) -> str | None:
+    """Return why labels were not compared with next tokens, if an order of the tokens is not known."""
+    for group in groups:
+        for calls in zip(*(ranks[rank].micro_steps for rank in group), strict=False):
+            sequences = range(min(len(call.ids) for call in calls))
+            if any(_places(calls, row) is None for row in sequences):
+                return "the positions do not determine the order of the tokens, as with images"
     return None
 
 
@@ -164,7 +180,7 @@ def _sequence_mistake(calls: Sequence[MicroStep], row: int, group: Sequence[int]
 
     The label of a document's last token may be any token, as its next one may be in no batch.
     """
-    places = find_places([[call.positions[row].tolist()] for call in calls])
+    places = _places(calls, row)
     if places is None:
         return None
     positions = np.concatenate([call.positions[row] for call in calls])
@@ -184,6 +200,11 @@ def _sequence_mistake(calls: Sequence[MicroStep], row: int, group: Sequence[int]
             " sharding"
         )
     return _shard_end_mistake(labels != UNTRAINED, ranks, goes_on)
+
+
+def _places(calls: Sequence[MicroStep], row: int) -> list[int] | None:
+    """Return the places of the tokens of one sequence, in rank order; None if they are not known."""
+    return find_places([[call.positions[row].tolist()] for call in calls])
 
 
 def _shard_end_mistake(is_trained: np.ndarray, ranks: np.ndarray, goes_on: np.ndarray) -> str | None:

@@ -177,8 +177,8 @@ class Observation:
                 loss.backward()
 
         Args:
-            loss: The value on which `backward` is called, before a gradient scaler multiplies it. Without it
-                only labels, weights and gradients are compared.
+            loss: The value on which `backward` is called, before a gradient scaler multiplies it, or the mean
+                itself. Without it only labels, weights and gradients are compared.
             valid_tokens: Number of this rank's tokens in the loss. By default, it is the number of labels
                 passed to the model, without ignored labels.
         """

@@ -70,18 +70,21 @@ class ObservedModel:
         """Return the factor between the sum of all ranks' gradients and the optimizer's, by engine.
 
         DeepSpeed averages over all ranks. With sequence groups (mpu) its stages 0, 1 and 2 add up the
-        gradients of the ranks that share a sequence. FSDP2 has a factor that the loop may set. None for other
-        engines.
+        gradients of the ranks that share a sequence. FSDP2 has a factor that the loop may set; it is not
+        known if modules differ in it. None for other engines.
         """
         model, world_size = self.entry_points[0], dist.get_world_size()
         if self.engine.startswith("zero"):
             adds_up = self.engine != "zero3"
             return (getattr(model, "sequence_parallel_size", 1) if adds_up else 1) / world_size
-        if isinstance(model, FSDPModule):
-            group = model._get_fsdp_state()._fsdp_param_group
-            if group is not None and group.mesh_info.mesh.size() == world_size:
-                return 1 / (group.gradient_divide_factor or world_size)
-        return None
+        sharded = (module for module in model.modules() if isinstance(module, FSDPModule))
+        groups = [module._get_fsdp_state()._fsdp_param_group for module in sharded]
+        # A factor is that of a module alone, and ranks outside a mesh are the loop's own affair.
+        sums = {(group.mesh_info.mesh.size(), group.gradient_divide_factor) for group in groups if group}
+        if len(sums) != 1:
+            return None
+        ((ranks, divide_factor),) = sums
+        return 1 / (divide_factor or world_size) if ranks == world_size else None
 
     def unplain_layers(self, tokens: int) -> list[str]:
         """Return descriptions of layers that are not plain causal attention over `tokens` tokens.

@@ -22,7 +22,13 @@ from bench.extras.observe.objective import (
     reason_not_compared,
 )
 from bench.extras.observe.places import find_places
-from bench.extras.observe.tokens import LoopReport, ShardTokens, position_rows, sharding_mistake
+from bench.extras.observe.tokens import (
+    LoopReport,
+    ShardTokens,
+    position_rows,
+    restarts,
+    sharding_mistake,
+)
 from bench.measure import Sections, checks, first_failure, merge_reports
 from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN
@@ -65,7 +71,7 @@ def observed_record(
         group_mistake(cell, sections)
         or wrong_inputs
         or (min(not_finite)[1] if not_finite else None)
-        or first_failure(cell, sections)
+        or _cell_mistake(cell, sections, groups)
         or first_rank_flaw(ranks, range(len(ranks)))
         or objective_mistake(objectives, [[*group[0].group] for group in groups], cell.dtype)
     )
@@ -222,7 +228,19 @@ def loop_checks(
     by_name["tokens"] = _tokens_check(cell, groups)
     alone = "there is one rank" if cell.cluster.world_size == 1 else "no two ranks hold the same parameters"
     by_name.setdefault("replicas", Check(what="replicas", against="one another", reason=alone))
-    return [*by_name.values(), _objective_check(cell, objectives)]
+    ranks = [[*group[0].group] for group in groups]
+    return [*by_name.values(), _objective_check(cell, objectives, ranks)]
+
+
+def _cell_mistake(cell: Cell, sections: Sections, groups: Sequence[Sequence[ShardTokens]]) -> str | None:
+    """Return the message of the first gate that fails; wrong attention of documents says what they are."""
+    wrong = first_failure(cell, sections)
+    if wrong is None or not wrong.startswith("attention") or not any(map(restarts, groups)):
+        return wrong
+    return (
+        f"{wrong}. Positions restart within the sequence, so attention must stay within each run of"
+        " positions; if the sequence is one text, let its positions count through"
+    )
 
 
 def group_mistake(cell: Cell, sections: Sections) -> str | None:
@@ -238,9 +256,11 @@ def group_mistake(cell: Cell, sections: Sections) -> str | None:
     )
 
 
-def _objective_check(cell: Cell, objectives: Sequence[RankObjective]) -> Check:
+def _objective_check(
+    cell: Cell, objectives: Sequence[RankObjective], groups: Sequence[Sequence[int]]
+) -> Check:
     """Return the check of labels, weights and loss of one step, or why it was not made."""
-    reason = reason_not_compared(objectives, cell.sp_degree, cell.dtype)
+    reason = reason_not_compared(objectives, groups, cell.dtype)
     if reason is not None:
         return Check(what="objective", against=NEXT_TOKENS, reason=reason)
     scale = "" if has_known_scale(objectives, cell.dtype) else ", gradients up to a factor"

@@ -12,7 +12,7 @@ from itertools import pairwise
 from bench.attention.layouts import LAYOUTS
 
 ROW_FACTOR = 2**20
-"""Factor between the rows of positions that are combined into one number. No position is this large."""
+"""Factor between the rows of positions that are combined into one number; positions of images are smaller."""
 Row = Sequence[int]
 """Positions of one sequence on one rank."""
 

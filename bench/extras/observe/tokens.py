@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ def sharding_mistake(shards: Sequence[ShardTokens]) -> str | None:
             f"{ranks} share a sequence, but without position_ids every rank counts its positions from 0; give"
             " each rank the positions of its shard"
         )
-    if len({tuple(shard_positions(shard)) for shard in shards}) == 1 and not _restarts([first]):
+    if len({tuple(shard_positions(shard)) for shard in shards}) == 1 and not restarts([first]):
         return (
             f"{ranks} share a sequence, but all of them were given the same positions; give each rank the"
             " positions of its own shard"
@@ -108,7 +109,7 @@ def sharding_mistake(shards: Sequence[ShardTokens]) -> str | None:
             " each shard is not trained on; shift the labels of whole sequences, and pass their shards as"
             " shift_labels"
         )
-    return None if _restarts(shards) else _position_mistake(shards, ranks)
+    return None if restarts(shards) else _position_mistake(shards, ranks)
 
 
 def position_rows(shard: ShardTokens) -> Sequence[Row]:
@@ -126,7 +127,7 @@ def seq_len(shard: ShardTokens) -> int:
     return shard.length * len(shard.group)
 
 
-def _restarts(shards: Sequence[ShardTokens]) -> bool:
+def restarts(shards: Sequence[ShardTokens]) -> bool:
     """Return whether positions restart within a sequence, as they do in packed documents."""
     return sum(position == 0 for shard in shards for position in shard_positions(shard)) > 1
 
@@ -153,10 +154,16 @@ def _position_mistake(shards: Sequence[ShardTokens], ranks: str) -> str | None:
     """Return a message if not every position of the sequence occurs exactly once."""
     if find_places([position_rows(shard) for shard in shards]) is not None:
         return None
-    positions = sorted(position for shard in shards for position in shard_positions(shard))
+    rows = (itertools.chain(*parts) for parts in zip(*map(position_rows, shards), strict=True))
+    sequences = [sorted(row) for row in rows]
+    positions = next((row for row in sequences if row != [*range(len(row))]), sequences[0])
     if positions[-1] >= ROW_FACTOR:
         return f"{ranks} share a sequence, but two of its tokens have the same position in all rows"
-    wrong = next(expected for expected, position in enumerate(positions) if expected != position)
+    wrong = next((place for place, position in enumerate(positions) if place != position), None)
+    if wrong is None:
+        return (
+            f"{ranks} share a batch, but its sequences are split in different ways; split all of them alike"
+        )
     return (
         f"{ranks} hold {len(positions):,} tokens of a sequence, but position {wrong} is missing or occurs"
         " twice; give each position to exactly one rank"
@@ -296,6 +303,7 @@ def _combine_rows(positions: Tensor, sequences: int) -> Tensor:
     If rows of time, height and width differ, [3 or 4, sequences, tokens], the last three are combined. Image
     tokens share some rows. The combined numbers grow along a sequence.
     """
+    positions = positions.long()  # a combined number has 60 bits
     rows = positions.reshape(-1, *positions.shape[-2:])[-3:] if positions.dim() > 1 else positions[None, None]
     combined = rows[0]
     if bool((rows != rows[:1]).any()):

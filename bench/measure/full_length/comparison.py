@@ -100,7 +100,7 @@ def _row_errors(
             tensors = zip((rows["out"], rows["dq"]), control, attention_rows(*inputs), strict=True)
             for index, (result, rounded, exact) in enumerate(tensors):
                 parts = [result.double() - exact, rounded.double() - exact, exact]
-                if first_keys is not None:  # documents: a row without a gradient may be padding
+                if index == 0 and first_keys is not None:  # an output without a gradient may be padding
                     parts = [part * rows["dout"].ne(0).any(dim=-1, keepdim=True) for part in parts]
                 squares[index] += torch.stack([part.square().sum() for part in parts])
     lengths = shards.all_reduce(squares).sqrt().tolist()

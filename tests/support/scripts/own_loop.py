@@ -155,6 +155,15 @@ def loss_of(logits, labels, mistake):
     return loss * ranks / of_all, valid
 
 
+def combine_gradients(model, mistake):
+    """Add up or clip gradients in the loops that do so themselves."""
+    if mistake in ("added_up", "added_up_doubled"):
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+    if mistake == "doubled":
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+
 def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
     """The loss of every step, as this rank computed it."""
     model = small_model(mistake)
@@ -178,9 +187,7 @@ def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
                 is_lost = (mistake, dist.get_rank(), step) == ("inf_on_rank_1", 1, 1)
                 observed.loss(loss + torch.inf if is_lost else loss, valid)
             loss.backward()
-            if mistake in ("added_up", "added_up_doubled"):
-                for parameter in model.parameters():
-                    dist.all_reduce(parameter.grad)
+            combine_gradients(model, mistake)
             optimizer.step()
             optimizer.zero_grad()
         losses.append(loss.item())

@@ -71,6 +71,10 @@ CASES = {
     "known to be added up": (ranks_of(1, gradient_factor=1.0), 2, None, None),
     "known to be added up, doubled": (ranks_of(2, gradient_factor=1.0), 2, "gradients are 2 times", None),
     "added up over two, averaged over two": (ranks_of(2, ranks=4, gradient_factor=1 / 2), 2, None, None),
+    "positions of an image": (
+        two(call(0, weight=1, positions=np.zeros((1, TOKENS), dtype=int) + 9), call(1, weight=1)),
+        2, None, "do not determine the order",
+    ),
     "a teacher's logits": (two(RIGHT, call(1, weight=1, other_targets=0.5)), 2, None, "several targets"),
     "averaged and halved": (ranks_of(1, gradient_factor=1 / 2), 2, "gradients are 0.5 times", None),
     "averaged and doubled": (ranks_of(4, gradient_factor=1 / 2), 2, "gradients are 2 times", None),
@@ -108,6 +112,6 @@ def test_objective_names_mistakes_and_does_not_judge_the_unknown(case):
     firsts = range(0, len(ranks), sequence_ranks)
     groups = [[*range(first, first + sequence_ranks)] for first in firsts]
     wrong = objective_mistake(ranks, groups, "fp32")
-    reason = reason_not_compared(ranks, sequence_ranks, "fp32")
+    reason = reason_not_compared(ranks, groups, "fp32")
     assert mistake in wrong if mistake else wrong is None
     assert unknown in reason if unknown else reason is None

@@ -42,7 +42,7 @@ MISTAKES = {
     "doubled": "gradients are 2 times those of the mean loss over all ranks' valid tokens (256 tokens)",
     "positions_counted_inside": "rank 1 rotates position 256 by other angles than one device",
     "rope_by_length": "rank 0 rotates position 1 by other angles than one device",
-    "packed_without_mask": "attention parity: out of a real step at 512 tokens is off by",
+    "packed_without_mask": "Positions restart within the sequence, so attention must stay within each run",
     "padded_forgets_a_key": "attention parity: out of a real step at 512 tokens is off by",
     "sliced_alike_inside": "were fed the same 256 tokens; give each rank its own shard",
     "packed_labels_rolled": "rank 0 trains position 255 on token",
@@ -240,6 +240,21 @@ def test_find_layout_needs_the_positions_of_one_shard_only(layout):
     assert find_layout(shards) == layout
     assert [find_layout([shard]) for shard in shards] == [layout, layout]
     assert sharding_mistake(shards) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (([[0, 1], [0, 1]], [[2, 3], [2, 4]]), "position 3 is missing or occurs twice"),
+        (([[0, 1], [0, 2]], [[2, 3], [1, 3]]), "its sequences are split in different ways"),
+    ],
+)
+def test_positions_of_every_sequence_of_a_batch_are_checked(rows, message):
+    shards = [
+        replace(shard_tokens(rank, [0, 1], str(rank)), batch=2, positions=positions)
+        for rank, positions in enumerate(rows)
+    ]
+    assert message in sharding_mistake(shards)
 
 
 def test_wrong_tokens_accepts_packed_documents():
