@@ -3,6 +3,7 @@ import pytest
 from analysis.cells.cells import SHARED_GPU_CAVEAT
 from analysis.compare import MAX_LISTED, cell_changes, main
 from analysis.read.archive import read_archive
+from bench.common.environment import REPOSITORY
 from tests.support.records import (
     SHARED_GPU,
     grid,
@@ -203,6 +204,12 @@ def test_gate_needs_every_cell_that_was_before(gate):
     before, after = sweeps(100, 100)
     code, line = gate([*before, *grid(["local"], [4096])], after)
     assert (code, line) == (3, "--fail-if-slower 5%: undecided (1 passed, 0 slower, 1 undecided)")
+
+
+def test_gate_of_the_reference_with_itself_is_undecided(capsys):
+    folder = str(REPOSITORY / "results" / "reference" / "cpu")
+    assert main([folder, folder, "--fail-if-slower", "5%"]) == 3  # one process each
+    assert "undecided (0 passed, 0 slower, 9 undecided)" in capsys.readouterr().out
 
 
 def test_gate_refuses_sweeps_without_a_common_cell(gate, written, capsys):
