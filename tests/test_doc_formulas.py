@@ -18,6 +18,7 @@ from bench.measure.attention import rank as attention_rank
 from bench.measure.attention import rank as row_errors
 from bench.measure.attention import section as attention_section
 from bench.measure.full_length import section as full_length
+from bench.measure.losses import section as losses_section
 from bench.measure.memory import live_blocks
 from bench.measure.objective import gradient_noise as objective_noise
 from bench.measure.objective import rank as objective
@@ -28,6 +29,7 @@ from bench.measure.probe import rank as probe
 from bench.measure.telemetry import rank as telemetry
 from bench.measure.timing import section as timing_section
 from bench.measure.trace.section import TRACED_PART, TRACED_STEPS
+from bench.record import gradient_agreement as agreement
 from bench.record.trajectory_noise import LIMIT_WITHOUT_NOISE, LIMITS, MOVEMENT_WEIGHT, NOISE_FACTOR
 from bench.request.resolve import resolve
 from bench.strategies import STRATEGIES
@@ -163,6 +165,11 @@ def test_samples_formula_has_the_interval_rank():
             q.TRAINING_SIGNAL,
             f"limit of {LIMIT_WITHOUT_NOISE.loss:.0e} and {LIMIT_WITHOUT_NOISE.grad_norm:g} stands",
         ),
+        (q.GRADIENTS, f"max(floor, {agreement.NOISE_FACTOR:.0f} * noise)"),
+        (q.GRADIENTS, f"without it {agreement.LIMIT_WITHOUT_NOISE:g} in 16 bit"),
+        (q.GRADIENTS, ", ".join(f"{floor:g} {dtype}" for dtype, floor in agreement.FLOORS.items())),
+        (q.GRADIENTS, f"2^{math.log2(agreement.SMALLEST_SHARE):.0f} * norm of all gradients'"),
+        (q.GRADIENTS, f"If the limit is {losses_section.ONE_RANK_EFFECT:.0%} or more"),
         (q.ERROR_ULPS, f"up to {row_errors.SAMPLED_TOKENS} tokens"),
         (q.OUT_OF_MEMORY, f"the {WORDS_OF_NUMBERS[live_blocks.MAX_CLASSES]} classes of live blocks"),
         (q.PAYLOAD, f"under {calls.SMALL_BYTES:,} bytes"),

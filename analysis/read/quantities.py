@@ -154,6 +154,11 @@ OBJECTIVE = Quantity(
     "training#gradients-on-the-cells-engine", "Gradients on the cell's engine", "relative error",
     "Error of loss and gradients of one short step against float64, compared with rounding alone.",
 )  # fmt: skip
+GRADIENTS = Quantity(
+    "training#gradients-at-the-measured-length", "Gradients at the measured length", "relative difference",
+    "Difference of every parameter's gradient in the first full-length step from that of the reference,"
+    " relative to the length of the reference's gradient.",
+)  # fmt: skip
 UPDATES = Quantity(
     "training#updates", "Updates", "count",
     "Proof by digest that the optimizer changed every parameter and that replicas stay equal.",
@@ -193,7 +198,7 @@ CELL_TIME = Quantity(
 
 WITHOUT_METRIC = (
     OUT_OF_MEMORY, CAUSAL_AREA, DOCUMENTS, PAYLOAD, ATTENTION_PARITY, FULL_LENGTH,
-    OBJECTIVE, UPDATES, POSITIONS, PROBE,
+    OBJECTIVE, GRADIENTS, UPDATES, POSITIONS, PROBE,
     TELEMETRY, SPEED_RATIO,
 )  # fmt: skip
 """Quantities that appear in the record or in another command, but in no column of the summary."""

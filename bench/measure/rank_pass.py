@@ -73,6 +73,10 @@ class RankPass:
         """Return the context of the short first step, which triggers all one-time work."""
         return nullcontext()
 
+    def around_first_full_step(self) -> AbstractContextManager[Any]:
+        """Return the context of the first full-length step, which lies outside of the step's timing."""
+        return nullcontext()
+
     def around_window(self) -> AbstractContextManager[Any]:
         """Return the context of the window, all timed steps in a row. It must do nothing between them."""
         return nullcontext()
@@ -172,6 +176,10 @@ class Measurement:
     def around_building(self) -> AbstractContextManager[None]:
         """Enter the contexts of all passes for building the subject."""
         return self._enter_all(lambda rank_pass: rank_pass.around_building())
+
+    def around_first_full_step(self) -> AbstractContextManager[None]:
+        """Enter the contexts of all passes for the first full-length step."""
+        return self._enter_all(lambda rank_pass: rank_pass.around_first_full_step())
 
     def around_window(self) -> AbstractContextManager[None]:
         """Enter the contexts of all passes for a window of timed steps."""

@@ -18,10 +18,11 @@ from msgspec.structs import replace
 from bench.common.labels import duration_label, length_label
 from bench.config import Cell
 from bench.measure import checks
-from bench.measure.losses.section import LossesSection
+from bench.measure.losses.section import GradientMatch, LossesSection
 from bench.plan.local_cells import reason_to_skip
 from bench.plan.planned import PlannedCell
 from bench.plan.work import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, is_base, work_of
+from bench.record.gradient_agreement import gradient_limit, match_gradients
 from bench.record.record import Record, Status
 from bench.record.trajectory_noise import first_departure, limit_for, movement_weight, signals_of
 from bench.run.cell.launcher import Launcher
@@ -62,6 +63,9 @@ class Trajectories:
                 compared_with=reference_cell.cell_id,
                 compared_steps=steps,
                 compared_within=asdict(limit),
+                gradient_match=match_gradients(
+                    losses.gradients, reference_losses.gradients, gradient_limit(cell.dtype, noise)
+                ),
             )
             record = replace(record, losses=losses)
             record = replace(record, checks=checks(cell, record.sections))
@@ -69,6 +73,7 @@ class Trajectories:
             departure = first_departure(
                 compared, reference_signals, limit, movement_weight(cell.dtype, limit)
             )
+            departure = departure or _gradient_departure(losses.gradient_match)
             if departure is not None:
                 reason = f"{departure} of {reference_cell.strategy} on the same data"
                 return as_wrong_result(record, reason)
@@ -97,6 +102,14 @@ class Trajectories:
 def _replaces(cell: Cell, reference: Cell) -> bool:
     """Return whether `cell` is `local` in our training loop (`is_base`) and the present reference is not."""
     return is_base(cell) and not is_base(reference)
+
+
+def _gradient_departure(match: GradientMatch | None) -> str | None:
+    """Describe the gradient that differs most from the reference's, if its difference exceeds the limit."""
+    if match is None or match.is_within:
+        return None
+    size = "missing" if match.difference is None else f"off by {match.difference:.1e} of its length"
+    return f"step 0: the gradient of {match.parameter} is {size} (limit {match.limit:.1e}) against that"
 
 
 @dataclass(slots=True)

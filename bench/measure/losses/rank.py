@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import Tensor
 
+from bench.measure.losses.gradient_sums import MOMENTS, sum_moments
 from bench.measure.losses.section import LossesSection
 from bench.measure.rank_pass import RankPass
 from bench.training.data import StepData, batch_digest
+from bench.training.optimizer_facts import OPTIMIZER_FACTS
 from bench.training.trainers.trainer import StepOutcome, Trainer
 
 
 class LossesPass(RankPass):
+    gradients: Mapping[str, list[float]] | None = None
+    """Sums over the gradient of the first full-length step, by parameter; None if they were not computed."""
+
+    @contextmanager
+    def around_first_full_step(self) -> Iterator[None]:
+        trainer, device = self.measurement.subject.trainer, self.measurement.subject.device
+        if trainer is None or OPTIMIZER_FACTS[trainer.cell.optimizer.name].state_keys != MOMENTS:
+            yield
+            return
+        self.measurement.raise_if_rank_failed()
+        before = sum_moments(trainer.engine, device)
+        yield
+        self.measurement.raise_if_rank_failed()
+        self.gradients = sum_moments(trainer.engine, device).gradients_since(before)
+
     def part(self) -> LossesSection | None:
         measurement = self.measurement
         trainer = measurement.subject.trainer
         if trainer is None:
             return None
         with measurement.log.run_phase("losses"):
-            return collect_losses([*measurement.timed.outcomes, *measurement.later_outcomes], trainer)
+            outcomes = [*measurement.timed.outcomes, *measurement.later_outcomes]
+            return replace(collect_losses(outcomes, trainer), gradients=self.gradients or {})
 
 
 def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> LossesSection:

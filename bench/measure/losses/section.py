@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -18,12 +18,39 @@ COMPARED = {
     "tokens": "the data",
     "losses and gradient norms": "finite numbers",
     "training signal": "another cell",
+    "every gradient at full length": "another cell",
 }
 """Names of this pass's checks, each with the source of the values that it compares with."""
 DIVISION_EFFECT = 0.5
 """Relative change of the gradient norm if gradients are once more divided by sp_degree = 2. No other known
 mistake has a smaller effect."""
 NO_REFERENCE = "no cell with the same workload ran before this one; later cells are compared with it"
+
+
+ONE_RANK_EFFECT = 0.5
+"""Relative change of a gradient that holds the tokens of one of two ranks alone. More ranks have a larger
+one."""
+NO_GRADIENTS = "gradients are those of AdamW's moments; optimizer=adamw has both"
+SIGNED_SUMS = 4
+"""Number of sums with random signs over the elements of a parameter's gradient."""
+
+
+class GradientMatch(Struct, frozen=True, kw_only=True):
+    """Parameter whose gradient in the first full-length step differs most from that of another cell."""
+
+    parameters: int
+    """Number of compared parameters."""
+    parameter: str
+    difference: float | None
+    """Length of the difference, relative to the length of the other cell's gradient; null if one of the cells
+    has no gradient of this parameter."""
+    limit: float
+    """Largest difference that passes."""
+
+    @property
+    def is_within(self) -> bool:
+        """True if the difference is up to the limit."""
+        return self.difference is not None and self.difference <= self.limit
 
 
 class LossesSection(Struct, frozen=True, kw_only=True):
@@ -47,6 +74,9 @@ class LossesSection(Struct, frozen=True, kw_only=True):
     logged_max_difference: float | None = None
     """Largest difference between a logged loss and `loss`, which is computed alike for every trainer; null
     without logged losses."""
+    gradients: Mapping[str, Sequence[float | None]] = {}
+    """Norm of each parameter's gradient in the first full-length step, after clipping, then SIGNED_SUMS sums
+    of its elements with random signs; empty if they were not computed."""
     compared_with: str | None = None
     """Cell with the same workload whose losses and gradient norms were compared with these; null without
     one."""
@@ -54,6 +84,8 @@ class LossesSection(Struct, frozen=True, kw_only=True):
     """Number of steps, counted from the first, that both cells ran."""
     compared_within: dict[str, float] = {}
     """Relative limits of the difference in the first step, by `loss` and `grad_norm`."""
+    gradient_match: GradientMatch | None = None
+    """Comparison of `gradients` with those of the other cell; null if one of the cells has none."""
 
 
 class LossesFacts(PassFacts[LossesSection, LossesSection]):
@@ -88,7 +120,8 @@ class LossesFacts(PassFacts[LossesSection, LossesSection]):
             Check(what=what, against=against, tokens=cell.seq_len, steps=steps, of_steps=steps)
             for what, against in COMPARED.items()
         ]
-        return [*checks[:-1], _training_signal_check(checks[-1], section)]
+        *checks, signal, gradients = checks
+        return [*checks, _training_signal_check(signal, section), _gradients_check(gradients, section)]
 
 
 def _logged_max_difference(part: LossesSection) -> float | None:
@@ -123,6 +156,28 @@ def _training_signal_check(check: Check, losses: LossesSection) -> Check:
         reason=reason,
         below_noise=hidden_mistake,
     )
+
+
+def _gradients_check(check: Check, losses: LossesSection) -> Check:
+    """Return `check` for the first full-length step, with a `reason` if no gradient was compared.
+
+    It is `below_noise` if rounding could hide a gradient of one rank's tokens alone.
+    """
+    if not losses.gradients:
+        return replace(check, steps=0, of_steps=None, reason=NO_GRADIENTS)
+    check = replace(check, steps=0, compares_training=True)
+    if losses.compared_with is None:
+        return replace(check, reason=NO_REFERENCE)
+    check = replace(check, against=f"cell {losses.compared_with}")
+    match, hidden = losses.gradient_match, None
+    if match is None:
+        return replace(check, reason=NO_GRADIENTS)
+    if match.limit >= ONE_RANK_EFFECT:
+        hidden = (
+            f"tokens of one rank alone would change a gradient by {ONE_RANK_EFFECT:.0%};"
+            f" rounding may change it by {match.limit:.0%}"
+        )
+    return replace(check, steps=1, below_noise=hidden)
 
 
 def _why_tokens_are_wrong(losses: LossesSection) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
+from contextlib import nullcontext
 from typing import Any
 
 import torch.distributed as dist
@@ -85,8 +86,12 @@ class TimingPass(RankPass):
     ) -> Generator[StepRequest, Any, TimedSteps]:
         """Time steps with nothing but clock marks between them, and append their results to `outcomes`."""
         device, clocks = self.measurement.subject.device, []
+        is_first = steps == 1 and not outcomes
         yield StepRequest.BEFORE_NEXT_STEP
-        with self.measurement.around_window():
+        with (
+            self.measurement.around_first_full_step() if is_first else nullcontext(),
+            self.measurement.around_window(),
+        ):
             self.measurement.raise_if_rank_failed()
             dist.barrier()
             synchronise(device)

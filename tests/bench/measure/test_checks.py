@@ -102,7 +102,7 @@ def test_checks_have_unique_names_and_suit_the_workload():
     assert [len(alone), len(training)] == [*map(len, names)]
     assert training - alone == {
         "every shard of the parameters", "every gradient on the cell's engine", "rotary positions",
-        "tokens", "losses and gradient norms", "training signal",
+        "tokens", "losses and gradient norms", "training signal", "every gradient at full length",
     }  # fmt: skip
     assert alone - training == {"results of a timed call", "sampled rows of a timed call"}
 

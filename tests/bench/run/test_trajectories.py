@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
+from bench.measure.losses.section import NO_GRADIENTS
 from bench.plan.work import MAX_COMPARED_STEPS, work_of
 from bench.run.references import Trajectories
 from tests.support.cells import make_cell, run_cell
@@ -31,8 +32,55 @@ def test_compare_records_the_reference_and_the_compared_steps(launcher, tmp_path
     assert record.status == "ok", record.reason
     assert (losses.compared_with, losses.compared_steps) == (local[0].cell_id, len(losses.loss))
     assert len(losses.loss) == 1 + 4 + 1  # warm-up, timed, inspected
-    (check,) = (check for check in record.checks if check.compares_training)
-    assert (check.against, check.steps, check.of_steps) == (f"cell {local[0].cell_id}", 6, 6)
+    signal, gradients = (check for check in record.checks if check.compares_training)
+    against = f"cell {local[0].cell_id}"
+    assert (signal.against, signal.steps, signal.of_steps) == (against, 6, 6)
+    assert (gradients.against, gradients.steps, gradients.tokens) == (against, 1, 512)
+
+
+def with_gradients(record, change):
+    """Return the record with the changed sums of each parameter's gradient."""
+    gradients = {name: change(name, sums) for name, sums in record.losses.gradients.items()}
+    return replace(record, losses=replace(record.losses, gradients=gradients))
+
+
+@pytest.mark.parametrize(
+    ("factor", "status"), [(1.0, "ok"), (1.09, "ok"), (1.11, "wrong_result"), (-1.0, "wrong_result")]
+)
+def test_compare_finds_the_gradient_of_one_parameter(local, factor, status):
+    cell, record = local
+    trajectories = Trajectories()
+    trajectories.compare(cell, record)
+    largest = max(record.losses.gradients, key=lambda name: record.losses.gradients[name][0])
+    other = with_gradients(record, lambda name, sums: [x * factor if name == largest else x for x in sums])
+    compared = trajectories.compare(cell_of("ring"), other)
+    assert compared.status == status
+    assert compared.losses.gradient_match.limit == 0.1
+    if status == "wrong_result":
+        assert compared.reason.startswith(f"step 0: the gradient of {largest} is off by")
+
+
+def test_compare_finds_a_gradient_that_is_missing_or_no_number(local):
+    cell, record = local
+    trajectories = Trajectories()
+    trajectories.compare(cell, record)
+    name = next(iter(record.losses.gradients))
+    without = {other: sums for other, sums in record.losses.gradients.items() if other != name}
+    lost = with_gradients(record, lambda other, sums: [None, *sums[1:]] if other == name else sums)
+    for changed in (replace(record, losses=replace(record.losses, gradients=without)), lost):
+        reason = trajectories.compare(cell_of("ring"), changed).reason
+        assert reason.startswith(f"step 0: the gradient of {name} is missing (limit 1.0e-01)")
+
+
+def test_gradients_are_not_compared_without_sums_of_both_cells(local):
+    cell, record = local
+    trajectories = Trajectories()
+    trajectories.compare(cell, record)
+    compared = trajectories.compare(
+        cell_of("ring"), replace(record, losses=replace(record.losses, gradients={}))
+    )
+    (check,) = (check for check in compared.checks if check.what == "every gradient at full length")
+    assert (compared.status, check.is_missing, check.reason) == ("ok", True, NO_GRADIENTS)
 
 
 def test_compare_finds_a_departure_despite_noisy_weights(local):

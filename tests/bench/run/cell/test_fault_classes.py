@@ -48,6 +48,7 @@ LONG_ROWS, LONG_KEYS, LONG_SUMS = (
         "d[kv] and [a-z]+ disagree",
     )
 )
+OFF_AT_LENGTH = "step 0: the gradient of model.model.layers.0.mlp.down_proj.weight is off by"
 CLIP = "gradient norm that the optimizer was given is off"
 
 
@@ -145,6 +146,9 @@ SLOW_ALONE = [
 ]  # fmt: skip
 FAST_COMPARED = [
     (unwatched.exchange_while_looked_at_only, ("measure.trace=true",), "step 0: the loss"),
+    (long.train_a_matrix_on_the_tokens_of_rank_0, LONG, OFF_AT_LENGTH),
+    (long.train_a_matrix_on_the_tokens_of_rank_0, (*LONG, "engine=fsdp2"), OFF_AT_LENGTH),
+    (long.train_a_matrix_on_the_tokens_of_rank_0, (*RING, *LONG, "engine=zero3"), OFF_AT_LENGTH),
 ]
 SLOW_COMPARED = [
     (long.cut_the_loss_of_rank_1, LONG, "step 0: the loss"),

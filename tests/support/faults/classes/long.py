@@ -1,5 +1,7 @@
 """Faults that begin beyond the 1,024 tokens of the short checks."""
 
+from torch.nn.functional import linear
+
 import bench.strategies.ring.attention as ring
 from bench.measure.objective.section import MAX_TOKENS
 from bench.strategies.strategy import IGNORED_LABEL
@@ -81,3 +83,21 @@ def feed_other_tokens_than_noted(job):
         return plain(ids.roll(-1, dims=1) if is_long else ids)
 
     change_the_model(lambda model: wrap(model.model.model.embed_tokens, "forward", embed))
+
+
+def train_a_matrix_on_the_tokens_of_rank_0(job):
+    """Let the averaged gradient of one matrix hold the tokens of rank 0 alone, in long sequences."""
+    factor = job.cell.sp_degree if job.rank == 0 else 0
+
+    def change(model):
+        module = model.model.model.layers[0].mlp.down_proj
+
+        def forward(plain, hidden):
+            if hidden.shape[1] * job.cell.sp_degree <= MAX_TOKENS:
+                return plain(hidden)
+            weight = module.weight
+            return linear(hidden, factor * weight + ((1 - factor) * weight).detach())
+
+        wrap(module, "forward", forward)
+
+    change_the_model(change)

@@ -1,0 +1,75 @@
+"""Comparison of every parameter's gradient in the first full-length step of two trainings of equal work.
+
+A gradient enters by its norm and by sums of its elements with random signs, each element in one of the sums
+(a count sketch, doi:10.1007/3-540-45465-9_59). For the difference e of two gradients the squares of the sums
+add up to |e|^2 on average over the signs, which estimates |e|. The difference of the norms is at most |e|.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from bench.config import LOW_PRECISION
+from bench.measure.losses.section import GradientMatch
+
+Gradients = Mapping[str, Sequence[float | None]]
+"""Norm of each parameter's gradient, then its sums with random signs, by parameter."""
+FLOORS: Mapping[str, float] = {"fp64": 1e-6, "fp32": 1e-3, "fp16": 0.1, "bf16": 0.1}
+"""Smallest limit of each dtype, even if less noise was measured. In bf16 gradients of random weights differed
+by up to 1e-2."""
+LIMIT_WITHOUT_NOISE = 0.3
+"""Limit in 16-bit dtypes if the noise of the weights was not measured."""
+NOISE_FACTOR = 10.0
+"""Largest difference of a parameter's gradient in two correct trainings, in multiples of the error of the
+whole gradient against float64 at up to 1,024 tokens. Three trained checkpoints on two ranks had up to 4 at 1k
+tokens, and less at 8k."""
+SMALLEST_SHARE = 2.0**-14
+"""Smallest share of the whole gradient's norm to which a difference is relative. Shorter gradients, such as
+that of the bias of K, would be zero without rounding."""
+
+
+def gradient_limit(dtype: str, noise: Mapping[str, float | None]) -> float:
+    """Return the largest difference of a parameter's gradient in two correct trainings.
+
+    `noise` is the measured noise by signal, as in `bench.record.trajectory_noise`; empty if not measured.
+    """
+    if not noise:
+        return LIMIT_WITHOUT_NOISE if dtype in LOW_PRECISION else FLOORS[dtype]
+    return max(FLOORS[dtype], NOISE_FACTOR * (noise["grad_norm"] or 0.0))
+
+
+def match_gradients(gradients: Gradients, reference: Gradients, limit: float) -> GradientMatch | None:
+    """Return the parameter whose gradient differs most from the reference's; None without gradients."""
+    if not gradients or not reference:
+        return None
+    values, expected = (_without_null(sums) for sums in (gradients, reference))
+    least_norm = SMALLEST_SHARE * math.hypot(*(sums[0] for sums in expected.values()))
+    differences = {
+        name: _difference(values[name], expected[name], least_norm)
+        if name in values and name in expected
+        else math.inf
+        for name in sorted(values.keys() | expected.keys())
+    }
+    worst, difference = max(differences.items(), key=lambda item: item[1])
+    return GradientMatch(
+        parameters=len(differences),
+        parameter=worst,
+        difference=difference if math.isfinite(difference) else None,
+        limit=limit,
+    )
+
+
+def _without_null(gradients: Gradients) -> dict[str, list[float]]:
+    """Return the gradients of the parameters whose numbers are all finite."""
+    return {
+        name: [number for number in sums if number is not None]
+        for name, sums in gradients.items()
+        if None not in sums
+    }
+
+
+def _difference(values: Sequence[float], expected: Sequence[float], least_norm: float) -> float:
+    """Return the length of the difference relative to the larger of the expected norm and `least_norm`."""
+    length = max(abs(values[0] - expected[0]), math.dist(values[1:], expected[1:]))
+    return length / (max(expected[0], least_norm) or 1.0)
