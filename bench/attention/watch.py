@@ -42,11 +42,15 @@ class HostCopy:
 
 @dataclass(slots=True)
 class CapturedCall:
-    """Copy of the first attention call that trains: q, k, v, out and their gradients, [B, heads, S, D].
+    """Copy of one attention call that trains: q, k, v, out and their gradients, [B, heads, S, D].
 
-    It is empty until such a call has run.
+    It is empty until the call has run.
     """
 
+    number: int = 0
+    """Number of the copied call, counted from 0 over the calls that train."""
+    calls: int = 0
+    """Number of calls that have trained so far."""
     copy_context: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context entered while tensors are copied, so that the copies do not count as a part of the step."""
     copies: dict[str, HostCopy] = field(default_factory=dict)
@@ -54,9 +58,12 @@ class CapturedCall:
     documents: Documents | None = None
     """Documents that the call's attention stays within; None for whole sequences."""
 
-    def wants(self, q: Tensor) -> bool:
-        """Return whether the call with these queries trains and no call has been copied yet."""
-        return not self.copies and torch.is_grad_enabled() and q.requires_grad
+    def count_call(self, q: Tensor) -> bool:
+        """Count the call with these queries if it trains, and return whether it is the one to copy."""
+        if not (torch.is_grad_enabled() and q.requires_grad):
+            return False
+        self.calls += 1
+        return self.calls == self.number + 1
 
     def keep(self, **tensors: Tensor | None) -> None:
         """Copy tensors of the call by name; None for a tensor without a gradient."""
@@ -90,7 +97,7 @@ class AttentionWatch:
     spans_ns: list[tuple[int, int]]
     """(start, end) of each forward and backward of attention on the host, in `time.monotonic_ns`."""
     captured: CapturedCall | None = None
-    """Copy to fill with the next call that trains; None for no copy."""
+    """Copy to fill with one of the next calls; None for no copy."""
     errors: DeferredErrors
     """First error of the watch itself. It is stored, so that attention and the step go on."""
 
@@ -122,7 +129,7 @@ class AttentionWatch:
         """
         with self.errors:
             self.shapes.add((q_BNSD.shape[2], q_BNSD.shape[1], k_BKSD.shape[1]))
-        captured = self.captured if self.captured is not None and self.captured.wants(q_BNSD) else None
+        captured = self.captured if self.captured is not None and self.captured.count_call(q_BNSD) else None
         if captured is not None:
             captured.documents = documents
 

@@ -8,12 +8,13 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import Tensor
 
 from bench.attention.documents import Documents
 from bench.attention.watch import CapturedCall
 from bench.measure.full_length.comparison import compare
-from bench.measure.full_length.section import FullLengthSection
+from bench.measure.full_length.section import FullLengthSection, sampled_call
 from bench.measure.full_length.shards import AttentionSettings, Shards, first_keys
 from bench.measure.parity.rank import gather_sequence
 from bench.measure.rank_pass import Measurement, RankPass, StepRequests
@@ -30,8 +31,10 @@ class FullLengthPass(RankPass):
 
     @contextmanager
     def around_inspected_step(self) -> Iterator[None]:
-        is_ours = self.measurement.subject.strategy is not None
-        self.measurement.watch.captured = self.captured if is_ours else None
+        strategy = self.measurement.subject.strategy
+        if strategy is not None:
+            self.captured.number = sampled_call(strategy.cell)
+            self.measurement.watch.captured = self.captured
         try:
             yield
         finally:
@@ -59,7 +62,8 @@ def _compare_call(
         reason = "attention was not called with gradients in the inspected step"
         return FullLengthSection(tokens=cell.seq_len, rows=0, errors={}, limits={}, reason=reason)
     attention = AttentionSettings(cell.dtype, cell.model.head_dim**-0.5, causal)
-    return compare(captured.tensors_on(device), attention, _shards(strategy, captured.documents))
+    section = compare(captured.tensors_on(device), attention, _shards(strategy, captured.documents))
+    return replace(section, call=captured.number)
 
 
 def _shards(strategy: Strategy, documents: Documents | None) -> Shards:

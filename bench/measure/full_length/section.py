@@ -63,6 +63,9 @@ class FullLengthSection(Struct, frozen=True, kw_only=True):
 
     tokens: int
     """Number of tokens of the sequence."""
+    call: int = 0
+    """Number of the compared call in the step, counted from 0. Cells sample different calls, and with them
+    different layers."""
     rows: int
     """Number of tokens whose `out` and `dq` were compared for every head, over all ranks of a sequence. Cells
     sample different tokens."""
@@ -98,6 +101,11 @@ class FullLengthFacts(ErrorFacts[FullLengthSection]):
         if section.keys_reason is not None:
             return [rows, Check(what=KEYS_CHECK, against="float64", reason=section.keys_reason)]
         return [rows, replace(rows, what=KEYS_CHECK, rows=section.keys)]
+
+
+def sampled_call(cell: Cell) -> int:
+    """Return the number of the attention call, one per layer, that this cell compares."""
+    return int(cell.cell_id, 16) % cell.model.num_layers if cell.workload.trains else 0
 
 
 def why_no_keys(device_type: str, scores: int) -> str | None:

@@ -10,6 +10,7 @@ import torch
 from bench.attention.documents import Documents
 from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
 from bench.attention.packed import attend_packed, packing_of
+from bench.attention.watch import AttentionWatch, CapturedCall
 from bench.measure.facts import first_beyond
 from bench.measure.full_length import key_errors, section
 from bench.measure.full_length.comparison import compare
@@ -24,7 +25,7 @@ from bench.measure.full_length.shards import (
 )
 from bench.measure.parity.exact import visible_keys
 from bench.ranks.memory_limit import without_memory_limit
-from tests.support.cells import run_cell, tiny_cell
+from tests.support.cells import make_cell, run_cell, tiny_cell
 from tests.support.gpus import needs_gpu
 
 
@@ -194,3 +195,23 @@ def test_sampled_tokens_differ_by_seed_except_one_fixed_token():
 
 def test_captured_copies_do_not_count_in_a_memory_limit():
     assert FullLengthPass(measurement=None).captured.copy_context is without_memory_limit
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_captured_call_is_the_chosen_one_of_those_that_train(number):
+    watch = AttentionWatch()
+    watch.captured = CapturedCall(number=number)
+    frozen = torch.ones(1, 1, 4, 8)
+    for value in (0.0, 1.0, 2.0):
+        watch.run(lambda q, k, v: v, frozen, frozen, frozen)  # does not train, so it does not count
+        q = torch.full((1, 1, 4, 8), value, requires_grad=True)
+        watch.run(lambda q, k, v: q + k + v, q, q, q).sum().backward()
+    assert watch.captured.is_whole
+    assert set(watch.captured.tensors_on(torch.device("cpu"))["q"].flatten().tolist()) == {float(number)}
+
+
+def test_cells_compare_calls_of_different_layers():
+    model = ("model=qwen3_nano", "model.num_layers=4")
+    calls = {section.sampled_call(make_cell(*model, f"seed={seed}")) for seed in range(16)}
+    assert calls == {0, 1, 2, 3}
+    assert section.sampled_call(make_cell(*model, "workload=attention")) == 0
