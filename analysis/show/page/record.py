@@ -55,6 +55,7 @@ def record_details(record: Record, links: Mapping[str, NodeLink] | None = None) 
         **(_prediction_facts(record.analytic.prediction) if record.analytic.prediction else {}),
         **(_trace_facts(record.trace) if has_run and record.trace else {}),
         "loss, first to last step": _loss_text(record),
+        "gradients at the measured length": _gradient_text(record),
         **(_machine_facts(record) if has_run else {}),
     }
     return RecordDetails(
@@ -112,6 +113,14 @@ def _attention_facts(record: Record, links: Mapping[str, NodeLink]) -> Facts:
 def _loss_text(record: Record) -> str:
     losses = [] if record.losses is None else record.losses.loss
     return " to ".join(_number(loss, ".4f") for loss in (losses[0], losses[-1])) if losses else ""
+
+
+def _gradient_text(record: Record) -> str:
+    match = None if record.losses is None else record.losses.gradient_match
+    if match is None:
+        return ""
+    difference = f"{_number(match.difference, '.1e')} (limit {match.limit:.0e})"
+    return f"of {match.parameters} parameters {match.parameter} differs most, by {difference}"
 
 
 def _replay_facts(record: Record) -> Facts:

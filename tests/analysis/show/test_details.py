@@ -85,6 +85,15 @@ def test_check_rows_show_extent_or_reason(status, made):
     assert [*record_details(as_record(make_record(checks=None))).checks.rows] == []
 
 
+@pytest.mark.parametrize(("difference", "text"), [(0.016, "1.6e-02"), (None, "not finite")])
+def test_details_name_the_gradient_that_differs_most(difference, text):
+    match = {"parameters": 13, "parameter": "head.weight", "difference": difference, "limit": 0.1}
+    record = as_record(make_record(losses={**make_record()["losses"], "gradient_match": match}))
+    facts = dict(record_details(record).facts)
+    expected = f"of 13 parameters head.weight differs most, by {text} (limit 1e-01)"
+    assert facts["gradients at the measured length"] == expected
+
+
 def test_page_lists_checks_and_names_missing_ones(tmp_path):
     findings = findings_of(tmp_path, [make_record(checks=CHECKS)])
     page = render(findings, sections_of(findings))
