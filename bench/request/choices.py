@@ -5,6 +5,7 @@ A strategy of an installed package has no such file; its content comes from the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache
@@ -23,6 +24,15 @@ from bench.strategies.facts import StrategyFacts
 from bench.strategies.options import yaml_default
 
 CONF = REPOSITORY / "conf"
+WITHOUT_FILE: Mapping[str, str] = {
+    "a800": "a100_80gb is nearest, but A800 has 400 instead of 600 GB/s of NVLink",
+    "h800": "h100_80gb is nearest, but H800 has 400 instead of 900 GB/s of NVLink",
+    "h20": "h100_80gb has its NVLink, but H20 has 148 instead of 989 TFLOP/s, and 96 GB at 4.0 TB/s",
+    "b300": "b200 is nearest, but B300 has 288 instead of 180 GB",
+    "gb300": "b200 is nearest, but GB300 has 288 instead of 180 GB, and NVLink between 72 GPUs",
+    "gb200": "b200 is nearest, but GB200 has NVLink between 72 GPUs",
+}
+"""Nearest file and the difference to it, by the name of a GPU that has no file in conf/hardware/."""
 
 Raw = Mapping[str, Any]
 """A composed configuration as plain values, before they are checked and converted."""
@@ -49,7 +59,21 @@ def check_option(group: str, value: Any) -> str:
     """Return `value` if it is an option of this choice; raise ConfigError otherwise."""
     if group == "model" and value in MODELS_WITH_EXPERTS:
         raise experts_error(f"model={value}", "this model")
+    if group == "hardware" and value not in options(group):
+        _refuse_known_hardware(str(value))
     return values.choice(group, value, options(group))
+
+
+def _refuse_known_hardware(name: str) -> None:
+    """Raise ConfigError with an answer for a GPU of WITHOUT_FILE and for AMD's GPUs."""
+    gpu = re.split("[-_ ]", name.lower())[0]
+    if re.fullmatch(r"mi\d{3}[ax]?", gpu):
+        raise ConfigError(f"hardware={name}: AMD's GPUs are not supported; name an NVIDIA GPU of --help-all")
+    if gpu in WITHOUT_FILE:
+        raise ConfigError(
+            f"hardware={name}: has no file in conf/hardware/; {WITHOUT_FILE[gpu]}; copy that file and correct"
+            " the numbers (docs/hardware.md)"
+        )
 
 
 def read_option(group: str, name: str) -> Raw:

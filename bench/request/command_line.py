@@ -151,6 +151,8 @@ def _read_option(word: str, rest: Iterator[str]) -> list[str]:
     key = name.lstrip("-").replace("-", "_")
     if key in (*all_keys(), *groups()):
         raise ConfigError(f"{word}: keys are written without dashes; write {key}={value or '...'}")
+    if (answer := values.not_offered(key)) is not None:
+        raise ConfigError(f"{word}: {answer}")
     near = values.nearest(name, [*SHOW_OPTIONS, *SWEEP_OPTIONS, PLAN_OPTION])
     if near is None and has_value and (meant := values.nearest(key, [*all_keys(), *groups()])):
         near = f"{meant}={value}"

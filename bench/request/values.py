@@ -26,15 +26,20 @@ SYNONYMS: Mapping[str, Collection[str]] = {
     "fp32": ("float32", "float"),
     "fp64": ("float64", "double"),
     "cuda": ("gpu",),
-    "ring": ("ring_attention", "ringattention"),
-    "ulysses": ("ulysses_attention", "deepspeed"),
-    "strategy": ("ring_attention", "sp_backend", "sequence_parallel_backend"),
+    "ring": ("ring_attention", "ringattention", "p2p"),
+    "ulysses": ("ulysses_attention", "deepspeed", "a2a"),
+    "gather_kv": ("all_gather", "allgather"),
+    "strategy": (
+        *("ring_attention", "sp_backend", "cp_backend", "sequence_parallel_backend", "cp_comm_type"),
+        *("cp_mode", "ring_attn_func", "enable_ulysses", "parallelism_config_sp_backend"),
+    ),
+    "strategy.rotation": ("cp_comm_strategy", "parallelism_config_cp_comm_strategy"),
     "zigzag": ("zigzag_ring", "load_balanced"),
     "deepspeed_ulysses": ("alst", "arctic"),
     "torch_cp": ("context_parallel",),
-    "ring_flash_attn": ("zigzag_ring", "zigzag_ring_flash_attn"),
-    "ring_flash_attn_llama3": ("llama3_ring", "llama3"),
-    "usp": ("hybrid", "unified", "a2a_p2p"),
+    "ring_flash_attn": ("zigzag_ring", "zigzag_ring_flash_attn", "batch_ring"),
+    "ring_flash_attn_llama3": ("llama3_ring", "llama3", "varlen_llama3"),
+    "usp": ("hybrid", "unified", "a2a_p2p", "a2a+p2p"),
     "flash_attn_2": ("fa2", "flash_attention_2"),
     "flash_attn_3": ("fa3", "flash_attention_3"),
     "flash_attn_4": ("fa4", "flash_attention_4"),
@@ -44,29 +49,84 @@ SYNONYMS: Mapping[str, Collection[str]] = {
     "seq_len": (
         *("max_length", "max_seq_len", "max_seq_length", "context_length", "seq_length", "sequence_len"),
         *("sequence_length", "cutoff_len", "model_max_length", "block_size", "max_model_len"),
+        "max_context_length",
     ),
     "sp_degree": (
         *("sp", "sp_size", "sequence_parallel_size", "sequence_parallel_degree"),
         *("cp", "cp_size", "cp_degree", "context_parallel_size", "context_parallel_degree"),
         *("ulysses_sequence_parallel_size", "ring_attn_size", "ring_degree", "parallelism_config_sp_size"),
         *("parallelism_config_cp_size", "ulysses_size", "ring_size", "sequence_parallel"),
+        "ulysses_parallel_size",
     ),
-    "batch": ("micro_batch_size", "per_device_train_batch_size", "local_batch_size", "train_batch_size"),
+    "batch": (
+        "micro_batch_size",
+        "per_device_train_batch_size",
+        "local_batch_size",
+        "micro_batch_size_per_gpu",
+        "train_micro_batch_size_per_gpu",
+        "num_tokens_per_microbatch_per_dp_rank",
+    ),
     "grad_accum": ("gradient_accumulation_steps", "gradient_accumulation"),
-    "checkpointing": ("gradient_checkpointing", "activation_checkpointing", "activation_checkpoint"),
+    "checkpointing": (
+        *("gradient_checkpointing", "activation_checkpointing", "activation_checkpoint"),
+        *("enable_gradient_checkpointing", "disable_gradient_checkpointing", "recompute_granularity"),
+        *("enable_activation_checkpointing", "fsdp_activation_checkpointing", "recompute_activations"),
+    ),
+    "dtype": ("bf16", "fp16", "fp32", "torch_dtype", "mixed_precision", "mixed_precision_param"),
+    "data.packing": ("packing", "sample_packing", "padding_free"),
+    "documents": ("true",),
+    "data.path": ("dataset", "dataset_name", "train_dataset", "train_files"),
     "kernel": ("attn_implementation", "attention_backend", "attn_impl", "flash_attn", "flash_attention"),
-    "engine": ("zero_stage", "fsdp_config", "fsdp_version", "distributed_type", "deepspeed", "fsdp"),
-    "loss": ("liger", "liger_kernel", "use_liger_kernel", "fused_cross_entropy"),
+    "engine": (
+        *("zero_stage", "fsdp_config", "fsdp_version", "distributed_type", "deepspeed", "fsdp"),
+        *("use_torch_fsdp2", "use_megatron_fsdp", "zero_optimization", "zero_optimization.stage"),
+        *("dist_config", "engine.strategy"),
+    ),
+    "loss": ("fused_cross_entropy",),
     "dp_shard": ("data_parallel_shard_degree", "dp_shard_size", "parallelism_config_dp_shard_size"),
     "dp_replicate": ("data_parallel_replicate_degree", "dp_replicate_size"),
     "model": ("model_name_or_path", "base_model", "model_id"),
     "measure.min_timed_steps": ("least_steps",),
     "cluster.world_size": ("num_gpus", "num_processes", "nproc_per_node"),
+    "cluster.nodes": ("nnodes", "num_nodes", "num_machines"),
 }
 """Names in other tools and earlier versions, by our key or value, which an error message then suggests.
 
 The table has only names for which the most similar spelling is missing or wrong.
 """
+NOT_OFFERED: Mapping[str, Collection[str]] = {
+    "files of other tools are not read; docs/coming_from.md lists our key for each of theirs": (
+        *("config_file", "config", "accelerate_config", "ds_config", "deepspeed_config"),
+    ),
+    "torch.compile is not offered, the model runs eagerly in every cell; leave it out": (
+        *("torch_compile", "compile", "use_torch_compile", "torch_compile_backend", "torch_compile_mode"),
+    ),
+    "Liger kernels are not offered; loss=chunked, the default, does not keep all logits either": (
+        *("liger", "liger_kernel", "use_liger_kernel", "use_liger", "enable_liger_kernel"),
+    ),
+    "adapters such as LoRA are not offered, all parameters are trained; observe a loop of your own that has"
+    " them (docs/observe.md)": (
+        *("lora", "lora_r", "lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "use_lora"),
+        *("peft", "use_peft", "peft_config", "adapter", "tuner_type", "train_type", "finetuning_type"),
+    ),
+    "training in 8 or 4 bit is not offered; dtype=bf16 is the narrowest": (
+        *("load_in_4bit", "load_in_8bit", "quantization_bit", "quant_bits", "quantization_config", "fp8"),
+    ),
+    "sliding windows are not offered, attention is causal over the whole sequence; data.packing=documents"
+    " keeps it within documents": (
+        *("sliding_window", "use_sliding_window", "window_size", "attention_window"),
+    ),
+    "tensor, pipeline and expert parallelism are not offered; sp_degree, dp_shard and dp_replicate are": (
+        *("tensor_model_parallel_size", "tensor_parallel_size", "tensor_parallel_degree", "tp_size", "tp"),
+        *("pipeline_model_parallel_size", "pipeline_parallel_size", "pipeline_parallel_degree", "pp_size"),
+        *("expert_model_parallel_size", "expert_parallel_size", "expert_parallel_degree", "ep_size", "pp"),
+        *("parallelism_config_tp_size", "tensor_parallel"),
+    ),
+    "not a key of its own: it is batch times grad_accum times the data-parallel groups; set these": (
+        *("global_batch_size", "total_batch_size", "train_batch_size", "num_tokens_per_train_step"),
+    ),
+}
+"""Keys of other tools that no key of ours replaces, by the answer to them."""
 PACKAGES: Mapping[str, str] = {"ring": "ring_flash_attn", "ulysses": "deepspeed_ulysses"}
 """Strategy that runs the published package, by our own strategy of the same kind."""
 Section = TypeVar("Section")
@@ -186,9 +246,17 @@ def choice(key: str, value: Any, known: Collection[str]) -> str:
 
 
 def no_such_key(key: str, known: Collection[str]) -> str:
-    """Return the message about an unknown key, with the nearest known key."""
+    """Return the message about an unknown key: the answer of NOT_OFFERED, or the nearest known key."""
+    if (answer := not_offered(key)) is not None:
+        return answer
     near = nearest(key, known)
     return f"no such key; did you mean {near}?" if near else "no such key; --help-all lists every key"
+
+
+def not_offered(key: str) -> str | None:
+    """Return the answer to a key of another tool that no key of ours replaces; None for any other key."""
+    bare = key.rpartition(".")[2]
+    return next((answer for answer, keys in NOT_OFFERED.items() if bare in keys), None)
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
@@ -198,7 +266,7 @@ def nearest(word: str, known: Collection[str]) -> str | None:
     """
     bare = word.rpartition(".")[2]
     for name, synonyms in SYNONYMS.items():
-        if bare in synonyms and name in known:
+        if name in known and (bare in synonyms or word in synonyms):
             return name
     return next(iter(difflib.get_close_matches(word, known, n=1)), None)
 

@@ -10,7 +10,10 @@ import pytest
 import run_sweep
 from bench.common.environment import REPOSITORY
 from bench.config import ConfigError, ExitCode
+from bench.request.choices import WITHOUT_FILE, groups, options
 from bench.request.command_line import refuse_several_processes
+from bench.request.resolve import all_keys
+from bench.request.values import NOT_OFFERED, SYNONYMS
 from bench.run.interrupts import SIGNALS
 from tests.support.cells import TWO_CORES
 
@@ -118,7 +121,12 @@ WORDS_OF_OTHERS = {
     "parallelism_config_cp_size=2": "sp_degree", "cutoff_len=4096": "seq_len",
     "max_model_len=4096": "seq_len",
     "zero_stage=3": "engine", "deepspeed=ds.json": "engine", "attn_impl=flash": "kernel",
-    "use_liger_kernel=true": "loss", "data_parallel_shard_degree=2": "dp_shard", "model_id=x": "model",
+    "cp_comm_type=a2a": "strategy", "strategy=all_gather": "strategy=gather_kv",
+    "parallelism_config_cp_comm_strategy=alltoall": "strategy.rotation", "ring_attn_func=x": "strategy",
+    "max_context_length=4096": "seq_len", "recompute_granularity=full": "checkpointing",
+    "bf16=true": "dtype", "sample_packing=true": "data.packing", "num_machines=2": "cluster.nodes",
+    "data.packing=true": "data.packing=documents", "train_files=x": "data.path",
+    "data_parallel_shard_degree=2": "dp_shard", "model_id=x": "model",
     "kernel=fa3": "kernel=flash_attn_3", "kernel=flash_attention_2": "kernel=flash_attn_2",
     "engine=deepspeed": "engine=zero3", "engine=fully_shard": "engine=fsdp2",
     "strategy=alst": "strategy=deepspeed_ulysses",
@@ -131,6 +139,32 @@ WORDS_OF_OTHERS = {
 @pytest.mark.parametrize("word", WORDS_OF_OTHERS)
 def test_word_of_another_stack_is_refused_with_ours(run_command, tmp_path, word):
     assert f"did you mean {WORDS_OF_OTHERS[word]}?" in refused(run_command, tmp_path, word)
+
+
+NOT_OFFERED_HERE = {
+    "config_file=a.yaml": "docs/coming_from.md", "--config_file a.yaml": "docs/coming_from.md",
+    "torch_compile=true": "torch.compile is not offered", "model.lora_r=8": "LoRA are not offered",
+    "--use_liger_kernel=true": "loss=chunked", "liger=true": "loss=chunked",
+    "quant_bits=4": "dtype=bf16", "sliding_window=4096": "data.packing=documents",
+    "tensor_model_parallel_size=2": "sp_degree, dp_shard", "global_batch_size=64": "batch times grad_accum",
+    "hardware=h20": "148 instead of 989", "hardware=A800-SXM4-80GB": "a100_80gb is nearest",
+    "hardware=b300": "b200 is nearest", "hardware=mi300x": "AMD's GPUs are not supported",
+}  # fmt: skip
+"""Words that no word of ours replaces, each with a part of the answer."""
+
+
+@pytest.mark.parametrize("word", NOT_OFFERED_HERE)
+def test_word_for_what_is_not_offered_gets_an_answer(run_command, tmp_path, word):
+    message = refused(run_command, tmp_path, word)
+    assert NOT_OFFERED_HERE[word] in message
+    assert "did you mean" not in message
+
+
+def test_no_key_of_ours_has_an_answer_of_another_tool():
+    answered = {word for words in NOT_OFFERED.values() for word in words}
+    assert not answered & {*all_keys(), *groups()}
+    assert not answered & {word for words in SYNONYMS.values() for word in words}
+    assert not {*WITHOUT_FILE} & {*options("hardware")}
 
 
 LAUNCHED = {
