@@ -309,7 +309,10 @@ class ScheduledFacts(StrategyFacts):
 def activation_bytes(cell: Cell, heads: int) -> int:
     """Return the bytes of one rank's [batch, heads, shard_len, head_dim] tensor in the cell's dtype.
 
-    For K and V together, pass `heads=2 * num_kv_heads`.
+    For K and V together, pass `heads=2 * num_kv_heads`:
+
+        >>> bench.activation_bytes(cell, heads=2 * cell.model.num_kv_heads)
+        524288
     """
     return cell.batch * heads * cell.shard_len * cell.model.head_dim * DTYPE_BYTES[cell.dtype]
 
@@ -328,12 +331,19 @@ def forwards_per_step(cell: Cell) -> int:
     """Return the number of forward calls of attention on a rank in one optimizer step.
 
     It is layers x micro-steps, twice that with activation checkpointing.
+
+        >>> bench.forwards_per_step(cell), bench.forwards_per_step(replace(cell, checkpointing=True))
+        (1, 2)
     """
     return (2 if cell.checkpointing else 1) * cell.model.num_layers * cell.grad_accum
 
 
 def backwards_per_step(cell: Cell) -> int:
-    """Return the number of backward calls of attention in one optimizer step, layers x micro-steps."""
+    """Return the number of backward calls of attention in one optimizer step, layers x micro-steps.
+
+    >>> bench.backwards_per_step(replace(cell, grad_accum=4))
+    4
+    """
     return cell.model.num_layers * cell.grad_accum
 
 

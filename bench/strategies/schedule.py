@@ -141,6 +141,9 @@ def mask_tile(cell: Cell, shard_len: int, rank: int, source: int) -> Tile | None
 def ring_blocks(cell: Cell, heads: int, kv_heads: int) -> list[Block]:
     """Return the kernel call of every ring step on the last rank of the ring.
 
+        >>> [block.is_causal for block in bench.ring_blocks(cell, heads=4, kv_heads=2)]
+        [True, False]
+
     In every layout and ring step, no other rank has more work than the last one. The other ranks wait for it,
     because a rank passes on keys only after it has finished the ring step. `heads` and `kv_heads` are those
     that a rank computes.

@@ -172,6 +172,10 @@ def kernel_forward(
 ) -> tuple[Tensor, Tensor]:
     """Compute attention on one device.
 
+        >>> out, lse = bench.kernel_forward(strategy.kernel, q, k, v, causal=True, scale=scale)
+        >>> out.shape == q.shape, lse.shape == q.shape[:-1]
+        (True, True)
+
     Args:
         kernel: Kernel to run. KV heads are repeated if it needs that on this device.
         q: Queries [B, N, S, D].
@@ -201,6 +205,13 @@ def kernel_backward(
     scale: float,
 ) -> Gradients:
     """Compute the gradients of attention on one device.
+
+        >>> out, lse = bench.kernel_forward(strategy.kernel, q, k, v, causal=True, scale=scale)
+        >>> dq, dk, dv = bench.kernel_backward(
+        ...     strategy.kernel, torch.ones_like(out), q, k, v, out, lse, causal=True, scale=scale
+        ... )
+        >>> dk.shape == k.shape
+        True
 
     Args:
         kernel: Kernel to run. KV heads are repeated if it needs that on this device, and their gradients are

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from bench.common.environment import REPOSITORY, describe_environment
+from bench.common.environment import describe_environment
 from bench.config import ConfigError
 from bench.record.analytic import Analytic
 from bench.record.record import SCHEMA_VERSION, Provenance, Record, Role, Status
@@ -84,9 +84,3 @@ def test_store_allows_one_writer(tmp_path):
     with Store(tmp_path), pytest.raises(ConfigError, match="another sweep is writing"), Store(tmp_path):
         pass
     assert not (tmp_path / ".lock").exists()
-
-
-def test_example_of_read_records_runs_on_text():
-    records = read_records(str(REPOSITORY / "results" / "reference" / "cpu" / "records.jsonl"))
-    by_strategy = {record.config["strategy"]: record.status.value for record in records}
-    assert by_strategy["local"] == "ok"
