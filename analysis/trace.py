@@ -6,9 +6,11 @@ import argparse
 import re
 import sys
 import zlib
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -18,7 +20,7 @@ from bench.common.command import outlive_readers, tool_command
 from bench.config import ExitCode
 from bench.measure.trace.cpu_timeline import COMMUNICATION_PREFIXES
 from bench.measure.trace.cuda_timeline import NCCL_PREFIX
-from bench.measure.trace.intervals import Spans, intersect, length, subtract, union
+from bench.measure.trace.intervals import Span, Spans, intersect, length, subtract, union
 from bench.measure.trace.reader import TraceError, Track, open_trace, read_events, read_tracks
 
 WINDOW_PREFIX = "ProfilerStep#"
@@ -26,9 +28,32 @@ WINDOW_PREFIX = "ProfilerStep#"
 GLOO_PREFIX = "gloo:"
 HEADER_CHARACTERS = 1 << 16
 """Number of characters of a trace in which its metadata, such as the rank, is looked for."""
-COLUMNS = ("file", "rank", "window ms", "compute", "communication", "exposed", "exposed %", "copies", "idle")
+COLUMNS = (
+    *("file", "rank", "window ms", "compute", "communication", "exposed", "exposed %"),
+    *("copies", "idle", "waiting"),
+)
 
 _RANK = re.compile(r'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d+)')
+_SIZES = re.compile(r'"world_size"\s*:\s*(\d+)\s*,\s*"pg_count"\s*:\s*1\b')
+_HOST = re.compile(r'"host_name"\s*:\s*"([^"]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One communication of a rank, from its start to its end."""
+
+    kind: str
+    group: str
+    """Name and ranks of the process group."""
+    size: int | None
+    """Number of ranks of the group; None if the trace does not state the group."""
+    start_us: float
+    end_us: float
+
+    @property
+    def is_point_to_point(self) -> bool:
+        """Whether this is a send, a receive or a batch of them, at which not all ranks of the group meet."""
+        return self.kind.split(" ")[0].rpartition(":")[2] in ("send", "recv", "coalesced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +62,12 @@ class TraceSplit:
 
     rank: int | None
     """Rank in the trace's metadata; None if not recorded."""
+    host: str | None
+    """Name of the host in the trace's metadata; None if not recorded."""
+    calls: Sequence[Call]
+    """Communications in the order in which they started."""
+    exposed: Spans
+    """Spans of `exposed_ms`, in microseconds of the trace's clock."""
     window_ms: float
     compute_ms: float
     communication_ms: float
@@ -56,8 +87,11 @@ def split_trace(path: Path) -> TraceSplit:
     """
     try:
         with open_trace(path) as file:
-            rank = _RANK.search(file.read(HEADER_CHARACTERS))
-        tracks = read_tracks(read_events(path))
+            header = file.read(HEADER_CHARACTERS)
+        rank, host, sizes = (pattern.search(header) for pattern in (_RANK, _HOST, _SIZES))
+        calls: list[Call] = []
+        world_size = int(sizes[1]) if sizes else None  # gloo's events do not name their group
+        tracks = read_tracks(_collect_calls(read_events(path), calls, world_size))
     except (UnicodeDecodeError, EOFError, zlib.error, KeyError, TypeError, AttributeError):
         raise TraceError(f"{path} is not a Chrome trace of torch.profiler") from None
     if not len(tracks["operators"]) and not len(tracks["kernels"]):
@@ -71,7 +105,78 @@ def split_trace(path: Path) -> TraceSplit:
     busy = np.concatenate([compute, exposed])
     lengths_us = (window, compute, communication, exposed, subtract(copies, busy))
     times = [length(spans) / 1e3 for spans in (*lengths_us, subtract(window, np.concatenate([busy, copies])))]
-    return TraceSplit(int(rank[1]) if rank else None, *times)
+    calls.sort(key=lambda call: call.start_us)
+    names = int(rank[1]) if rank else None, host[1] if host else None
+    return TraceSplit(*names, calls, exposed, *times)
+
+
+def _collect_calls(
+    events: Iterable[dict[str, Any]], calls: list[Call], world_size: int | None
+) -> Iterator[dict[str, Any]]:
+    """Yield the events, and append the communications among them to `calls`."""
+    for event in events:
+        name, category, args = event.get("name", ""), event.get("cat"), event.get("args", {})
+        is_nccl = category == "kernel" and name.startswith(NCCL_PREFIX)
+        if is_nccl or (category == "user_annotation" and name.startswith(GLOO_PREFIX)):
+            kind, group, size = name, "world", world_size
+            if is_nccl:
+                group = f"{args.get('Process Group Name')} {args.get('Process Group Ranks')}"
+                kind, size = args.get("Collective name", name), args.get("Group size")
+            calls.append(Call(kind, group, size, event["ts"], event["ts"] + event["dur"]))
+        yield event
+
+
+Rendezvous = Mapping[tuple[str, str, int], Sequence[tuple[int, Call]]]
+"""Calls of one collective with the positions of their traces, by kind, process group and number."""
+
+
+def exposed_waiting_ms(splits: Sequence[TraceSplit]) -> list[float] | str:
+    """Return the exposed waiting of every rank at collectives, or the reason why it is unknown.
+
+    A rank waits from the start of a collective until the last rank starts it, and at most until its end.
+    Calls of the same kind and process group are matched in their order.
+    """
+    rendezvous = _match_calls(splits)
+    if (reason := _unknown_waiting(splits, rendezvous)) is not None:
+        return reason
+    spans: list[list[Span]] = [[] for _ in splits]
+    for calls in rendezvous.values():
+        last_us = max(call.start_us for _, call in calls)
+        for position, call in calls:
+            spans[position].append((call.start_us, min(last_us, call.end_us)))
+    return [length(intersect(waits, split.exposed)) / 1e3 for waits, split in zip(spans, splits, strict=True)]
+
+
+def _match_calls(splits: Sequence[TraceSplit]) -> Rendezvous:
+    """Return the calls of all traces by collective, without sends and receives."""
+    rendezvous = defaultdict(list)
+    for position, split in enumerate(splits):
+        counts: Counter[tuple[str, str]] = Counter()
+        for call in split.calls:
+            if not call.is_point_to_point:
+                key = call.kind, call.group
+                rendezvous[*key, counts[key]].append((position, call))
+                counts[key] += 1
+    return rendezvous
+
+
+def _unknown_waiting(splits: Sequence[TraceSplit], rendezvous: Rendezvous) -> str | None:
+    """Return the reason why waiting is unknown; None if it is known."""
+    hosts = {split.host for split in splits}
+    if None in hosts or len(hosts) > 1:
+        return "the traces do not name one and the same host, and clocks of several hosts are not comparable"
+    if len({split.rank for split in splits}) < len(splits):
+        return "several traces have the same rank"
+    for (kind, group, number), calls in rendezvous.items():
+        size = calls[0][1].size
+        if size is None:
+            return f"the traces do not state the process group of {kind}"
+        if len(calls) != size:
+            return (
+                f"{kind} number {number} of group {group} is in {len(calls)} of {size} ranks' traces;"
+                " give those of all ranks, of the same steps"
+            )
+    return None
 
 
 def _window(tracks: dict[str, Track]) -> Spans:
@@ -119,10 +224,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TraceError, OSError) as error:
         print(error, file=sys.stderr)
         return ExitCode.INVALID_REQUEST
+    waiting = exposed_waiting_ms(splits)
+    known = [""] * len(splits) if isinstance(waiting, str) else [f"{ms:.1f}" for ms in waiting]
     table = Table(*COLUMNS, box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for path, split in zip(files, splits, strict=True):
-        table.add_row(path.name, *_texts(split))
+    for path, split, waited in zip(files, splits, known, strict=True):
+        table.add_row(path.name, *_texts(split), waited)
     table_console().print(table)
+    if isinstance(waiting, str) and len(splits) > 1:
+        print(f"Waiting is unknown: {waiting}.")
+    elif any(call.is_point_to_point for split in splits for call in split.calls):
+        print("Waiting is that at collectives, without sends and receives.")
     return ExitCode.OK
 
 
