@@ -168,8 +168,8 @@ class DataConfig:
     name: str
     """`text`: read `path`; `synthetic`: compute tokens from the seed."""
     path: str | None
-    """Text file, folder of text files or JSON lines for `text`; None for the documentation that ships with
-    Python."""
+    """File or folder of text, JSON lines, Parquet or Arrow for `text`; None for the documentation that ships
+    with Python."""
     tokenizer: str | None
     """Folder of a local tokenizer; None to use the bytes of the text as tokens."""
     prompt_tokens: CountOrZero

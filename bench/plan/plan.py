@@ -30,6 +30,7 @@ from bench.request.modes import PREDICT
 from bench.request.open_choices import with_one_engine, without_sequence_sharing
 from bench.request.values import refuse_too_many
 from bench.strategies import STRATEGIES
+from bench.training.text_files import files_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +178,17 @@ def plan(
         if experiment.make_cell_chooser is None
         else experiment.make_cell_chooser(requests, machine),
         references=reference_cells(planned, machine),
-        notes=(*filter(None, (left_out_note, base_note)), *choice_lines(requests, planned, machine)),
+        notes=(
+            *filter(None, (left_out_note, base_note, *_folder_lines([*cells.values()]))),
+            *choice_lines(requests, planned, machine),
+        ),
     )
+
+
+def _folder_lines(cells: Sequence[Cell]) -> list[str | None]:
+    """Return a line for every folder of `data.path`, on the files that are trained on."""
+    data = (cell.data for cell in cells if cell.workload.trains and cell.data.name == "text")
+    return [files_line(name) for name in dict.fromkeys(entry.path for entry in data) if name is not None]
 
 
 def _plan_repeats(

@@ -54,7 +54,8 @@ from bench.strategies import STRATEGIES
 from bench.strategies.options import Flag, Option, WholeNumber, default_text, flag_text, yaml_default
 from bench.training.engines import DEFAULT_ENGINE, ENGINE_FACTS
 from bench.training.optimizer_facts import OPTIMIZER_FACTS
-from bench.training.text import check_tokenizer, read_beginning
+from bench.training.text import read_beginning
+from bench.training.tokenizer import check_tokenizer
 from bench.training.trainer_facts import STACK_ENGINE, TRAINER_FACTS, UNTILED
 
 DATA, LOSSES = ("text", "synthetic"), ("chunked", "untiled")
@@ -345,7 +346,7 @@ def _data(raw: Raw, vocab_size: int) -> DataConfig:
         None if raw[key] is None else values.path(f"data.{key}", raw[key]) for key in ("path", "tokenizer")
     )
     if name == "text" and (path or tokenizer) is not None:
-        text = read_beginning(path)
+        text = read_beginning(path, tokenizer)
         if tokenizer is not None:
             check_tokenizer(tokenizer, text, vocab_size)
     prompt = values.whole_number("data.prompt_tokens", raw["prompt_tokens"], least=0)

@@ -9,7 +9,7 @@ Shapes: B sequences of S tokens, padding included. S is the argument `length` of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from mmap import mmap
 from typing import Any
@@ -26,7 +26,8 @@ from bench.config import Cell
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import IGNORED_LABEL, Batch
 from bench.training.packing import PackedText, random_ends
-from bench.training.text import read_documents, read_text, token_ids
+from bench.training.text import read_documents
+from bench.training.tokenizer import token_ids
 
 SampleTokens = Callable[[int, int], Tensor]
 """Function (sample, length) that returns the first `length` token IDs of a sample, int64."""
@@ -192,7 +193,9 @@ def _text_source(cell: Cell) -> SampleSource:
     A sample starts where the previous one ends. If documents are packed, it starts with the next document.
     """
     with without_memory_limit():
-        texts = read_documents(cell.data) if cell.data.packs else [read_text(cell.data)]
+        texts = read_documents(cell.data.path, cell.data.tokenizer)
+        if not cell.data.packs:
+            texts = _with_blank_lines(texts)
         documents = [_tokenise(text, cell.data.tokenizer, cell.model.vocab_size) for text in texts if text]
         corpus = _copy_to_shared_memory(np.concatenate(documents))
         lengths = [len(document) for document in documents if len(document)]
@@ -223,6 +226,12 @@ SOURCES: Mapping[str, Callable[[Cell], SampleSource]] = {
     "text": _text_source,
     "synthetic": _synthetic_source,
 }
+
+
+def _with_blank_lines(documents: Iterable[str]) -> Iterator[str]:
+    """Yield documents that form one text with a blank line between them."""
+    for number, document in enumerate(documents):
+        yield f"\n\n{document}" if number else document
 
 
 def _tokenise(text: str, tokenizer: str | None, vocab_size: int) -> NDArray[Any]:

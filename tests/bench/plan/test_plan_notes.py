@@ -260,3 +260,18 @@ def test_max_length_is_planned_with_what_needs_zero3(words):
     raw = make_raw("experiment=max_length", "sweep_dir=out", words)
     sweep_plan = plan([raw], TWO_CORES, single=False)
     assert {entry.cell.engine.name for entry in sweep_plan.cells} <= {"zero3", "none"}
+
+
+def test_folders_of_texts_are_stated_once_with_what_is_left_out(tmp_path):
+    for name in ("a/rows.jsonl", "a/README.md", "b/notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"text": "a"}\n')
+    words = [f"data.path={tmp_path}/{name}" for name in ("a", "b", "a/rows.jsonl")]
+    requests = [make_raw(word, f"seq_len={n}", "sweep_dir=x") for word in words for n in (256, 512)]
+    notes = plan(requests, TWO_CORES, single=False).notes
+    assert [note for note in notes if note.startswith("data.path")] == [
+        f"{words[0]}: 1 of 2 files are trained on (*.jsonl); left out: README.md",
+        f"{words[1]}: 1 of 1 files are trained on (*.txt)",
+    ]
+    attention = make_raw(words[0], "workload=attention", "sweep_dir=x")
+    assert not any("trained on" in note for note in plan([attention], TWO_CORES, single=False).notes)

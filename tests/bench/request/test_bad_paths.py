@@ -1,15 +1,12 @@
 """Unusable files are refused while planning, in one line and without blocking."""
 
-import json
 import os
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 from bench.config import ConfigError
 from tests.support.cells import make_cell
+from tests.support.text_data import write_tokenizer
 
 
 @pytest.fixture
@@ -34,21 +31,13 @@ def test_folder_that_contains_a_pipe_is_refused(pipe, tmp_path):
         make_cell("model=checkpoint", f"model.path={tmp_path}")
 
 
-def tokenizer(folder, words):
-    """Write a tokenizer of these words."""
-    made = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
-    made.pre_tokenizer = Whitespace()
-    made.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-
-
 def test_unusable_tokenizer_is_refused_while_planning(tmp_path):
     text, good, large, broken = (tmp_path / name for name in ("text.txt", "good", "large", "broken"))
     text.write_text("to be or not to be")
     for folder in (good, large, broken):
         folder.mkdir()
-    tokenizer(good, ["?", "to", "be"])
-    tokenizer(large, [*map(str, range(5000)), "to"])
+    write_tokenizer(good, ["?", "to", "be"])
+    write_tokenizer(large, [*map(str, range(5000)), "to"])
     (broken / "tokenizer.json").write_text('{"a":')
     assert make_cell(f"data.path={text}", f"data.tokenizer={good}").data.tokenizer == str(good)
     with pytest.raises(ConfigError, match="gives ids up to 5000, but the model's vocabulary has"):

@@ -35,7 +35,7 @@ def test_json_lines_are_packed_document_by_document(tmp_path):
     path = tmp_path / "texts.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     words = f"data.path={path}", "batch=2"
-    assert read_documents(make_cell(*words).data) == [*TEXTS]
+    assert [*read_documents(str(path), None)] == [*TEXTS]
     batch = packed_batch(*words, seq_len=10)
     assert [bytes(row.tolist()).decode() for row in batch.input_ids] == ["abcdefghij", "nopqrstuvw"]
     assert batch.documents.ends == ((8, 9, 10), (10,))

@@ -1,0 +1,129 @@
+"""Documents of the rows of JSON lines, Parquet and Arrow files: a text, or a chat. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bench.common.labels import value_label
+from bench.config import ConfigError
+from bench.training.tokenizer import render_chat
+
+TEXT_KEY = "text"
+CHAT_KEYS = ("messages", "conversations")
+BATCH_ROWS = 256
+"""Number of rows of a Parquet file that are read at a time."""
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def json_documents(file: BinaryIO, path: Path, tokenizer: str | None) -> Iterator[str]:
+    """Yield the documents of JSON lines; raise ValueError that names path and line if a line has none."""
+    for number, line in enumerate(file, start=1):  # lines end at \n alone: strings may hold U+2028
+        place = f"{path}:{number}"
+        text = decode(line, place, file.tell() - len(line))
+        if text.strip():
+            yield _document(_json_row(text, place), place, tokenizer)
+
+
+def table_documents(path: Path, tokenizer: str | None) -> Iterator[str]:
+    """Yield the documents of a Parquet or Arrow file; raise ValueError that names the row if one has none.
+
+    Rows are counted from 0, as `datasets` and pandas do.
+    """
+    for number, row in enumerate(_table_rows(path)):
+        yield _document(row, f"{path} row {number}", tokenizer)
+
+
+def decode(content: bytes, place: str, offset: int = 0) -> str:
+    """Return UTF-8 as text; raise ValueError that names the place and the first bad byte of the file."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place}: byte {offset + error.start} is not UTF-8: {error.reason}") from None
+
+
+def _json_row(line: str, place: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+def _table_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield rows with the columns that may hold a document; with all columns if none may."""
+    number = 0
+    try:
+        for batch in _parquet_batches(path) if path.suffix == ".parquet" else _arrow_batches(path):
+            names = _columns(batch.schema.names)
+            for index in range(batch.num_rows):
+                yield {name: batch[name][index].as_py() for name in names}
+                number += 1
+    except ImportError:
+        raise ConfigError(
+            f"data.path: {path} needs the package pyarrow; install it with: pip install pyarrow"
+        ) from None
+    except (OSError, ValueError, NotImplementedError) as error:  # pyarrow's, which name no file
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ValueError(f"{path} row {number}: {reason}") from None
+
+
+def _parquet_batches(path: Path) -> Iterator[Any]:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        columns = _columns(file.schema_arrow.names)
+        yield from file.iter_batches(BATCH_ROWS, columns=columns, use_threads=False)
+
+
+def _arrow_batches(path: Path) -> Iterator[Any]:
+    """Yield the batches of a stream, which `datasets` writes, or of an Arrow file."""
+    from pyarrow import ipc
+
+    try:
+        stream = ipc.open_stream(path)
+    except ValueError:
+        file = ipc.open_file(path)
+        stream = map(file.get_batch, range(file.num_record_batches))
+    yield from stream
+
+
+def _columns(names: list[str]) -> list[str]:
+    return [name for name in names if name in (TEXT_KEY, *CHAT_KEYS)] or names
+
+
+def _document(row: Any, place: str, tokenizer: str | None) -> str:
+    """Return the text or the rendered chat of a row; raise ValueError that names its place if it has none."""
+    keys = [*row] if isinstance(row, dict) else []
+    key = next((key for key in (TEXT_KEY, *CHAT_KEYS) if key in keys), None)
+    if key is None:
+        names = value_label(", ".join(keys) or "none")
+        raise ValueError(f"{place}: has no key `text`, `messages` or `conversations`; its keys: {names}")
+    text = row[key] if key == TEXT_KEY else _chat_text(row[key], f"{place}: its `{key}`", tokenizer)
+    if not isinstance(text, str):
+        raise ValueError(f"{place}: its `text` is not a string")  # noqa: TRY004  a fault of the file
+    if LONE_SURROGATE.search(text):
+        raise ValueError(f"{place}: its `{key}` has half of a surrogate pair, which UTF-8 cannot hold")
+    return text
+
+
+def _chat_text(messages: Any, place: str, tokenizer: str | None) -> str:
+    """Return a chat as text; raise ValueError if a message has no `role` or no `content`."""
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"{place} is no list of messages")
+    for number, message in enumerate(messages, start=1):
+        keys = [*message] if isinstance(message, dict) else []
+        for key in ("role", "content"):
+            if key not in keys or not isinstance(message[key], str):
+                names = value_label(", ".join(keys) or "none")
+                raise ValueError(f"{place} has no string `{key}` in message {number}; its keys: {names}")
+    if tokenizer is None:
+        raise ConfigError(
+            f"data.path: {place} is a chat, and bytes have no chat template; write data.tokenizer=FOLDER with"
+            " the folder of a tokenizer that has one, such as the model's own"
+        )
+    # Arrow gives every message all keys, and templates take a key for a value.
+    given = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    return render_chat(given, place, tokenizer)
