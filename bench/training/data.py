@@ -197,7 +197,7 @@ def _text_source(cell: Cell) -> SampleSource:
         if not cell.data.packs:
             texts = _with_blank_lines(texts)
         documents = [_tokenise(text, cell.data.tokenizer, cell.model.vocab_size) for text in texts if text]
-        corpus = _copy_to_shared_memory(np.concatenate(documents))
+        corpus = _join_in_shared_memory(documents)
         lengths = [len(document) for document in documents if len(document)]
         packed = PackedText(lengths, cell.seed, cell.seq_len)
 
@@ -241,8 +241,8 @@ def _tokenise(text: str, tokenizer: str | None, vocab_size: int) -> NDArray[Any]
     return token_ids(text, tokenizer, vocab_size)
 
 
-def _copy_to_shared_memory(tokens: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy in shared pages, which do not count in the limit on a rank's private memory."""
-    copy = np.frombuffer(mmap(-1, tokens.nbytes), dtype=tokens.dtype)
-    copy[:] = tokens
-    return copy
+def _join_in_shared_memory(documents: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return all tokens in shared pages, which do not count in the limit on a rank's private memory."""
+    size_bytes = sum(document.nbytes for document in documents)
+    tokens = np.frombuffer(mmap(-1, size_bytes), dtype=documents[0].dtype)
+    return np.concatenate(documents, out=tokens)

@@ -58,8 +58,8 @@ def _table_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         for batch in _parquet_batches(path) if path.suffix == ".parquet" else _arrow_batches(path):
             names = _columns(batch.schema.names)
-            for index in range(batch.num_rows):
-                yield {name: batch[name][index].as_py() for name in names}
+            for values in zip(*(batch[name] for name in names), strict=True):
+                yield {name: value.as_py() for name, value in zip(names, values, strict=True)}
                 number += 1
     except ImportError:
         raise ConfigError(

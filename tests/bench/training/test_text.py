@@ -66,6 +66,7 @@ def test_file_without_text_is_refused(tmp_path, content):
         ("b.jsonl", b'{"text": "a"}\n' * 9000 + b'{"text": "caf\xe9"}\n', r"b\.jsonl:9001: byte 126013"),
         ("b", b'{"text": "a"}\n\xff\n', r"b:2: byte 14"),
     ],
+    ids=["late", "first", "late_row", "row"],
 )
 @pytest.mark.parametrize("is_folder", [True, False])
 def test_bytes_that_are_not_utf8_are_refused_by_place(tmp_path, name, content, place, is_folder):
