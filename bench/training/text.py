@@ -11,7 +11,7 @@ from pydoc_data.topics import topics
 
 from bench.config import ConfigError
 from bench.training.text_files import JSON_LINES_SUFFIX, TABLE_SUFFIXES, text_files
-from bench.training.text_rows import decode, json_documents, table_documents
+from bench.training.text_rows import decode, json_array_documents, json_documents, table_documents
 
 CHECKED_CHARACTERS = 2**16
 """Maximum number of characters that the launcher gives to the tokenizer."""
@@ -61,6 +61,8 @@ def _documents(path: Path, tokenizer: str | None) -> Iterator[str]:
         file.seek(0)
         if path.suffix == JSON_LINES_SUFFIX or _is_json_object(first):
             yield from json_documents(file, path, tokenizer)
+        elif path.suffix == ".json":
+            yield from json_array_documents(decode(file.read(), str(path)), path, tokenizer)
         else:
             yield decode(file.read(), str(path)).replace("\r\n", "\n").replace("\r", "\n")
 

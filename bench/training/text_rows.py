@@ -28,6 +28,15 @@ def json_documents(file: BinaryIO, path: Path, tokenizer: str | None) -> Iterato
             yield _document(_json_row(text, place), place, tokenizer)
 
 
+def json_array_documents(text: str, path: Path, tokenizer: str | None) -> Iterator[str]:
+    """Yield the documents of a JSON file that is one array of rows, counted from 0."""
+    rows = _json_row(text, str(path))
+    if not isinstance(rows, list):
+        raise ValueError(f"{path}: is neither an array of rows nor JSON lines")  # noqa: TRY004  a fault of the file
+    for number, row in enumerate(rows):
+        yield _document(row, f"{path} row {number}", tokenizer)
+
+
 def table_documents(path: Path, tokenizer: str | None) -> Iterator[str]:
     """Yield the documents of a Parquet or Arrow file; raise ValueError that names the row if one has none.
 

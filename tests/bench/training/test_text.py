@@ -50,6 +50,19 @@ def test_json_lines_end_at_newlines_alone(tmp_path, name, separator):
     assert documents(tmp_path / name) == [f"a{separator}b", "c"]
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+def test_rows_of_a_json_array_are_documents(tmp_path, indent):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{"text": "a"}, {"text": "b"}], indent=indent))
+    assert documents(path) == ["a", "b"]
+    path.write_text(json.dumps({"rows": []}, indent=2))
+    with pytest.raises(ConfigError, match="is neither an array of rows nor JSON lines"):
+        documents(path)
+    path.write_text(json.dumps([{"text": "a"}, {"instruction": "b"}]))
+    with pytest.raises(ConfigError, match=r"rows\.json row 1: has no key `text`.*keys: instruction"):
+        documents(path)
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b" \n"])
 def test_file_without_text_is_refused(tmp_path, content):
     path = tmp_path / "bad.txt"
