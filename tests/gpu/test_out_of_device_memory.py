@@ -14,8 +14,8 @@ pytestmark = [*NEEDS_GPU]
 GIB = 2**30
 SLACK_BYTES = 16 * 2**20
 QUICK = ("engine=ddp", "measure.steps=1", "measure.warmup_steps=0", "measure.trace=false")
-SCORE_BYTES = 2
-"""Bytes of a bf16 score; the `math` kernel's first large allocation is [heads, tokens, tokens] scores."""
+SCORE_BYTES = 4
+"""Bytes of a float32 score; the `math` kernel's first large allocation is [heads, tokens, tokens] scores."""
 FREED_WITHIN_S = 10
 
 
