@@ -12,11 +12,12 @@ from bench.config import USER_CODE, Cell
 from bench.measure.check import Check
 from bench.measure.facts import ErrorFacts, FaultOrigin, RankReport, field_by_rank
 
-FACTORS: Mapping[str, float] = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 4.0, "dv": 4.0, "loss": 3.0}
+FACTORS: Mapping[str, float] = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 5.0, "dv": 5.0, "loss": 3.0}
 """Largest error of a sound result by tensor, as a multiple of the error of plain attention in the same dtype.
 
-The error of strategies was up to that of plain attention in `out` and `dq`, and up to 2.9 times as large in
-`dk` and `dv`. In the losses of the probe pass it was up to 1.3 times the error of one rank."""
+The error of sound kernels was up to that of plain attention in `out`, 1.6 times as large in `dq`, and 4.4
+times in `dk` and `dv`, which torch's CPU kernel rounds more at more tokens. In the losses of the probe pass
+it was up to 1.3 times the error of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
