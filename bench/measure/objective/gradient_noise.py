@@ -1,7 +1,7 @@
 """Distances of gradients from exact ones, and the limits that rounding alone explains.
 
 Limits follow the controls: computations of the step in the cell's dtype that would be equal in exact
-arithmetic, and differ in the order of their sums.
+arithmetic, and differ in how attention rounds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ from bench.measure.parity.section import FLOORS
 
 FACTOR = 4.0
 """Largest error of a sound step, as a multiple of the controls' root mean square error."""
-SCALE_FACTOR = 6.0
-"""Largest error of a gradient's scale, as a multiple of the controls' root mean square error.
+ALONG_FACTOR = 1.5
+"""Largest error of a gradient's scale, as a multiple of the controls' root mean square distance.
+
+By chance all three controls may have a small error of the scale, a single number, but not a small distance.
+Along the exact gradient a sound deviation had up to 0.65 of its length."""
+WHOLE_FACTOR = 6.0
+"""Largest error of the scale of all gradients, as a multiple of the controls' root mean square error.
 
 It is larger than FACTOR, because by chance all three controls may have a small error of one number."""
 CHANCE = 4.0
@@ -163,7 +168,8 @@ class GradientNoise:
         noise, floor = self.gradients[name], FLOORS[dtype].backward
         allowed = max(floor, FACTOR * noise.distance)
         by_chance = CHANCE * max(noise.distance, min(distance, allowed)) / math.sqrt(noise.effective_count)
-        return GradientLimit(allowed, max(floor, by_chance, SCALE_FACTOR * max(noise.scale, self.scale)))
+        scale = max(FACTOR * max(noise.scale, self.scale), ALONG_FACTOR * noise.distance, by_chance)
+        return GradientLimit(allowed, max(floor, scale))
 
     def whole_limit(self, dtype: str) -> float:
         """Return the limit of the scale of all compared gradients as one vector.
@@ -173,7 +179,7 @@ class GradientNoise:
         independent errors of the parameters would have is used if it is larger.
         """
         independent = math.sqrt(sum((error.share * error.scale) ** 2 for error in self.gradients.values()))
-        return max(FLOORS[dtype].backward, SCALE_FACTOR * max(self.whole_scale, independent))
+        return max(FLOORS[dtype].backward, WHOLE_FACTOR * max(self.whole_scale, independent))
 
     @classmethod
     def from_controls(

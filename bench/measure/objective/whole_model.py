@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from bench.config import LOW_PRECISION
 from bench.measure.objective.coverage import Coverage
 from bench.measure.objective.gradient_noise import LOSS_BLOCK, StepLoss
-from bench.measure.parity.exact import PLAIN_NAME, PlainAttention
+from bench.measure.parity.exact import PLAIN_NAME, AttentionRounding, PlainAttention
 from bench.strategies.strategy import IGNORED_LABEL, Batch, Strategy
 from bench.training.data import count_valid
 from bench.training.engines import is_autocast
@@ -35,9 +35,14 @@ EXACT = "exact"
 """Name of the computation in float64."""
 MISTAKEN = "mistaken"
 """Name of the computation with a known mistake: losses averaged over ranks."""
-CONTROLS = {f"control {parts}": parts for parts in (1, 2, 3)}
-"""Names of the controls, with the number of parts into which attention splits its sum over the keys. The
-controls are correct computations in the cell's dtype, so their distance from float64 is that of rounding."""
+CONTROLS = {
+    "control 1": AttentionRounding(),
+    "control 2": AttentionRounding(key_parts=2, rounds_scores=True),
+    "control 3": AttentionRounding(key_parts=3, rounds_scores=True),
+}
+"""Rounding of attention in the controls, by name. The controls are correct computations in the cell's dtype,
+so their distance from float64 is that of rounding. Controls that differed only in the sum over the keys would
+have almost equal errors, all of which may be small by chance."""
 
 NamedTensors = dict[str, Tensor]
 """Parameters or gradients by the names that the parameters have in engines."""
@@ -55,8 +60,8 @@ class Computation:
     """Dtype to which autocast rounds; None without autocast."""
     weights: Weights
     """Weights of the tokens' losses in the loss of the step."""
-    key_parts: int = 1
-    """Number of parts in which attention sums over the keys."""
+    rounding: AttentionRounding
+    """Rounding of attention."""
 
 
 @dataclass(slots=True)
@@ -94,13 +99,14 @@ class WholeModel:
             for name, parameter in self.named_model.named_parameters()
             if not parameter.is_meta
         }
-        self.computations = {EXACT: Computation(torch.float64, None, _mean_over_tokens(self.sequences))}
-        for name, parts in CONTROLS.items():
-            self.computations[name] = self._rounded_computation(parts, self.computations[EXACT].weights)
+        right = _mean_over_tokens(self.sequences)
+        self.computations = {EXACT: Computation(torch.float64, None, right, AttentionRounding())}
+        for name, rounding in CONTROLS.items():
+            self.computations[name] = self._rounded_computation(rounding, right)
         # Only the noise of 16-bit dtypes is large enough to hide the mistake.
         if cell.sp_degree > 1 and cell.dtype in LOW_PRECISION:
             weights = mean_of_ranks(trainer.strategy, self.sequences)
-            self.computations[MISTAKEN] = self._rounded_computation(1, weights)
+            self.computations[MISTAKEN] = self._rounded_computation(AttentionRounding(), weights)
         self.losses: dict[str, StepLoss] = {}
         """Loss of each computation, set before `gradients` yields for the first time."""
 
@@ -126,12 +132,12 @@ class WholeModel:
                 yield name, self._ends_gradients(self.computations[name], sequences)
         self.phase.enter(None)
 
-    def _rounded_computation(self, key_parts: int, weights: Weights) -> Computation:
+    def _rounded_computation(self, rounding: AttentionRounding, weights: Weights) -> Computation:
         """Return a computation in the cell's dtype, with weights of that dtype or with autocast."""
         dtype = TORCH_DTYPES[self.cell.dtype]
         if is_autocast(self.cell):
-            return Computation(torch.float32, dtype, weights, key_parts)
-        return Computation(dtype, None, weights, key_parts)
+            return Computation(torch.float32, dtype, weights, rounding)
+        return Computation(dtype, None, weights, rounding)
 
     def _run_forward(self, running: Mapping[str, list[_Sequence]]) -> None:
         """Run all computations forward and fill the state of every sequence, and `losses`."""
@@ -239,8 +245,8 @@ class WholeModel:
 
     @contextmanager
     def _computing(self, computation: Computation, batch: Batch) -> Iterator[None]:
-        """Set the summation order and documents of attention, and autocast, within the context."""
-        self.attention.documents, self.attention.key_parts = batch.documents, computation.key_parts
+        """Set the rounding and documents of attention, and autocast, within the context."""
+        self.attention.documents, self.attention.rounding = batch.documents, computation.rounding
         dtype = computation.autocast
         with torch.autocast(self.device.type, dtype, enabled=dtype is not None, cache_enabled=False):
             yield

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -131,17 +132,24 @@ def whole_attention_flops(queries: int, tokens: int, head_dim: int) -> int:
     return PRODUCTS * queries * tokens * (tokens + 1) * head_dim
 
 
-class PlainAttention:
-    """Plain causal attention for a model in transformers, with a choice of summation order.
+@dataclass(frozen=True, slots=True)
+class AttentionRounding:
+    """Choice of how plain attention rounds. The results of all choices are equal in exact arithmetic."""
 
-    Scores have at least float32 and weights the dtype of the values, as in flash kernels. The results of all
-    orders are equal in exact arithmetic.
-    """
+    key_parts: int = 1
+    """Number of parts of the keys. Weighted values are summed in each part, and then over the parts."""
+    rounds_scores: bool = False
+    """Whether scores are rounded to the dtype of the values, as in attention without a kernel. Else they have
+    at least float32, as in flash kernels."""
+
+
+class PlainAttention:
+    """Plain causal attention for a model in transformers, whose weights have the dtype of the values."""
 
     documents: Documents | None = None
     """Documents of the batch that goes through the model; None without packing."""
-    key_parts: int = 1
-    """Number of parts of the keys. Weighted values are summed in each part, and then over the parts."""
+    rounding: AttentionRounding = AttentionRounding()
+    """Rounding of the calls that follow."""
 
     def __call__(
         self,
@@ -155,11 +163,14 @@ class PlainAttention:
         q, k = q_BNSD.to(v_BKSD.dtype), k_BKSD.to(v_BKSD.dtype)
         visible = visible_keys(q.shape[2], causal=True, device=q.device, documents=self.documents)
         sum_dtype = torch.promote_types(v_BKSD.dtype, torch.float32)
+        score_dtype, count = sum_dtype, self.rounding.key_parts
+        if self.rounding.rounds_scores:
+            score_dtype = v_BKSD.dtype
         with torch.autocast(q.device.type, enabled=False):
-            scores = masked_scores(q.to(sum_dtype), k.to(sum_dtype), visible)
+            scores = masked_scores(q.to(score_dtype), k.to(score_dtype), visible).to(sum_dtype)
             weights = scores.softmax(dim=-1).to(v_BKSD.dtype)
             values = v_BKSD.repeat_interleave(q.shape[1] // v_BKSD.shape[1], dim=1)
-            parts = zip(weights.chunk(self.key_parts, -1), values.chunk(self.key_parts, 2), strict=True)
+            parts = zip(weights.chunk(count, -1), values.chunk(count, 2), strict=True)
             sums = torch.stack([(part @ value).to(sum_dtype) for part, value in parts]).sum(dim=0)
         return sums.to(v_BKSD.dtype).transpose(1, 2), None
 

@@ -13,9 +13,10 @@ from bench.config import OptimizerConfig
 from bench.measure import PASSES
 from bench.measure.objective.coverage import coverages, gradient_bytes, needed_bytes
 from bench.measure.objective.gradient_noise import (
+    ALONG_FACTOR,
     CHANCE,
     FACTOR,
-    SCALE_FACTOR,
+    WHOLE_FACTOR,
     ExactGradient,
     GradientError,
     GradientNoise,
@@ -81,7 +82,9 @@ def test_scale_limit_grows_for_gradients_of_few_numbers():
     few, many = (noise.limits(str(n), "bf16", 2e-2) for n in (16, 2**20))
     assert few.distance == many.distance == pytest.approx(FACTOR * 1e-2)
     assert few.scale == pytest.approx(CHANCE * 2e-2 / 4)
-    assert many.scale == pytest.approx(SCALE_FACTOR * 1e-3)
+    assert many.scale == pytest.approx(ALONG_FACTOR * 1e-2)
+    by_scale = replace(noise, scale=1e-2).limits(str(2**20), "bf16", 2e-2)
+    assert by_scale.scale == pytest.approx(FACTOR * 1e-2)
     assert noise.limits("16", "bf16", 1.0).scale == pytest.approx(CHANCE * FACTOR * 1e-2 / 4)
 
 
@@ -97,7 +100,7 @@ def test_whole_scale_finds_a_factor_that_no_parameter_shows():
     assert all(error.scale < noise.limits(n, "bf16", error.distance).scale for n, error in errors.items())
     assert noise.whole_scale == pytest.approx(0.0, abs=1e-6)
     assert whole_scale(errors) == pytest.approx(7.5e-3, rel=1e-3)
-    assert noise.whole_limit("bf16") == pytest.approx(SCALE_FACTOR * 2e-3 / 4, rel=1e-3)
+    assert noise.whole_limit("bf16") == pytest.approx(WHOLE_FACTOR * 2e-3 / 4, rel=1e-3)
 
 
 @pytest.mark.parametrize(

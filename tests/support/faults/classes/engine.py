@@ -26,6 +26,16 @@ def enlarge_gradients_a_little(job):
     wrap(FSDP2, "backward", lambda plain, self, loss: plain(self, 1.0075 * loss))
 
 
+def enlarge_the_gradients_of_an_mlp(job):
+    """Make all gradients that leave one MLP 1 % too large."""
+
+    def forward(plain, hidden):
+        out = plain(hidden)
+        return out + 0.01 * (out - out.detach())
+
+    change_the_model(lambda model: wrap(model.model.model.layers[0].mlp, "forward", forward))
+
+
 def lose_the_gradient_of_a_matrix(job):
     def built(plain, self, model, layers, *words):
         def losing():
