@@ -144,7 +144,11 @@ class AttentionRounding:
 
 
 class PlainAttention:
-    """Plain causal attention for a model in transformers, whose weights have the dtype of the values."""
+    """Plain causal attention for a model in transformers, whose weights have the dtype of the values.
+
+    Its backward reads the rounded output, as that of flash attention does: dS = P * (dP - dO . O)
+    (arXiv:2205.14135, appendix B.2). Where dP and dO . O cancel, only their rounding is left.
+    """
 
     documents: Documents | None = None
     """Documents of the batch that goes through the model; None without packing."""
@@ -168,11 +172,14 @@ class PlainAttention:
             score_dtype = v_BKSD.dtype
         with torch.autocast(q.device.type, enabled=False):
             scores = masked_scores(q.to(score_dtype), k.to(score_dtype), visible).to(sum_dtype)
-            weights = scores.softmax(dim=-1).to(v_BKSD.dtype)
+            lse = scores.logsumexp(dim=-1, keepdim=True)
+            weights = (scores - lse.detach()).exp().to(v_BKSD.dtype)
             values = v_BKSD.repeat_interleave(q.shape[1] // v_BKSD.shape[1], dim=1)
             parts = zip(weights.chunk(count, -1), values.chunk(count, 2), strict=True)
             sums = torch.stack([(part @ value).to(sum_dtype) for part, value in parts]).sum(dim=0)
-        return sums.to(v_BKSD.dtype).transpose(1, 2), None
+            # A factor of 1, whose gradient subtracts dO . O as in flash attention.
+            out = sums.to(v_BKSD.dtype) * (lse.detach() - lse).exp()
+        return out.to(v_BKSD.dtype).transpose(1, 2), None
 
 
 @contextmanager
