@@ -22,7 +22,7 @@ from bench.config import (
     WorkloadConfig,
 )
 from bench.extras.observe.loop import ObservedLoop
-from bench.extras.observe.tokens import ShardTokens, find_layout, seq_len
+from bench.extras.observe.tokens import ShardTokens, find_layout
 from bench.measure import planned_stages
 from bench.request import values
 from bench.request.hardware import hardware_of_machine
@@ -96,7 +96,7 @@ def observed_cell(
         memory_limit_gib=None,
     )
     return Cell(
-        seq_len=seq_len(first),
+        seq_len=first.seq_len,
         batch=first.batch,
         grad_accum=first.micro_steps,
         strategy=request.strategy,

@@ -26,6 +26,12 @@ TOLERANCE = 0.02
 """Largest relative error of a measured factor, and of the gradient from this multiple of the sum."""
 
 
+def closest_factor(result: Tensor, base: Tensor) -> float:
+    """Return the factor for which `factor * base` is closest to `result`; 0 if `base` is all zeros."""
+    size = float(base.square().sum())
+    return float((result * base).sum()) / size if size else 0.0
+
+
 class GradientFactor:
     """Watches the gradient of one trained parameter in one step."""
 
@@ -59,17 +65,15 @@ class GradientFactor:
             sequence_ranks: Number of ranks that share a sequence.
             device: Device of the process group's tensors.
         """
-        world = dist.get_world_size()
-        shapes = [None if gradient is None else gradient.shape for gradient in (self._local, self._used)]
+        world, local, used = dist.get_world_size(), self._local, self._used
         known: list[Any] = [None] * world
-        dist.all_gather_object(known, shapes[0] is not None and shapes[0] == shapes[1])
-        if not all(known) or self._local is None or self._used is None:
+        dist.all_gather_object(known, local is not None and used is not None and local.shape == used.shape)
+        if not all(known) or local is None or used is None:
             return None
-        total = self._local.to(device)
+        total = local.to(device)
         dist.all_reduce(total)
-        used, total = self._used.double().flatten(), total.double().flatten().to(self._used.device)
-        size = float(total @ total)
-        factor = float(used @ total) / size if size else 0.0
+        used, total = used.double().flatten(), total.double().flatten().to(used.device)
+        factor = closest_factor(used, total)
         is_multiple = float((used - factor * total).norm()) <= TOLERANCE * float(used.norm())
         divisors = (world, sequence_ranks, world // sequence_ranks, 1)
         nearest = min((1 / divisor for divisor in divisors), key=lambda expected: abs(factor - expected))

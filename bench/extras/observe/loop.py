@@ -17,13 +17,7 @@ from bench.extras.observe.gradient_factor import GradientFactor
 from bench.extras.observe.objective import RankObjective
 from bench.extras.observe.observed_model import ObservedModel
 from bench.extras.observe.parity import DTYPE_NAMES, SequenceGroup, compare_attention
-from bench.extras.observe.tokens import (
-    ModelInputWatch,
-    ShardTokens,
-    StepSize,
-    position_rows,
-    shard_positions,
-)
+from bench.extras.observe.tokens import ModelInputWatch, ShardTokens
 from bench.extras.observe.trained_tokens import TrainedTokens
 from bench.measure.full_length.section import FullLengthSection
 from bench.measure.hooks import Spans, optimizer_step_spans
@@ -56,7 +50,7 @@ class ObservedLoop(Subject):
         self.network = model.entry_points[0]
         self.sequence_ranks = len(sequence_group.ranks)
         self.dtype = "fp32"
-        self.step_sizes: list[StepSize] = []
+        self.step_sizes: list[str] = []
         self.trained_tokens = TrainedTokens(model.networks[0], self.input_watch)
         self.gradient_factor = GradientFactor(model.networks[0])
         self.always_updates = True
@@ -82,7 +76,7 @@ class ObservedLoop(Subject):
         self.step_sizes.append(self.tokens.size)
 
     def input_positions(self) -> Tensor:
-        return torch.tensor([*shard_positions(self.tokens)])
+        return torch.tensor([*self.tokens.positions[0]])
 
     @property
     def tokens(self) -> ShardTokens:
@@ -99,7 +93,10 @@ class ObservedLoop(Subject):
         """Set `objective` from the step that was watched last. Every rank must call this method."""
         measured = self.gradient_factor.measure(self.sequence_ranks, self.device)
         factor = self.model.gradient_factor() or measured
-        stated, calls = self.trained_tokens.stated_in_step, self.trained_tokens.micro_steps()
+        stated, calls = (
+            self.trained_tokens.stated_in_step,
+            self.trained_tokens.micro_steps(self.sequence_group.all_gather_objects),
+        )
         stated_counts = [loss.valid_tokens for loss in stated if loss.valid_tokens is not None]
         counts = stated_counts or [call.valid_tokens for call in calls if call.valid_tokens is not None]
         self.objective = RankObjective(
@@ -139,7 +136,7 @@ class LoopParity(RankPass):
             *(f"attention is called with {kind}" for kind in captured.layer_kinds),
         ]
         with self.measurement.log.run_phase("parity"):
-            positions = position_rows(loop.tokens)
+            positions = loop.tokens.positions
             self.heads, self.rows = compare_attention(captured, positions, loop.sequence_group)
 
     def part(self) -> ParitySection:
@@ -147,7 +144,7 @@ class LoopParity(RankPass):
 
 
 class LoopFullLength(RankPass):
-    """Sampled rows of the attention call that `LoopParity` has captured and compared."""
+    """Sampled rows of the call that `LoopParity` compares."""
 
     def part(self) -> FullLengthSection:
         parity = self.measurement.passes["parity"]
@@ -156,10 +153,7 @@ class LoopFullLength(RankPass):
 
 
 class LoopReplicas(RankPass):
-    """Digests of the parameters after the last observed step, to compare copies of them on several ranks.
-
-    Copies differ if gradients were not averaged, so that the ranks train different models.
-    """
+    """Digests of the parameters after the last observed step, to compare copies of them on several ranks."""
 
     def part(self) -> RankUpdates:
         loop = self.measurement.subject
@@ -191,12 +185,8 @@ def _trained_shards(model: nn.Module, engine: str) -> Iterator[tuple[str, Tensor
 def _shard_suffix(model: nn.Module, engine: str, values: Tensor) -> str:
     """Return text such as ` [shard 1]`, equal on ranks with the same shard; empty for a whole parameter."""
     if isinstance(values, DTensor):
-        coordinate = values.device_mesh.get_coordinate() or ()
-        indices = [
-            index
-            for index, placement in zip(coordinate, values.placements, strict=False)
-            if not placement.is_replicate()
-        ]
-        return f" [shard {', '.join(map(str, indices))}]" if indices else ""
+        coordinate = zip(values.device_mesh.get_coordinate() or (), values.placements, strict=False)
+        indices = [str(index) for index, placement in coordinate if not placement.is_replicate()]
+        return f" [shard {', '.join(indices)}]" if indices else ""
     is_sharded = engine == "fsdp1" or any(getattr(module, "tp_size", None) for module in model.modules())
     return f" [shard of rank {dist.get_rank()}]" if is_sharded else ""

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,8 +15,6 @@ from torch import nn
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _get_default_group, _get_default_store
-
-from bench.extras.observe.tokens import LoopReport
 
 
 def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
@@ -29,7 +26,7 @@ def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessG
 def device_of(model: nn.Module) -> torch.device:
     """Return the device of the parameters, or the current GPU if they are offloaded to host memory.
 
-    The current GPU is only the second choice: if a loop never calls `set_device`, it is GPU 0 on every rank.
+    If a loop never calls `set_device`, the current GPU is GPU 0 on every rank.
     """
     parameter_device = next(model.parameters()).device
     if parameter_device.type != "cuda" and "nccl" in str(dist.get_backend()):
@@ -42,16 +39,6 @@ def broadcast_time(device: torch.device) -> datetime:
     now = torch.tensor(datetime.now(UTC).timestamp(), dtype=torch.float64, device=device)
     dist.broadcast(now, src=0)
     return datetime.fromtimestamp(now.item(), UTC)
-
-
-def gather_on_rank_0(report: LoopReport) -> Sequence[LoopReport]:
-    """Return the reports of all ranks on rank 0, in rank order, and an empty list on other ranks.
-
-    Every rank must call this function.
-    """
-    gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(report, gathered)
-    return gathered or []
 
 
 @contextmanager
@@ -91,11 +78,9 @@ class PeerMissingError(RuntimeError):
 class AbortableBarrier:
     """A barrier that any rank can abort; the ranks wait at it before every collective of the observation.
 
-    An error may end the observation on one rank only, while the training goes on. The other ranks would then
-    wait for ever in the next collective of the observation, or take a collective of the training for it. This
-    barrier uses torch's store instead, in which a rank can announce that it will not come and continue at
-    once. A rank that dies announces nothing, so the wait has a time limit. All ranks must use their barriers
-    in the same order.
+    An error may end the observation on one rank only. The other ranks would then wait for ever in the next
+    collective of the observation, or take one of the training for it. In torch's store, a rank can announce
+    that it will not come. A rank that dies announces nothing, so the wait has a time limit.
     """
 
     def __init__(self, name: str, ranks: Sequence[int]) -> None:
@@ -106,12 +91,7 @@ class AbortableBarrier:
         self._rounds = 0
 
     def wait(self) -> None:
-        """Return when all ranks have arrived.
-
-        Raises:
-            PeerStoppedError: Another rank has aborted the barrier.
-            PeerMissingError: Another rank did not arrive in time.
-        """
+        """Return when all ranks have arrived; raise PeerStoppedError or PeerMissingError if one will not."""
         if self._size == 1:
             return
         if self._store.add(self._key("arrivals"), 1) == self._size:
@@ -151,9 +131,13 @@ class AbortableBarrier:
 def longest_wait_s() -> float:
     """Return the longest wait at a barrier, at most half the timeout of the training's collectives.
 
-    A rank that never reaches the barrier may wait for this rank in such a collective, which must not time
-    out.
+    A missing rank may wait for this rank in such a collective, which must not time out.
     """
+    return min(LONGEST_WAIT_S, collective_timeout_s() / 2)
+
+
+def collective_timeout_s() -> float:
+    """Return the shortest timeout of a collective of the default process group."""
     group = _get_default_group()
-    timeouts = [group._get_backend(device).options._timeout for device in group._device_types]
-    return min(LONGEST_WAIT_S, *(timeout.total_seconds() / 2 for timeout in timeouts))
+    backends = (group._get_backend(device) for device in group._device_types)
+    return min(float(backend.options._timeout.total_seconds()) for backend in backends)

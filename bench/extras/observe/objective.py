@@ -53,6 +53,9 @@ class MicroStep:
     label per token, and large for a loss with several targets per token."""
     valid_tokens: int | None
     """Number of labels that count among those passed to the model; None if none were passed."""
+    layer_share: float = 1.0
+    """Gradient that the layers get of hidden states gathered before the head, as a multiple of the sum of all
+    ranks' gradients of these states."""
 
     @property
     def weight(self) -> float | None:
@@ -86,13 +89,7 @@ class RankObjective:
 def reason_not_compared(
     ranks: Sequence[RankObjective], groups: Sequence[Sequence[int]], dtype: str
 ) -> str | None:
-    """Return why the objective was not compared; None if it was.
-
-    Args:
-        ranks: Objectives of all ranks, in rank order.
-        groups: Ranks of every sequence group.
-        dtype: Dtype of attention.
-    """
+    """Return why the objective was not compared; None if it was. See `objective_mistake`."""
     return (
         _reason_unseen(ranks)
         or _reason_unordered(ranks, groups)
@@ -116,11 +113,8 @@ def _reason_unseen(ranks: Sequence[RankObjective]) -> str | None:
 
 def _reason_unordered(ranks: Sequence[RankObjective], groups: Sequence[Sequence[int]]) -> str | None:
     """Return why labels were not compared with next tokens, if an order of the tokens is not known."""
-    for group in groups:
-        for calls in zip(*(ranks[rank].micro_steps for rank in group), strict=False):
-            sequences = range(min(len(call.ids) for call in calls))
-            if any(_places(calls, row) is None for row in sequences):
-                return "the positions do not determine the order of the tokens, as with images"
+    if any(_places(calls, row) is None for _, calls, row in _sequences(ranks, groups)):
+        return "the positions do not determine the order of the tokens"
     return None
 
 
@@ -153,8 +147,8 @@ def objective_mistake(
     for weight, place in weights:
         if not math.isfinite(weight):
             return f"objective: the gradient of the logits of {place} is not finite"
-    labels = (_label_mistake([ranks[rank] for rank in group], group) for group in groups)
-    wrong = next(filter(None, labels), None) or _next_token_mistake(ranks) or _weight_mistake(weights, limit)
+    labels = (_label_mistake(*sequence) for sequence in _sequences(ranks, groups))
+    wrong = next(filter(None, labels), None) or _gather_mistake(ranks) or _weight_mistake(weights, limit)
     if wrong is not None or _reason_scale_unknown(ranks, len(groups[0]), limit) is not None:
         return wrong
     return _scale_mistake(ranks, weights, limit, dtype) or _loss_mistake(ranks, limit)
@@ -164,19 +158,18 @@ def _limit(dtype: str) -> float:
     return LIMITS.get(dtype, SIXTEEN_BIT_LIMIT)
 
 
-def _label_mistake(sequence_group: Sequence[RankObjective], group: Sequence[int]) -> str | None:
-    """Return a message about the first wrong label in the sequences that the ranks `group` share."""
-    by_call = zip(*(rank.micro_steps for rank in sequence_group), strict=False)
-    wrong = (
-        _sequence_mistake(calls, row, group)
-        for calls in by_call
-        for row in range(min(len(call.ids) for call in calls))
-    )
-    return next(filter(None, wrong), None)
+def _sequences(
+    ranks: Sequence[RankObjective], groups: Sequence[Sequence[int]]
+) -> Iterator[tuple[Sequence[int], Sequence[MicroStep], int]]:
+    """Yield the ranks that share a sequence, the call of each of them, and the row of the sequence in it."""
+    for group in groups:
+        for calls in zip(*(ranks[rank].micro_steps for rank in group), strict=False):
+            for row in range(min(len(call.ids) for call in calls)):
+                yield group, calls, row
 
 
-def _sequence_mistake(calls: Sequence[MicroStep], row: int, group: Sequence[int]) -> str | None:
-    """Return a message about the first wrong label of one sequence: row `row` in the call of every rank.
+def _label_mistake(group: Sequence[int], calls: Sequence[MicroStep], row: int) -> str | None:
+    """Return a message about the first wrong label of one sequence of `_sequences`.
 
     The label of a document's last token may be any token, as its next one may be in no batch.
     """
@@ -225,19 +218,16 @@ def _shard_end_mistake(is_trained: np.ndarray, ranks: np.ndarray, goes_on: np.nd
     )
 
 
-def _next_token_mistake(ranks: Sequence[RankObjective]) -> str | None:
-    """Return a message if no label of a rank is the next token.
-
-    This is checked for packed documents, too, whose labels are not compared one by one.
-    """
-    for rank, objective in enumerate(ranks):
-        calls = objective.micro_steps
-        if any(call.trained_tokens for call in calls) and not any(call.next_tokens for call in calls):
-            return (
-                f"objective: no label of rank {rank} is the next token of its sequence; shift the labels of"
-                " whole sequences by one before sharding"
-            )
-    return None
+def _gather_mistake(ranks: Sequence[RankObjective]) -> str | None:
+    """Return a message if the layers get another gradient than the head of states gathered before it."""
+    shares = {call.layer_share for rank in ranks for call in rank.micro_steps}
+    share = next((share for share in shares if abs(share - 1) > SIXTEEN_BIT_LIMIT), None)
+    if share is None:
+        return None
+    return (
+        f"objective: hidden states are gathered before the head, and the layers get {share:.4g} times their"
+        " gradient; sum it over the ranks in the backward of the gather"
+    )
 
 
 def _weight_mistake(weights: Sequence[NamedWeight], limit: float) -> str | None:
@@ -285,7 +275,7 @@ def _scale_mistake(
 
 
 def has_known_scale(ranks: Sequence[RankObjective], dtype: str) -> bool:
-    """Return whether the right size of gradients is known. A gradient scaler makes it unknown in fp16."""
+    """Return whether the right size of gradients is known; a gradient scaler makes it unknown in fp16."""
     return dtype != "fp16" and all(
         rank.gradient_factor is not None and rank.valid_tokens is not None for rank in ranks
     )

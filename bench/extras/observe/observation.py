@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import ClassVar, Self, TextIO
+from typing import Any, ClassVar, Self, TextIO
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -31,7 +31,6 @@ from bench.extras.observe.loop_ranks import (
     broadcast_time,
     delay_sigterm,
     device_of,
-    gather_on_rank_0,
 )
 from bench.extras.observe.observed_model import observed_model, refuse_compiled
 from bench.extras.observe.observed_record import (
@@ -62,15 +61,6 @@ STORE_WAIT_S = 10.0
 
 class Observation:
     """Context manager for the steps of a training loop; `bench.observe` creates it.
-
-    Use it for every step, around forward, backward and the optimizer's update:
-
-        with bench.observe(model, sequence_group) as step:
-            loss = model(**batch).loss
-            step.loss(loss)  # optional
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
 
     An error of the user's code in the context is stored in a record and raised again. An error of the
     observation is printed, and the training continues unobserved.
@@ -128,7 +118,7 @@ class Observation:
         self._is_prepared = True
 
     def __enter__(self) -> Self:
-        """Begin a step. Does nothing once the observation is over."""
+        """Begin a step; does nothing once the observation is over."""
         if self._is_over:
             return self
         with self._contain_errors():
@@ -147,10 +137,7 @@ class Observation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End a step; after the last observed one, write the record and the report on rank 0.
-
-        An error of the step is stored in a record, and is raised again.
-        """
+        """End a step; after the last observed one, write the record and the report on rank 0."""
         if self._is_over:
             return
         Observation.active = None
@@ -167,14 +154,8 @@ class Observation:
         """State the loss of a step, so that the training objective is checked.
 
         A loop that calls this says that it trains the mean cross-entropy of next tokens, over the valid
-        tokens of all ranks and micro-steps. Call it in every step, once per micro-step. The objective of one
-        step is compared, and the numbers of all steps must be finite. Tensors are copied without a
-        synchronization.
-
-            with bench.observe(model, sequence_group) as step:
-                loss = loss_sum * world_size / valid_tokens_of_all_ranks
-                step.loss(loss, valid_tokens)
-                loss.backward()
+        tokens of all ranks and micro-steps. Call it in every step, once per micro-step. Tensors are copied
+        without a synchronization.
 
         Args:
             loss: The value on which `backward` is called, before a gradient scaler multiplies it, or the mean
@@ -189,8 +170,7 @@ class Observation:
     def _contain_errors(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         """Stop the observation instead of the training if the observation's code raises.
 
-        Errors are not raised again, except `refusals` and exceptions such as KeyboardInterrupt. The other
-        ranks stop observing, too, as an error may occur on one rank only.
+        Only `refusals` and exceptions such as KeyboardInterrupt are raised again.
         """
         try:
             yield
@@ -206,9 +186,9 @@ class Observation:
     def _stop(self, error: BaseException | None, *, is_internal: bool) -> None:
         """Stop the observation: release the waiting ranks, and store the error in a record if possible.
 
-        `is_internal` says that the observation's code raised the error, and not the user's step. An error of
-        the user's step must propagate, so this method raises no other one. `error` is None if the code
-        refused to observe or was interrupted, which leaves no record.
+        `is_internal` says that the observation's code raised the error, and not the user's step. `error` is
+        None if the code refused to observe or was interrupted. This method raises nothing, because an error
+        of the user's step must propagate.
         """
         self._is_over = True
         with suppress(Exception):
@@ -241,9 +221,11 @@ class Observation:
         """Gather the reports of all ranks; on rank 0, judge them and write the record and the report."""
         local = self._loop_report()
         self._all_ranks.wait()
-        reports = gather_on_rank_0(local)
-        if not reports:
+        gathered: list[Any] | None = [None] * dist.get_world_size() if self._is_rank_0 else None
+        dist.gather_object(local, gathered)
+        if gathered is None:
             return
+        reports: list[LoopReport] = gathered
         groups, wall_s = sequence_groups(reports), time.monotonic() - self._start
         cell = observed_cell(self._loop, self._model, self.request, groups[0])
         with Store(self.request.folder, STORE_WAIT_S) as store:
@@ -278,11 +260,7 @@ class Observation:
 
     @delay_sigterm()
     def _store_failure(self, error: Exception, *, is_internal: bool) -> None:
-        """Store a record of the error that ended the loop or its observation.
-
-        Nothing is stored if the step's tokens are not known. If several ranks raise the same error, one
-        record is stored.
-        """
+        """Store a record of the error that ended the loop or its observation, if the tokens are known."""
         tokens = self._loop.input_watch.tokens
         if tokens is None:
             return

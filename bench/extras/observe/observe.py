@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +35,7 @@ def observe(
 
     Put every step into the context, on all ranks: forward, backward and the optimizer's update. After
     `warmup_steps + steps + 8` steps, rank 0 adds a record to `folder`, prints the speed and the checks, and
-    writes a report; from then on the context does nothing. A step that raises leaves a record of the error.
-    Losses are the same with and without the context.
-
-        for batch in loader:
-            with bench.observe(model, sequence_group) as step:
-                loss = model(**batch).loss
-                step.loss(loss)  # optional: checks the training objective, too
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
+    writes a report; from then on the context does nothing. Losses are the same with and without the context.
 
     Args:
         model: The module that the loop calls: a transformers model, or one wrapped by DDP, FSDP or DeepSpeed.
@@ -89,8 +79,7 @@ class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
         trainer.train()
 
     The objective is compared with the mean loss over the labels of all ranks and micro-steps, which is what
-    Trainer promises. Batches are fetched before a step begins, so step times do not contain this. A step that
-    raises leaves no record, because Trainer does not tell callbacks about errors.
+    Trainer promises. Step times do not contain fetching batches.
 
     Args:
         group: The ranks that share a sequence, as in `observe`.
@@ -123,18 +112,12 @@ class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
 def find_wrapper(model: nn.Module) -> nn.Module:
     """Return the module that wraps the model for training, or the model itself if there is none.
 
-    Trainer does not pass the wrapper to callbacks.
+    Trainer does not pass the wrapper to callbacks. A proxy for which `isinstance` is true may lack a module's
+    attributes, so the type is tested.
     """
-    return next(filter(partial(_is_wrapper, model), gc.get_objects()), model)
-
-
-def _is_wrapper(model: nn.Module, item: object) -> bool:
-    """Return whether `item` is a module whose child `module` is the model.
-
-    `type(item)` is tested, because a proxy for which `isinstance` is true may lack a module's attributes.
-    """
-    children = vars(item).get("_modules") if issubclass(type(item), nn.Module) else None
-    return isinstance(children, dict) and children.get("module") is model
+    modules = (item for item in gc.get_objects() if issubclass(type(item), nn.Module))
+    wrappers = (item for item in modules if vars(item).get("_modules", {}).get("module") is model)
+    return next(wrappers, model)
 
 
 def probe(
@@ -168,14 +151,11 @@ def probe(
     """
     if positions is None:
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-    local = TokenPlaces(documents, positions)
-    changes = choose_changes(local if group is None else _gather_places(local, group))
+    local = whole = TokenPlaces(documents, positions)
+    if group is not None:
+        gathered: list[Any] = [None] * group.size()
+        dist.all_gather_object(gathered, (documents.cpu(), positions.cpu()), group=group)
+        whole = TokenPlaces(*(torch.cat(shards, dim=1) for shards in zip(*gathered, strict=True)))
+    changes = choose_changes(whole)
     counts, _ = count_moved(model_parts(model, input_ids, named), local, changes)
     return sum_over_ranks(counts, group)
-
-
-def _gather_places(local: TokenPlaces, group: dist.ProcessGroup) -> TokenPlaces:
-    """Return documents and positions of all ranks' tokens, in rank order."""
-    gathered: list[Any] = [None] * group.size()
-    dist.all_gather_object(gathered, (local.documents.cpu(), local.positions.cpu()), group=group)
-    return TokenPlaces(*(torch.cat(shards, dim=1) for shards in zip(*gathered, strict=True)))

@@ -70,8 +70,8 @@ class ObservedModel:
         """Return the factor between the sum of all ranks' gradients and the optimizer's, by engine.
 
         DeepSpeed averages over all ranks. With sequence groups (mpu) its stages 0, 1 and 2 add up the
-        gradients of the ranks that share a sequence. FSDP2 has a factor that the loop may set; it is not
-        known if modules differ in it. None for other engines.
+        gradients of the ranks that share a sequence. FSDP2 has a factor that the loop may set. None for other
+        engines, or if modules differ.
         """
         model, world_size = self.entry_points[0], dist.get_world_size()
         if self.engine.startswith("zero"):
@@ -89,26 +89,16 @@ class ObservedModel:
     def unplain_layers(self, tokens: int) -> list[str]:
         """Return descriptions of layers that are not plain causal attention over `tokens` tokens.
 
-        They are found in the configuration and in the layers' modules.
+        They are found in the configuration and, as no configuration shows some of them, in modules.
         """
-        return [
-            *layers_not_plain(self.networks[0].config.to_dict(), tokens),
-            *_describe_mixing_modules(self.networks[0]),
-        ]
-
-
-def _describe_mixing_modules(network: nn.Module) -> dict[str, None]:
-    """Return descriptions of modules that mix tokens or change scores in ways that no configuration shows.
-
-    The keys are an ordered set.
-    """
-    descriptions: dict[str, None] = {}
-    for module in network.modules():
-        if any(isinstance(child, nn.Conv1d) for child in module.children()):
-            descriptions[f"{type(module).__name__} holds a convolution over tokens"] = None
-        if isinstance(getattr(module, "sinks", None), nn.Parameter):
-            descriptions[f"{type(module).__name__} holds attention sinks"] = None
-    return descriptions
+        network = self.networks[0]
+        found = dict.fromkeys(layers_not_plain(network.config.to_dict(), tokens))
+        for module in network.modules():
+            if any(isinstance(child, nn.Conv1d) for child in module.children()):
+                found[f"{type(module).__name__} holds a convolution over tokens"] = None
+            if isinstance(getattr(module, "sinks", None), nn.Parameter):
+                found[f"{type(module).__name__} holds attention sinks"] = None
+        return [*found]
 
 
 def observed_model(model: nn.Module) -> ObservedModel:
@@ -144,9 +134,8 @@ def _is_compiled(module: nn.Module) -> bool:
     """Return whether the module's `__call__` or `forward` has been compiled in place."""
     forward = vars(module).get("forward")
     is_replaced = hasattr(forward, "_torchdynamo_orig_callable")
-    return module._compiled_call_impl is not None or (
-        is_replaced and not getattr(forward, "_torchdynamo_disable", False)
-    )
+    is_disabled = getattr(forward, "_torchdynamo_disable", False)
+    return module._compiled_call_impl is not None or (is_replaced and not is_disabled)
 
 
 def _engine(model: nn.Module) -> str:

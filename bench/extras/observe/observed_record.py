@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,13 +23,7 @@ from bench.extras.observe.objective import (
     reason_not_compared,
 )
 from bench.extras.observe.places import find_places
-from bench.extras.observe.tokens import (
-    LoopReport,
-    ShardTokens,
-    position_rows,
-    restarts,
-    sharding_mistake,
-)
+from bench.extras.observe.tokens import LoopReport, ShardTokens, restarts, sharding_mistake
 from bench.measure import Sections, checks, first_failure, merge_reports
 from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN
@@ -56,15 +51,12 @@ def observed_record(
     group. `repeat` is the number of earlier records of this cell.
     """
     planned = PlannedCell(cell, repeat, repeat, Role.OBSERVED, need=loop_need(cell))
-    uneven = _size_refusal(reports)
-    if uneven is not None:
-        return unsupported_record(planned, uneven, wall_s, started_at)
+    wrong_inputs = next(filter(None, map(sharding_mistake, groups)), None)
+    refusal = _size_refusal(reports) or (None if wrong_inputs else _layer_refusal(reports))
+    if refusal is not None:
+        return unsupported_record(planned, refusal, wall_s, started_at)
     ranks = [report.rank_report for report in reports]
     sections = merge_reports(ranks, cell)
-    wrong_inputs = next(filter(None, map(sharding_mistake, groups)), None)
-    unchecked = None if wrong_inputs else _layer_refusal(reports)
-    if unchecked is not None:
-        return unsupported_record(planned, unchecked, wall_s, started_at)
     objectives = [report.objective for report in reports]
     not_finite = [report.stated_not_finite for report in reports if report.stated_not_finite is not None]
     wrong = (
@@ -93,51 +85,33 @@ def failed_record(cell: Cell, end: RankEnd, wall_s: float, started_at: datetime)
 
 
 def store_once(record: Record, store: Store) -> Record:
-    """Store the record, with the facts about the user's script in its environment, and return it.
+    """Store the record, with the facts about the user's script, and return it.
 
-    Nothing is stored if the store has a record of the same run of this cell, as another rank may have stored
-    the same error.
+    Nothing is stored if another rank has stored a record of the same run, as several may raise one error.
     """
-    record = replace(record, environment=replace(record.environment, **this_script()))
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    facts = script_facts(Path(file) if file else None, sys.argv)
+    record = replace(record, environment=replace(record.environment, **facts))
     key = (record.cell_id, record.started_at)
     if all((stored.cell_id, stored.started_at) != key for stored in store.read()):
         store.append(record)
     return record
 
 
-def this_script() -> dict[str, Any]:
-    """Return `script_facts` of the running script."""
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return script_facts(Path(file) if file else None, sys.argv)
-
-
 def script_facts(script: Path | None, argv: Sequence[str]) -> dict[str, Any]:
     """Return the entries `script_commit`, `script_dirty` and `argv` of a record's `environment`.
 
-    The first two are None if the script is not in a git repository. In `argv`, paths in the repository start
-    at its root, and other paths are reduced to their last part, because they may contain a user's name.
+    The first two are None if the script is not in a git repository. Absolute paths in `argv` are reduced to
+    their last part, because they may contain a user's name.
     """
     folder = None if script is None else script.resolve().parent
-    top = None if folder is None else git_output(folder, "rev-parse", "--show-toplevel")
-    root = None if top is None else Path(top)
-    commit = None if root is None else git_output(root, "rev-parse", "HEAD")
-    changes = None if root is None or commit is None else git_output(root, "status", "--porcelain")
+    commit = None if folder is None else git_output(folder, "rev-parse", "HEAD")
+    changes = None if folder is None or commit is None else git_output(folder, "status", "--porcelain")
     return {
         "script_commit": commit,
         "script_dirty": None if changes is None else bool(changes),
-        "argv": [_without_folders(word, root) for word in argv],
+        "argv": [re.sub(r"^(--?[^=/]*=)?/.*/", r"\1.../", word) for word in argv],
     }
-
-
-def _without_folders(word: str, root: Path | None) -> str:
-    """Return an argument, such as `path` or `--key=path`, without the folders of this machine."""
-    name, sign, value = word.rpartition("=") if word.count("=") == 1 else ("", "", word)
-    path = Path(value)
-    if not path.is_absolute():
-        return word
-    if root is not None and path.is_relative_to(root):
-        return f"{name}{sign}{path.relative_to(root)}"
-    return f"{name}{sign}.../{path.name}"
 
 
 def sequence_groups(reports: Sequence[LoopReport]) -> list[list[ShardTokens]]:
@@ -153,7 +127,7 @@ def _size_refusal(reports: Sequence[LoopReport]) -> str | None:
     if len(sizes) == 1:
         return None
     return (
-        f"ranks or steps had batches of different sizes ({', '.join(map(str, sizes[:3]))}), so step times"
+        f"ranks or steps had batches of different sizes ({', '.join(sizes[:3])}), so step times"
         " cannot be compared; pad all batches to one size"
     )
 
@@ -272,6 +246,6 @@ def _tokens_check(cell: Cell, groups: Sequence[Sequence[ShardTokens]]) -> Check:
     check = Check(what="tokens", against="one whole sequence, split over the ranks")
     if len(groups[0]) == 1:
         return replace(check, reason="no ranks share a sequence, and data of a user's loop is not checked")
-    if any(find_places([position_rows(shard) for shard in group]) is None for group in groups):
+    if any(find_places([shard.positions for shard in group]) is None for group in groups):
         return replace(check, reason="the positions do not determine the order of the sequence")
     return replace(check, tokens=cell.seq_len, steps=1)

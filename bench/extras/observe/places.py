@@ -13,6 +13,8 @@ from bench.attention.layouts import LAYOUTS
 
 ROW_FACTOR = 2**20
 """Factor between the rows of positions that are combined into one number; positions of images are smaller."""
+EQUAL_ROWS = 1 + ROW_FACTOR + ROW_FACTOR**2
+"""Combined number of position 1 in all rows."""
 Row = Sequence[int]
 """Positions of one sequence on one rank."""
 
@@ -33,7 +35,8 @@ def find_places(shards: Sequence[Sequence[Row]]) -> list[int] | None:
     if max(map(max, rows)) >= ROW_FACTOR:
         return _places_of_combined(rows[0])
     for first_positions in ((0,), (0, 1)):  # transformers gives padding in front of a text position 1
-        for places in _layout_places(count, len(shards)):
+        for _, parts in layout_shards(count, len(shards)):
+            places = [place for part in parts for place in part]
             if all(_restarts_only_at(first_positions, order(row, places)) for row in rows):
                 return places
     return None
@@ -65,18 +68,18 @@ def _places_of_combined(codes: Sequence[int]) -> list[int] | None:
 
     On a rank whose rows are equal, positions are not combined yet.
     """
-    equal_rows = 1 + ROW_FACTOR + ROW_FACTOR**2
-    combined = [code if code >= ROW_FACTOR else code * equal_rows for code in codes]
+    combined = [code if code >= ROW_FACTOR else code * EQUAL_ROWS for code in codes]
     place_of = {code: place for place, code in enumerate(sorted(combined))}
     return [place_of[code] for code in combined] if len(place_of) == len(codes) else None
 
 
-def _layout_places(tokens: int, ranks: int) -> Iterator[list[int]]:
-    """Yield the places of all ranks' tokens in every built-in layout that divides the row."""
+def layout_shards(tokens: int, ranks: int) -> Iterator[tuple[str, list[list[int]]]]:
+    """Yield the name of every built-in layout that divides a row, and the places of each rank's tokens."""
     for layout in LAYOUTS.values():
         if tokens % layout.length_multiple(ranks) == 0:
-            pieces = (piece for rank in range(ranks) for piece in layout.slices(tokens, ranks, rank))
-            yield [place for piece in pieces for place in range(tokens)[piece]]
+            shards = (layout.slices(tokens, ranks, rank) for rank in range(ranks))
+            places = [[place for piece in shard for place in range(tokens)[piece]] for shard in shards]
+            yield layout.name, places
 
 
 def _restarts_only_at(first_positions: Sequence[int], positions: Sequence[int]) -> bool:

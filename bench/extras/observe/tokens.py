@@ -15,28 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bench.attention.layouts import LAYOUTS
 from bench.common.deferred_errors import DeferredErrors
 from bench.config import USER_CODE, ConfigError
 from bench.extras.observe.objective import RankObjective
-from bench.extras.observe.places import ROW_FACTOR, Row, find_places
+from bench.extras.observe.places import ROW_FACTOR, Row, find_places, layout_shards
 from bench.measure.facts import RankReport
 from bench.measure.hooks import Hook
 from bench.ranks.log import StepPhase
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class StepSize:
-    """Amount of data in one step of a rank."""
-
-    sequences: int
-    """Sequences in a micro-step."""
-    tokens: int
-    """Tokens of a shard."""
-    micro_steps: int
-
-    def __str__(self) -> str:
-        return f"{self.sequences} x {self.tokens} tokens in {self.micro_steps} calls"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +37,22 @@ class ShardTokens:
     micro_steps: int
     digest: str
     """Hash of the token ids."""
-    positions: Sequence[Row] | None
-    """Positions of every sequence; None if the model was given none and counts from 0. Several rows of
-    positions, as for images, are combined into one."""
+    positions: Sequence[Row]
+    """Positions of every sequence, by default from 0. Several rows, as for images, are combined into one."""
+    has_positions: bool
+    """Whether the model was given positions."""
     model_shifts_labels: bool
     """Whether the model was given `labels`, which it shifts within the shard, so the last label is lost."""
 
     @property
-    def size(self) -> StepSize:
-        return StepSize(self.batch, self.length, self.micro_steps)
+    def seq_len(self) -> int:
+        """Tokens of a whole sequence. All ranks of its group hold shards of equal length."""
+        return self.length * len(self.group)
+
+    @property
+    def size(self) -> str:
+        """Description of the amount of data in the step."""
+        return f"{self.batch} x {self.length} tokens in {self.micro_steps} calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +62,7 @@ class LoopReport:
     rank_report: RankReport
     tokens: ShardTokens
     """Tokens of the last untimed step."""
-    step_sizes: Sequence[StepSize]
+    step_sizes: Sequence[str]
     """Sizes of all untimed steps."""
     unplain_layers: Sequence[str]
     """Descriptions of layers that are not plain causal attention, for example with a sliding window."""
@@ -87,49 +79,31 @@ def sharding_mistake(shards: Sequence[ShardTokens]) -> str | None:
     """
     if len(shards) == 1:
         return None
-    first, ranks = shards[0], f"ranks {', '.join(map(str, shards[0].group))}"
-    if len({shard.digest for shard in shards}) == 1:
-        return (
-            f"{ranks} share a sequence, but all of them were fed the same {first.length:,} tokens; give each"
-            " rank its own shard"
-        )
-    if any(shard.positions is None for shard in shards):
-        return (
-            f"{ranks} share a sequence, but without position_ids every rank counts its positions from 0; give"
-            " each rank the positions of its shard"
-        )
-    if len({tuple(shard_positions(shard)) for shard in shards}) == 1 and not restarts([first]):
-        return (
-            f"{ranks} share a sequence, but all of them were given the same positions; give each rank the"
-            " positions of its own shard"
-        )
-    if any(shard.model_shifts_labels for shard in shards):
-        return (
-            "labels were shifted after sharding: the model shifts them within a shard, so the last token of"
-            " each shard is not trained on; shift the labels of whole sequences, and pass their shards as"
-            " shift_labels"
-        )
-    return None if restarts(shards) else _position_mistake(shards, ranks)
-
-
-def position_rows(shard: ShardTokens) -> Sequence[Row]:
-    """Return the positions of every sequence; they count from 0 if the model was given none."""
-    return [range(shard.length)] * shard.batch if shard.positions is None else shard.positions
-
-
-def shard_positions(shard: ShardTokens) -> Sequence[int]:
-    """Return the positions of a shard's first sequence; they count from 0 if the model was given none."""
-    return position_rows(shard)[0]
-
-
-def seq_len(shard: ShardTokens) -> int:
-    """Return the number of tokens of a whole sequence. All ranks of its group hold shards of equal length."""
-    return shard.length * len(shard.group)
+    first = shards[0]
+    has_equal_positions = len({tuple(shard.positions[0]) for shard in shards}) == 1
+    mistakes = {
+        f"all of them were fed the same {first.length:,} tokens; give each rank its own shard": (
+            len({shard.digest for shard in shards}) == 1
+        ),
+        "without position_ids every rank counts its positions from 0; give each rank the positions of its"
+        " shard": not all(shard.has_positions for shard in shards),
+        "all of them were given the same positions; give each rank the positions of its own shard": (
+            has_equal_positions and not restarts([first])
+        ),
+        "labels were shifted after sharding: the model shifts them within a shard, so the last token of each"
+        " shard is not trained on; shift the labels of whole sequences, and pass their shards as"
+        " shift_labels": any(shard.model_shifts_labels for shard in shards),
+    }
+    wrong = next((message for message, is_made in mistakes.items() if is_made), None)
+    if wrong is None and not restarts(shards):
+        wrong = _position_mistake([shard.positions for shard in shards])
+    ranks = ", ".join(map(str, first.group))
+    return None if wrong is None else f"ranks {ranks} share a sequence, but {wrong}"
 
 
 def restarts(shards: Sequence[ShardTokens]) -> bool:
     """Return whether positions restart within a sequence, as they do in packed documents."""
-    return sum(position == 0 for shard in shards for position in shard_positions(shard)) > 1
+    return sum(position == 0 for shard in shards for position in shard.positions[0]) > 1
 
 
 def find_layout(shards: Sequence[ShardTokens]) -> str:
@@ -137,43 +111,33 @@ def find_layout(shards: Sequence[ShardTokens]) -> str:
 
     `shards` may lack shards of the sequence.
     """
-    tokens, degree = seq_len(shards[0]), len(shards[0].group)
-    legal_names = (name for name, layout in LAYOUTS.items() if tokens % layout.length_multiple(degree) == 0)
-    return next(
-        (name for name in legal_names if all(_has_layout(shard, name) for shard in shards)), USER_CODE
+    layouts = layout_shards(shards[0].seq_len, len(shards[0].group))
+    names = (
+        name
+        for name, parts in layouts
+        if all([*shard.positions[0]] == parts[shard.group_rank] for shard in shards)
     )
+    return next(names, USER_CODE)
 
 
-def _has_layout(shard: ShardTokens, layout: str) -> bool:
-    sequence = range(seq_len(shard))
-    pieces = LAYOUTS[layout].slices(len(sequence), len(shard.group), shard.group_rank)
-    return [*shard_positions(shard)] == [position for piece in pieces for position in sequence[piece]]
-
-
-def _position_mistake(shards: Sequence[ShardTokens], ranks: str) -> str | None:
+def _position_mistake(shards: Sequence[Sequence[Row]]) -> str | None:
     """Return a message if not every position of the sequence occurs exactly once."""
-    if find_places([position_rows(shard) for shard in shards]) is not None:
+    if find_places(shards) is not None:
         return None
-    rows = (itertools.chain(*parts) for parts in zip(*map(position_rows, shards), strict=True))
-    sequences = [sorted(row) for row in rows]
-    positions = next((row for row in sequences if row != [*range(len(row))]), sequences[0])
+    rows = [sorted(itertools.chain(*parts)) for parts in zip(*shards, strict=True)]
+    positions = next((row for row in rows if row != [*range(len(row))]), None)
+    if positions is None:
+        return "the sequences of a batch are split in different ways; split all of them alike"
     if positions[-1] >= ROW_FACTOR:
-        return f"{ranks} share a sequence, but two of its tokens have the same position in all rows"
-    wrong = next((place for place, position in enumerate(positions) if place != position), None)
-    if wrong is None:
-        return (
-            f"{ranks} share a batch, but its sequences are split in different ways; split all of them alike"
-        )
-    return (
-        f"{ranks} hold {len(positions):,} tokens of a sequence, but position {wrong} is missing or occurs"
-        " twice; give each position to exactly one rank"
-    )
+        return "two of its tokens have the same position in all rows"
+    wrong = next(place for place, position in enumerate(positions) if place != position)
+    return f"position {wrong} is missing or occurs twice; give each position to exactly one rank"
 
 
 _IDS, _EMBEDDED = "input_ids", "inputs_embeds"
 COPIED_ARGUMENTS = (_IDS, "position_ids")
 """Arguments of the model that are copied, as torch's `context_parallel` restores the whole tensors before the
-step ends. `inputs_embeds` is large, and is not sharded in place."""
+step ends."""
 
 
 class ModelInputWatch:
@@ -232,7 +196,8 @@ class ModelInputWatch:
         ids = self._arguments.get(_IDS, self._arguments.get(_EMBEDDED))
         if ids is None:
             return None
-        positions, labels = self._arguments.get("position_ids"), self._arguments.get("labels")
+        given, labels = self._arguments.get("position_ids"), self._arguments.get("labels")
+        positions = torch.arange(ids.shape[1]) if given is None else given
         return ShardTokens(
             group=self.group,
             group_rank=list(self.group).index(dist.get_rank()),
@@ -240,7 +205,8 @@ class ModelInputWatch:
             length=ids.shape[1],
             micro_steps=self._calls,
             digest=_digest(ids, dist.get_rank()),
-            positions=None if positions is None else _combine_rows(positions, ids.shape[0]).tolist(),
+            positions=combine_rows(positions, ids.shape[0]).tolist(),
+            has_positions=given is not None,
             model_shifts_labels=labels is not None
             and self._arguments.get("shift_labels") is None
             and not self._has_own_loss,
@@ -274,16 +240,15 @@ class ModelInputWatch:
             ids, ranks = self._arguments.get(_IDS), len(self.group)
             if ids is None or ranks == 1 or self._calls != 1 or self.shard_index is not None:
                 return
-            values = (value for value in (*args, *named.values()) if isinstance(value, Tensor))
-            length = ids.shape[1] // ranks
-            shards = [x for x in values if not x.is_floating_point() and x.shape[-1:] == (length,)]
-            places = torch.arange(ids.shape[1], device=ids.device)
-            whole = self._arguments.get("position_ids", places)
-            for index in _layout_indices(places, ranks):
-                if shards and bool((whole[..., index] == shards[0]).all()):
-                    self.shard_index = index
-                    self._arguments = cut_to_shard(self._arguments, index)
-                    return
+            tensors = (x for x in (*args, *named.values()) if isinstance(x, Tensor))
+            integers = (x for x in tensors if not x.is_floating_point())
+            shard = next((x for x in integers if x.shape[-1:] == (ids.shape[1] // ranks,)), None)
+            if shard is None:
+                return
+            whole = self._arguments.get("position_ids", torch.arange(ids.shape[1], device=ids.device))
+            self.shard_index = find_shard(whole, shard, ranks)
+            if self.shard_index is not None:
+                self._arguments = cut_to_shard(self._arguments, self.shard_index)
 
     def _leave(self, _network: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """Begin the phase `backward` after an outermost call, and note when a gradient reaches its output."""
@@ -297,7 +262,7 @@ class ModelInputWatch:
                         leaf.register_hook(lambda _: backwards.append(None))
 
 
-def _combine_rows(positions: Tensor, sequences: int) -> Tensor:
+def combine_rows(positions: Tensor, sequences: int) -> Tensor:
     """Return one number for each token's position, [sequences, tokens].
 
     If rows of time, height and width differ, [3 or 4, sequences, tokens], the last three are combined. Image
@@ -311,13 +276,14 @@ def _combine_rows(positions: Tensor, sequences: int) -> Tensor:
     return combined.expand(sequences, -1)
 
 
-def _layout_indices(places: Tensor, ranks: int) -> Iterator[Tensor]:
-    """Yield the shards of `places`, [T], of every rank in every built-in layout that divides them."""
-    for layout in LAYOUTS.values():
-        if len(places) % layout.length_multiple(ranks) == 0:
-            for rank in range(ranks):
-                pieces = layout.slices(len(places), ranks, rank)
-                yield torch.cat([places[piece] for piece in pieces])
+def find_shard(whole: Tensor, shard: Tensor, ranks: int) -> Tensor | None:
+    """Return where a built-in layout has the shard, [..., S], in the whole, [..., T]; None if none has it."""
+    for _, parts in layout_shards(whole.shape[-1], ranks):
+        for part in parts:
+            index = torch.tensor(part, device=whole.device)
+            if bool((whole[..., index] == shard).all()):
+                return index
+    return None
 
 
 def cut_to_shard(arguments: Mapping[str, Any], index: Tensor) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 For a cross-entropy l_i with weight w_i, the gradient of the logits is w_i * (softmax_i - onehot(label_i)).
 Its only negative entry is at the label, and its positive entries sum to w_i * (1 - p_i), with p_i the
 probability of the label. Weights and labels that are found in this way are the ones that the loop trains,
-even if it states another loss.
+even if it states another loss. If hidden states were gathered before the head, the logits of this rank's
+tokens are read, and the weights are those that the layers get.
 
 Letters of shapes: B sequences, T tokens of the shard, V entries of the vocabulary, R = B * T rows of logits.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.common.deferred_errors import DeferredErrors
+from bench.extras.observe.gathered_states import Gather, GatheredStates
 from bench.extras.observe.objective import UNTRAINED, MicroStep
-from bench.extras.observe.tokens import ModelInputWatch, cut_to_shard, tensor_arguments
+from bench.extras.observe.places import EQUAL_ROWS
+from bench.extras.observe.tokens import ModelInputWatch, combine_rows, cut_to_shard, tensor_arguments
 from bench.measure.hooks import Hook
 from bench.strategies.strategy import IGNORED_LABEL
 
@@ -61,6 +64,8 @@ class _ModelCall:
     """Indices of the rows whose successor this rank does not hold."""
     open_logits: Tensor
     """Copy of the logits of `open_rows`, kept until backward."""
+    gather: Gather | None
+    """Gather of hidden states before the head; None if the logits are those of the shard."""
     micro_step: MicroStep | None = None
     """Result of the first backward."""
     backwards: int = 0
@@ -80,6 +85,7 @@ class TrainedTokens:
         """Losses stated in all steps."""
         self.stated_in_step: Sequence[StatedLoss] = ()
         """Losses stated in the watched step."""
+        self._gathered = GatheredStates(network, len(input_watch.group))
         self._calls: list[_ModelCall] = []
         self._errors = DeferredErrors()
 
@@ -102,23 +108,39 @@ class TrainedTokens:
     @contextmanager
     def watch_step(self) -> Iterator[None]:
         """Watch one step; does nothing if the loop has stated no loss in any earlier step."""
-        earlier = len(self.stated)
-        if earlier == 0:
+        earlier, tokens = len(self.stated), self.input_watch.tokens
+        if earlier == 0 or tokens is None:
             yield
             return
         self._calls = []
         hook = self.network.register_forward_hook(Hook(self._record_call), with_kwargs=True)
         try:
-            yield
+            with self._gathered.watch_step(tokens.length):
+                yield
         finally:
             self.stated_in_step = self.stated[earlier:]
             hook.remove()
         self._errors.raise_first()
 
-    def micro_steps(self) -> list[MicroStep]:
-        """Return the trained tokens of every watched call with exactly one backward, and drop the calls."""
-        calls, self._calls = self._calls, []
-        return [call.micro_step for call in calls if call.micro_step is not None and call.backwards == 1]
+    def micro_steps(self, all_gather_objects: Callable[[Any], list[Any]]) -> list[MicroStep]:
+        """Return the trained tokens of every watched call with exactly one backward, and drop the calls.
+
+        Every rank must call this method. `all_gather_objects` returns the objects of all ranks that share a
+        sequence.
+        """
+        calls, self._calls = [call for call in self._calls if call.backwards == 1], []
+        wholes = all_gather_objects([None if call.gather is None else call.gather.whole for call in calls])
+        micro_steps = []
+        for number, call in enumerate(calls):
+            step = call.micro_step
+            of_ranks = [of_rank[number] for of_rank in wholes]
+            factors = None if call.gather is None else call.gather.layer_factors(of_ranks)
+            if step is not None and factors is not None:
+                weighted_doubt = step.weighted_doubt * factors[0]
+                step = replace(step, weighted_doubt=weighted_doubt, layer_share=factors[1])
+            if step is not None and (call.gather is None or factors is not None):
+                micro_steps.append(step)
+        return micro_steps
 
     def _record_call(
         self, network: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any], output: Any
@@ -130,8 +152,10 @@ class TrainedTokens:
             index = self.input_watch.shard_index
             if index is not None and arguments["input_ids"].shape[1] > len(index):
                 arguments = cut_to_shard(arguments, index)
-            if logits.shape[:2] == arguments["input_ids"].shape:
-                call = _before_backward(logits.detach(), arguments)
+            gather = self._gathered.take()
+            shard = logits.detach() if gather is None else logits.detach()[:, gather.index]
+            if shard.shape[:2] == arguments["input_ids"].shape:
+                call = _before_backward(shard, arguments, gather)
                 self._calls.append(call)
                 logits.register_hook(self._gradient_hook(call))
 
@@ -143,7 +167,8 @@ class TrainedTokens:
                 call.backwards += 1
                 if call.backwards > 1:
                     return
-                call.micro_step = _after_backward(call, gradient.detach().flatten(0, 1))
+                shard = gradient.detach() if call.gather is None else gradient.detach()[:, call.gather.index]
+                call.micro_step = _after_backward(call, shard.flatten(0, 1))
                 call.open_logits = call.lse = call.successor_logits = torch.empty(0)
 
         return read_gradient
@@ -153,12 +178,14 @@ def _copy(number: Tensor | float | None) -> Tensor | float | None:
     return number.detach().clone() if isinstance(number, Tensor) else number
 
 
-def _before_backward(logits_BTV: Tensor, arguments: Mapping[str, Tensor]) -> _ModelCall:
+def _before_backward(
+    logits_BTV: Tensor, arguments: Mapping[str, Tensor], gather: Gather | None
+) -> _ModelCall:
     """Return what backward needs of the logits. A successor is known if its position follows the token's."""
     ids = arguments["input_ids"].clone()  # `context_parallel` restores the whole tensor before backward ends
     position_ids = arguments.get("position_ids", torch.arange(ids.shape[1], device=ids.device))
-    positions = position_ids.clone().reshape(-1, ids.shape[1])[: len(ids)].expand_as(ids)
-    is_followed = positions[:, 1:] == positions[:, :-1] + 1
+    positions = combine_rows(position_ids, len(ids)).clone()
+    is_followed = torch.isin(positions.diff(), torch.tensor([1, EQUAL_ROWS], device=ids.device))
     unknown = torch.full_like(ids[:, :1], UNTRAINED)
     successors = torch.cat([ids[:, 1:].where(is_followed, unknown), unknown], dim=1).flatten()
     logits_RV = logits_BTV.flatten(0, 1)
@@ -180,6 +207,7 @@ def _before_backward(logits_BTV: Tensor, arguments: Mapping[str, Tensor]) -> _Mo
         successor_logits=successor_logits,
         open_rows=open_rows,
         open_logits=logits_RV[open_rows].clone(),
+        gather=gather,
     )
 
 

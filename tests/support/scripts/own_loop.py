@@ -10,10 +10,15 @@ from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
 import bench
 
+GATHERED = (
+    *("gathered_summed", "gathered_summed_before_norm", "gathered_not_summed"),
+    "gathered_not_summed_before_norm",
+)
+"""Variants in which every rank has logits of the whole sequence."""
 STATED = (
     *("stated", "own_means", "labels_cut_off", "added_up", "prompt_alone", "doubled", "inf_on_rank_1"),
     *("added_up_doubled", "packed", "packed_without_mask", "packed_labels_rolled", "packed_labels_cut_off"),
-    *("padded", "padded_forgets_a_key", "distilled", "sliced_inside"),
+    *("padded", "padded_forgets_a_key", "distilled", "sliced_inside", *GATHERED),
 )
 """Variants that state their loss."""
 DOCUMENTS, TEXT = (100, 212, 200), 498
@@ -90,6 +95,8 @@ def small_model(mistake):
     model = Qwen3ForCausalLM(Qwen3Config(**NUMBERS, **more, attn_implementation=attention))
     if mistake in ("sliced_inside", "sliced_alike_inside"):
         slice_inside(model, 0 if mistake == "sliced_alike_inside" else dist.get_rank())
+    if mistake in GATHERED:
+        gather_before_the_head(model, mistake)
     if mistake == "positions_counted_inside":
         plain = model.model.rotary_emb.forward
         model.model.rotary_emb.forward = lambda x, _: plain(x, torch.arange(x.shape[1])[None])
@@ -101,6 +108,33 @@ def slice_inside(model, shard):
     mine = slice(shard * SEQ_LEN // 2, (shard + 1) * SEQ_LEN // 2)
     model.model.embed_tokens.register_forward_hook(lambda _module, _args, embedded: embedded[:, mine])
     model.model.rotary_emb.register_forward_pre_hook(lambda _module, args: (args[0], args[1][:, mine]))
+
+
+class GatheredStates(torch.autograd.Function):
+    """Hidden states of all ranks, which every rank then gives to the head."""
+
+    @staticmethod
+    def forward(context, states, is_summed):
+        context.is_summed = is_summed
+        shards = [torch.empty_like(states) for _ in range(dist.get_world_size())]
+        dist.all_gather(shards, states.contiguous())
+        return torch.cat(shards, dim=1)
+
+    @staticmethod
+    def backward(context, gradient):
+        gradient = gradient.contiguous()
+        if context.is_summed:
+            dist.all_reduce(gradient)
+        return gradient.chunk(dist.get_world_size(), dim=1)[dist.get_rank()].contiguous(), None
+
+
+def gather_before_the_head(model, mistake):
+    is_summed = "not_summed" not in mistake
+    norm = model.model.norm
+    if mistake.endswith("before_norm"):
+        norm.register_forward_pre_hook(lambda _, args: (GatheredStates.apply(args[0], is_summed),))
+    else:
+        norm.register_forward_hook(lambda _module, _args, out: GatheredStates.apply(out, is_summed))
 
 
 def shard_of(step, mistake):
@@ -124,13 +158,15 @@ def shard_of(step, mistake):
         inputs = {"input_ids": tokens[:, :-1], "position_ids": torch.arange(SEQ_LEN)[None]}
     if mistake == "packed_labels_rolled":
         return inputs, inputs["input_ids"].roll(-1, dims=1)
-    return inputs, tokens[:, 1:][:, mine]
+    return inputs, tokens[:, 1:] if mistake in GATHERED else tokens[:, 1:][:, mine]
 
 
 def loss_of(logits, labels, mistake):
     """Return the loss and the number of counted tokens; a third of rank 0's tokens do not count."""
-    if mistake not in STATED:
-        return cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"), labels.numel()
+    if mistake not in STATED or mistake in GATHERED:
+        total = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        ranks = dist.get_world_size()
+        return (total / SEQ_LEN, SEQ_LEN // ranks) if mistake in GATHERED else (total, labels.numel())
     labels = labels.clone()
     if mistake.startswith("padded") and dist.get_rank() == dist.get_world_size() - 1:
         labels[:, TEXT - 1 - SEQ_LEN :] = -100

@@ -82,6 +82,9 @@ CASES = {
     "a mean of four ranks of their own": (ranks_of(1, ranks=4, sequence_ranks=1), 1, None, "divided by 4"),
     "no mean of theirs": (ranks_of(2, ranks=4, sequence_ranks=1), 1, "the stated loss is 1,", None),
     "uneven": (two(RIGHT, call(1, weight=2)), 2, "weighs 2 times", "divided by 2"),
+    "layers get half of the head's gradient": (
+        two(RIGHT, call(1, weight=1, layer_share=0.5)), 2, "the layers get 0.5 times", "divided by 2",
+    ),
     "other labels": (
         two(OTHER_LABELS, call(1, weight=1)), 2, "trains position 0 on token 0", "divided by 2",
     ),

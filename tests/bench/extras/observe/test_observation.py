@@ -49,11 +49,13 @@ MISTAKES = {
     "packed_labels_cut_off": "the last token of each shard is not trained on, such as position 255 of rank 0",
     "added_up_doubled": "gradients are 2 times those of the mean loss over all ranks' valid tokens",
     "inf_on_rank_1": "the stated loss of step 1 on rank 1 is inf",
+    "gathered_not_summed": "the layers get 0.5 times their gradient; sum it over the ranks",
+    "gathered_not_summed_before_norm": "the layers get 0.5 times their gradient; sum it over the ranks",
 }
 
 LOOPS = (
     *("right", "stated", "prompt_alone", "added_up", "packed", "padded", "distilled", "sliced_inside"),
-    *("loss_of_all_ranks", "ignored_window", *MISTAKES),
+    *("gathered_summed", "gathered_summed_before_norm", "loss_of_all_ranks", "ignored_window", *MISTAKES),
 )
 """Variants of the loop: those without a mistake first."""
 
@@ -148,6 +150,8 @@ def test_record_lists_the_checks_that_a_loop_had_and_had_not(record):
         ("packed", None),
         ("padded", None),
         ("sliced_inside", None),  # the model is given whole sequences
+        ("gathered_summed", None),  # every rank has logits of the whole sequence
+        ("gathered_summed_before_norm", None),
         ("distilled", "the loss has several targets for each token"),
     ],
 )
@@ -219,7 +223,7 @@ def test_deepspeed_loop_under_torchrun_is_reported(tmp_path):
 def shard_tokens(group_rank, positions, digest, **more):
     return ShardTokens(
         group=[0, 1], group_rank=group_rank, batch=1, length=len(positions), micro_steps=1, digest=digest,
-        positions=[positions], model_shifts_labels=False, **more,
+        positions=[positions], has_positions=True, model_shifts_labels=False, **more,
     )  # fmt: skip
 
 
@@ -246,7 +250,7 @@ def test_find_layout_needs_the_positions_of_one_shard_only(layout):
     ("rows", "message"),
     [
         (([[0, 1], [0, 1]], [[2, 3], [2, 4]]), "position 3 is missing or occurs twice"),
-        (([[0, 1], [0, 2]], [[2, 3], [1, 3]]), "its sequences are split in different ways"),
+        (([[0, 1], [0, 2]], [[2, 3], [1, 3]]), "sequences of a batch are split in different ways"),
     ],
 )
 def test_positions_of_every_sequence_of_a_batch_are_checked(rows, message):

@@ -61,7 +61,7 @@ PARTS = {
     "replicas": (1, loop, "digest", fail),
     "what a rank reports": (1, Measurement, "parts", fail),
     "judging": (0, observation, "observed_record", fail),
-    "whose script it is": (0, observed_record, "this_script", fail),
+    "whose script it is": (0, observed_record, "script_facts", fail),
     "writing the record": (0, Store, "append", find_no_room),
     "the report": (0, observation, "write_report", find_no_room),
 }

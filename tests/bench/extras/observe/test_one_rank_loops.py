@@ -348,7 +348,7 @@ def test_script_facts_name_the_commit_but_no_local_folders(tmp_path):
     argv = [str(script), f"--data={tmp_path}/secret/text.bin", "--lr=1e-3", str(tmp_path / "elsewhere.py")]
     facts = script_facts(script, argv)
     assert (len(facts["script_commit"]), facts["script_dirty"]) == (40, False)
-    assert facts["argv"] == ["scripts/train.py", "--data=.../text.bin", "--lr=1e-3", ".../elsewhere.py"]
+    assert facts["argv"] == [".../train.py", "--data=.../text.bin", "--lr=1e-3", ".../elsewhere.py"]
     script.write_text("changed")
     assert script_facts(script, argv)["script_dirty"]
     outside = script_facts(tmp_path / "outside.py", argv)
