@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from bench.common.labels import checks_label
-from bench.config import ConfigError, ExitCode
+from bench.config import Cell, ConfigError, ExitCode
 from bench.extras.observe.cell import ObserveRequest, observed_cell
 from bench.extras.observe.loop import LoopFullLength, LoopParity, LoopReplicas, ObservedLoop
 from bench.extras.observe.loop_ranks import (
@@ -39,9 +39,11 @@ from bench.extras.observe.observed_record import (
     observed_record,
     sequence_groups,
     store_once,
+    user_frame,
     write_report,
 )
 from bench.extras.observe.parity import SequenceGroup
+from bench.extras.observe.step_watchdog import StepWatchdog
 from bench.extras.observe.tokens import LoopReport
 from bench.measure import decode_reports
 from bench.measure.rank_pass import Measurement, StepRequest
@@ -114,6 +116,7 @@ class Observation:
         self._all_ranks.wait()
         self._started_at = broadcast_time(device)
         self._is_rank_0 = dist.get_rank() == 0
+        self._watchdog = StepWatchdog(f"{Observation.count}", self._log, device.type, self._store_hang)
         atexit.register(self._report_missing_steps)
         self._is_prepared = True
 
@@ -132,6 +135,7 @@ class Observation:
             while next(self._step_requests) is StepRequest.BEFORE_NEXT_STEP:
                 pass
             Observation.active = self
+            self._watchdog.record_progress(is_in_step=True)
         return self
 
     def __exit__(
@@ -146,6 +150,7 @@ class Observation:
             self._stop(error, is_internal=False)
             return
         with self._contain_errors():
+            self._watchdog.record_progress(is_in_step=False)
             if next(self._step_requests, None) is None:
                 self._finish()
                 self._is_over = True
@@ -212,6 +217,8 @@ class Observation:
         """Drop all references to the model; the user may still hold this observation."""
         atexit.unregister(self._report_missing_steps)
         attributes = vars(self)
+        if "_watchdog" in attributes:
+            self._watchdog.stop()
         if "_measurement" in attributes:
             self._measurement.passes.clear()  # passes refer to the measurement, which refers to the model
         for name in ("_loop", "_measurement", "_step_requests"):
@@ -266,17 +273,26 @@ class Observation:
             return
         cell = observed_cell(self._loop, self._model, self.request, [tokens])
         failure = describe_failure(error, self._log, cell.cluster)
+        place = "bench.observe, not in the training loop" if is_internal else user_frame(error)
         if is_lost_peer_failure(failure):
             # A peer has ended. If it can still store its own error, that record is the one that counts.
             time.sleep(LOST_PEER_WAIT_S)
-        elif is_internal:
-            first, *rest = failure.message.split("\n", 1)
-            message = "\n".join([f"{first} (in bench.observe, not in the training loop)", *rest])
-            failure = replace(failure, message=message)
         end = RankEnd(dist.get_rank(), ExitCode.FAILED, None, failure, log_tail="")
+        self._store_end(cell, end, f" (in {place})")
+
+    def _store_hang(self, end: RankEnd) -> None:
+        """Store a record of a step that hangs, from the watchdog's thread."""
+        print_message(f"rank {end.rank}: {end.hang}")
+        tokens = self._loop.input_watch.latest_tokens()
+        if tokens is not None:
+            self._store_end(observed_cell(self._loop, self._model, self.request, [tokens]), end)
+
+    def _store_end(self, cell: Cell, end: RankEnd, place: str = "") -> None:
+        """Store the record of a loop that has ended or hangs, and print it."""
         wall_s = time.monotonic() - self._start
+        record = failed_record(cell, end, wall_s, self._started_at)
         with Store(self.request.folder, STORE_WAIT_S) as store:
-            self.record = store_once(failed_record(cell, end, wall_s, self._started_at), store)
+            self.record = store_once(replace(record, reason=f"{record.reason}{place}"), store)
         print_message(f"{outcome(self.record)}; record in {self.request.folder}")
 
     def _report_missing_steps(self) -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -33,6 +34,7 @@ from bench.record.store import Store, read_records
 from bench.run.cell.ends import classify
 from bench.run.cell.outcome import completed_record, failure_record, first_rank_flaw, unsupported_record
 from bench.run.node.ranks import RankEnd
+from bench.run.node.stacks import PACKAGES_PATH, Frame
 from bench.strategies import STRATEGIES
 from bench.training.engines import ENGINE_FACTS
 
@@ -84,16 +86,26 @@ def failed_record(cell: Cell, end: RankEnd, wall_s: float, started_at: datetime)
     return failure_record(PlannedCell(cell, 0, 0, Role.OBSERVED), status, failure, wall_s, started_at)
 
 
+def user_frame(error: BaseException) -> str:
+    """Return the innermost frame of the user's code in a traceback, such as `step (loop.py:7)`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    other_code = PACKAGES_PATH, f"{REPOSITORY}/bench/"
+    of_user = [frame for frame in frames if not any(path in frame.filename for path in other_code)]
+    frame = (of_user or frames)[-1]
+    return Frame(frame.filename, frame.lineno or 0, frame.name).label
+
+
 def store_once(record: Record, store: Store) -> Record:
     """Store the record, with the facts about the user's script, and return it.
 
-    Nothing is stored if another rank has stored a record of the same run, as several may raise one error.
+    A failure is not stored if the same run has another one: several ranks may raise the same error.
     """
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     facts = script_facts(Path(file) if file else None, sys.argv)
     record = replace(record, environment=replace(record.environment, **facts))
     key = (record.cell_id, record.started_at)
-    if all((stored.cell_id, stored.started_at) != key for stored in store.read()):
+    failures = (stored for stored in store.read() if stored.failure is not None)
+    if record.failure is None or all((stored.cell_id, stored.started_at) != key for stored in failures):
         store.append(record)
     return record
 

@@ -191,12 +191,20 @@ class ModelInputWatch:
                 "no gradient reached the model's output within the step; put backward into the context, too"
             )
 
-    def _read(self) -> ShardTokens | None:
+    def latest_tokens(self) -> ShardTokens | None:
+        """Return the tokens of the last watched step, or those of the first one while it runs, by shape only.
+
+        Values are not read, because a device that hangs would not return them.
+        """
+        return self.tokens or self._read(reads_values=False)
+
+    def _read(self, *, reads_values: bool = True) -> ShardTokens | None:
         """Return the tokens in the recorded arguments; None if the model was not called with any."""
         ids = self._arguments.get(_IDS, self._arguments.get(_EMBEDDED))
         if ids is None:
             return None
-        given, labels = self._arguments.get("position_ids"), self._arguments.get("labels")
+        given = self._arguments.get("position_ids") if reads_values else None
+        labels = self._arguments.get("labels")
         positions = torch.arange(ids.shape[1]) if given is None else given
         return ShardTokens(
             group=self.group,
@@ -204,7 +212,7 @@ class ModelInputWatch:
             batch=ids.shape[0],
             length=ids.shape[1],
             micro_steps=self._calls,
-            digest=_digest(ids, dist.get_rank()),
+            digest=_digest(ids, dist.get_rank()) if reads_values else "",
             positions=combine_rows(positions, ids.shape[0]).tolist(),
             has_positions=given is not None,
             model_shifts_labels=labels is not None

@@ -82,10 +82,7 @@ class HangWatch:
     def report(self, nodes: Sequence[NodeRanks], live: Sequence[int]) -> HangReport:
         """Let the live ranks write their stacks, and return a report of the hang."""
         activities = _ask_for_activity(nodes, live)
-        cause = find_cause(activities)
-        if cause is None:
-            states = ", ".join(f"rank {rank} is {activity.location}" for rank, activity in activities.items())
-            cause = HangReport(live[0], f"{UNCLEAR}: {states}")
+        cause = explain_hang(activities)
         return HangReport(
             cause.rank,
             f"no rank has reported progress for {self.limit_s:.0f} s: {cause.message}; stacks are at the end"
@@ -111,6 +108,12 @@ def _ask_for_activity(nodes: Sequence[NodeRanks], live: Sequence[int]) -> dict[i
         rank: activity for node in nodes for rank, activity in node.ask_for_activity(PATIENT_STACK_S).items()
     }
     return {rank: answers.get(rank, RankActivity()) for rank in live}
+
+
+def explain_hang(activities: Mapping[int, RankActivity]) -> HangReport:
+    """Return the rank that keeps the others waiting, or the first rank and what all ranks do."""
+    states = ", ".join(f"rank {rank} is {activity.location}" for rank, activity in activities.items())
+    return find_cause(activities) or HangReport(next(iter(activities)), f"{UNCLEAR}: {states}")
 
 
 def find_cause(activities: Mapping[int, RankActivity]) -> HangReport | None:

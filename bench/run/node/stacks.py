@@ -26,6 +26,8 @@ collective that was called."""
 TORCH_PATH = "/torch/"
 GPU_WAIT = "synchronize"
 """Name of all torch functions in which the host waits for the work that it has queued on a GPU."""
+DDP_BROADCAST = "_distributed_broadcast_coalesced"
+"""Function of DDP that waits for the buffers of rank 0 inside C++."""
 WAIT_CALLS: Mapping[str, re.Pattern[str]] = {
     "cpu": re.compile(r"\.(wait)\(\)"),
     "cuda": re.compile(r"\.(wait|item|tolist|cpu)\(\)"),
@@ -118,8 +120,8 @@ def _wait_function(frames: Sequence[Frame], device: str) -> str | None:
     if called:
         return called[-1]
     innermost = frames[0]
-    if innermost.function == GPU_WAIT and TORCH_PATH in innermost.file:
-        return GPU_WAIT
+    if innermost.function in (GPU_WAIT, DDP_BROADCAST) and TORCH_PATH in innermost.file:
+        return innermost.function
     call = WAIT_CALLS[device].search(linecache.getline(innermost.file, innermost.line))
     return None if call is None else call[1]
 

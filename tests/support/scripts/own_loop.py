@@ -1,5 +1,7 @@
 """Training script as a user would write it, with its own attention; it makes mistakes on request."""
 
+import time
+
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor_autograd
@@ -23,7 +25,7 @@ STATED = (
 """Variants that state their loss."""
 DOCUMENTS, TEXT = (100, 212, 200), 498
 """Lengths of packed documents, and of a text that padding follows."""
-SEQ_LEN, VOCABULARY, STEPS, RAISES_IN = 512, 97, 16, 4
+SEQ_LEN, VOCABULARY, STEPS, RAISES_IN, HANG_S = 512, 97, 16, 4, 9.0
 NUMBERS = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -200,6 +202,14 @@ def combine_gradients(model, mistake):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
 
 
+def interrupt(step, mistake):
+    """Raise an error on all ranks, or keep the others waiting for rank 1."""
+    if (step, mistake) == (RAISES_IN, "raises"):
+        raise RuntimeError("a step that raises")
+    if (step, mistake, dist.get_rank()) == (RAISES_IN, "hangs", 1):
+        time.sleep(HANG_S)
+
+
 def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
     """The loss of every step, as this rank computed it."""
     model = small_model(mistake)
@@ -213,8 +223,7 @@ def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
         with bench.observe(
             model, group, folder=folder, strategy="gathered_keys", steps=timed_steps, report=report
         ) as observed:
-            if mistake == "raises" and step == RAISES_IN:
-                raise RuntimeError("a step that raises")
+            interrupt(step, mistake)
             logits = model(**inputs).logits
             loss, valid = loss_of(logits, labels, mistake)
             if mistake == "loss_of_all_ranks":  # none, only the way of DeepSpeed's tutorial

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from bench.attention.layouts import LAYOUTS
 from bench.common.environment import REPOSITORY
 from bench.config import USER_CODE, ConfigError
 from bench.cost.memory import memory_need
+from bench.extras.observe import step_watchdog
 from bench.extras.observe.observation import LOST_PEER_WAIT_S
 from bench.extras.observe.observed_record import NEVER_CHECKED, loop_checks, loop_need
 from bench.extras.observe.tokens import ShardTokens, find_layout, sharding_mistake
@@ -186,8 +188,26 @@ def test_step_that_raises_leaves_one_record_and_still_raises(launcher, tmp_path)
     assert {end.failure.message for end in ends if end.failure} == {"a step that raises"}
     (record,) = records
     assert record["status"] == "error"
-    assert record["reason"].endswith("a step that raises")
+    assert re.search(
+        r"RuntimeError: a step that raises \(in interrupt \(own_loop.py:\d+\)\)$", record["reason"]
+    )
     assert (record["config"]["seq_len"], record["config"]["layout"]) == (512, "contiguous")
+
+
+def hang_in_a_step(job, log):
+    join(job)
+    step_watchdog.collective_timeout_s = lambda: own_loop.HANG_S / 2
+    own_loop.train(job.folder, "hangs")
+    return {}
+
+
+def test_step_that_hangs_leaves_a_record_with_rank_and_place(launcher, tmp_path):
+    _, records = observe_on_ranks(launcher, tmp_path, hang_in_a_step)
+    hang, finished = records  # the sleeping rank wakes up again
+    assert (hang["status"], hang["failure"]["rank"], finished["status"]) == ("timed_out", 1, "ok")
+    assert re.search(r"rank 1 is in interrupt \(own_loop.py:\d+\), while rank 0 waits in ", hang["reason"])
+    for rank in (0, 1):
+        assert f"rank {rank}:\n" in hang["failure"]["log_tail"]
 
 
 def test_record_of_the_same_loop_is_a_repeat(records):
