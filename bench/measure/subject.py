@@ -66,7 +66,10 @@ class Subject(ABC):
         return None
 
     def input_positions(self) -> Tensor | None:
-        """Return the positions of the first sequence in the last step's first micro-step; None if unknown."""
+        """Return the positions of the first sequence in the last step's first micro-step; None if unknown.
+
+        They are [S], or [rows, S] if rows of time, height and width differ, as for images.
+        """
         return None
 
     def around_untimed_step(self) -> AbstractContextManager[Any]:

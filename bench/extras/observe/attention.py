@@ -100,8 +100,7 @@ def report_dtype(attention_name: str, callback: Callable[[torch.dtype], None]) -
 def capture_attention(attention_name: str, sequence_ranks: int) -> Iterator[CapturedAttention]:
     """Capture the first attention call whose inputs all require gradients, and these gradients.
 
-    The result keeps the tensors of this one call alive. `sequence_ranks` is the number of ranks that share a
-    sequence.
+    `sequence_ranks` is the number of ranks that share a sequence.
     """
     captured, errors = CapturedAttention(), DeferredErrors()
 

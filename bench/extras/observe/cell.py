@@ -82,7 +82,7 @@ def observed_cell(
 ) -> Cell:
     """Return the cell that describes the loop; settings that cannot be known are `own`.
 
-    `shards` are the tokens of ranks that share one sequence. Not all of these ranks are needed.
+    `shards` are tokens of some ranks that share one sequence.
     """
     first, sp_degree, world_size = shards[0], len(shards[0].group), dist.get_world_size()
     facts = STRATEGIES.get(request.strategy)

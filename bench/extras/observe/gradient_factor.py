@@ -33,12 +33,18 @@ def closest_factor(result: Tensor, base: Tensor) -> float:
 
 
 class GradientFactor:
-    """Watches the gradient of one trained parameter in one step."""
+    """Watches the gradient of one trained parameter in one step.
+
+    Attributes:
+        clips_local: Whether the loop scaled down this rank's own gradient, after `measure` on one of several
+            ranks.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
         whole = (item for item in trained if item.numel() > 1 and not isinstance(item, DTensor))
         self._parameter = min(whole, key=nn.Parameter.numel, default=None)
+        self.clips_local = self._is_clipped = False
         self._local: Tensor | None = None
         self._used: Tensor | None = None
         self._errors = DeferredErrors()
@@ -70,13 +76,15 @@ class GradientFactor:
         dist.all_gather_object(known, local is not None and used is not None and local.shape == used.shape)
         if not all(known) or local is None or used is None:
             return None
-        total = local.to(device)
+        total = local.to(device, copy=True)
         dist.all_reduce(total)
         used, total = used.double().flatten(), total.double().flatten().to(used.device)
         factor = closest_factor(used, total)
         is_multiple = float((used - factor * total).norm()) <= TOLERANCE * float(used.norm())
         divisors = (world, sequence_ranks, world // sequence_ranks, 1)
         nearest = min((1 / divisor for divisor in divisors), key=lambda expected: abs(factor - expected))
+        is_local = torch.equal(used, local.to(used).flatten())
+        self.clips_local = self._is_clipped and is_local and not is_multiple
         return nearest if is_multiple and abs(factor / nearest - 1) <= TOLERANCE else None
 
     def _add_local(self, gradient: Tensor) -> None:
@@ -86,7 +94,12 @@ class GradientFactor:
 
     def _read_and_run(self, run: Callable[..., Any], *args: Any, **named: Any) -> Any:
         self._read_used()
-        return run(*args, **named)
+        result = run(*args, **named)
+        with self._errors:
+            gradient = None if self._parameter is None else self._parameter.grad
+            if gradient is not None and self._used is not None:
+                self._is_clipped = not torch.equal(gradient, self._used)
+        return result
 
     def _read_used(self, *_: Any) -> None:
         """Keep the gradient before the first clipping or, without clipping, before the optimizer's step."""

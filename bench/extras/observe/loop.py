@@ -17,7 +17,7 @@ from bench.extras.observe.gradient_factor import GradientFactor
 from bench.extras.observe.objective import RankObjective
 from bench.extras.observe.observed_model import ObservedModel
 from bench.extras.observe.parity import DTYPE_NAMES, SequenceGroup, compare_attention
-from bench.extras.observe.tokens import ModelInputWatch, ShardTokens
+from bench.extras.observe.tokens import ModelInputWatch, ShardTokens, split_rows
 from bench.extras.observe.trained_tokens import TrainedTokens
 from bench.measure.full_length.section import FullLengthSection
 from bench.measure.hooks import Spans, optimizer_step_spans
@@ -76,7 +76,7 @@ class ObservedLoop(Subject):
         self.step_sizes.append(self.tokens.size)
 
     def input_positions(self) -> Tensor:
-        return torch.tensor([*self.tokens.positions[0]])
+        return split_rows(torch.tensor([*self.tokens.positions[0]]))
 
     @property
     def tokens(self) -> ShardTokens:
@@ -105,6 +105,7 @@ class ObservedLoop(Subject):
             valid_tokens=sum(map(float, counts)) if counts else None,
             is_stated=bool(stated),
             gradient_factor=factor if self.always_updates else None,
+            clips_local=self.gradient_factor.clips_local,
         )
 
     def _set_dtype(self, dtype: torch.dtype) -> None:

@@ -84,17 +84,20 @@ class RankObjective:
     gradient_factor: float | None
     """Factor between the sum of all ranks' gradients and the gradient that the optimizer uses, such as
     1 / ranks if gradients are averaged; None if it is not known."""
+    clips_local: bool = False
+    """Whether this rank's gradient was clipped before the ranks' gradients were combined."""
 
 
 def reason_not_compared(
     ranks: Sequence[RankObjective], groups: Sequence[Sequence[int]], dtype: str
 ) -> str | None:
     """Return why the objective was not compared; None if it was. See `objective_mistake`."""
-    return (
-        _reason_unseen(ranks)
-        or _reason_unordered(ranks, groups)
-        or _reason_scale_unknown(ranks, len(groups[0]), _limit(dtype))
-    )
+    reason = _reason_unseen(ranks)
+    if reason is not None:
+        return reason
+    if any(_places(calls, row) is None for _, calls, row in _sequences(ranks, groups)):
+        return "the positions do not determine the order of the tokens"
+    return _reason_scale_unknown(ranks, len(groups[0]), _limit(dtype))
 
 
 def _reason_unseen(ranks: Sequence[RankObjective]) -> str | None:
@@ -111,15 +114,13 @@ def _reason_unseen(ranks: Sequence[RankObjective]) -> str | None:
     return None
 
 
-def _reason_unordered(ranks: Sequence[RankObjective], groups: Sequence[Sequence[int]]) -> str | None:
-    """Return why labels were not compared with next tokens, if an order of the tokens is not known."""
-    if any(_places(calls, row) is None for _, calls, row in _sequences(ranks, groups)):
-        return "the positions do not determine the order of the tokens"
-    return None
-
-
 def _reason_scale_unknown(ranks: Sequence[RankObjective], sequence_ranks: int, limit: float) -> str | None:
     """Return why the divisor of gradients, and with it the scale of the loss, is unknown; else None."""
+    if any(rank.clips_local for rank in ranks):
+        return (
+            "each rank clipped its own gradients before they were combined, so that their sum has no known"
+            " scale; combine the gradients of all ranks first, and clip the result"
+        )
     if all(rank.gradient_factor is not None for rank in ranks):
         return None
     for count in dict.fromkeys((len(ranks), sequence_ranks)):

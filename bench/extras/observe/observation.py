@@ -68,8 +68,8 @@ class Observation:
     observation is printed, and the training continues unobserved.
 
     Attributes:
-        record: The record, on rank 0 after the last observed step, or on a rank that stored an error. It is
-            None before that, and on all other ranks.
+        record: The record, on rank 0 after the last observed step or on a rank that stored an error; else
+            None.
     """
 
     count: ClassVar[int] = 0

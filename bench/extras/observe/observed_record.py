@@ -188,8 +188,6 @@ NEVER_CHECKED: Mapping[str, str] = {
     "training signal": "there is no other computation of this loop to compare with",
 }
 """Reasons why a check is never made in observed loops, by the check's name."""
-NO_SECTION = "never compared in an observed loop"
-"""Reason why any other check is not made if its pass left no section."""
 CELL_CHECKS = frozenset({
     "every gradient on the cell's engine", "every shard of the parameters",
 })  # fmt: skip
@@ -210,7 +208,9 @@ def loop_checks(
     by_name = {check.what: check for check in checks(cell, sections) if check.what not in CELL_CHECKS}
     for name, check in by_name.items():
         if check.reason == NOT_RUN:
-            by_name[name] = replace(check, reason=NEVER_CHECKED.get(name, NO_SECTION))
+            by_name[name] = replace(
+                check, reason=NEVER_CHECKED.get(name, "never compared in an observed loop")
+            )
     by_name["tokens"] = _tokens_check(cell, groups)
     alone = "there is one rank" if cell.cluster.world_size == 1 else "no two ranks hold the same parameters"
     by_name.setdefault("replicas", Check(what="replicas", against="one another", reason=alone))

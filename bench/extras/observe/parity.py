@@ -108,12 +108,11 @@ def compare_attention(
     local = _ShardState(_reason_not_comparable(captured, positions), positions, _free_bytes(captured))
     states: list[_ShardState] = sequence_group.all_gather_objects(local)
     reason = next((state.reason for state in states if state.reason is not None), None)
-    if reason is None and len({len(state.positions[0]) for state in states}) > 1:
-        reason = "the ranks hold shards of different lengths"
-    places = None if reason is not None else find_places([state.positions for state in states])
-    if reason is None and places is None:
-        reason = "the positions of the ranks' tokens do not determine the order of the sequence"
-    if reason is not None or places is None:
+    if len({len(state.positions[0]) for state in states}) > 1:
+        reason = reason or "the ranks hold shards of different lengths"
+    places = None if reason else find_places([state.positions for state in states])
+    if places is None:
+        reason = reason or "the positions of the ranks' tokens do not determine the order of the sequence"
         no_rows = FullLengthSection(tokens=0, rows=0, errors={}, limits={}, reason=reason)
         return ParitySection(tokens=0, errors={}, limits={}, reason=reason), no_rows
     # A gradient that was never computed counts as zeros: K and V that were sent as constants have none.
@@ -188,22 +187,20 @@ def _compare_heads(
 
     If not even one fits into memory and budget, the section has the reason.
     """
-    queries_per_kv, tokens = x["q"].shape[1] // x["k"].shape[1], shards.tokens
-    cost = 2 * whole_attention_flops(queries_per_kv, tokens, x["q"].shape[3])
-    device = x["q"].device.type
-    needed_bytes = 8 * queries_per_kv * tokens * (SCORE_BLOCKS * CHUNK + 2 * SCORE_BLOCKS * x["q"].shape[3])
+    queries_per_kv, tokens, size = x["q"].shape[1] // x["k"].shape[1], shards.tokens, x["q"].shape[3]
+    cost, budget = 2 * whole_attention_flops(queries_per_kv, tokens, size), BUDGET_FLOPS[x["q"].device.type]
+    needed_bytes = 8 * queries_per_kv * tokens * SCORE_BLOCKS * (CHUNK + 2 * size)
     reason = None
     if needed_bytes > free_bytes:
         reason = f"needs {size_label(needed_bytes)}, but the GPU has {size_label(int(free_bytes))} free"
-    elif cost > BUDGET_FLOPS[device]:
-        limit = f"{BUDGET_FLOPS[device]:.0e}"
-        reason = f"takes {cost:.1e} operations, more than the {limit} that bench.observe spends on it"
+    elif cost > budget:
+        reason = f"takes {cost:.1e} operations, more than the {budget:.0e} that bench.observe spends on it"
     if reason is not None:
         reason = f"the exact result of one KV head at {tokens:,} tokens {reason}"
         return ParitySection(tokens=tokens, errors={}, limits={}, reason=reason)
     errors: dict[str, float] = {}
     limits: dict[str, float] = {}
-    for head in range(min(x["k"].shape[1], int(BUDGET_FLOPS[device] / cost))):
+    for head in range(min(x["k"].shape[1], int(budget / cost))):
         whole = {name: shards.gather(shard) for name, shard in _one_head(x, head, queries_per_kv).items()}
         if is_first_rank:
             of_head = _head_errors(whole, attention, None if starts is None else starts[head % len(starts)])

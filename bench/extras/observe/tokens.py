@@ -284,6 +284,16 @@ def combine_rows(positions: Tensor, sequences: int) -> Tensor:
     return combined.expand(sequences, -1)
 
 
+def split_rows(codes: Tensor) -> Tensor:
+    """Return rows of time, height and width, [3, tokens], of numbers that `combine_rows` has combined.
+
+    Positions that are not combined stay as they are, [tokens].
+    """
+    if int(codes.max()) < ROW_FACTOR:
+        return codes
+    return torch.stack([codes // ROW_FACTOR**2, codes // ROW_FACTOR % ROW_FACTOR, codes % ROW_FACTOR])
+
+
 def find_shard(whole: Tensor, shard: Tensor, ranks: int) -> Tensor | None:
     """Return where a built-in layout has the shard, [..., S], in the whole, [..., T]; None if none has it."""
     for _, parts in layout_shards(whole.shape[-1], ranks):

@@ -104,23 +104,28 @@ def compare(calls: Mapping[str, ModuleCall], positions: Tensor, ranks: int) -> P
 
     Args:
         calls: Calls by module name and kind of layer.
-        positions: Positions of this rank's tokens, [S], one of `ranks` equal shards of a sequence.
+        positions: Positions of this rank's tokens, one of `ranks` equal shards of a sequence: [S], or
+            [rows, S] with rows of time, height and width.
         ranks: Number of ranks that share the sequence.
     """
-    tokens = int(positions.max()) + 1
-    if bool((positions.diff() > 0).all()):  # if not, positions restart in every document
-        tokens = max(tokens, len(positions) * ranks)
+    shard_tokens, tokens = positions.shape[-1], int(positions.max()) + 1
+    if bool((positions[..., 1:] > positions[..., :-1]).all()):  # if not, positions restart in every document
+        tokens = max(tokens, shard_tokens * ranks)
+    whole_positions, places = torch.arange(tokens), positions
+    if positions.dim() > 1:  # the tokens of the shard, and after them the largest positions
+        whole_positions = torch.cat([positions, whole_positions.expand(len(positions), -1)], dim=1)
+        places = torch.arange(shard_tokens)
     errors: dict[str, Tensor] = {}
     limits: dict[str, float] = {}
     rope_types, reasons = [], []
     for name, call in calls.items():
-        if call.pair[0].shape[-2] != len(positions) or not _has_constant_radius(*call.pair):
+        if call.pair[0].shape[-2] != shard_tokens or not _has_constant_radius(*call.pair):
             continue
-        whole = _whole_pair(call, len(positions), tokens)
+        whole = _whole_pair(call, shard_tokens, whole_positions)
         if isinstance(whole, str):
             reasons.append(f"{name}: {whole}")
             continue
-        errors[name], limits[name] = _errors_and_limit(call.pair, whole, positions)
+        errors[name], limits[name] = _errors_and_limit(call.pair, whole, places)
         rope_types.append(_rope_type(call.module))
     if not errors:
         reason = next(iter(reasons), NONE_FOUND)
@@ -131,7 +136,8 @@ def compare(calls: Mapping[str, ModuleCall], positions: Tensor, ranks: int) -> P
     module = next((name for name in differs if bool(differs[name].any())), None)
     position = None
     if module is not None:
-        position = int(positions.to(differs[module].device)[differs[module]].min())
+        first_row = positions.view(-1, shard_tokens)[0].to(differs[module].device)
+        position = int(first_row[differs[module]].min())
     return PositionsSection(
         compared=len(errors),
         rope_type=rope_types[[*errors].index(module) if module is not None else 0],
@@ -168,23 +174,25 @@ def _cut_to_one_token(value: Any) -> Any:
     return value
 
 
-def _whole_pair(call: ModuleCall, shard_tokens: int, tokens: int) -> tuple[Tensor, Tensor] | str:
-    """Return cos and sin of a sequence of `tokens` tokens, or a message (str) about why there are none.
+def _whole_pair(call: ModuleCall, shard_tokens: int, whole_positions: Tensor) -> tuple[Tensor, Tensor] | str:
+    """Return cos and sin of `whole_positions`, [T] or [rows, T], or a message (str) why there are none.
 
     `shard_tokens` is the number of tokens of this rank's shard.
     """
-    for value in (*call.args, *call.keywords.values()):
+    for value in () if whole_positions.dim() > 1 else (*call.args, *call.keywords.values()):
         has_rows = _is_positions(value, shard_tokens) and value.dim() > 2  # noqa: PLR2004  [rows, B, S]
         if has_rows and bool((value != value[:1]).any()):
             return SEVERAL_ROWS
-    args = [_whole_argument(value, shard_tokens, tokens) for value in call.args]
-    keywords = {name: _whole_argument(value, shard_tokens, tokens) for name, value in call.keywords.items()}
+    args = [_whole_argument(value, shard_tokens, whole_positions) for value in call.args]
+    keywords = {
+        name: _whole_argument(value, shard_tokens, whole_positions) for name, value in call.keywords.items()
+    }
     try:
         with _restore_on_exit(call.module):
             pair = call.module.forward(*args, **keywords)  # forward: hooks must not see this call
     except Exception as error:  # noqa: BLE001  the user's code may raise anything in this call
         return f"cannot be called with a whole sequence ({type(error).__name__}: {error})"
-    if not _is_pair(pair) or pair[0].shape[-2] != tokens:
+    if not _is_pair(pair) or pair[0].shape[-2] != whole_positions.shape[-1]:
         return "returned no cos and sin of a whole sequence"
     return pair[0], pair[1]
 
@@ -199,11 +207,13 @@ def _is_positions(value: Any, shard_tokens: int) -> bool:
     )
 
 
-def _whole_argument(value: Any, shard_tokens: int, tokens: int) -> Any:
-    """Return the argument that one device would pass for one whole sequence of `tokens` tokens."""
+def _whole_argument(value: Any, shard_tokens: int, whole_positions: Tensor) -> Any:
+    """Return the argument that one device would pass for one whole sequence with these positions."""
+    tokens = whole_positions.shape[-1]
     if _is_positions(value, shard_tokens):
         lead = (*value.shape[:-2], 1) if value.dim() > 1 else ()
-        return torch.arange(tokens, device=value.device, dtype=value.dtype).expand(*lead, tokens)
+        rows = whole_positions.to(value).view(-1, *(1 for _ in lead[1:]), tokens)
+        return (rows if lead[:1] == rows.shape[:1] else rows[0]).expand(*lead, tokens)
     if isinstance(value, Tensor) and value.dim() > 2 and value.shape[-2] == shard_tokens:  # noqa: PLR2004
         return value[..., :1, :].expand(*value.shape[:-2], tokens, value.shape[-1])
     return value

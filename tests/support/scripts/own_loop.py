@@ -20,7 +20,7 @@ GATHERED = (
 STATED = (
     *("stated", "own_means", "labels_cut_off", "added_up", "prompt_alone", "doubled", "inf_on_rank_1"),
     *("added_up_doubled", "packed", "packed_without_mask", "packed_labels_rolled", "packed_labels_cut_off"),
-    *("padded", "padded_forgets_a_key", "distilled", "sliced_inside", *GATHERED),
+    *("padded", "padded_forgets_a_key", "distilled", "sliced_inside", "clips_own", *GATHERED),
 )
 """Variants that state their loss."""
 DOCUMENTS, TEXT = (100, 212, 200), 498
@@ -188,14 +188,16 @@ def loss_of(logits, labels, mistake):
     if mistake == "distilled":
         targets = torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)).softmax(-1)
         loss = kl_div(logits.log_softmax(-1), targets, reduction="sum")
-    own_ranks = {"added_up": 1, "added_up_doubled": 2, "doubled": 2 * dist.get_world_size()}
+    own_ranks = {"added_up": 1, "clips_own": 1, "added_up_doubled": 2, "doubled": 2 * dist.get_world_size()}
     ranks = own_ranks.get(mistake, dist.get_world_size())
     return loss * ranks / of_all, valid
 
 
 def combine_gradients(model, mistake):
     """Add up or clip gradients in the loops that do so themselves."""
-    if mistake in ("added_up", "added_up_doubled"):
+    if mistake == "clips_own":
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    if mistake in ("added_up", "added_up_doubled", "clips_own"):
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
     if mistake == "doubled":
@@ -213,7 +215,7 @@ def interrupt(step, mistake):
 def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
     """The loss of every step, as this rank computed it."""
     model = small_model(mistake)
-    if mistake not in ("gradients_of_ones_own", "added_up", "added_up_doubled"):
+    if mistake not in ("gradients_of_ones_own", "added_up", "added_up_doubled", "clips_own"):
         model = DistributedDataParallel(model, find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     group = dist.group.WORLD if dist.get_world_size() > 1 and mistake != "no_group" else None

@@ -12,6 +12,7 @@ from bench.extras.observe.objective import (
     objective_mistake,
     reason_not_compared,
 )
+from bench.extras.observe.places import ROW_FACTOR
 
 TOKENS, LOSS = 4, 2.0
 """Tokens of a call, and loss of a token."""
@@ -62,6 +63,13 @@ def two(*calls, **more):
     return [rank([micro_step], [1.0], **more) for micro_step in calls]
 
 
+IMAGE = [
+    (time * ROW_FACTOR + height) * ROW_FACTOR + width
+    for time, height, width in [
+        (0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5),
+    ]
+]  # fmt: skip
+"""Positions of a token, an image of four patches, and three tokens."""
 RIGHT, ZERO = call(0, weight=1), {"weight": 0, "doubt": 0.0, "loss_sum": 0.0}
 OTHER_LABELS = call(0, weight=1, labels=np.zeros((1, TOKENS), dtype=int))
 NOT_FINITE = "gradient of the logits of rank 1 is not finite"
@@ -74,6 +82,20 @@ CASES = {
     "positions of an image": (
         two(call(0, weight=1, positions=np.zeros((1, TOKENS), dtype=int) + 9), call(1, weight=1)),
         2, None, "do not determine the order",
+    ),
+    "labels around an image": (
+        two(
+            call(0, weight=1, positions=np.array([IMAGE[:4]])),
+            call(1, weight=1, positions=np.array([IMAGE[4:]])),
+        ),
+        2, None, "divided by 2",
+    ),
+    "labels around an image, shifted in the shard": (
+        two(
+            call(0, weight=1, positions=np.array([IMAGE[:4]]), labels=np.array([[1, 2, 3, 0]])),
+            call(1, weight=1, positions=np.array([IMAGE[4:]])),
+        ),
+        2, "trains position 3 on token 0, but the next token is 4", "divided by 2",
     ),
     "a teacher's logits": (two(RIGHT, call(1, weight=1, other_targets=0.5)), 2, None, "several targets"),
     "averaged and halved": (ranks_of(1, gradient_factor=1 / 2), 2, "gradients are 0.5 times", None),

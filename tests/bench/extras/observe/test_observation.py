@@ -57,7 +57,8 @@ MISTAKES = {
 
 LOOPS = (
     *("right", "stated", "prompt_alone", "added_up", "packed", "padded", "distilled", "sliced_inside"),
-    *("gathered_summed", "gathered_summed_before_norm", "loss_of_all_ranks", "ignored_window", *MISTAKES),
+    *("gathered_summed", "gathered_summed_before_norm", "clips_own", "loss_of_all_ranks", "ignored_window"),
+    *MISTAKES,
 )
 """Variants of the loop: those without a mistake first."""
 
@@ -155,6 +156,7 @@ def test_record_lists_the_checks_that_a_loop_had_and_had_not(record):
         ("gathered_summed", None),  # every rank has logits of the whole sequence
         ("gathered_summed_before_norm", None),
         ("distilled", "the loss has several targets for each token"),
+        ("clips_own", "each rank clipped its own gradients before they were combined"),
     ],
 )
 def test_objective_is_compared_unless_the_loss_has_other_targets(records, loop, reason):

@@ -47,7 +47,7 @@ def part_of(model, positions, position_ids=None, *, ranks=RANKS):
     positions_pass = PositionsPass(SimpleNamespace(subject=subject, log=RankLog(lambda _: None)))
     with positions_pass.around_inspected_step():
         position_ids = positions[None] if position_ids is None else position_ids
-        model(input_ids=torch.zeros(1, len(positions), dtype=torch.long), position_ids=position_ids)
+        model(input_ids=torch.zeros(1, positions.shape[-1], dtype=torch.long), position_ids=position_ids)
         pickle.dumps(copy.deepcopy(model))  # a training loop may do this within a step
     return positions_pass.part()
 
@@ -125,9 +125,19 @@ def test_positions_that_restart_are_compared_within_documents():
     assert (part.compared, part.module) == (1, [None])
 
 
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+
+
+@pytest.mark.parametrize(("shift", "wrong"), [(0, None), (1, 128)])
+def test_rows_of_time_height_and_width_are_compared(shift, wrong):
+    positions = torch.arange(128, 256)
+    rows = torch.stack([positions, 128 + positions // 8, 128 + positions % 8])
+    part = part_of(model_of("qwen2_5_vl_text", MROPE), rows, (rows + shift)[:, None])
+    assert (part.compared, part.reason, part.position) == (1, None, [wrong])
+
+
 def test_rows_of_positions_that_differ_are_not_compared():
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
-    model, positions = model_of("qwen2_5_vl_text", rope), torch.arange(128, 256)
+    model, positions = model_of("qwen2_5_vl_text", MROPE), torch.arange(128, 256)
     assert part_of(model, positions, positions.expand(3, 1, -1)).compared == 1
     rows = torch.stack([positions, positions // 8, positions % 8])[:, None]
     part = part_of(model, positions, rows)
