@@ -1,6 +1,7 @@
 """Training script as a user would write it, with its own attention; it makes mistakes on request."""
 
 import time
+from concurrent.futures import Future
 
 import torch
 import torch.distributed as dist
@@ -205,9 +206,11 @@ def combine_gradients(model, mistake):
 
 
 def interrupt(step, mistake):
-    """Raise an error on all ranks, or keep the others waiting for rank 1."""
+    """Raise an error on all ranks, from the code of a library, or keep the others waiting for rank 1."""
     if (step, mistake) == (RAISES_IN, "raises"):
-        raise RuntimeError("a step that raises")
+        failed = Future()
+        failed.set_exception(RuntimeError("a step that raises"))
+        failed.result()
     if (step, mistake, dist.get_rank()) == (RAISES_IN, "hangs", 1):
         time.sleep(HANG_S)
 
