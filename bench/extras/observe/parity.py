@@ -188,19 +188,20 @@ def _compare_heads(
     If not even one fits into memory and budget, the section has the reason.
     """
     queries_per_kv, tokens, size = x["q"].shape[1] // x["k"].shape[1], shards.tokens, x["q"].shape[3]
-    cost, budget = 2 * whole_attention_flops(queries_per_kv, tokens, size), BUDGET_FLOPS[x["q"].device.type]
+    cost, device = 2 * whole_attention_flops(queries_per_kv, tokens, size), x["q"].device.type
     needed_bytes = 8 * queries_per_kv * tokens * SCORE_BLOCKS * (CHUNK + 2 * size)
     reason = None
     if needed_bytes > free_bytes:
         reason = f"needs {size_label(needed_bytes)}, but the GPU has {size_label(int(free_bytes))} free"
-    elif cost > budget:
-        reason = f"takes {cost:.1e} operations, more than the {budget:.0e} that bench.observe spends on it"
+    elif cost > BUDGET_FLOPS[device]:
+        limit = f"{BUDGET_FLOPS[device]:.0e}"
+        reason = f"takes {cost:.1e} operations, more than the {limit} that bench.observe spends on it"
     if reason is not None:
         reason = f"the exact result of one KV head at {tokens:,} tokens {reason}"
         return ParitySection(tokens=tokens, errors={}, limits={}, reason=reason)
     errors: dict[str, float] = {}
     limits: dict[str, float] = {}
-    for head in range(min(x["k"].shape[1], int(budget / cost))):
+    for head in range(min(x["k"].shape[1], int(BUDGET_FLOPS[device] / cost))):
         whole = {name: shards.gather(shard) for name, shard in _one_head(x, head, queries_per_kv).items()}
         if is_first_rank:
             of_head = _head_errors(whole, attention, None if starts is None else starts[head % len(starts)])
