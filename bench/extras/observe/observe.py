@@ -37,6 +37,14 @@ def observe(
     `warmup_steps + steps + 8` steps, rank 0 adds a record to `folder`, prints the speed and the checks, and
     writes a report; from then on the context does nothing. Losses are the same with and without the context.
 
+        for batch in loader:
+            with bench.observe(model, sequence_group) as step:
+                loss = model(**batch).loss
+                step.loss(loss)  # optional: checks the training objective, too
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
     Args:
         model: The module that the loop calls: a transformers model, or one wrapped by DDP, FSDP or DeepSpeed.
         group: The ranks that share a sequence, as a process group or a one-dimensional device mesh. None if
