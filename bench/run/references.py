@@ -22,7 +22,7 @@ from bench.measure.losses.section import GradientMatch, LossesSection
 from bench.plan.local_cells import reason_to_skip
 from bench.plan.planned import PlannedCell
 from bench.plan.work import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, is_base, work_of
-from bench.record.gradient_agreement import gradient_limit, match_gradients
+from bench.record.gradient_agreement import match_gradients
 from bench.record.record import Record, Status
 from bench.record.trajectory_noise import first_departure, limit_for, movement_weight, signals_of
 from bench.run.cell.launcher import Launcher
@@ -64,7 +64,7 @@ class Trajectories:
                 compared_steps=steps,
                 compared_within=asdict(limit),
                 gradient_match=match_gradients(
-                    losses.gradients, reference_losses.gradients, gradient_limit(cell.dtype, noise)
+                    losses.gradients, reference_losses.gradients, cell.dtype, noise.get("grad_norm")
                 ),
             )
             record = replace(record, losses=losses)

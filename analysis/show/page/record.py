@@ -120,7 +120,7 @@ def _gradient_text(record: Record) -> str:
     if match is None:
         return ""
     difference = f"{_number(match.difference, '.1e')} (limit {match.limit:.0e})"
-    return f"of {match.parameters} parameters {match.parameter} differs most, by {difference}"
+    return f"of {match.parameters} parameters {match.parameter} is nearest to its limit, with {difference}"
 
 
 def _replay_facts(record: Record) -> Facts:

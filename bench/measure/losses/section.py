@@ -36,11 +36,14 @@ SIGNED_SUMS = 4
 
 
 class GradientMatch(Struct, frozen=True, kw_only=True):
-    """Parameter whose gradient in the first full-length step differs most from that of another cell."""
+    """Comparison of every gradient in the first full-length step with that of another cell."""
 
     parameters: int
     """Number of compared parameters."""
+    hidden: int
+    """Number of parameters whose gradient could hold the tokens of one rank alone, and still pass."""
     parameter: str
+    """Parameter whose gradient is nearest to its limit."""
     difference: float | None
     """Length of the difference, relative to the length of the other cell's gradient; null if one of the cells
     has no gradient of this parameter."""
@@ -172,10 +175,10 @@ def _gradients_check(check: Check, losses: LossesSection) -> Check:
     match, hidden = losses.gradient_match, None
     if match is None:
         return replace(check, reason=NO_GRADIENTS)
-    if match.limit >= ONE_RANK_EFFECT:
+    if match.hidden:
         hidden = (
-            f"tokens of one rank alone would change a gradient by {ONE_RANK_EFFECT:.0%};"
-            f" rounding may change it by {match.limit:.0%}"
+            f"tokens of one rank alone would change a gradient by {ONE_RANK_EFFECT:.0%}; rounding may change"
+            f" {match.hidden} of {match.parameters} gradients as much"
         )
     return replace(check, steps=1, below_noise=hidden)
 

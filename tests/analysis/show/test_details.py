@@ -86,11 +86,17 @@ def test_check_rows_show_extent_or_reason(status, made):
 
 
 @pytest.mark.parametrize(("difference", "text"), [(0.016, "1.6e-02"), (None, "not finite")])
-def test_details_name_the_gradient_that_differs_most(difference, text):
-    match = {"parameters": 13, "parameter": "head.weight", "difference": difference, "limit": 0.1}
+def test_details_name_the_gradient_nearest_to_its_limit(difference, text):
+    match = {
+        "parameters": 13,
+        "hidden": 0,
+        "parameter": "head.weight",
+        "difference": difference,
+        "limit": 0.1,
+    }
     record = as_record(make_record(losses={**make_record()["losses"], "gradient_match": match}))
     facts = dict(record_details(record).facts)
-    expected = f"of 13 parameters head.weight differs most, by {text} (limit 1e-01)"
+    expected = f"of 13 parameters head.weight is nearest to its limit, with {text} (limit 1e-01)"
     assert facts["gradients at the measured length"] == expected
 
 
