@@ -47,7 +47,7 @@ def with_gradients(record, change):
 
 @pytest.mark.parametrize(
     ("name", "noise", "limit"),
-    [("down_proj", 0.005, 0.1), ("down_proj", 0.02, 0.2), ("down_proj", None, 0.3), ("q_norm", 0.02, 0.4)],
+    [("down_proj", 0.005, 0.1), ("down_proj", 0.02, 0.24), ("down_proj", None, 0.3), ("q_norm", 0.02, 0.48)],
 )
 def test_compare_finds_the_gradient_of_one_parameter(local, name, noise, limit):
     cell, record = local
@@ -66,7 +66,7 @@ def test_compare_finds_the_gradient_of_one_parameter(local, name, noise, limit):
     norm, *signed = record.losses.gradients[parameter]
     step = limit / max(1.0, math.hypot(*signed) / norm)  # the signed sums may overestimate a difference
     assert compared(1 - 0.95 * step).status == "ok"
-    assert compared(1 - 0.95 * step).losses.gradient_match.limit == limit
+    assert compared(1 - 0.95 * step).losses.gradient_match.limit == pytest.approx(limit)
     for factor in (1 - 1.05 * step, 1 + 1.05 * step, -1.0):
         assert compared(factor).reason.startswith(f"step 0: the gradient of {parameter} is off by")
 
