@@ -154,8 +154,8 @@ def _read_option(word: str, rest: Iterator[str]) -> list[str]:
     if (answer := values.not_offered(key)) is not None:
         raise ConfigError(f"{word}: {answer}")
     near = values.nearest(name, [*SHOW_OPTIONS, *SWEEP_OPTIONS, PLAN_OPTION])
-    if near is None and has_value and (meant := values.nearest(key, [*all_keys(), *groups()])):
-        near = f"{meant}={value}"
+    if near is None and (meant := values.nearest(key, [*all_keys(), *groups()])):
+        near = f"{meant}={value or '...'}"
     hint = "write keys without dashes, as in seq_len=8k; --help lists the common keys"
     if near:
         hint = f"did you mean {near}?"

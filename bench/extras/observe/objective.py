@@ -52,7 +52,8 @@ class MicroStep:
     """Share of the negative gradient of the logits that is not at the label: 0 for a cross-entropy with one
     label per token, and large for a loss with several targets per token."""
     valid_tokens: int | None
-    """Number of labels that count among those passed to the model; None if none were passed."""
+    """Number of labels that count among those passed to the model or, if none were passed, number of tokens
+    with a gradient; None if it is not known whether a token was trained, because its loss is 0."""
     layer_share: float = 1.0
     """Gradient that the layers get of hidden states gathered before the head, as a multiple of the sum of all
     ranks' gradients of these states."""

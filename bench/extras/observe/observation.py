@@ -166,7 +166,8 @@ class Observation:
             loss: The value on which `backward` is called, before a gradient scaler multiplies it, or the mean
                 itself. Without it only labels, weights and gradients are compared.
             valid_tokens: Number of this rank's tokens in the loss. By default, it is the number of labels
-                passed to the model, without ignored labels.
+                passed to the model, without ignored labels; if it got none, the number of tokens with a
+                gradient.
         """
         if not self._is_over:
             self._loop.trained_tokens.state(self._steps, loss, valid_tokens)

@@ -30,6 +30,8 @@ from bench.extras.observe.tokens import ModelInputWatch, combine_rows, cut_to_sh
 from bench.measure.hooks import Hook
 from bench.strategies.strategy import IGNORED_LABEL
 
+SMALLEST_LOSS = 1e-6
+"""Loss of a token in nats, up to which the gradient of its logits may be rounded to 0."""
 CHUNK_LOGITS = 2**24
 """Number of logits that are converted to float32 at a time."""
 
@@ -53,7 +55,7 @@ class _ModelCall:
     positions: Tensor
     """Positions in the sequence, [B, T]."""
     valid_tokens: Tensor | None
-    """Number of labels that count; None if the model was given no labels."""
+    """Number of labels that count, of those that the model was given; None if it was given none."""
     lse: Tensor
     """Log-sum-exp of the logits in float32, [R]."""
     successors: Tensor
@@ -239,8 +241,15 @@ def _after_backward(call: _ModelCall, gradient_RV: Tensor) -> MicroStep:
         loss_sum=float(loss.sum()),
         next_tokens=int(is_next.sum()),
         other_targets=1 - at_labels / negative if negative < 0 else 0.0,
-        valid_tokens=None if call.valid_tokens is None else int(call.valid_tokens),
+        valid_tokens=_counted_tokens(call, labels) if call.valid_tokens is None else int(call.valid_tokens),
     )
+
+
+def _counted_tokens(call: _ModelCall, labels: Tensor) -> int | None:
+    """Return the number of tokens with a gradient; None if one without might be trained, as its loss is 0."""
+    is_trained = labels != UNTRAINED
+    has_no_loss = (call.lse - call.successor_logits <= SMALLEST_LOSS) & (call.successors != UNTRAINED)
+    return None if bool((has_no_loss & ~is_trained).any()) else int(is_trained.sum())
 
 
 def _chunk_rows(logits_RV: Tensor) -> int:

@@ -52,6 +52,7 @@ HYDRAS_ERRORS = {
     "Accelerate's word for a key": ("sp_size=4", "did you mean sp_degree?"),
     "torch's word for a key": ("context_parallel_size=4", "did you mean sp_degree?"),
     "another word in a group": ("cluster.cp_size=4", "did you mean sp_degree?"),
+    "an option of Megatron-LM": ("--micro-batch-size 2", "did you mean batch=...?"),
     "another word with dashes": ("--sp-size=4", "did you mean sp_degree=4?"),
     "a strategy as a key": ("ring_attention=true", "did you mean strategy?"),
     "a strategy's common name": (

@@ -235,7 +235,8 @@ def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
                 loss = sum(all_gather(loss, group=group))
             if observed is not None and mistake in STATED:
                 is_lost = (mistake, dist.get_rank(), step) == ("inf_on_rank_1", 1, 1)
-                observed.loss(loss + torch.inf if is_lost else loss, valid)
+                is_counted = not mistake.startswith("added_up")  # else the tokens with a gradient count
+                observed.loss(loss + torch.inf if is_lost else loss, valid if is_counted else None)
             loss.backward()
             combine_gradients(model, mistake)
             optimizer.step()
