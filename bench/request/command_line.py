@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -50,6 +51,10 @@ Variables alone prove nothing, as they may be left over in a shell.
 """
 
 
+FIRST_PROCESS_S = 10.0
+"""Seconds that other processes of a launcher leave the first one to print why it ends."""
+
+
 def refuse_several_processes(environment: Mapping[str, str], parent: str) -> None:
     """Raise ConfigError if a launcher started this process as one of several.
 
@@ -60,6 +65,7 @@ def refuse_several_processes(environment: Mapping[str, str], parent: str) -> Non
         if environment.get(count, "1") == "1" or not re.search(pattern, parent):
             continue
         if environment.get(rank, "0") != "0":
+            time.sleep(FIRST_PROCESS_S)  # launchers end all processes when one of them has failed
             sys.exit(ExitCode.INVALID_REQUEST)
         raise ConfigError(
             f"{launcher} started {environment[count]} processes, and each would run the whole sweep; run"

@@ -11,7 +11,7 @@ import run_sweep
 from bench.common.environment import REPOSITORY
 from bench.config import ConfigError, ExitCode
 from bench.request.choices import WITHOUT_FILE, groups, options
-from bench.request.command_line import refuse_several_processes
+from bench.request.command_line import FIRST_PROCESS_S, refuse_several_processes
 from bench.request.resolve import all_keys
 from bench.request.values import NOT_OFFERED, SYNONYMS
 from bench.run.interrupts import SIGNALS
@@ -179,13 +179,15 @@ LAUNCHED = {
 
 
 @pytest.mark.parametrize("launcher", LAUNCHED)
-def test_sweep_in_several_processes_is_refused_once(launcher):
+def test_sweep_in_several_processes_is_refused_once(launcher, monkeypatch):
+    waited_s = []
+    monkeypatch.setattr("time.sleep", waited_s.append)
     parent, count, rank = LAUNCHED[launcher]
     with pytest.raises(ConfigError, match=f"started 2 processes.*without {launcher}"):
         refuse_several_processes({count: "2", rank: "0"}, parent)
     with pytest.raises(SystemExit) as silent:
         refuse_several_processes({count: "2", rank: "1"}, parent)
-    assert silent.value.code == ExitCode.INVALID_REQUEST
+    assert (silent.value.code, waited_s) == (ExitCode.INVALID_REQUEST, [FIRST_PROCESS_S])
     refuse_several_processes({count: "2", rank: "1"}, "bash")  # left over in a shell
     refuse_several_processes({count: "1", rank: "0"}, parent)
 
