@@ -17,7 +17,7 @@ Gradients = Mapping[str, Sequence[float | None]]
 """Norm of each parameter's gradient, then its sums with random signs, by parameter."""
 FLOORS: Mapping[str, float] = {"fp64": 1e-6, "fp32": 1e-3, "fp16": 0.1, "bf16": 0.1}
 """Smallest limit of each dtype, even if less noise was measured. In bf16 gradients of random weights differed
-by up to 1e-2."""
+by up to 1.8e-2."""
 LIMIT_WITHOUT_NOISE = 0.3
 """Limit in 16-bit dtypes if the noise of the weights was not measured."""
 NOISE_FACTOR = 12.0
@@ -65,7 +65,7 @@ def match_gradients(
     nearest = max(limits, key=lambda name: differences[name] / limits[name])
     return GradientMatch(
         parameters=len(limits),
-        hidden=sum(limit >= ONE_RANK_EFFECT for limit in limits.values()),
+        below_noise=sum(limit >= ONE_RANK_EFFECT for limit in limits.values()),
         parameter=nearest,
         difference=differences[nearest] if math.isfinite(differences[nearest]) else None,
         limit=limits[nearest],

@@ -49,8 +49,6 @@ LAUNCHERS: Mapping[str, tuple[str, str, str]] = {
 
 Variables alone prove nothing, as they may be left over in a shell.
 """
-
-
 FIRST_PROCESS_S = 10.0
 """Seconds that other processes of a launcher leave the first one to print why it ends."""
 

@@ -105,10 +105,14 @@ def _replaces(cell: Cell, reference: Cell) -> bool:
 
 
 def _gradient_departure(match: GradientMatch | None) -> str | None:
-    """Describe the gradient that differs most from the reference's, if its difference exceeds the limit."""
+    """Describe the gradient that is nearest to its limit, if it exceeds the limit."""
     if match is None or match.is_within:
         return None
-    size = "missing" if match.difference is None else f"off by {match.difference:.1e} of its length"
+    size = (
+        "missing or not finite"
+        if match.difference is None
+        else f"off by {match.difference:.1e} of its length"
+    )
     return f"step 0: the gradient of {match.parameter} is {size} (limit {match.limit:.1e}) against that"
 
 

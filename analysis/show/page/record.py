@@ -224,9 +224,8 @@ def _full_length_text(section: FullLengthSection | None) -> str:
         return section.reason
     errors = ", ".join(f"{name} {error:.1e}" for name, error in section.errors.items() if error is not None)
     sampled = f"{section.rows} rows and {section.keys} keys"
-    return (
-        f"{errors or 'no number is finite'} for {sampled} of call {section.call} at {section.tokens:,} tokens"
-    )
+    call = f"of attention call {section.call} at {section.tokens:,} tokens"
+    return f"{errors or 'no number is finite'} for {sampled} {call}"
 
 
 def _number(value: float | None, form: str) -> str:

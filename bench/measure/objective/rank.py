@@ -18,6 +18,7 @@ from msgspec import structs
 
 from bench.common.labels import size_label
 from bench.config import Cell
+from bench.measure.losses.gradient_sums import shard_offsets
 from bench.measure.losses.rank import expected_digest, global_digest
 from bench.measure.objective.coverage import Coverage, coverages, gradient_bytes, needed_bytes
 from bench.measure.objective.section import ObjectiveSection, objective_tokens
@@ -140,13 +141,11 @@ def _given_norm(engine: Engine, device: torch.device) -> float:
     It is computed from this moment, which was 0 before its only update. Every rank must call this function;
     replicas count once.
     """
-    shard_index = torch.tensor(engine.shard_index, device=device)
-    indices = [torch.empty_like(shard_index) for _ in range(dist.get_world_size())]
-    dist.all_gather(indices, shard_index)
-    is_first = [int(index) for index in indices].index(int(shard_index)) == dist.get_rank()
     facts = OPTIMIZER_FACTS[engine.cell.optimizer.name]
+    moments = [moment for _, moment in engine.optimizer_state(facts.state_keys[0])]
+    _, is_first_replica = shard_offsets(engine, moments, device)
     square = torch.zeros((), dtype=torch.float64, device=device)
-    for _, moment in engine.optimizer_state(facts.state_keys[0]) if is_first else ():
+    for moment in moments if is_first_replica else ():
         square += moment.double().square().sum().to(device)
     dist.all_reduce(square)
     return float(square.sqrt()) / facts.first_share

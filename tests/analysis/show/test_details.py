@@ -89,7 +89,7 @@ def test_check_rows_show_extent_or_reason(status, made):
 def test_details_name_the_gradient_nearest_to_its_limit(difference, text):
     match = {
         "parameters": 13,
-        "hidden": 0,
+        "below_noise": 0,
         "parameter": "head.weight",
         "difference": difference,
         "limit": 0.1,
