@@ -122,7 +122,7 @@ def script_facts(script: Path | None, argv: Sequence[str]) -> dict[str, Any]:
     return {
         "script_commit": commit,
         "script_dirty": None if changes is None else bool(changes),
-        "argv": [re.sub(r"^(--?[^=/]*=)?/.*/", r"\1.../", word) for word in argv],
+        "argv": [re.sub(r"^([^=/]*=)?/.*/", r"\1.../", word) for word in argv],
     }
 
 

@@ -345,10 +345,17 @@ def test_script_facts_name_the_commit_but_no_local_folders(tmp_path):
     git = ["git", "-C", str(tmp_path / "theirs"), "-c", "user.name=x", "-c", "user.email=x"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *words], check=True)
-    argv = [str(script), f"--data={tmp_path}/secret/text.bin", "--lr=1e-3", str(tmp_path / "elsewhere.py")]
+    data, other = f"{tmp_path}/secret/text.bin", str(tmp_path / "elsewhere.py")
+    argv = [str(script), f"--data={data}", f"data.path={data}", "--lr=1e-3", other]
     facts = script_facts(script, argv)
     assert (len(facts["script_commit"]), facts["script_dirty"]) == (40, False)
-    assert facts["argv"] == [".../train.py", "--data=.../text.bin", "--lr=1e-3", ".../elsewhere.py"]
+    assert facts["argv"] == [
+        ".../train.py",
+        "--data=.../text.bin",
+        "data.path=.../text.bin",
+        "--lr=1e-3",
+        ".../elsewhere.py",
+    ]
     script.write_text("changed")
     assert script_facts(script, argv)["script_dirty"]
     outside = script_facts(tmp_path / "outside.py", argv)
