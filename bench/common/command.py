@@ -22,7 +22,6 @@ TOOLS: Mapping[str, str] = {
     "report": "analysis.report",
     "compare": "analysis.compare",
     "trace": "analysis.trace",
-    "agent": "bench.extras.nodes",
 }
 """Subcommands of the installed command, with the module that `python -m` runs for each in a checkout. Without
 a subcommand the command runs a sweep."""

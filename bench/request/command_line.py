@@ -20,7 +20,7 @@ from bench.common.labels import value_label
 from bench.config import ConfigError, ExitCode
 from bench.request import values
 from bench.request.choices import check_option, groups, options
-from bench.request.resolve import SWEEP_KEYS, all_keys
+from bench.request.resolve import AGENT_KEYS, SWEEP_KEYS, all_keys
 from bench.request.values import MAX_CELLS, refuse_too_many
 
 SWEEP_OPTIONS = ("-m", "--multirun")
@@ -49,6 +49,8 @@ LAUNCHERS: Mapping[str, tuple[str, str, str]] = {
 
 Variables alone prove nothing, as they may be left over in a shell.
 """
+TEXT_KEYS = ("cluster.hosts", "cluster.start")
+"""Keys whose whole value is one text, with commas and braces."""
 FIRST_PROCESS_S = 10.0
 """Seconds that other processes of a launcher leave the first one to print why it ends."""
 
@@ -93,6 +95,7 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
                 f"{ascii(word)[1:-1]}: has characters that cannot be printed on one line; leave them out"
             )
     flags, words = _split_options(arguments)
+    words = [quote_text(word) for word in words]
     is_sweep = flags[:1] == ["-m"]
     if is_sweep and len(flags) > 1:
         raise ConfigError(f"{' '.join(flags)}: {flags[1]} shows settings and runs nothing; leave out -m")
@@ -107,6 +110,15 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
                 check_option(override.key_or_group, value)
     refuse_too_many([len(_values(override)) for override in overrides.values()])
     return [*flags, *(f"++{word}" if word.startswith("env.") else word for word in words)]
+
+
+def quote_text(word: str) -> str:
+    """Return a word, with its value in quotes if it sets one of TEXT_KEYS, as Hydra splits at commas."""
+    key, _, value = word.partition("=")
+    if key not in TEXT_KEYS or not value or value[0] == "[" or (value[0] in "\"'" and value[-1] == value[0]):
+        return word
+    escaped = value.replace('"', r"\"")
+    return f'{key}="{escaped}"'
 
 
 def parse_word(word: str) -> Override:
@@ -191,7 +203,7 @@ def _refuse_sweep(override: Override, word: str, *, is_sweep: bool) -> None:
         return
     if not is_sweep:
         raise ConfigError(f"{word}: several values need -m, as in: {sweep_command()} -m {word}")
-    if key in SWEEP_KEYS:
+    if key in SWEEP_KEYS or key.removeprefix("cluster.") in AGENT_KEYS:
         raise ConfigError(f"{word}: one value applies to the whole sweep; write only one")
     if not override.is_discrete_sweep() or not _values(override):
         raise ConfigError(f"{word}: has no values; write them with commas, as in seq_len=8k,64k")

@@ -17,7 +17,7 @@ from bench.request import values
 from bench.request.choices import Raw, options
 from bench.request.hardware import hardware_of_machine, known_hardware
 from bench.request.packages import package_refusals
-from bench.request.placement import MULTI_NODE_CLUSTERS
+from bench.request.placement import MULTI_NODE_CLUSTERS, node_count
 from bench.strategies import STRATEGIES
 from bench.training.trainer_facts import NATIVE, is_stack
 
@@ -97,8 +97,7 @@ def _ranks_of_node(cluster: Raw, facts: Raw) -> int:
     if cluster["world_size"] == "auto":
         return int(facts.get("devices_per_node", 8))
     ranks = values.whole_number("cluster.world_size", cluster["world_size"])
-    nodes = cluster["nodes"] if isinstance(cluster["nodes"], int) else 1
-    return math.ceil(ranks / max(1, nodes))
+    return math.ceil(ranks / node_count(cluster, cluster["name"]))
 
 
 def with_replayed_rank(cell: Cell, requested: Any) -> Cell:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.common.environment import Machine
+from bench.common.labels import value_label
 from bench.config import ClusterConfig, ConfigError
 from bench.request import values
 from bench.request.choices import Raw, options
@@ -29,6 +31,8 @@ MAX_RANKS_PER_GPU = 16
 
 A rank has a CUDA context of half a gigabyte, and a collective waits until every rank has had its time slice.
 """
+HOST = re.compile(r"[^\s-]\S*")
+"""Pattern of a machine's name. ssh would take a name that begins with a dash for an option."""
 MULTI_NODE_CLUSTERS = ("nodes", "slurm")
 """Choices of `cluster` with several machines, on which agents (processes on other nodes) start the ranks."""
 
@@ -69,7 +73,7 @@ def place(raw: Raw, machine: Machine) -> Placement:
     device = _find_device(raw, machine)
     ranks_per_gpu = _ranks_per_gpu(raw, device)
     name = values.choice("cluster", raw["name"], options("cluster"))
-    nodes = _node_count(raw, name)
+    nodes = node_count(raw, name)
     world_size = raw["world_size"]
     if world_size == "auto":
         world_size = nodes * (len(machine.gpus) * ranks_per_gpu if device == "cuda" else CPU_RANKS)
@@ -83,11 +87,13 @@ def place(raw: Raw, machine: Machine) -> Placement:
     return placement
 
 
-def _node_count(raw: Raw, name: str) -> int:
-    """Return the number of machines; `auto` under Slurm means all nodes of the allocation."""
+def node_count(raw: Raw, name: str) -> int:
+    """Return the number of machines; `auto` means all nodes of the Slurm allocation, or all `hosts`."""
     nodes = raw["nodes"]
     if name == "slurm" and nodes == "auto":
         nodes = os.environ.get(SLURM_NODES) or 1  # the sweep itself refuses to run outside of an allocation
+    if name == "nodes" and nodes == "auto":
+        nodes = len(hosts(raw))
     nodes = values.whole_number("cluster.nodes", nodes)
     if nodes > 1 and name not in MULTI_NODE_CLUSTERS:
         raise ConfigError(
@@ -95,6 +101,19 @@ def _node_count(raw: Raw, name: str) -> int:
             " allocation, or cluster=nodes"
         )
     return nodes
+
+
+def hosts(raw: Raw) -> list[str]:
+    """Return the machines that `cluster.hosts` names; raise ConfigError if it names none, or one twice."""
+    value = raw["hosts"]
+    names = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else []
+    names = [str(name).strip() for name in names]
+    bad = [name for name in names if not HOST.fullmatch(name) or names.count(name) > 1]
+    if bad or not names:
+        given = value_label(value if isinstance(value, str) else ",".join(names) or "null")
+        rule = f"{bad[0]} occurs twice" if bad and HOST.fullmatch(bad[0]) else "must name machines"
+        raise ConfigError(f"cluster.hosts={given}: {rule}; write for example cluster.hosts=a,b")
+    return names
 
 
 def _ranks_per_gpu(raw: Raw, device: str) -> int:

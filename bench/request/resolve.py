@@ -60,7 +60,7 @@ from bench.training.trainer_facts import STACK_ENGINE, TRAINER_FACTS, UNTILED
 
 DATA, LOSSES = ("text", "synthetic"), ("chunked", "untiled")
 """Names of data sources and losses, repeated here because the modules that define them import torch."""
-AGENT_KEYS = ("address", "port")
+AGENT_KEYS = ("hosts", "interface", "start")
 """Keys of `cluster` for the connection to processes on other nodes, which are not part of a cell."""
 DERIVED_FIELDS = ("options", "padding", "inject_fault", "rank_order", "backend")
 """Fields of a cell and its sections that no key sets, because they follow from others or an experiment."""

@@ -15,8 +15,20 @@ import pytest
 from bench.common.environment import REPOSITORY
 from tests.support.records import read_lines
 
-TOOLS = ("ip", "nsenter", "unshare")
-ENVIRONMENT = {"ULYSSES_RING_BENCH_KEY": "a test's", "OMP_NUM_THREADS": "1"}
+TOOLS = ("ip", "nsenter", "unshare", "/usr/sbin/sshd", "ssh-keygen")
+SSHD = """
+HostKey {folder}/key
+AuthorizedKeysFile {folder}/key.pub
+PidFile none
+StrictModes no
+"""
+SSH = """
+IdentityFile {folder}/key
+IdentitiesOnly yes
+UserKnownHostsFile {folder}/known_hosts
+StrictHostKeyChecking accept-new
+LogLevel ERROR
+"""
 ENTER = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
 
 
@@ -87,51 +99,62 @@ def namespaces(count, folder):
 
 
 class Cluster:
-    """Cluster that runs agents on all nodes and the launcher on the first."""
+    """Cluster with an ssh server on each node, whose sweeps start on the first node."""
 
-    PORT = 17900
-
-    def __init__(self, nodes):
+    def __init__(self, nodes, folder):
         self.nodes = nodes
+        self._ssh = folder / "ssh_config"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True)
+        self._ssh.write_text(SSH.format(folder=folder))
+        (folder / "sshd_config").write_text(SSHD.format(folder=folder))
+        Path("/run/sshd").mkdir(exist_ok=True)
+        self.servers = [
+            subprocess.Popen(self.nodes.on(number, "/usr/sbin/sshd", "-D", "-f", folder / "sshd_config"))
+            for number in range(len(nodes.names))
+        ]
 
-    def start(self, number, *words):
-        """Start a process on a node, in the folder of the checkout."""
-        return subprocess.Popen(
-            self.nodes.on(number, sys.executable, *words),
-            env={**os.environ, **ENVIRONMENT},
+    @contextmanager
+    def sweep(self, folder, *words):
+        """Yield the process of a running sweep over all nodes, and kill it at the end."""
+        placement = (
+            "cluster=nodes",
+            f"cluster.hosts={','.join(self.nodes.names)}",
+            f"cluster.start=ssh -F {self._ssh} {{host}}",
+            f"sweep_dir={folder}",
+            "lease=none",
+        )
+        launcher = subprocess.Popen(
+            self.nodes.on(0, sys.executable, "run_sweep.py", "-m", *placement, *words),
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             cwd=REPOSITORY,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-
-    @contextmanager
-    def sweep(self, folder, *words):
-        """Yield the launcher and the agents of a running sweep over all nodes; kill them at the end."""
-        address = f"{self.nodes.addresses[0]}:{self.PORT}"
-        count = len(self.nodes.names)
-        agents = [self.start(n, "-m", "bench.extras.nodes", address, "--lease=none") for n in range(count)]
-        placement = (
-            "cluster=nodes",
-            f"cluster.nodes={count}",
-            f"cluster.port={self.PORT}",
-            f"sweep_dir={folder}",
-        )
-        launcher = self.start(0, "run_sweep.py", "-m", *placement, *words)
         try:
-            yield launcher, agents
+            yield launcher
         finally:
-            for process in (launcher, *agents):
-                process.kill()
-                process.communicate()
+            launcher.kill()
+            launcher.communicate()
 
     def records(self, folder, *words):
         """Run a whole sweep over the nodes and return its records."""
-        with self.sweep(folder, *words) as (launcher, agents):
+        with self.sweep(folder, *words) as launcher:
             output, _ = launcher.communicate(timeout=900)
             assert launcher.returncode == 0, output
-            assert [agent.wait(timeout=20) for agent in agents] == [0] * len(agents)
         return read_lines(Path(folder) / "records.jsonl")
+
+
+@contextmanager
+def ssh_cluster(folder):
+    """Yield a cluster of two nodes; skip the test if none can be made."""
+    with namespaces(2, folder) as nodes:
+        cluster = Cluster(nodes, folder)
+        try:
+            yield cluster
+        finally:
+            for server in cluster.servers:
+                server.kill()
 
 
 def _ip(*words):

@@ -2,117 +2,126 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import signal
 import socket
-import tempfile
+import sys
+from contextlib import ExitStack, suppress
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
 
-from bench.extras.nodes.interface import family_of
-from bench.extras.nodes.link import (
-    ActivityReport,
-    ActivityRequest,
-    Ended,
-    Leave,
-    Message,
-    MessageLink,
-    RankEvents,
-    RankFile,
-    Start,
-    Stop,
-)
+import psutil
+from msgspec import to_builtins
+
+from bench.common.environment import describe_environment
+from bench.common.nvml import visible_uuids
+from bench.config import ConfigError, LeasePolicy
+from bench.extras.nodes.link import Link, beats
+from bench.extras.nodes.protocol import AskForActivity, NodeReport, Ready, Request, Start, decode, encode
+from bench.run.node.lease import lease
 from bench.run.node.local import LocalNode, LocalRanks
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
-
+LAUNCHER_LOST_S = 20.0
+"""Seconds of silence of the launcher until an agent ends its ranks and exits."""
 LOOK_S = 1.0
 """Seconds after which the progress of ranks is counted although no event has come."""
-LOG_BYTES = 1 << 20
-"""Bytes of a log's end that are sent to the launcher."""
-FILE_BYTES = 32 << 20
-"""Largest file that is sent to the launcher, in bytes; a larger one is deleted."""
+LOG_BYTES, FILE_BYTES = 1 << 20, 32 << 20
+"""Bytes of a log's end that are sent to the launcher, and bytes of the largest other file that is sent."""
 
 
-def create_store(address: str) -> TCPStore:
-    """Return a torch store through which the ranks of several nodes can connect.
+def run_agent(reads: int, writes: int, policy: str, folder: str, interface: str, peer: str) -> None:
+    """Run ranks for the launcher at the other end of two pipes until the link is lost.
 
-    It listens at this address only, and serves as long as the returned object lives.
+    `policy` is a `LeasePolicy`. `folder` is the launcher's, and is entered if it exists here. `interface` and
+    `peer` are those of `own_address`, which may raise ConfigError, as `lease` may.
     """
-    from torch._C._distributed_c10d import TCPStore
+    with suppress(OSError):
+        os.chdir(folder)
+    # A scheduler sends SIGTERM to agents and ranks as well, but the launcher ends the ranks and the link.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    link, say = Link(reads, writes, LAUNCHER_LOST_S), partial(print, file=sys.stderr, flush=True)
+    link.send(b"\n")  # ends a line that a login shell has printed without its end
+    interrupt = partial(os.kill, os.getpid(), signal.SIGINT)
+    with (
+        suppress(KeyboardInterrupt),
+        beats([link], on_lost=interrupt),
+        lease(visible_uuids(), LeasePolicy(policy), say),
+    ):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on `serve` looks whether the link is lost
+        node = LocalNode()
+        node.warm()
+        address, node.interface = own_address(interface, peer)
+        from torch._C._distributed_c10d import TCPStore
 
-    listener = socket.create_server((address, 0), family=family_of(address))
-    port = listener.getsockname()[1]
-    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        # By itself the store would listen at all addresses.
+        listener = socket.create_server(
+            (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
+        )
+        port, fd = listener.getsockname()[1], listener.detach()
+        store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+        node.import_all()
+        link.send(encode(Ready((address, store.port), to_builtins(describe_environment({})))))
+        serve(link, node)
 
 
-class Agent:
-    """Executes the messages of a launcher until the connection closes."""
+def own_address(interface: str, peer: str) -> tuple[str, str]:
+    """Return the address at which other nodes reach this machine, and the network interface that has it.
 
+    For `auto` it is the first one, other than the loopback, of: the address from which the machine `peer` is
+    reached, that of the ssh connection, that of the host name. Raises ConfigError if there is none.
+    """
+    found = {
+        entry.address.partition("%")[0]: name
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+    }
+    usable = [address for address, name in found.items() if name == interface]
+    if interface == "auto":
+        guesses = os.environ.get("SSH_CONNECTION", "").split()[2:3]
+        with suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as towards_peer:
+            towards_peer.connect((peer, 9))  # sends nothing
+            guesses.insert(0, towards_peer.getsockname()[0])
+        with suppress(OSError):
+            guesses += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
+        usable = [
+            guess for guess in guesses if guess in found and not ipaddress.ip_address(guess).is_loopback
+        ]
+    if not usable:
+        known = ", ".join(sorted({*found.values()}))
+        raise ConfigError(f"cluster.interface={interface}: leads to no address here; write one of {known}")
+    return usable[0], found[usable[0]]
+
+
+def serve(link: Link, node: LocalNode) -> None:
+    """Execute the requests of a launcher until the link is lost. Ends the ranks and deletes their files."""
     ranks: LocalRanks | None = None
-    """Ranks that run now; None between two cells."""
+    with ExitStack() as cell:
+        while link.lost_reason is None:
+            wait([link.reads, *([] if ranks is None else ranks.waitables())], timeout=LOOK_S)
+            for request in [decode(line, Request) for line in link.receive()]:
+                if isinstance(request, Start):
+                    folder = Path(cell.enter_context(TemporaryDirectory(prefix="ulysses-ring-bench-")))
+                    ranks = node.start(request.job, folder)
+                    cell.callback(ranks.stop)
+                elif isinstance(request, AskForActivity) and ranks is not None:
+                    link.send(encode(NodeReport(activities=ranks.ask_for_activity(request.wait_s))))
+                elif ranks is not None:
+                    ranks.stop()
+                    link.send(encode(NodeReport(ends=ranks.ends(), files=_files(folder))))
+                    cell.close()
+                    ranks = None
+            if ranks is not None:
+                events, progress = ranks.take_events(), ranks.count_progress()
+                if events or progress is not None:
+                    link.send(encode(NodeReport(events=events, progress=progress)))
 
-    def __init__(self, link: MessageLink, node: LocalNode) -> None:
-        self._link = link
-        self._node = node
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def serve(self) -> None:
-        """Execute messages until the launcher ends the sweep. No rank runs when this returns or raises.
-
-        Raises:
-            LinkLostError: The launcher has ended or cannot be reached.
-        """
-        try:
-            while True:
-                ranks = [] if self.ranks is None else self.ranks.waitables()
-                if self._link.connection in wait([self._link.connection, *ranks], timeout=LOOK_S):
-                    message: Message = self._link.receive()
-                    if isinstance(message, Leave):
-                        return
-                    self._execute(message)
-                self._send_events()
-        finally:
-            self._end_ranks()
-
-    def _execute(self, message: Message) -> None:
-        match message:
-            case Start():
-                self._folder = tempfile.TemporaryDirectory(prefix="ulysses-ring-bench-")
-                self.ranks = self._node.start(message.job, Path(self._folder.name))
-            case ActivityRequest() if self.ranks is not None:
-                self._link.send(ActivityReport(activities=self.ranks.ask_for_activity(message.wait_s)))
-            case Stop():
-                self._stop()
-
-    def _send_events(self) -> None:
-        if self.ranks is not None:
-            events, progress = self.ranks.take_events(), self.ranks.count_progress()
-            if events or progress is not None:
-                self._link.send(RankEvents(events=events, progress=progress))
-
-    def _stop(self) -> None:
-        if self.ranks is not None and self._folder is not None:
-            self.ranks.stop()
-            ends = self.ranks.ends()
-            for path in sorted(filter(Path.is_file, Path(self._folder.name).iterdir())):
-                self._send_file(path)
-            self._link.send(Ended(ends=ends))
-        self._end_ranks()
-
-    def _send_file(self, path: Path) -> None:
-        """Send the end of a log, or another file that is not too large."""
-        content = path.read_bytes()
-        if path.suffix == ".log":
-            content = content[-LOG_BYTES:]
-        if len(content) <= FILE_BYTES:
-            self._link.send(RankFile(name=path.name, content=content))
-
-    def _end_ranks(self) -> None:
-        """End the ranks and delete their files."""
-        if self.ranks is not None:
-            self.ranks.stop()
-            self.ranks = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+def _files(folder: Path) -> dict[str, bytes]:
+    """Return the content of each file that is not too large, by name; of a log only its end."""
+    contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    ends = {name: content[-LOG_BYTES if name.endswith(".log") else 0 :] for name, content in contents.items()}
+    return {name: content for name, content in ends.items() if len(content) <= FILE_BYTES}

@@ -1,210 +1,96 @@
-"""Connection between a launcher and an agent, with authentication by a shared key and typed messages.
+"""Link between a launcher and an agent: lines over the standard streams of the agent's process.
 
-Messages are JSON that is validated against their types, and not pickle, so that a process that can write to a
-link cannot run code.
+A line is a message or empty. Both sides send an empty line each BEAT_S, which shows that they run.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import struct
-from collections.abc import Mapping, Sequence
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from typing import Any
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
-import msgspec
-
-from bench.config import ConfigError
-from bench.run.node.job import NodeJob
-from bench.run.node.ranks import NodeEvent, RankEnd
-from bench.run.node.stacks import RankActivity
-
-MAX_BYTES = 64 << 20
-"""Largest message in bytes. A report has less than 40 kB, a kept trace some megabytes."""
+BEAT_S = 1.0
+"""Seconds between two empty lines."""
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base class of all messages."""
+class Link:
+    """Sends lines over one pipe and receives lines from another, without waiting, until it is lost."""
 
+    def __init__(self, reads: int, writes: int, silent_s: float) -> None:
+        """Take the file descriptors of the pipes from and to the other side, which become non-blocking.
 
-class Leave(Message, frozen=True):
-    """Message to an agent: the sweep is over."""
-
-
-class Start(Message, frozen=True):
-    """Message to an agent: start the ranks of a cell."""
-
-    job: NodeJob
-
-
-class ActivityRequest(Message, frozen=True):
-    """Message to an agent: ask the ranks for their stacks."""
-
-    wait_s: float
-
-
-class Stop(Message, frozen=True):
-    """Message to an agent: end the ranks and send their ends."""
-
-
-ToAgent = Leave | Start | ActivityRequest | Stop
-
-
-class Hello(Message, frozen=True):
-    """Message to the launcher: the agent is ready and has imported what ranks need."""
-
-    host: str
-    address: str
-    """Address of the agent's machine on the network of the link."""
-    store_port: int
-    """Port of a torch store on the agent's machine, through which the ranks of all nodes can connect."""
-    environment: Mapping[str, Any]
-    """Machine and software of the agent, from `bench.common.environment.describe_environment`."""
-
-
-class RankEvents(Message, frozen=True):
-    """Message to the launcher: events of the ranks since the last message."""
-
-    events: Sequence[NodeEvent]
-    progress: int | None
-    """Number of phases and steps that all ranks of the node have begun; None if there is no new count."""
-
-
-class ActivityReport(Message, frozen=True):
-    """Message to the launcher: the activity of each rank."""
-
-    activities: Mapping[int, RankActivity]
-
-
-class RankFile(Message, frozen=True):
-    """Message to the launcher: a file that a rank wrote, its log or a trace."""
-
-    name: str
-    content: bytes
-
-
-class Ended(Message, frozen=True):
-    """Message to the launcher: the ends of the ranks, the last message about a cell."""
-
-    ends: list[RankEnd]
-
-
-ToLauncher = Hello | RankEvents | ActivityReport | RankFile | Ended
-
-
-class MessageError(ValueError):
-    """Error about bytes that are not a valid message."""
-
-
-def encode(message: Message) -> bytes:
-    """Return a message as JSON bytes, written by Python's `json`, as msgspec cannot write nan or infinity."""
-    return json.dumps(msgspec.to_builtins(message, str_keys=True), separators=(",", ":")).encode()
-
-
-def decode(content: bytes, kind: Any) -> Any:
-    """Return the message in these bytes. `kind` is the union of valid types, ToAgent or ToLauncher.
-
-    Raises:
-        MessageError: The bytes are no message of this kind.
-    """
-    try:
-        return msgspec.convert(json.loads(content), kind, str_keys=True)
-    except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error)[:200].split())
-        raise MessageError(f"{type(error).__name__}: {reason}") from None
-
-
-KEY = "ULYSSES_RING_BENCH_KEY"
-"""Environment variable with the secret key that only the launcher and its agents know."""
-STALLED_S = 5.0
-"""Longest time for sending or receiving the rest of a message, in seconds."""
-SILENT_S = 5
-"""Seconds without an answer to TCP's probes, one per second, until an agent's machine counts as lost."""
-LAUNCHER_LOST_S = 20
-"""Seconds without an answer from the launcher's machine until agents end their ranks and exit."""
-
-
-class LinkLostError(RuntimeError):
-    """Error about the other side, which has ended, is silent, or has sent an invalid message."""
-
-
-class MessageLink:
-    """Connection that sends messages to the other side and receives messages from it."""
-
-    def __init__(self, connected: socket.socket, key: bytes, kind: Any, *, is_launcher: bool) -> None:
-        """Authenticate the other side.
-
-        Args:
-            connected: Connected socket.
-            key: Secret that both sides must know.
-            kind: Union of message types that this side receives.
-            is_launcher: Whether this side is the launcher, which challenges first.
-
-        Raises:
-            LinkLostError: The other side does not know the key.
+        After `silent_s` seconds in which the other side sends nothing or takes no data, the link is lost.
         """
-        self.address: str = connected.getsockname()[0]
-        self._kind = kind
-        _set_timeouts(connected, SILENT_S if is_launcher else LAUNCHER_LOST_S)
-        self.connection = Connection(connected.detach())
-        proofs = [deliver_challenge, answer_challenge]
-        try:
-            for prove in proofs if is_launcher else reversed(proofs):
-                prove(self.connection, key)
-        except AuthenticationError:
-            self.close()
-            raise LinkLostError(f"authentication failed, as it has another {KEY}") from None
-        except (OSError, EOFError, AssertionError) as error:
-            self.close()
-            raise LinkLostError(
-                f"disconnected before it had proved that it knows the key ({error})"
-            ) from None
+        for descriptor in (reads, writes):
+            os.set_blocking(descriptor, False)
+        self.reads, self._writes, self.silent_s = reads, writes, silent_s
+        self.lost_reason: str | None = None
+        """Reason why no line can be exchanged any more; None until then."""
+        self._sending = threading.Lock()
+        self._heard_s = time.monotonic()
+        self._parts = [b""]
+        """Parts of the line that has not ended yet."""
 
-    def send(self, message: Message) -> None:
-        """Send a message; raise LinkLostError if the other side does not receive it."""
-        try:
-            self.connection.send_bytes(encode(message))
-        except OSError as error:
-            raise LinkLostError(f"connection lost ({error.strerror or error})") from None
+    @property
+    def unfinished_line(self) -> bytes:
+        return b"".join(self._parts)
 
-    def receive(self) -> Any:
-        """Wait for the next message and return it; raise LinkLostError if none can arrive."""
-        try:
-            return decode(self.connection.recv_bytes(MAX_BYTES), self._kind)
-        except MessageError as error:
-            raise LinkLostError(f"sent an invalid message ({error})") from None
-        except EOFError:
-            raise LinkLostError("connection closed") from None
-        except OSError as error:
-            raise LinkLostError(f"connection lost ({error.strerror or error})") from None
+    def send(self, line: bytes) -> None:
+        """Send a line, unless the link is lost; wait only while the other side takes data slowly."""
+        rest, poll = memoryview(line), select.poll()
+        with self._sending:
+            poll.register(self._writes, select.POLLOUT)
+            while rest and self.lost_reason is None:
+                if not poll.poll(1000 * self.silent_s):
+                    self.lost_reason = f"took no data for {self.silent_s:g} s"
+                try:
+                    rest = rest[os.write(self._writes, rest) :]
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    self.lost_reason = "connection closed"
 
-    def has_message(self) -> bool:
-        """Return whether `receive` would return or raise without waiting."""
-        return not self.connection.closed and self.connection.poll()
-
-    def close(self) -> None:
-        self.connection.close()
-
-
-def _set_timeouts(connected: socket.socket, silent_s: int) -> None:
-    """Let TCP close the connection once the other machine has been silent for `silent_s` seconds."""
-    connected.settimeout(None)
-    stalled_s = struct.pack("ll", int(STALLED_S), 0)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stalled_s)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stalled_s)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * silent_s)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def receive(self) -> list[bytes]:
+        """Return the lines that have arrived and are not empty."""
+        lines: list[bytes] = []
+        content = None
+        with suppress(BlockingIOError):
+            while content := os.read(self.reads, 1 << 20):
+                self._heard_s = time.monotonic()
+                first, *others = content.split(b"\n")
+                self._parts.append(first)
+                if others:
+                    lines += [self.unfinished_line, *others[:-1]]
+                    self._parts = others[-1:]
+        if content == b"":
+            self.lost_reason = "connection closed"
+        elif time.monotonic() - self._heard_s > self.silent_s:
+            self.lost_reason = f"silent for {self.silent_s:g} s"
+        return [line for line in lines if line.strip()]
 
 
-def key_from_environment() -> bytes:
-    """Return the key that launcher and agents share; raise ConfigError if the variable is not set."""
-    key = os.environ.get(KEY, "")
-    if not key:
-        raise ConfigError(f"{KEY}: not set; run the whole command that the launcher printed, which sets it")
-    return key.encode()
+@contextmanager
+def beats(links: Sequence[Link], on_lost: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Send an empty line over every link each BEAT_S while the context is open, from another thread.
+
+    That thread calls `on_lost` each BEAT_S once a link is lost.
+    """
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT_S):
+            for link in links:
+                link.send(b"\n")
+                if link.lost_reason is not None:
+                    on_lost()
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -1,25 +1,40 @@
-"""Create the launcher of a sweep, for this machine or for nodes with agents."""
+"""Create the launcher of a sweep, for this machine or for nodes on which agents are started."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
 
+from msgspec import to_builtins
+
+from bench.common.environment import REPOSITORY, describe_environment, inherited_env
 from bench.config import ConfigError
-from bench.extras.nodes.gathering import Gathering
-from bench.extras.nodes.interface import address_of_this_machine
-from bench.extras.nodes.link import KEY
-from bench.extras.nodes.slurm import allocated_nodes, own_address, slurm_agents
+from bench.extras.nodes.link import beats
+from bench.extras.nodes.remote import RemoteNode
 from bench.plan.plan import Plan
 from bench.request import values
 from bench.request.choices import Raw
-from bench.request.placement import MULTI_NODE_CLUSTERS
+from bench.request.placement import MULTI_NODE_CLUSTERS, hosts
 from bench.run.cell.launcher import Launcher
 
+LEAVE_S = 8.0
+"""Seconds that an agent has to exit once the sweep is over."""
+SENT_VARIABLES = ("PATH", "LD_LIBRARY_PATH")
+"""Variables that agents get in addition to those that change what a cell does."""
+SLURM_NODES, SLURM_GPUS = "SLURM_JOB_NODELIST", "SLURM_GPUS_ON_NODE"
+"""Variables with the nodes of the allocation, and with the number of GPUs that the job has on this node."""
+TASK_VARIABLES = re.compile(r"S(LURM|RUN)_(NTASKS|NPROCS|TASKS|CPUS|GPUS|MEM|DISTRIBUTION|CPU_BIND|GPU_BIND)")
+"""Prefixes of variables that describe a batch script's tasks; srun would apply them to an agent."""
+
 Say = Callable[[str], None]
-WAIT_S = 600.0
-"""Longest time to wait for the agents of all nodes, in seconds."""
 
 
 @contextmanager
@@ -27,67 +42,115 @@ def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
     """Yield the launcher of a planned sweep. Agents on other nodes start before it and end with the context.
 
     Raises:
-        ConfigError: The agents of the nodes cannot be started or do not connect.
+        ConfigError: An agent cannot be started, or has other software.
     """
-    cluster = raw["cluster"]["name"]
-    if cluster not in MULTI_NODE_CLUSTERS or not any(
-        planned.cell.mode == "measure" for planned in plan.cells
-    ):
+    cluster = raw["cluster"]
+    measured = any(planned.cell.mode == "measure" for planned in plan.cells)
+    if cluster["name"] not in MULTI_NODE_CLUSTERS or not measured:
         yield Launcher()
         return
-    nodes = max(planned.cell.cluster.nodes for planned in plan.cells)
-    key = os.environ.get(KEY, "").encode()
-    address, port = _address(raw["cluster"]), _port(raw["cluster"])
-    with (
-        Gathering(address, port, key or None, plan.lease) as gathering,
-        AGENT_STARTERS[cluster](gathering, nodes, say),
-    ):
-        yield Launcher(gathering.nodes)
+    count = max(planned.cell.cluster.nodes for planned in plan.cells)
+    names = allocated_nodes() if cluster["name"] == "slurm" else hosts(cluster)
+    if count > len(names):
+        raise ConfigError(f"cluster.nodes={count}: more than there are; write cluster.nodes={len(names)}")
+    interface = values.text("cluster.interface", cluster["interface"])
+    words = [*_agent_words(), plan.lease, str(Path.cwd()), interface]
+    env = {name: value for name, value in os.environ.items() if not TASK_VARIABLES.match(name)}
+    env["SSH_ASKPASS_REQUIRE"] = "never"  # ssh fails instead of asking in a window
+    if gpus := os.environ.get(SLURM_GPUS):
+        env["SLURM_GPUS_PER_NODE"] = gpus  # srun would give a job with GPUs per task only those of one task
+    nodes: list[RemoteNode] = []
+    with ExitStack() as ends:
+        for number, name in enumerate(names[:count]):
+            peer = names[number - 1].rpartition("@")[2]
+            nodes.append(RemoteNode(name, *_command(cluster, name, [*words, peer]), env))
+            ends.callback(nodes[-1].end, LEAVE_S)
+        for node in nodes:
+            ends.callback(node.leave)
+        ends.enter_context(beats([node.link for node in nodes]))
+        _wait_until_ready(nodes, say)
+        yield Launcher(nodes)
 
 
-def _port(raw: Raw) -> int:
-    port = values.whole_number("cluster.port", raw["port"], least=0)
-    if port >= 1 << 16:
+def _command(cluster: Raw, host: str, agent: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words that start an agent on a host, and those of the agent itself."""
+    template = values.text("cluster.start", cluster["start"])
+    try:
+        start = shlex.split(template)
+    except ValueError as error:
+        raise ConfigError(f"cluster.start={template}: {error}; quote it as in a shell") from None
+    if "{host}" not in template:
         raise ConfigError(
-            f"cluster.port={port}: the largest port is 65535; cluster.port=0 takes any free one"
+            f"cluster.start={template}: must contain {{host}}; write for example `ssh {{host}}`"
         )
-    return port
+    # ssh joins its words with spaces, and a shell on the other machine splits them again.
+    is_ssh = "ssh" in (Path(word).name for word in start)
+    return [word.replace("{host}", host) for word in start], [*(map(shlex.quote, agent) if is_ssh else agent)]
 
 
-def _address(raw: Raw) -> str:
-    """Return the address at which other nodes reach this machine; Slurm or the host name give `auto`."""
-    address = values.text("cluster.address", raw["address"])
-    if address != "auto":
-        return address
-    return address_of_this_machine(own_address(os.environ) if raw["name"] == "slurm" else None)
+def _agent_words() -> list[str]:
+    """Return the command of an agent, with the paths and the variables of this process."""
+    variables = {name: os.environ[name] for name in SENT_VARIABLES if name in os.environ}
+    variables |= inherited_env(os.environ)
+    variables.pop("CUDA_VISIBLE_DEVICES", None)  # names GPUs of this machine alone
+    variables["PYTHONPATH"] = os.pathsep.join(
+        [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    assignments = (f"{name}={value}" for name, value in variables.items())
+    # -P ignores the folder it starts in, which may have another `bench/`.
+    return ["env", *assignments, sys.executable, "-P", "-m", "bench.extras.nodes"]
 
 
-def _by_hand(gathering: Gathering, nodes: int, say: Say) -> AbstractContextManager[object]:
-    """Let the user start the agents, and wait for them; nothing needs to be ended afterwards."""
-    say(f"run on each of {nodes} nodes: {gathering.command}")
-    gathering.wait_for(nodes, WAIT_S, say, lambda: None)
-    return nullcontext()
-
-
-@contextmanager
-def _by_slurm(gathering: Gathering, nodes: int, say: Say) -> Iterator[None]:
-    """Start the agents in job steps of the Slurm allocation, and wait for them; end them at the end."""
-    names = allocated_nodes(os.environ)
-    if nodes > len(names):
+def allocated_nodes() -> list[str]:
+    """Return the nodes of the Slurm allocation; raise ConfigError outside of one."""
+    names = os.environ.get(SLURM_NODES)
+    if not names:
         raise ConfigError(
-            f"cluster.nodes={nodes}: the allocation has {len(names)}; set cluster.nodes=auto, or"
-            f" allocate {nodes} nodes"
+            f"cluster=slurm: this is no Slurm allocation, as {SLURM_NODES} is not set; start the sweep by"
+            " sbatch or salloc, or use cluster=nodes"
         )
-    with slurm_agents(names[:nodes], gathering.arguments, gathering.environment) as refuse_ended:
-        try:
-            gathering.wait_for(nodes, WAIT_S, say, refuse_ended)
-            yield
-        finally:
-            gathering.leave()
+    query = ["scontrol", "show", "hostnames", names]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30)  # noqa: S603
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"cluster=slurm: {error}; check the PATH, or use cluster=nodes") from None
+    return done.stdout.split()
 
 
-AGENT_STARTERS: Mapping[str, Callable[[Gathering, int, Say], AbstractContextManager[object]]] = {
-    "nodes": _by_hand,
-    "slurm": _by_slurm,
-}
-"""Functions that start agents, wait for them, and return a context that ends them, by the cluster's name."""
+def _wait_until_ready(nodes: Sequence[RemoteNode], say: Say) -> None:
+    """Wait until all agents are ready, and print what they print.
+
+    Raises:
+        ConfigError: An agent does not start, or has other software.
+    """
+    here, said = _software(to_builtins(describe_environment({}))), dict.fromkeys(nodes, "")
+    while waiting := [node for node in nodes if node.description is None]:
+        wait([node.link.reads for node in waiting], timeout=1.0)
+        for node in waiting:
+            node.receive()
+            if node.lost_reason is not None:
+                node.end(LEAVE_S)  # which may still print why
+                raise ConfigError(f"node {node.host}: `{node.command}` {node.lost_reason}")
+            if (line := node.last_line()) != said[node]:
+                said[node] = line
+                say(f"node {node.host}: {line}")
+            if node.description is not None:
+                _refuse_other_software(node.host, _software(node.description), here)
+                say(f"node {node.host} ({node.description['address']}) is ready")
+
+
+def _refuse_other_software(host: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    for name, version in here.items():
+        if there.get(name) != version:
+            raise ConfigError(
+                f"node {host}: {name} is {there.get(name)}, but {version} on this machine; install the same"
+                " versions on every node"
+            )
+
+
+def _software(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what must be the same on every node, by name."""
+    return {
+        **{name: environment.get(name) for name in ("python", "git_commit", "sources")},
+        **environment["packages"],
+    }

@@ -1,93 +1,124 @@
-"""Node on another machine, which runs ranks through its agent."""
+"""Node on another machine, whose ranks an agent runs. ssh, srun or another command starts the agent."""
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from bench.extras.nodes.link import (
-    SILENT_S,
-    ActivityReport,
-    ActivityRequest,
-    Ended,
-    Hello,
-    LinkLostError,
-    Message,
-    MessageLink,
-    RankEvents,
-    RankFile,
+from bench.config import ConfigError
+from bench.extras.nodes.link import Link
+from bench.extras.nodes.protocol import (
+    AskForActivity,
+    NodeReport,
+    Report,
+    Request,
     Start,
     Stop,
+    decode,
+    encode,
 )
 from bench.run.node.job import NodeJob, RankEntry
 from bench.run.node.ranks import NodeEvent, NodeLost, RankEnd
 from bench.run.node.stacks import RankActivity
 
-Reply = TypeVar("Reply", ActivityReport, Ended)
-
-ANSWER_S = 30.0
-"""Longest time to wait until an agent has ended its ranks and reports their ends, in seconds."""
-POLL_S = 0.05
-"""Seconds between two looks for an answer."""
+START_S, SILENT_S = 60.0, 7.0
+"""Seconds of silence until a node counts as lost: before its agent is ready, and afterwards."""
+ANSWER_S = 60.0
+"""Longest time to wait until an agent has ended its ranks and sent their files, in seconds."""
+OUTPUT_BYTES, LINE_CHARACTERS = 4000, 300
+"""Bytes at the end of an agent's output in which its last line is looked for, and the length it is cut to."""
 
 
 class RemoteNode:
-    """Starts ranks on the machine of an agent."""
+    """Node that starts ranks through its agent."""
 
-    def __init__(self, link: MessageLink, hello: Hello) -> None:
-        self.hello = hello
-        self.store = (hello.address, hello.store_port)
-        self.lost_reason: str | None = None
-        """Reason why the node is out of reach; None while it is within reach."""
-        self._link = link
+    def __init__(self, host: str, start: Sequence[str], agent: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start the agent of `host` by the words `start`, followed by the words `agent`.
 
-    @property
-    def description(self) -> Mapping[str, Any]:
-        hello = self.hello
-        return {"host": hello.host, "address": hello.address, **hello.environment}
-
-    @property
-    def connection(self) -> Connection:
-        return self._link.connection
+        Raises:
+            ConfigError: The command cannot be run.
+        """
+        self.host, self.command = host, shlex.join(start)
+        self.store: tuple[str, int] | None = None
+        self.description: Mapping[str, Any] | None = None
+        """Host, address and environment of the node; None until its agent is ready."""
+        self._output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  it lives as long as the node
+        """Standard error of the command, and text that was printed before the agent started."""
+        try:
+            # Without a terminal no command can ask for a password, and the launcher handles Ctrl-C.
+            self._process = subprocess.Popen(  # noqa: S603  the user's command, no shell
+                [*start, *agent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._output,
+                bufsize=0, env=env, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise ConfigError(f"node {host}: `{self.command}` cannot be run: {error.strerror}") from None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._pipes = self._process.stdout, self._process.stdin
+        self.link = Link(self._process.stdout.fileno(), self._process.stdin.fileno(), START_S)
 
     def warm(self) -> None:
-        """Do nothing, as an agent imports everything before it connects."""
+        """Do nothing, as an agent imports everything before it is ready."""
 
     def start(self, job: NodeJob, folder: Path, entry: RankEntry | None = None) -> RemoteRanks:
-        assert (
-            entry is None
-        )  # functions cannot be sent to an agent; only single-node cells have another entry
+        assert entry is None  # functions cannot be sent; only single-node cells have another entry
         folder.mkdir(parents=True, exist_ok=True)
-        self.send(Start(job=job))
+        self.send(Start(job))
         return RemoteRanks(self, job, folder)
 
-    def send(self, message: Message) -> None:
-        """Send a message to the agent, unless the node is lost."""
-        if self.lost_reason is None:
+    @property
+    def lost_reason(self) -> str | None:
+        """Reason why the node is out of reach, with what was printed last; None while it is within reach."""
+        reason = self.link.lost_reason
+        return None if reason is None else f"{reason}: {self.last_line() or 'nothing was printed'}"
+
+    def send(self, request: Request) -> None:
+        self.link.send(encode(request))
+
+    def receive(self) -> list[NodeReport]:
+        """Return the reports about ranks that have arrived, without waiting."""
+        reports: list[NodeReport] = []
+        for line in self.link.receive():
             try:
-                self._link.send(message)
-            except LinkLostError as error:
-                self.lose(str(error))
+                report: Report = decode(line, Report)
+            except ValueError:
+                self._output.write(line + b"\n")
+                continue
+            if isinstance(report, NodeReport):
+                reports.append(report)
+            else:
+                self.store, self.link.silent_s = report.store, SILENT_S
+                self.description = {"host": self.host, "address": report.store[0], **report.environment}
+        return reports
 
-    def take_messages(self) -> list[Message]:
-        """Return the messages that have arrived, without waiting."""
-        messages = []
-        try:
-            while self.lost_reason is None and self._link.has_message():
-                messages.append(self._link.receive())
-        except LinkLostError as error:
-            self.lose(str(error))
-        return messages
+    def last_line(self) -> str:
+        """Return the last line that the agent or the command printed; srun prints after the agent."""
+        descriptor, prompt = self._output.fileno(), self.link.unfinished_line
+        tail = os.pread(descriptor, OUTPUT_BYTES, max(0, os.fstat(descriptor).st_size - OUTPUT_BYTES))
+        text = (tail if prompt.startswith(b"{") else tail + b"\n" + prompt).decode(errors="replace")
+        lines = ["".join(filter(str.isprintable, line))[:LINE_CHARACTERS] for line in text.splitlines()]
+        lines = [line for line in lines if line.strip()]
+        return ([line for line in lines if not line.startswith("srun:")] or lines or [""])[-1]
 
-    def lose(self, reason: str) -> None:
-        """Close the link to the node and store the reason."""
-        if self.lost_reason is None:
-            self.lost_reason = reason
-            self._link.close()
+    def leave(self) -> None:
+        """Close the link, so that the agent exits."""
+        for pipe in self._pipes:
+            pipe.close()
+
+    def end(self, within_s: float) -> None:
+        """Wait until the process has ended, and kill it after `within_s` seconds, or soon if it is lost."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(within_s if self.link.lost_reason is None else 1.0)
+        self._process.kill()
 
 
 class RemoteRanks:
@@ -95,74 +126,59 @@ class RemoteRanks:
 
     def __init__(self, node: RemoteNode, job: NodeJob, folder: Path) -> None:
         self.ranks = job.ranks
-        self._node = node
-        self._folder = folder
+        self._node, self._folder = node, folder
         self._events: list[NodeEvent] = []
         self._progress: int | None = None
         """Newest progress that was received and not yet returned."""
-        self._has_reported_loss = False
+        self._activities: Mapping[int, RankActivity] | None = None
+        self._ends: list[RankEnd] | None = None
 
-    def waitables(self) -> list[Connection | int]:
-        return [] if self._node.lost_reason is not None else [self._node.connection]
+    def waitables(self) -> list[int]:
+        return [] if self._node.lost_reason is not None else [self._node.link.reads]
 
     def take_events(self) -> list[NodeEvent]:
         self._receive()
+        reason = self._node.lost_reason
         events, self._events = self._events, []
-        if self._node.lost_reason is not None and not self._has_reported_loss:
-            self._has_reported_loss = True
-            events.append(NodeLost(self._node.lost_reason))
-        return events
+        return events if reason is None else [*events, NodeLost(reason)]
 
     def count_progress(self) -> int | None:
         progress, self._progress = self._progress, None
         return progress
 
     def ask_for_activity(self, wait_s: float) -> Mapping[int, RankActivity]:
-        self._node.send(ActivityRequest(wait_s=wait_s))
-        answer = self._wait_for(ActivityReport, wait_s + SILENT_S)
-        return {} if answer is None else answer.activities
+        self._node.send(AskForActivity(wait_s))
+        self._receive_until(lambda: self._activities is not None, wait_s + SILENT_S)
+        activities, self._activities = self._activities or {}, None
+        return activities
 
     def stop(self) -> None:
         self._node.send(Stop())
 
     def ends(self) -> list[RankEnd]:
         """Return the end of every rank; on a lost node an end has only the reason why the node is lost."""
-        host, answer = self._node.hello.host, self._wait_for(Ended, ANSWER_S)
-        if answer is not None:
-            return [replace(end, node=host) for end in answer.ends]
-        reason = (
-            self._node.lost_reason or f"its agent did not report the ends of its ranks within {ANSWER_S:g} s"
-        )
-        self._node.lose(reason)  # a late answer would be taken for the answer about the next cell
-        return [RankEnd.on_lost_node(rank, reason, host) for rank in self.ranks]
+        self._receive_until(lambda: self._ends is not None, ANSWER_S)
+        if self._ends is not None:
+            return [replace(end, node=self._node.host) for end in self._ends]
+        # Later on, a late answer would be taken for the answer about the next cell.
+        link = self._node.link
+        link.lost_reason = link.lost_reason or f"its agent did not end its ranks within {ANSWER_S:g} s"
+        reason = str(self._node.lost_reason)
+        return [RankEnd.on_lost_node(rank, reason, self._node.host) for rank in self.ranks]
 
-    def _receive(self) -> list[Message]:
-        """Store the events and files that have arrived; return the other messages."""
-        others = []
-        for message in self._node.take_messages():
-            match message:
-                case RankEvents():
-                    self._events += message.events
-                    self._progress = message.progress or self._progress
-                case RankFile():
-                    self._write_file(message)
-                case _:
-                    others.append(message)
-        return others
+    def _receive(self) -> None:
+        for report in self._node.receive():
+            self._events += report.events
+            self._progress = report.progress or self._progress
+            self._activities = self._activities if report.activities is None else report.activities
+            self._ends = report.ends or self._ends
+            for name, content in report.files.items():
+                (self._folder / Path(name).name).write_bytes(content)
 
-    def _wait_for(self, kind: type[Reply], within_s: float) -> Reply | None:
-        """Return the first message of this type, or None if none arrives within `within_s` seconds."""
+    def _receive_until(self, has_arrived: Callable[[], bool], within_s: float) -> None:
+        """Receive until this has arrived, the node is lost, or `within_s` seconds have passed."""
         until_s = time.monotonic() + within_s
-        while True:
-            for message in self._receive():
-                if isinstance(message, kind):
-                    return message
-            if self._node.lost_reason is not None or time.monotonic() > until_s:
-                return None
-            time.sleep(POLL_S)
-
-    def _write_file(self, file: RankFile) -> None:
-        """Write a rank's file into the cell's folder, if its name is that of such a file and no path."""
-        name = Path(file.name).name
-        if name == file.name and name.startswith("rank_"):
-            (self._folder / name).write_bytes(file.content)
+        self._receive()
+        while not has_arrived() and self._node.lost_reason is None and time.monotonic() < until_s:
+            wait(self.waitables(), timeout=1.0)
+            self._receive()

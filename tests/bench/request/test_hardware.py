@@ -107,6 +107,6 @@ def test_hardware_may_be_set_for_unknown_gpus_and_for_nodes():
     named_h100 = {"hardware.name": "h100_80gb"}
     for machine in (machine_with(H100), machine_with(NO_FILE)):
         assert resolve(raw_with(named_h100), machine).hardware == "h100_80gb"
-    nodes = {"cluster": read_option("cluster", "nodes") | {"device": "cuda", "world_size": 4}}
+    nodes = {"cluster": read_option("cluster", "nodes") | {"device": "cuda", "nodes": 2, "world_size": 4}}
     cell = resolve(raw_with(named_h100) | nodes, machine_with(A100))
     assert (cell.hardware, cell.cluster.nodes) == ("h100_80gb", 2)

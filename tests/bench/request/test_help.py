@@ -18,7 +18,7 @@ from tests.support.command import COMMAND, run_command_here
 SECTIONS = ("offload", "replay")
 """Fields of a cell that are sections and no keys."""
 KEYS = [key for key in all_keys() if not key.endswith(".name") and key not in SECTIONS]
-KEY = re.compile(r"^  ([a-z_.]+)(?:=\S+)?  +[^\s\[]", re.MULTILINE)
+KEY = re.compile(r"^  ([a-z_.]+)(?:=\S+(?: {host})?)?  +[^\s\[]", re.MULTILINE)
 """Line of a key that has more text than its allowed words."""
 
 

@@ -8,7 +8,7 @@ import pytest
 from bench.strategies import STRATEGIES
 from tests.support.cells import INSTALLED
 from tests.support.command import run_command
-from tests.support.namespaces import Cluster, namespaces
+from tests.support.namespaces import ssh_cluster
 from tests.support.records import read_lines
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
@@ -19,8 +19,8 @@ SHARING = [name for name in INSTALLED if STRATEGIES[name].shares_sequences]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    with namespaces(2, tmp_path_factory.mktemp("nodes")) as nodes:
-        yield Cluster(nodes)
+    with ssh_cluster(tmp_path_factory.mktemp("nodes")) as started:
+        yield started
 
 
 def test_strategies_give_equal_numbers_on_one_and_two_nodes(cluster, tmp_path):
@@ -63,7 +63,7 @@ def wait_until(happens, within_s):
 
 def test_cut_link_is_a_record_within_10_s_and_the_sweep_goes_on(cluster, tmp_path):
     records = tmp_path / "records.jsonl"
-    with cluster.sweep(tmp_path, *FAST, *LONG, "measure.reference_budget_s=0") as (launcher, _):
+    with cluster.sweep(tmp_path, *FAST, *LONG, "measure.reference_budget_s=0") as launcher:
         wait_until(lambda: len([*tmp_path.glob("cells/*")]) == 2, 240)  # the second cell needs both nodes
         time.sleep(10)
         cluster.nodes.set_link(1, "down")

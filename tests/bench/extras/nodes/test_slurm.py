@@ -17,10 +17,10 @@ from tests.support.slurm import GPUS, NODES, slurm
 
 QUICK = (
     "cluster.device=cpu", "measure.trace=false", "measure.repeats=1", "measure.reference_budget_s=0",
-    "lease=none",
+    "lease=none", "cluster.interface=lo",
 )  # fmt: skip
 """Both nodes are this machine, which only one agent could lease; `lease=none` lets both run."""
-LONG_ENOUGH = ("seq_len=256", "dtype=fp32", "measure.steps=40", "measure.budget_s=60")
+LONG_ENOUGH = ("seq_len=256", "dtype=fp32", "measure.steps=200", "measure.budget_s=60")
 """Steps for about twenty seconds, so that a cell can be interrupted between them."""
 DETECTED_S = 10.0
 
@@ -197,10 +197,10 @@ def test_sweep_that_cannot_use_slurm_is_refused_in_one_line(tmp_path, variables,
 @pytest.mark.slow
 def test_more_nodes_than_allocated_are_refused_in_one_line(cluster, tmp_path):
     asked = ("salloc", "--nodes=1", "--quiet", sys.executable, REPOSITORY / "run_sweep.py", "-m")
-    words = ("cluster=slurm", "cluster.nodes=2", "cluster.address=127.0.0.1", *QUICK, "seq_len=256")
+    words = ("cluster=slurm", "cluster.nodes=2", *QUICK, "seq_len=256")
     done = subprocess.run(
         [*asked, *words], cwd=tmp_path, env=cluster.environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    assert line.startswith("cluster.nodes=2: the allocation has 1")
+    assert line.startswith("cluster.nodes=2: more than there are; write cluster.nodes=1")
