@@ -103,15 +103,18 @@ class Cluster:
 
     def __init__(self, nodes, folder):
         self.nodes = nodes
-        self._ssh = folder / "ssh_config"
+        self.ssh_config = folder / "ssh_config"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True)
-        self._ssh.write_text(SSH.format(folder=folder))
+        self.ssh_config.write_text(SSH.format(folder=folder))
         (folder / "sshd_config").write_text(SSHD.format(folder=folder))
         Path("/run/sshd").mkdir(exist_ok=True)
         self.servers = [
             subprocess.Popen(self.nodes.on(number, "/usr/sbin/sshd", "-D", "-f", folder / "sshd_config"))
             for number in range(len(nodes.names))
         ]
+        for name in nodes.names:
+            answers = f"until ssh -F {self.ssh_config} {name} true; do sleep 0.1; done"
+            subprocess.run(nodes.on(0, "sh", "-c", answers), check=True, capture_output=True, timeout=30)
 
     @contextmanager
     def sweep(self, folder, *words):
@@ -119,7 +122,7 @@ class Cluster:
         placement = (
             "cluster=nodes",
             f"cluster.hosts={','.join(self.nodes.names)}",
-            f"cluster.start=ssh -F {self._ssh} {{host}}",
+            f"cluster.start=ssh -F {self.ssh_config} {{host}}",
             f"sweep_dir={folder}",
             "lease=none",
         )

@@ -23,6 +23,7 @@ from bench.extras.nodes.link import Link, beats
 from bench.extras.nodes.protocol import AskForActivity, NodeReport, Ready, Request, Start, decode, encode
 from bench.run.node.lease import lease
 from bench.run.node.local import LocalNode, LocalRanks
+from bench.run.node.ranks import NodeEvent, RankEnded
 
 LAUNCHER_LOST_S = 20.0
 """Seconds of silence of the launcher until an agent ends its ranks and exits."""
@@ -99,6 +100,7 @@ def own_address(interface: str, peer: str) -> tuple[str, str]:
 def serve(link: Link, node: LocalNode) -> None:
     """Execute the requests of a launcher until the link is lost. Ends the ranks and deletes their files."""
     ranks: LocalRanks | None = None
+    events: list[NodeEvent] = []
     with ExitStack() as cell:
         while link.lost_reason is None:
             wait([link.reads, *([] if ranks is None else ranks.waitables())], timeout=LOOK_S)
@@ -113,11 +115,15 @@ def serve(link: Link, node: LocalNode) -> None:
                     ranks.stop()
                     link.send(encode(NodeReport(ends=ranks.ends(), files=_files(folder))))
                     cell.close()
-                    ranks = None
+                    ranks, events = None, []
             if ranks is not None:
-                events, progress = ranks.take_events(), ranks.count_progress()
-                if events or progress is not None:
+                events += ranks.take_events()
+                progress = ranks.count_progress()
+                # Two short lines in a row take 40 ms on srun's connection, by Nagle's algorithm.
+                is_whole = not ranks.pids or any(not isinstance(event, RankEnded) for event in events)
+                if progress is not None or (events and is_whole):
                     link.send(encode(NodeReport(events=events, progress=progress)))
+                    events = []
 
 
 def _files(folder: Path) -> dict[str, bytes]:

@@ -34,6 +34,11 @@ START_S, SILENT_S = 60.0, 7.0
 """Seconds of silence until a node counts as lost: before its agent is ready, and afterwards."""
 ANSWER_S = 60.0
 """Longest time to wait until an agent has ended its ranks and sent their files, in seconds."""
+ACKNOWLEDGE_S = 0.005
+"""Seconds between empty lines while an answer is expected. They carry TCP's acknowledgements: on srun's
+connection the last part of an answer would otherwise take 40 ms (Nagle's algorithm)."""
+NOISE = ("srun:", "[W")
+"""Beginnings of lines that are shown only if there is no other: of srun, after the agent, and of torch."""
 OUTPUT_BYTES, LINE_CHARACTERS = 4000, 300
 """Bytes at the end of an agent's output in which its last line is looked for, and the length it is cut to."""
 
@@ -101,13 +106,13 @@ class RemoteNode:
         return reports
 
     def last_line(self) -> str:
-        """Return the last line that the agent or the command printed; srun prints after the agent."""
+        """Return the last line that the agent or the command printed; an empty one if there is none."""
         descriptor, prompt = self._output.fileno(), self.link.unfinished_line
         tail = os.pread(descriptor, OUTPUT_BYTES, max(0, os.fstat(descriptor).st_size - OUTPUT_BYTES))
         text = (tail if prompt.startswith(b"{") else tail + b"\n" + prompt).decode(errors="replace")
         lines = ["".join(filter(str.isprintable, line))[:LINE_CHARACTERS] for line in text.splitlines()]
         lines = [line for line in lines if line.strip()]
-        return ([line for line in lines if not line.startswith("srun:")] or lines or [""])[-1]
+        return ([line for line in lines if not line.startswith(NOISE)] or lines or [""])[-1]
 
     def leave(self) -> None:
         """Close the link, so that the agent exits."""
@@ -180,5 +185,6 @@ class RemoteRanks:
         until_s = time.monotonic() + within_s
         self._receive()
         while not has_arrived() and self._node.lost_reason is None and time.monotonic() < until_s:
-            wait(self.waitables(), timeout=1.0)
+            wait(self.waitables(), timeout=ACKNOWLEDGE_S)
+            self._node.link.send(b"\n")
             self._receive()
