@@ -127,7 +127,8 @@ def key_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return the contribution of S queries of one head to dk and dv of R keys, and the squares of its terms.
 
-    The contribution is [2, B, R, D], the sum of the squares of its terms is [2, B, R].
+    The contribution is [2, B, R, D], the sum of the squares of its terms is [2, B, R]. P_i dP_i and
+    P_i (dO_i . O_i) are two terms: where they nearly cancel, 16-bit kernels that round each are sound.
     dv = sum_i P_i dO_i and dk = scale sum_i P_i (dP_i - (dO_i . O_i)) Q_i, rounded like `attention_rows`.
 
     `lse_BS` is over all keys that a query sees, and `hidden` masks those of the R keys that it does not see,
@@ -137,11 +138,12 @@ def key_sums(
     q, out, dout, lse, k, v = (x.to(sum_dtype) for x in (q_BSD, out_BSD, dout_BSD, lse_BS, k_BRD, v_BRD))
     scores_BSR = q @ k.transpose(1, 2) * scale
     probs_BSR = (scores_BSR - lse[..., None]).exp().masked_fill(hidden, 0.0)
-    delta = (dout * out).sum(dim=-1, keepdim=True)
-    dscores_BSR = probs_BSR * (dout @ v.transpose(1, 2) - delta)
-    weights = torch.stack([dscores_BSR, probs_BSR]).to(dtype).to(sum_dtype).transpose(2, 3)
+    delta, dprobs_BSR = (dout * out).sum(dim=-1, keepdim=True), dout @ v.transpose(1, 2)
+    weights = torch.stack([probs_BSR * (dprobs_BSR - delta), probs_BSR])
+    weights = weights.to(dtype).to(sum_dtype).transpose(2, 3)
     factors = torch.stack([q * scale, dout])
-    terms = weights.square() @ factors.square().sum(dim=-1, keepdim=True)
+    sizes = torch.stack([probs_BSR.square() * (dprobs_BSR.square() + delta.square()), probs_BSR.square()])
+    terms = sizes.transpose(2, 3) @ factors.square().sum(dim=-1, keepdim=True)
     return weights @ factors, terms[..., 0]
 
 

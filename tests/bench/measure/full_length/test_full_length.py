@@ -178,6 +178,20 @@ def test_key_sums_that_cancel_by_chance_are_within_the_limits():
     assert beyond_limit(one_device_call(seed=1, width=1)) is None
 
 
+def test_key_gradient_may_be_zero_where_its_two_terms_cancel():
+    """A kernel that rounds dP and dO*O to 16 bits gives zero; found with `ring_self_attention`."""
+    x = one_device_call()
+    key = int(sample_keys(2048, 32, ALONE.seed).max())
+    gap = (x["v"].repeat_interleave(2, dim=1) - x["out"])[:, :, key].float()
+    own = x["dout"][:, :, key].float()
+    x["dout"][:, :, key] = (own - gap * (own * gap).sum(-1, True) / gap.square().sum(-1, True)).bfloat16()
+    x["dout"][:, :, key + 1 :] = 0  # no other query contributes to the key
+    inputs = (x[name] for name in ("dout", "q", "k", "v", "out", "lse"))
+    x["dq"], x["dk"], x["dv"] = kernel_backward(KERNEL, *inputs, causal=True, scale=SCALE)
+    x["dk"][:, 0, key] = 0
+    assert beyond_limit(x) is None
+
+
 def test_keys_are_not_compared_beyond_the_scores_of_a_cpu(monkeypatch):
     monkeypatch.setattr(section_module, "CPU_SCORES", 4 * 2048 * 1024 - 1)
     compared = compare_alone(one_device_call())
