@@ -18,7 +18,7 @@ from msgspec import to_builtins
 from bench.common.environment import REPOSITORY, describe_environment, inherited_env
 from bench.config import ConfigError
 from bench.extras.nodes.link import beats
-from bench.extras.nodes.remote import NOISE, RemoteNode
+from bench.extras.nodes.remote import RemoteNode
 from bench.plan.plan import Plan
 from bench.request import values
 from bench.request.choices import Raw
@@ -131,7 +131,7 @@ def _wait_until_ready(nodes: Sequence[RemoteNode], say: Say) -> None:
             if node.lost_reason is not None:
                 node.end(LEAVE_S)  # which may still print why
                 raise ConfigError(f"node {node.host}: `{node.command}` {node.lost_reason}")
-            if (line := node.last_line()) != said[node] and not line.startswith(NOISE):
+            if (line := node.last_line()) != said[node]:
                 said[node] = line
                 say(f"node {node.host}: {line}")
             if node.description is not None:

@@ -37,8 +37,6 @@ ANSWER_S = 60.0
 ACKNOWLEDGE_S = 0.005
 """Seconds between empty lines while an answer is expected. They carry TCP's acknowledgements: on srun's
 connection the last part of an answer would otherwise take 40 ms (Nagle's algorithm)."""
-NOISE = ("srun:", "[W")
-"""Beginnings of lines that are shown only if there is no other: of srun, after the agent, and of torch."""
 OUTPUT_BYTES, LINE_CHARACTERS = 4000, 300
 """Bytes at the end of an agent's output in which its last line is looked for, and the length it is cut to."""
 
@@ -84,7 +82,7 @@ class RemoteNode:
     def lost_reason(self) -> str | None:
         """Reason why the node is out of reach, with what was printed last; None while it is within reach."""
         reason = self.link.lost_reason
-        return None if reason is None else f"{reason}: {self.last_line() or 'nothing was printed'}"
+        return None if reason is None else ": ".join(filter(None, (reason, self.last_line())))
 
     def send(self, request: Request) -> None:
         self.link.send(encode(request))
@@ -106,13 +104,14 @@ class RemoteNode:
         return reports
 
     def last_line(self) -> str:
-        """Return the last line that the agent or the command printed; an empty one if there is none."""
+        """Return the last line that the agent or the command printed, or an empty one."""
         descriptor, prompt = self._output.fileno(), self.link.unfinished_line
         tail = os.pread(descriptor, OUTPUT_BYTES, max(0, os.fstat(descriptor).st_size - OUTPUT_BYTES))
         text = (tail if prompt.startswith(b"{") else tail + b"\n" + prompt).decode(errors="replace")
         lines = ["".join(filter(str.isprintable, line))[:LINE_CHARACTERS] for line in text.splitlines()]
-        lines = [line for line in lines if line.strip()]
-        return ([line for line in lines if not line.startswith(NOISE)] or lines or [""])[-1]
+        lines = [line for line in lines if line.strip() and not line.startswith("[W")]  # torch's warnings
+        # srun's lines about the end of an agent come after those of the agent.
+        return ([line for line in lines if not line.startswith("srun:")] or lines or [""])[-1]
 
     def leave(self) -> None:
         """Close the link, so that the agent exits."""

@@ -19,6 +19,7 @@ from tests.support.cells import (
     run_cell,
     tiny_cell,
 )
+from tests.support.waiting import wait_until
 
 PLACED = ("cluster=nodes", "cluster.nodes=2", "cluster.world_size=4", "engine=ddp")
 
@@ -49,11 +50,7 @@ def is_agent(process):
 
 def ranks_of(agent):
     """Return the processes of an agent's ranks, once two of them run."""
-    while True:
-        for server in agent.children():
-            if len(ranks := server.children()) == 2:
-                return ranks
-        time.sleep(0.05)
+    return wait_until(lambda: [r for s in agent.children() if len(r := s.children()) == 2], 60)[0]
 
 
 def in_thread(function):

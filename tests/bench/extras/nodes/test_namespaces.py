@@ -10,6 +10,7 @@ from tests.support.cells import INSTALLED
 from tests.support.command import run_command
 from tests.support.namespaces import ssh_cluster
 from tests.support.records import read_lines
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
@@ -52,13 +53,6 @@ def rank_processes():
         for process in psutil.process_iter(["cmdline"])
         if "forkserver" in " ".join(process.info["cmdline"] or [])
     ]
-
-
-def wait_until(happens, within_s):
-    until_s = time.monotonic() + within_s
-    while not happens():
-        assert time.monotonic() < until_s
-        time.sleep(0.1)
 
 
 def test_cut_link_is_a_record_within_10_s_and_the_sweep_goes_on(cluster, tmp_path):

@@ -104,7 +104,7 @@ STARTS = {
     "sh -c 'echo Permission denied. >&2; exit 255' {host}":
         "node a: `sh -c 'echo Permission denied. >&2; exit 255' a` connection closed: Permission denied.",
     "sh -c 'echo env: no python; echo srun: error: exit 127 >&2' {host}": "connection closed: env: no python",
-    "sh -c '' {host}": "connection closed: nothing was printed",
+    "sh -c '' {host}": "`sh -c '' a` connection closed",
     "sh -c 'printf Password:\\ ; sleep 60' {host}": "silent for 1 s: Password:",
     "ssh a": "cluster.start=ssh a: must contain {host}; write for example `ssh {host}`",
     "ssh 'a {host}": "cluster.start=ssh 'a {host}: No closing quotation; quote it as in a shell",
