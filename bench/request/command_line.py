@@ -115,9 +115,9 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
 def quote_text(word: str) -> str:
     """Return a word, with its value in quotes if it sets one of TEXT_KEYS, as Hydra splits at commas."""
     key, _, value = word.partition("=")
-    if key not in TEXT_KEYS or not value or value[0] == "[" or (value[0] in "\"'" and value[-1] == value[0]):
+    if key not in TEXT_KEYS or re.fullmatch(r"""null||\[.*|"[^"]*"|'[^']*'""", value):
         return word
-    escaped = value.replace('"', r"\"")
+    escaped = re.sub(r'(\\*)("|$)', lambda end: 2 * end[1] + (end[2] and r"\""), value)
     return f'{key}="{escaped}"'
 
 

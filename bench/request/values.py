@@ -93,6 +93,7 @@ SYNONYMS: Mapping[str, Collection[str]] = {
     "measure.min_timed_steps": ("least_steps",),
     "cluster.world_size": ("num_gpus", "num_processes", "nproc_per_node"),
     "cluster.nodes": ("nnodes", "num_nodes", "num_machines"),
+    "cluster.hosts": ("hostfile", "host_list", "nodelist", "machines"),
 }
 """Names in other tools and earlier versions, by our key or value, which an error message then suggests.
 

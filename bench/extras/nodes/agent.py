@@ -12,6 +12,7 @@ from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import psutil
 from msgspec import to_builtins
@@ -24,6 +25,9 @@ from bench.extras.nodes.protocol import AskForActivity, NodeReport, Ready, Reque
 from bench.run.node.lease import lease
 from bench.run.node.local import LocalNode, LocalRanks
 from bench.run.node.ranks import NodeEvent, RankEnded
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 LAUNCHER_LOST_S = 20.0
 """Seconds of silence of the launcher until an agent ends its ranks and exits."""
@@ -43,29 +47,44 @@ def run_agent(reads: int, writes: int, policy: str, folder: str, interface: str,
         os.chdir(folder)
     # A scheduler sends SIGTERM to agents and ranks as well, but the launcher ends the ranks and the link.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     link, say = Link(reads, writes, LAUNCHER_LOST_S), partial(print, file=sys.stderr, flush=True)
     link.send(b"\n")  # ends a line that a login shell has printed without its end
-    interrupt = partial(os.kill, os.getpid(), signal.SIGINT)
-    with (
-        suppress(KeyboardInterrupt),
-        beats([link], on_lost=interrupt),
-        lease(visible_uuids(), LeasePolicy(policy), say),
-    ):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on `serve` looks whether the link is lost
-        node = LocalNode()
-        node.warm()
-        address, node.interface = own_address(interface, peer)
-        from torch._C._distributed_c10d import TCPStore
-
-        # By itself the store would listen at all addresses.
-        listener = socket.create_server(
-            (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
-        )
-        port, fd = listener.getsockname()[1], listener.detach()
-        store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
-        node.import_all()
-        link.send(encode(Ready((address, store.port), to_builtins(describe_environment({})))))
+    with ExitStack() as stack:
+        try:
+            with beats([link], then=partial(_interrupt_if_lost, link)):
+                stack.enter_context(lease(visible_uuids(), LeasePolicy(policy), say))
+                node, store = _prepare(*own_address(interface, peer))
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        except KeyboardInterrupt:
+            say("standard input was closed before the agent was ready; docker and kubectl need exec -i")
+            return
+        stack.enter_context(beats([link]))
+        link.send(encode(Ready((store.host, store.port), to_builtins(describe_environment({})))))
         serve(link, node)
+
+
+def _interrupt_if_lost(link: Link) -> None:
+    """Raise KeyboardInterrupt in the main thread if the link is lost, on which nothing is sent so far."""
+    link.receive()
+    if link.lost_reason is not None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _prepare(address: str, interface: str) -> tuple[LocalNode, TCPStore]:
+    """Import what ranks need; return the node and a store at this address alone."""
+    node = LocalNode()
+    node.interface = interface
+    node.warm()
+    from torch._C._distributed_c10d import TCPStore
+
+    listener = socket.create_server(
+        (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
+    )
+    port, fd = listener.getsockname()[1], listener.detach()
+    store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+    node.import_all()
+    return node, store
 
 
 def own_address(interface: str, peer: str) -> tuple[str, str]:

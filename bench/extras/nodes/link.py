@@ -30,7 +30,8 @@ class Link:
         self.lost_reason: str | None = None
         """Reason why no line can be exchanged any more; None until then."""
         self._sending = threading.Lock()
-        self._heard_s = time.monotonic()
+        self.heard_s = time.monotonic()
+        """Time of the last sign of the other side, on the monotonic clock."""
         self._parts = [b""]
         """Parts of the line that has not ended yet."""
 
@@ -59,7 +60,7 @@ class Link:
         content = None
         with suppress(BlockingIOError):
             while content := os.read(self.reads, 1 << 20):
-                self._heard_s = time.monotonic()
+                self.heard_s = time.monotonic()
                 first, *others = content.split(b"\n")
                 self._parts.append(first)
                 if others:
@@ -67,16 +68,16 @@ class Link:
                     self._parts = others[-1:]
         if content == b"":
             self.lost_reason = "connection closed"
-        elif time.monotonic() - self._heard_s > self.silent_s:
+        elif time.monotonic() - self.heard_s > self.silent_s:
             self.lost_reason = f"silent for {self.silent_s:g} s"
         return [line for line in lines if line.strip()]
 
 
 @contextmanager
-def beats(links: Sequence[Link], on_lost: Callable[[], object] = lambda: None) -> Iterator[None]:
+def beats(links: Sequence[Link], then: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Send an empty line over every link each BEAT_S while the context is open, from another thread.
 
-    That thread calls `on_lost` each BEAT_S once a link is lost.
+    That thread then calls `then`, each time.
     """
     over = threading.Event()
 
@@ -84,8 +85,7 @@ def beats(links: Sequence[Link], on_lost: Callable[[], object] = lambda: None) -
         while not over.wait(BEAT_S):
             for link in links:
                 link.send(b"\n")
-                if link.lost_reason is not None:
-                    on_lost()
+            then()
 
     thread = threading.Thread(target=beat)
     thread.start()

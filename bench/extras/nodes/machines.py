@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import wait
@@ -54,6 +55,8 @@ def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
     if count > len(names):
         raise ConfigError(f"cluster.nodes={count}: more than there are; write cluster.nodes={len(names)}")
     interface = values.text("cluster.interface", cluster["interface"])
+    if count == 1 and interface == "auto":
+        interface = "lo"  # no other node connects
     words = [*_agent_words(), plan.lease, str(Path.cwd()), interface]
     env = {name: value for name, value in os.environ.items() if not TASK_VARIABLES.match(name)}
     env["SSH_ASKPASS_REQUIRE"] = "never"  # ssh fails instead of asking in a window
@@ -61,15 +64,20 @@ def launcher_of(plan: Plan, raw: Raw, say: Say) -> Iterator[Launcher]:
         env["SLURM_GPUS_PER_NODE"] = gpus  # srun would give a job with GPUs per task only those of one task
     nodes: list[RemoteNode] = []
     with ExitStack() as ends:
+        ends.callback(_end, nodes)
         for number, name in enumerate(names[:count]):
             peer = names[number - 1].rpartition("@")[2]
             nodes.append(RemoteNode(name, *_command(cluster, name, [*words, peer]), env))
-            ends.callback(nodes[-1].end, LEAVE_S)
-        for node in nodes:
-            ends.callback(node.leave)
         ends.enter_context(beats([node.link for node in nodes]))
         _wait_until_ready(nodes, say)
         yield Launcher(nodes)
+
+
+def _end(nodes: Sequence[RemoteNode]) -> None:
+    for node in nodes:
+        node.leave()
+    for node in nodes:
+        node.end(LEAVE_S)
 
 
 def _command(cluster: Raw, host: str, agent: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -132,7 +140,7 @@ def _wait_until_ready(nodes: Sequence[RemoteNode], say: Say) -> None:
                 node.end(LEAVE_S)  # which may still print why
                 raise ConfigError(f"node {node.host}: `{node.command}` {node.lost_reason}")
             if (line := node.last_line()) != said[node]:
-                said[node] = line
+                said[node], node.link.heard_s = line, time.monotonic()
                 say(f"node {node.host}: {line}")
             if node.description is not None:
                 _refuse_other_software(node.host, _software(node.description), here)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -119,10 +119,12 @@ class RemoteNode:
             pipe.close()
 
     def end(self, within_s: float) -> None:
-        """Wait until the process has ended, and kill it after `within_s` seconds, or soon if it is lost."""
-        with suppress(subprocess.TimeoutExpired):
+        """Wait until the process has ended; kill its group after `within_s` seconds, or soon if lost."""
+        try:
             self._process.wait(within_s if self.link.lost_reason is None else 1.0)
-        self._process.kill()
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 class RemoteRanks:
@@ -173,7 +175,7 @@ class RemoteRanks:
     def _receive(self) -> None:
         for report in self._node.receive():
             self._events += report.events
-            self._progress = report.progress or self._progress
+            self._progress = self._progress if report.progress is None else report.progress
             self._activities = self._activities if report.activities is None else report.activities
             self._ends = report.ends or self._ends
             for name, content in report.files.items():

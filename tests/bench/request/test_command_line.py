@@ -126,7 +126,7 @@ WORDS_OF_OTHERS = {
     "parallelism_config_cp_comm_strategy=alltoall": "strategy.rotation", "ring_attn_func=x": "strategy",
     "max_context_length=4096": "seq_len", "recompute_granularity=full": "checkpointing",
     "bf16=true": "dtype", "kernel=sdpa": "kernel=torch_flash", "trainer=sft": "trainer=trl",
-    "sample_packing=true": "data.packing", "num_machines=2": "cluster.nodes",
+    "sample_packing=true": "data.packing", "num_machines=2": "cluster.nodes", "hostfile=x": "cluster.hosts",
     "data.packing=true": "data.packing=documents", "train_files=x": "data.path",
     "data_parallel_shard_degree=2": "dp_shard", "model_id=x": "model",
     "kernel=fa3": "kernel=flash_attn_3", "kernel=flash_attention_2": "kernel=flash_attn_2",

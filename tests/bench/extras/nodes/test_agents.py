@@ -24,13 +24,14 @@ from tests.support.waiting import wait_until
 PLACED = ("cluster=nodes", "cluster.nodes=2", "cluster.world_size=4", "engine=ddp")
 
 
+LOGIN_SHELL = """sh -c 'printf "Welcome to $0"; exec "$@"' {host}"""
+"""Command that prints something without a newline before the agent starts."""
+
+
 @contextmanager
-def two_nodes(*words, said=print):
-    raw = {**make_raw(*PLACED, "strategy=ring", "cluster.interface=lo", *words)}
-    raw["sweep_dir"] = "out"
-    # A login shell that prints something without a newline before the agent starts.
-    start = """sh -c 'printf "Welcome to $0"; exec "$@"' {host}"""
-    raw["cluster"] = {**raw["cluster"], "hosts": "node10,node2", "start": start}
+def two_nodes(*words, start=LOGIN_SHELL, said=print):
+    raw = make_raw(*PLACED, "strategy=ring", "cluster.interface=lo", "sweep_dir=out", *words)
+    raw = {**raw, "cluster": {**raw["cluster"], "hosts": "node10,node2", "start": start}}
     with launcher_of(plan([raw], TWO_CORES, single=True), raw, said) as launcher:
         yield launcher
 
@@ -126,3 +127,12 @@ def test_agent_refuses_a_machine_in_use_in_one_line():
     with lease((), "refuse", print), pytest.raises(ConfigError) as error, two_nodes("lease=refuse"):
         pass
     assert "lease=refuse: this machine is in use by" in str(error.value)
+
+
+def test_agent_whose_input_is_closed_refuses_in_one_line():
+    start = "sh -c 'exec \"$@\" </dev/null' {host}"
+    with (
+        pytest.raises(ConfigError, match=r"docker and kubectl need exec -i$"),
+        two_nodes("lease=none", start=start),
+    ):
+        pass

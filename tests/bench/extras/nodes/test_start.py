@@ -129,6 +129,13 @@ def wait_for_agent(start):
         node.end(0)
 
 
+def test_words_are_quoted_for_ssh_alone():
+    commands = [
+        machines._command({"start": f"{word} {{host}}"}, "a", ["x y"]) for word in ("/bin/ssh", "env")
+    ]
+    assert commands == [(["/bin/ssh", "a"], ["'x y'"]), (["env", "a"], ["x y"])]
+
+
 def test_node_with_another_version_is_refused(tmp_path):
     environment = {"packages": {"torch": "1.0"}, "python": "3.0"}
     (tmp_path / "ready").write_bytes(encode(Ready(("10.0.0.1", 1), environment)))
