@@ -33,7 +33,7 @@ NEXT_STEPS: Mapping[Status, str] = {
     ),
     Status.KILLED: (
         "read in dmesg whether the kernel killed the process because memory ran out; run fewer processes at"
-        " the same time"
+        " the same time; after the loss of a node, see why it was lost and resume the sweep"
     ),
     Status.CRASHED: f"read the stack at the end of {LOGS}; run the cell again to see if it always crashes",
     Status.ERROR: f"read the traceback in {LOGS}",

@@ -203,7 +203,7 @@ def _refuse_sweep(override: Override, word: str, *, is_sweep: bool) -> None:
         return
     if not is_sweep:
         raise ConfigError(f"{word}: several values need -m, as in: {sweep_command()} -m {word}")
-    if key in SWEEP_KEYS or key.removeprefix("cluster.") in AGENT_KEYS:
+    if key in SWEEP_KEYS or key in {f"cluster.{name}" for name in AGENT_KEYS}:
         raise ConfigError(f"{word}: one value applies to the whole sweep; write only one")
     if not override.is_discrete_sweep() or not _values(override):
         raise ConfigError(f"{word}: has no values; write them with commas, as in seq_len=8k,64k")

@@ -10,7 +10,7 @@ from hydra.errors import OverrideParseException
 from bench.common.command import sweep_command
 from bench.common.labels import value_label
 from bench.request import values
-from bench.request.choices import groups, options
+from bench.request.choices import groups, options, read_option
 from bench.request.resolve import all_keys
 from bench.strategies import STRATEGIES
 
@@ -60,8 +60,9 @@ def _unknown_key(match: re.Match[str]) -> str:
             f"{key}: only strategy={' or '.join(owners)} has this option; leave it out for other strategies"
         )
     if key in all_keys():
-        group = key.split(".")[0]
-        return f"{key}: needs an explicit {group}, as in {group}={options(group)[-1]} {key}=..."
+        group, name = key.split(".")
+        option = [option for option in options(group) if name in read_option(group, option)][-1]
+        return f"{key}: needs an explicit {group}, as in {group}={option} {key}=..."
     return f"{key}: {values.no_such_key(key, [*all_keys(), *groups()])}"
 
 

@@ -95,6 +95,8 @@ def node_count(raw: Raw, name: str) -> int:
     if name == "nodes" and nodes == "auto":
         nodes = len(hosts(raw))
     nodes = values.whole_number("cluster.nodes", nodes)
+    if name == "nodes" and raw["hosts"] is not None and nodes > (count := len(hosts(raw))):
+        raise ConfigError(f"cluster.nodes={nodes}: cluster.hosts names {count}; write cluster.nodes={count}")
     if nodes > 1 and name not in MULTI_NODE_CLUSTERS:
         raise ConfigError(
             f"cluster.nodes={nodes}: cluster={name} is this machine alone; take cluster=slurm in a Slurm"

@@ -92,8 +92,8 @@ SYNONYMS: Mapping[str, Collection[str]] = {
     "model": ("model_name_or_path", "base_model", "model_id"),
     "measure.min_timed_steps": ("least_steps",),
     "cluster.world_size": ("num_gpus", "num_processes", "nproc_per_node"),
-    "cluster.nodes": ("nnodes", "num_nodes", "num_machines"),
-    "cluster.hosts": ("hostfile", "host_list", "nodelist", "machines"),
+    "cluster.nodes": ("nodes", "nnodes", "num_nodes", "num_machines"),
+    "cluster.hosts": ("hosts", "hostfile", "host_list", "nodelist", "machines"),
 }
 """Names in other tools and earlier versions, by our key or value, which an error message then suggests.
 

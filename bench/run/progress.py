@@ -154,8 +154,8 @@ class Progress(Listener):
             self._estimate.learn(planned.cell, max(map(statistics.median, timing.step_times_ms)) / 1e3)
         self._estimate_later_cells()
         if record.status not in RESULT_STATUSES and record.failure is not None:
-            folder = self._folder / "cells" / planned.folder_name
-            line = f"{line}; log: {folder / f'rank_{record.failure.rank}.log'}"
+            log = self._folder / "cells" / planned.folder_name / f"rank_{record.failure.rank}.log"
+            line = f"{line}; log: {log}" if log.exists() else line
         self.print_line(
             f"{line}; {self._eta()}" if self._remaining and self._later_cells_s is not None else line
         )
@@ -245,9 +245,10 @@ def _placement_line(cell: Cell) -> str:
     """Return text such as `ring: 2 x cpu over gloo, 1 thread each, qwen3_nano, zero3, bf16`."""
     cluster = cell.cluster
     rank = "" if cell.replay.rank is None else f"rank {cell.replay.rank} of "
+    nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     shared = ", ranks share GPUs: correctness only" if cluster.ranks_per_gpu > 1 else ""
     threads = "1 thread" if cluster.threads_per_rank == 1 else f"{cluster.threads_per_rank} threads"
     return (
-        f"{cell.strategy}: {rank}{cluster.world_size} x {cluster.device} over {cluster.backend}{shared},"
-        f" {threads} each, {cell.model.name}, {cell.engine.name}, {cell.dtype}"
+        f"{cell.strategy}: {rank}{cluster.world_size} x {cluster.device}{nodes} over {cluster.backend}"
+        f"{shared}, {threads} each, {cell.model.name}, {cell.engine.name}, {cell.dtype}"
     )

@@ -77,7 +77,8 @@ def _end(nodes: Sequence[RemoteNode]) -> None:
     for node in nodes:
         node.leave()
     for node in nodes:
-        node.end(LEAVE_S)
+        runs_ranks = node.description is not None and node.lost_reason is None
+        node.end(LEAVE_S if runs_ranks else 1.0)
 
 
 def _command(cluster: Raw, host: str, agent: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -119,9 +119,9 @@ class RemoteNode:
             pipe.close()
 
     def end(self, within_s: float) -> None:
-        """Wait until the process has ended; kill its group after `within_s` seconds, or soon if lost."""
+        """Wait until the process has ended, and kill its group after `within_s` seconds."""
         try:
-            self._process.wait(within_s if self.link.lost_reason is None else 1.0)
+            self._process.wait(within_s)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

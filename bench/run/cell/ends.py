@@ -134,9 +134,10 @@ def _failure(end: RankEnd, status: Status, ranks: CellEnds) -> Failure:
 
 def _message(end: RankEnd, written: RankFailure | None, status: Status) -> str:
     if end.node_lost is not None:
+        what = "the cell did not run" if end.node is None else "its node is lost"
         return (
-            f"its node is lost: {end.node_lost}; a lost node does not come back within a sweep, so start the"
-            " sweep again with resume=true"
+            f"{what}: {end.node_lost}; a lost node does not come back within a sweep, so start the sweep"
+            " again with resume=true"
         )
     return (written and written.message) or end.hang or _exit_message(end, status)
 

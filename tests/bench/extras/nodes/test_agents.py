@@ -1,5 +1,7 @@
 """Two nodes that are agents on this machine, started by a shell: their cells, and their loss."""
 
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -108,19 +110,12 @@ def test_cells_on_two_nodes_and_the_loss_of_a_rank_and_of_a_node(launcher, tmp_p
 
 
 def test_agent_waiting_for_a_sweep_exits_with_its_launcher():
-    waiting, started = threading.Event(), []
-
-    def say(line):
-        if "node node2: waiting for this machine, which is in use by" in line:
-            started.extend(agents())
-            waiting.set()
-            raise KeyboardInterrupt
-
-    with lease((), "refuse", print), pytest.raises(KeyboardInterrupt), two_nodes("lease=wait", said=say):
-        pass
-    assert waiting.is_set()
-    assert len(started) == 2
-    assert not any(is_agent(process) for process in started)
+    """It runs alone, as on another machine, where nothing but the closed link ends it."""
+    words = (sys.executable, "-m", "bench.extras.nodes", "wait", ".", "lo", "")
+    with lease((), "refuse", print), subprocess.Popen(words, stdin=-1, stdout=-1, stderr=-1) as agent:
+        assert b"waiting for this machine, which is in use by" in agent.stderr.readline()
+        agent.stdin.close()
+        agent.wait(timeout=10)
 
 
 def test_agent_refuses_a_machine_in_use_in_one_line():

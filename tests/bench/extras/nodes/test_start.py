@@ -156,9 +156,11 @@ HOSTS = {
     "cluster.hosts=a,b,a": "cluster.hosts=a,b,a: a occurs twice; write for example cluster.hosts=a,b",
     "cluster.hosts=-oProxyCommand=x": "cluster.hosts=-oProxyCommand=x: must name machines",
     "cluster.hosts=a,": "cluster.hosts=a,: must name machines",
-    "cluster.hosts=a cluster.nodes=2": "cluster.nodes=2: more than there are; write cluster.nodes=1",
+    "cluster.hosts=a cluster.nodes=2": "cluster.nodes=2: cluster.hosts names 1; write cluster.nodes=1",
     "cluster.nodes=2": "cluster.hosts=null: must name machines",
     "cluster.interface=eth0,eth1": "one value applies to the whole sweep",
+    "hosts=a,b": "hosts: no such key; did you mean cluster.hosts?",
+    "cluster=auto cluster.hosts=a,b": "needs an explicit cluster, as in cluster=nodes cluster.hosts=...",
 }
 
 
