@@ -103,7 +103,8 @@ STARTS = {
     "no-such-command {host}": "node a: `no-such-command a` cannot be run: No such file or directory",
     "sh -c 'echo Permission denied. >&2; exit 255' {host}":
         "node a: `sh -c 'echo Permission denied. >&2; exit 255' a` connection closed: Permission denied.",
-    "sh -c 'echo env: no python; echo srun: error: exit 127 >&2' {host}": "connection closed: env: no python",
+    "sh -c 'echo Account expired; exit 1' {host}": "connection closed: Account expired",
+    "sh -c 'echo no python >&2; echo srun: error: exit 127 >&2' {host}": "connection closed: no python",
     "sh -c '' {host}": "`sh -c '' a` connection closed",
     "sh -c 'printf Password:\\ ; sleep 60' {host}": "silent for 1 s: Password:",
     "ssh a": "cluster.start=ssh a: must contain {host}; write for example `ssh {host}`",
