@@ -65,7 +65,7 @@ def run_agent(reads: int, writes: int, policy: str, folder: str, interface: str,
 
 
 def _interrupt_if_lost(link: Link) -> None:
-    """Raise KeyboardInterrupt in the main thread if the link is lost, on which nothing is sent so far."""
+    """Interrupt the main thread if the link is lost. No request arrives before the agent is ready."""
     link.receive()
     if link.lost_reason is not None:
         os.kill(os.getpid(), signal.SIGINT)
