@@ -30,7 +30,7 @@ from bench.run.node.job import NodeJob, RankEntry
 from bench.run.node.ranks import NodeEvent, NodeLost, RankEnd
 from bench.run.node.stacks import RankActivity
 
-START_S, SILENT_S = 60.0, 7.0
+START_S, SILENT_S = 60.0, 5.0
 """Seconds of silence until a node counts as lost: before its agent is ready, and afterwards."""
 ANSWER_S = 60.0
 """Longest time to wait until an agent has ended its ranks and sent their files, in seconds."""
