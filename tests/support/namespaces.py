@@ -5,9 +5,10 @@ Nodes share cores, files and clock. Addresses are of the benchmarking range (RFC
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,12 @@ class Namespaces:
                 _ip("-n", name, "link", "set", device, "up")
 
     def down(self):
+        """End what still runs on the nodes, such as ssh sessions over a cut link, and remove them."""
         for name in [*map(self._space, range(len(self.names))), self._bridge]:
+            pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+            for pid in pids.stdout.split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
     def on(self, number, *words):
