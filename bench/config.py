@@ -159,6 +159,13 @@ class ModelConfig:
     """Base of the rotary position embedding."""
     norm_eps: Annotated[float, positive_rule("1e-6")]
     """Epsilon of the RMS norms."""
+    trained_len: Count | None = None
+    """Tokens of the longest sequence that the model was trained on, from which RoPE scaling starts; None if
+    it is not known."""
+    rope_scaling: str = "none"
+    """Type of RoPE scaling, a `rope_type` of transformers; `none` for plain RoPE."""
+    rope_factor: Annotated[float, positive_rule("4.0")] = 1.0
+    """Factor by which RoPE scaling extends `trained_len`; 1 for plain RoPE."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

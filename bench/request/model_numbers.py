@@ -8,33 +8,43 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from bench.common.labels import value_label
-from bench.config import ConfigError, ModelConfig
+from bench.config import AUTO, NOT_USED, ConfigError, ModelConfig, positive_rule
 from bench.request import values
 from bench.request.checkpoint_files import adapter_fault, weights_fault
 from bench.request.choices import Raw, options, read_option
 from bench.request.layer_types import attention_dropout, experts_error, has_experts, layers_not_plain
-from bench.training.text_model import text_config
+from bench.training.text_model import rope_parameters, rope_type, text_config
 
 FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
-"""Rotary position types that transformers computes for FAMILIES."""
+ROPE_SCALINGS = (NOT_USED, "linear", "dynamic", "yarn", "llama3")
+"""Values of `model.rope_scaling`."""
+ROPE_TYPES = (*ROPE_SCALINGS, "longrope")
+"""Types of RoPE scaling that transformers computes for FAMILIES."""
+FACTOR_RULE = positive_rule("4.0")
+ROPE_KEYS = ("trained_len", "rope_scaling", "rope_factor")
 MIN_GPUS_FOR_4B = 4
 """Smallest number of GPUs with which `model=auto` is a model of 4 billion weights."""
 
 
-def model_config(raw: Raw, gpus: int) -> ModelConfig:
-    """Return the model of a cell: a named model, a checkpoint, or for `auto` one that fits on `gpus` GPUs."""
-    name = raw["name"]
+def model_config(raw: Raw, gpus: int, seq_len: int) -> ModelConfig:
+    """Return the model of a cell: a named model, a checkpoint, or for `auto` one that fits on `gpus` GPUs.
+
+    RoPE scaling without a factor extends the model to `seq_len` tokens.
+    """
+    name, rope = raw["name"], {key: raw[key] for key in ROPE_KEYS if key in raw}
     if name == "auto":
         raw = read_option("model", _auto_model(gpus))
     elif name == "checkpoint":
         raw = _read_checkpoint(raw["path"])
     elif "family" not in raw:  # a name that replaced `auto` or `checkpoint`
         raw = read_option("model", values.choice("model", name, options("model")))
+    if name != "checkpoint":
+        raw = {**raw, "rope_scaling": NOT_USED, "rope_factor": 1.0}
     try:
         model = _build_model(raw)
     except ConfigError as error:
@@ -47,10 +57,39 @@ def model_config(raw: Raw, gpus: int) -> ModelConfig:
     fault = weights_fault(Path(raw["path"]), model) if name == "checkpoint" else None
     if fault:
         raise ConfigError(f"model.path={raw['path']}: {fault}")
-    return model
+    return _with_rope_scaling(model, rope, seq_len)
+
+
+def _with_rope_scaling(model: ModelConfig, requested: Raw, seq_len: int) -> ModelConfig:
+    """Return the model with the requested RoPE scaling; where it is `auto`, with that of the checkpoint.
+
+    A factor that is `auto` extends the model to `seq_len` tokens. RoPE of a sequence within `trained_len`
+    then stays plain.
+    """
+    if requested.get("trained_len") is not None:
+        model = replace(model, trained_len=values.tokens("model.trained_len", requested["trained_len"]))
+    scaling, factor = (requested.get(key, AUTO) for key in ("rope_scaling", "rope_factor"))
+    if factor != AUTO:
+        factor = values.convert("model.rope_factor", factor, Annotated[float, FACTOR_RULE])
+    if scaling == AUTO:
+        is_plain = model.rope_scaling == NOT_USED or factor == AUTO
+        return model if is_plain else replace(model, rope_factor=factor)
+    scaling = values.choice("model.rope_scaling", scaling, ROPE_SCALINGS)
+    if scaling == NOT_USED:
+        return replace(model, rope_scaling=NOT_USED, rope_factor=1.0)
+    if model.trained_len is None:
+        raise ConfigError(
+            f"model.rope_scaling={scaling}: needs the longest sequence of the model's training, and its"
+            " config.json has no max_position_embeddings; write model.trained_len=TOKENS"
+        )
+    if factor == AUTO:
+        factor = max(1.0, seq_len / model.trained_len)
+        scaling = NOT_USED if factor == 1 else scaling
+    return replace(model, rope_scaling=scaling, rope_factor=factor)
 
 
 def _build_model(raw: Raw) -> ModelConfig:
+    trained_len = raw["trained_len"]
     model = values.section(
         "model",
         raw,
@@ -58,6 +97,8 @@ def _build_model(raw: Raw) -> ModelConfig:
         name=values.text("model.name", raw["name"]),
         family=values.choice("model.family", raw["family"], FAMILIES),
         path=None if raw["path"] is None else values.path("model.path", raw["path"]),
+        trained_len=None if trained_len is None else values.tokens("model.trained_len", trained_len),
+        rope_scaling=str(raw["rope_scaling"]),
     )
     if model.num_heads % model.num_kv_heads:
         raise ConfigError(
@@ -120,15 +161,13 @@ def _refuse_untrainable(folder: Path, config: Mapping[str, Any]) -> None:
     if has_experts(config):
         raise experts_error(f"model.path={folder}", f"a {config['model_type']}")
     family, unplain = config["model_type"], layers_not_plain(config, tokens=1)
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    dropout, families, rope_types = attention_dropout(config), ", ".join(FAMILIES), ", ".join(ROPE_TYPES)
+    dropout, families, rope_types = attention_dropout(config), ", ".join(FAMILIES), ", ".join(ROPE_TYPES[1:])
     faults = {  # messages, each with whether the checkpoint has this fault
         f"{'; '.join(unplain)}; strategies compute only plain causal attention, so name another": unplain,
         f"is a {family}, a family that cells cannot build; name a folder of one of {families}, or train it in"
         " your own loop with bench.observe": family not in FAMILIES,
-        f"rope_type={rope_type} is not computed by transformers for a {family}; name a folder with one of"
-        f" {rope_types}": rope_type not in ROPE_TYPES,
+        f"rope_type={rope_type(config)} is not computed by transformers for a {family}; name a folder with"
+        f" plain RoPE or one of {rope_types}": rope_type(config) not in ROPE_TYPES,
         f"attention_dropout={dropout:g}, but no strategy drops scores; write 0 in its config.json": dropout,
         "its weights are quantized; name a folder with weights in bf16, fp16 or fp32": config.get(
             "quantization_config"
@@ -145,7 +184,7 @@ def model_config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     For a model of images and text they describe the text model. Raises KeyError for a missing key.
     """
     config = text_config(config)
-    heads = config["num_attention_heads"]
+    heads, rope = config["num_attention_heads"], rope_parameters(config)
     return {
         "family": config["model_type"],
         "vocab_size": config["vocab_size"],
@@ -159,4 +198,8 @@ def model_config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention_bias": config.get("attention_bias", False),
         "rope_theta": (config.get("rope_parameters") or config).get("rope_theta", 1e4),
         "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "trained_len": rope.get("original_max_position_embeddings")
+        or config.get("original_max_position_embeddings", config.get("max_position_embeddings")),
+        "rope_scaling": rope_type(config),
+        "rope_factor": float(rope.get("factor") or 1.0),
     }

@@ -123,7 +123,7 @@ def _attention_cell(cell: Cell) -> Cell:
     """Return the cell of one layer's attention, with fixed values for settings that only training reads."""
     return replace(
         cell,
-        model=replace(cell.model, num_layers=1, path=None),
+        model=replace(cell.model, num_layers=1, path=None, rope_scaling=NOT_USED, rope_factor=1.0),
         engine=EngineConfig(name=NOT_USED),
         optimizer=OptimizerConfig(name=NOT_USED),
         trainer=NOT_USED,
@@ -148,7 +148,7 @@ def _read_cell(raw: Raw, machine: Machine) -> Cell:
     else:
         parallel = unshared_degrees(raw, placement, machine)
         ranks = parallel.product
-    model = model_config(raw["model"], len(machine.gpus) if placement.device == "cuda" else 0)
+    model = model_config(raw["model"], len(machine.gpus) if placement.device == "cuda" else 0, seq_len)
     cell = Cell(
         seq_len=seq_len,
         batch=values.whole_number("batch", raw["batch"]),

@@ -25,8 +25,8 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from bench.config import ModelConfig
-from bench.training.text_model import LENGTH_DEPENDENT_ROPE, text_config
+from bench.config import NOT_USED, ModelConfig
+from bench.training.text_model import LENGTH_DEPENDENT_ROPE, rope_type, text_config
 from bench.training.weights import fill_layers, model_weights
 
 FAMILIES: Mapping[str, tuple[type[Any], type[Any]]] = {
@@ -35,6 +35,8 @@ FAMILIES: Mapping[str, tuple[type[Any], type[Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
 }
+LLAMA3_FREQUENCIES: Mapping[str, float] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+"""Settings of `model.rope_scaling=llama3` that Llama 3.1's config.json has."""
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
@@ -55,14 +57,35 @@ def empty_model(config: ModelConfig, *, attention_name: str, max_positions: int)
     if config.path is not None:
         stored = json.loads((Path(config.path) / "config.json").read_text())
         settings = config_class.from_dict(text_config(stored))
-        _set_length(settings, max_positions)
     else:
         settings = _transformers_config(config_class, config, max_positions)
+    _set_rope_scaling(settings, config)
+    _set_length(settings, max_positions)
     settings._attn_implementation = attention_name
     with torch.device("meta"):
         model: PreTrainedModel = model_class(settings)
     model.tie_weights()  # transformers 5.0 does not tie weights on the meta device
     return model
+
+
+def _set_rope_scaling(settings: Any, config: ModelConfig) -> None:
+    """Replace the RoPE parameters of a model unless they are those that its cell asks for."""
+    rope = settings.rope_parameters
+    if (rope_type(settings.to_dict()), rope.get("factor") or 1.0) == (
+        config.rope_scaling,
+        config.rope_factor,
+    ):
+        return
+    if config.rope_scaling == NOT_USED:
+        settings.rope_parameters = {"rope_type": "default", "rope_theta": config.rope_theta}
+        return
+    scaled = {"rope_type": config.rope_scaling, "rope_theta": config.rope_theta, "factor": config.rope_factor}
+    settings.max_position_embeddings = config.trained_len  # dynamic scaling starts from it
+    if config.rope_scaling in ("yarn", "llama3"):
+        scaled["original_max_position_embeddings"] = config.trained_len
+    if config.rope_scaling == "llama3":
+        scaled |= LLAMA3_FREQUENCIES
+    settings.rope_parameters = scaled
 
 
 def _set_length(settings: Any, tokens: int) -> None:
@@ -74,13 +97,11 @@ def _set_length(settings: Any, tokens: int) -> None:
     """
     if (getattr(settings, "sliding_window", None) or 0) >= tokens:
         settings.sliding_window, settings.layer_types = None, ["full_attention"] * settings.num_hidden_layers
-    rope_type = settings.rope_parameters.get("rope_type")
-    if rope_type in LENGTH_DEPENDENT_ROPE:
+    scaling = settings.rope_parameters.get("rope_type")
+    if scaling in LENGTH_DEPENDENT_ROPE:
         # The new name keeps transformers from updating the frequencies in every forward pass.
-        fixed_type = f"{rope_type.replace('dynamic', 'ntk')} of {tokens} tokens"
-        ROPE_INIT_FUNCTIONS[fixed_type] = partial(
-            ROPE_INIT_FUNCTIONS[rope_type], seq_len=torch.tensor(tokens)
-        )
+        fixed_type = f"{scaling.replace('dynamic', 'ntk')} of {tokens} tokens"
+        ROPE_INIT_FUNCTIONS[fixed_type] = partial(ROPE_INIT_FUNCTIONS[scaling], seq_len=torch.tensor(tokens))
         settings.rope_parameters["rope_type"] = fixed_type
 
 

@@ -70,6 +70,19 @@ def _text_rope(rope: ConfigDict) -> dict[str, Any]:
     return {key: "default" if value == "mrope" else value for key, value in text.items()}
 
 
+def rope_parameters(config: ConfigDict) -> ConfigDict:
+    """Return the RoPE parameters of a text model's configuration; empty for plain RoPE in an older format."""
+    parameters: ConfigDict = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return parameters
+
+
+def rope_type(config: ConfigDict) -> str:
+    """Return the type of RoPE scaling in a text model's configuration, `none` for plain RoPE."""
+    parameters = rope_parameters(config)
+    name = str(parameters.get("rope_type", parameters.get("type", "default")))
+    return "none" if name == "default" else name
+
+
 def text_name(name: str) -> str:
     """Return the name in the text model of a checkpoint's parameter, whose own name may have a prefix."""
     return _TEXT_MODEL_PREFIX.sub("", name, count=1)

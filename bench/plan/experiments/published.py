@@ -102,7 +102,7 @@ def _mode(request: Raw, machine: Machine) -> str:
     if request["mode"] is not None:
         return str(request["mode"])
     model = request.get("model") or {}
-    is_small = "name" in model and parameters(model_config(model, 0)) <= MOST_CPU_PARAMETERS
+    is_small = "name" in model and parameters(model_config(model, 0, seq_len=1)) <= MOST_CPU_PARAMETERS
     may_use_gpus = request["cluster"]["device"] != "cpu"
     is_broken = machine.gpu_error is not None and may_use_gpus
     if is_small or is_broken or len(machine.gpus) >= RANKS:
