@@ -23,6 +23,7 @@ from bench.plan.local_cells import reason_to_skip
 from bench.plan.planned import PlannedCell
 from bench.plan.work import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, is_base, work_of
 from bench.record.gradient_agreement import match_gradients
+from bench.record.position_agreement import describe_departure, match_positions
 from bench.record.record import Record, Status
 from bench.record.trajectory_noise import first_departure, limit_for, movement_weight, signals_of
 from bench.run.cell.launcher import Launcher
@@ -66,6 +67,7 @@ class Trajectories:
                 gradient_match=match_gradients(
                     losses.gradients, reference_losses.gradients, cell.dtype, noise.get("grad_norm")
                 ),
+                position_match=match_positions(losses.by_position, reference_losses.by_position, limit.loss),
             )
             record = replace(record, losses=losses)
             record = replace(record, checks=checks(cell, record.sections))
@@ -74,6 +76,7 @@ class Trajectories:
                 compared, reference_signals, limit, movement_weight(cell.dtype, limit)
             )
             departure = departure or _gradient_departure(losses.gradient_match)
+            departure = departure or describe_departure(losses.position_match, cell.seq_len)
             if departure is not None:
                 reason = f"{departure} of {reference_cell.strategy} on the same data"
                 return as_wrong_result(record, reason)

@@ -17,12 +17,13 @@ from torch.utils.checkpoint import checkpoint
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import IGNORED_LABEL
 from bench.training.data import InputDigest
+from bench.training.position_losses import PositionLosses
 
 CHUNK_TOKENS = 1024
 """Number of tokens whose logits the chunked loss holds at once."""
 
-LossSum = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""Function (output head, hidden states [R, H], labels [R]) that returns the sum of token losses, a scalar."""
+TokenLosses = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""Function (output head, hidden states [R, H], labels [R]) that returns the loss of each token, [R]."""
 
 
 def backward_loss(loss_sum: Tensor, valid_tokens: Tensor, gradient_divisor: int) -> Tensor:
@@ -45,8 +46,9 @@ class ModelWithLoss(nn.Module):
     def __init__(self, model: Any, loss: str, phase: StepPhase) -> None:
         super().__init__()
         self.input_digest = InputDigest()
+        self.position_losses = PositionLosses()
         self.model = model
-        self.loss_sum = LOSSES[loss]
+        self.token_losses = LOSSES[loss]
         self.phase = phase
 
     def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
@@ -56,26 +58,29 @@ class ModelWithLoss(nn.Module):
             input_ids=input_ids, position_ids=position_ids, use_cache=False
         ).last_hidden_state
         self.phase.enter("loss")
-        return self.loss_sum(self.model.lm_head, hidden_BSH.flatten(0, 1), labels.flatten())
+        losses_R = self.token_losses(self.model.lm_head, hidden_BSH.flatten(0, 1), labels.flatten())
+        self.position_losses.add(losses_R, labels, position_ids)
+        return losses_R.sum()
 
 
-def _untiled_loss_sum(head: nn.Module, hidden_RH: Tensor, labels_R: Tensor) -> Tensor:
+def untiled_losses(head: nn.Module, hidden_RH: Tensor, labels_R: Tensor) -> Tensor:
+    """Return the loss of each token, [R], in float32 (float64 for float64 logits); 0 for an ignored label."""
     logits_RV: Tensor = head(hidden_RH)
     wide = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
-    return cross_entropy(wide, labels_R, ignore_index=IGNORED_LABEL, reduction="sum")
+    return cross_entropy(wide, labels_R, ignore_index=IGNORED_LABEL, reduction="none")
 
 
-def _chunked_loss_sum(head: nn.Module, hidden_RH: Tensor, labels_R: Tensor) -> Tensor:
-    """Return the sum of token losses with the logits of at most CHUNK_TOKENS rows in memory.
+def _chunked_losses(head: nn.Module, hidden_RH: Tensor, labels_R: Tensor) -> Tensor:
+    """Return the loss of each token, [R], with the logits of at most CHUNK_TOKENS rows in memory.
 
     Backward computes the logits again.
     """
     chunks = zip(hidden_RH.split(CHUNK_TOKENS), labels_R.split(CHUNK_TOKENS), strict=True)
-    sums = [
-        checkpoint(_untiled_loss_sum, head, hidden, labels, use_reentrant=False, preserve_rng_state=False)
+    losses = [
+        checkpoint(untiled_losses, head, hidden, labels, use_reentrant=False, preserve_rng_state=False)
         for hidden, labels in chunks
     ]
-    return torch.stack(sums).sum()
+    return torch.cat(losses)
 
 
-LOSSES: Mapping[str, LossSum] = {"chunked": _chunked_loss_sum, "untiled": _untiled_loss_sum}
+LOSSES: Mapping[str, TokenLosses] = {"chunked": _chunked_losses, "untiled": untiled_losses}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from bench.measure.losses.gradient_sums import MOMENTS, sum_moments
-from bench.measure.losses.section import LossesSection
+from bench.measure.losses.section import BOUNDARIES, PARTS, LossByPosition, LossesSection
 from bench.measure.rank_pass import RankPass
 from bench.training.data import StepData, batch_digest
 from bench.training.optimizer_facts import OPTIMIZER_FACTS
@@ -25,12 +25,17 @@ class LossesPass(RankPass):
     @contextmanager
     def around_first_full_step(self) -> Iterator[None]:
         trainer, device = self.measurement.subject.trainer, self.measurement.subject.device
-        if trainer is None or OPTIMIZER_FACTS[trainer.cell.optimizer.name].state_keys != MOMENTS:
+        if trainer is None:
             yield
+            return
+        if OPTIMIZER_FACTS[trainer.cell.optimizer.name].state_keys != MOMENTS:
+            with _recording_positions(trainer):
+                yield
             return
         self.measurement.raise_if_rank_failed()
         before = sum_moments(trainer.engine, device)
-        yield
+        with _recording_positions(trainer):
+            yield
         self.measurement.raise_if_rank_failed()
         self.gradients = sum_moments(trainer.engine, device).gradients_since(before)
 
@@ -41,7 +46,11 @@ class LossesPass(RankPass):
             return None
         with measurement.log.run_phase("losses"):
             outcomes = [*measurement.timed.outcomes, *measurement.later_outcomes]
-            return replace(collect_losses(outcomes, trainer), gradients=self.gradients or {})
+            return replace(
+                collect_losses(outcomes, trainer),
+                gradients=self.gradients or {},
+                by_position=collect_position_losses(trainer),
+            )
 
 
 def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> LossesSection:
@@ -62,6 +71,24 @@ def collect_losses(outcomes: Sequence[StepOutcome], trainer: Trainer) -> LossesS
         expected_digest=[expected_digest(data, step, seq_len) for step in range(len(outcomes))],
         logged_loss=_logged_losses(outcomes, mean_of_ranks=trainer.logs_mean_of_ranks),
     )
+
+
+def _recording_positions(trainer: Trainer) -> AbstractContextManager[None]:
+    return trainer.position_losses.recording(trainer.cell.seq_len, parts=PARTS, boundaries=BOUNDARIES)
+
+
+def collect_position_losses(trainer: Trainer) -> LossByPosition | None:
+    """Return the recorded losses of all ranks by position, or None; every rank must call it."""
+    sums = trainer.position_losses.sums
+    if sums is None:  # on every rank, because all of them ran the same steps
+        return None
+    total = sums.clone()
+    dist.all_reduce(total)
+    means: list[float] = (total[0] / total[1]).tolist()
+    counts = [int(count) for count in total[1].tolist()]
+    losses = [mean if count else None for mean, count in zip(means, counts, strict=True)]
+    *by_bucket, boundary = losses
+    return LossByPosition(loss=by_bucket, boundary_loss=boundary, valid_tokens=counts)
 
 
 def _logged_losses(outcomes: Sequence[StepOutcome], *, mean_of_ranks: bool) -> list[float] | None:

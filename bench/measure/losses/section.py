@@ -19,6 +19,7 @@ COMPARED = {
     "losses and gradient norms": "finite numbers",
     "training signal": "another cell",
     "every gradient at full length": "another cell",
+    "loss by position": "another cell",
 }
 """Names of this pass's checks, each with the source of the values that it compares with."""
 DIVISION_EFFECT = 0.5
@@ -30,6 +31,14 @@ NO_REFERENCE = "no cell with the same workload ran before this one; later cells 
 ONE_RANK_EFFECT = 0.4
 """Typical relative change of a gradient that holds the first half of the tokens alone. In 304 gradients of
 four models at 2,048 tokens it was 0.19 to 1.22, with medians of 0.38 to 0.70."""
+PARTS = 16
+"""Number of equal parts of a sequence whose losses are recorded."""
+BOUNDARIES = 96
+"""Number of positions at which shards may end: the last one of each 96th of a sequence.
+
+Shards of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48 and 96 ranks end there, also in two pieces each (zigzag)."""
+BOUNDARY_EFFECT = 1 / BOUNDARIES
+"""Relative change of the loss at 96 boundary positions if the loss of one of them doubles."""
 NO_GRADIENTS = "gradients are computed from two moments, which only optimizer=adamw keeps"
 SIGNED_SUMS = 4
 """Number of sums with random signs over the elements of a parameter's gradient."""
@@ -47,6 +56,35 @@ class GradientMatch(Struct, frozen=True, kw_only=True):
     difference: float | None
     """Length of the difference, relative to the length of the other cell's gradient; null if one of the cells
     has no gradient of this parameter."""
+    limit: float
+    """Largest difference that passes."""
+
+    @property
+    def is_within(self) -> bool:
+        """True if the difference is up to the limit."""
+        return self.difference is not None and self.difference <= self.limit
+
+
+class LossByPosition(Struct, frozen=True, kw_only=True):
+    """Mean token losses in parts of the sequence, in the first full-length step, over all ranks."""
+
+    loss: Annotated[list[float | None], Meta(min_length=1)]
+    """Mean loss in each of 16 equal parts of the sequence; null for a part without valid labels."""
+    boundary_loss: float | None
+    """Mean loss at positions where shards may end: the last position of each 96th of the sequence."""
+    valid_tokens: list[int]
+    """Number of valid labels in each part of the sequence, and at the end that of the boundary positions."""
+
+
+class PositionMatch(Struct, frozen=True, kw_only=True):
+    """Comparison of `LossByPosition` with that of another cell."""
+
+    part: int | None
+    """Part of the sequence, from 0, whose loss differs most; null for the boundary positions."""
+    value: float | None
+    reference: float | None
+    difference: float | None
+    """Difference of the two losses, relative to that of the other cell; null if only one cell has a loss."""
     limit: float
     """Largest difference that passes."""
 
@@ -80,6 +118,8 @@ class LossesSection(Struct, frozen=True, kw_only=True):
     gradients: Mapping[str, Sequence[float | None]] = {}
     """Norm of each parameter's gradient in the first full-length step, after clipping, then SIGNED_SUMS sums
     of its elements with random signs; empty if they were not computed."""
+    by_position: LossByPosition | None = None
+    """Losses of the first full-length step by position; null if they were not recorded."""
     compared_with: str | None = None
     """Cell with the same workload whose losses and gradient norms were compared with these; null without
     one."""
@@ -89,6 +129,8 @@ class LossesSection(Struct, frozen=True, kw_only=True):
     """Relative limits of the difference in the first step, by `loss` and `grad_norm`."""
     gradient_match: GradientMatch | None = None
     """Comparison of `gradients` with those of the other cell; null if one of the cells has none."""
+    position_match: PositionMatch | None = None
+    """Comparison of `by_position` with that of the other cell; null if one of the cells has none."""
 
 
 class LossesFacts(PassFacts[LossesSection, LossesSection]):
@@ -123,8 +165,13 @@ class LossesFacts(PassFacts[LossesSection, LossesSection]):
             Check(what=what, against=against, tokens=cell.seq_len, steps=steps, of_steps=steps)
             for what, against in COMPARED.items()
         ]
-        *checks, signal, gradients = checks
-        return [*checks, _training_signal_check(signal, section), _gradients_check(gradients, section)]
+        *checks, signal, gradients, positions = checks
+        return [
+            *checks,
+            _training_signal_check(signal, section),
+            _gradients_check(gradients, section),
+            _positions_check(positions, section),
+        ]
 
 
 def _logged_max_difference(part: LossesSection) -> float | None:
@@ -181,6 +228,24 @@ def _gradients_check(check: Check, losses: LossesSection) -> Check:
             f" change {match.below_noise} of {match.parameters} gradients as much"
         )
     return replace(check, steps=1, below_noise=hidden_mistake)
+
+
+def _positions_check(check: Check, losses: LossesSection) -> Check:
+    """Return `check` for the first full-length step, with a `reason` if no losses by position were compared.
+
+    It is `below_noise` if rounding could hide one wrong label among the boundary positions.
+    """
+    check = replace(check, steps=0, compares_training=True)
+    match = losses.position_match
+    if losses.compared_with is None or match is None:
+        return replace(check, reason=NO_REFERENCE if losses.by_position else NOT_RUN)
+    hidden_mistake = None
+    if match.limit >= BOUNDARY_EFFECT:
+        hidden_mistake = (
+            f"a wrong label at the end of one shard would change the boundary loss by some"
+            f" {BOUNDARY_EFFECT:.1%}; rounding may change it by {match.limit:.1%}"
+        )
+    return replace(check, against=f"cell {losses.compared_with}", steps=1, below_noise=hidden_mistake)
 
 
 def _why_tokens_are_wrong(losses: LossesSection) -> str | None:

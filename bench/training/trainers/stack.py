@@ -24,7 +24,8 @@ from bench.config import Cell
 from bench.ranks.log import StepPhase
 from bench.strategies.strategy import IGNORED_LABEL, Strategy, Wiring, register_attention
 from bench.training.data import InputDigest, StepData, count_valid
-from bench.training.loss import ModelWithLoss
+from bench.training.loss import CHUNK_TOKENS, ModelWithLoss, untiled_losses
+from bench.training.position_losses import PositionLosses
 from bench.training.trainer_facts import STACK_KERNELS
 from bench.training.trainers.stack_engines import STACK_ENGINES, StackEngine, prepare_accelerate
 from bench.training.trainers.trainer import Trainer
@@ -118,8 +119,11 @@ class LossRecorder:
     operations on integers [B, S] and scalars per call.
     """
 
-    def __init__(self, model: nn.Module, input_digest: InputDigest, phase: StepPhase) -> None:
+    def __init__(
+        self, model: nn.Module, input_digest: InputDigest, position_losses: PositionLosses, phase: StepPhase
+    ) -> None:
         self.input_digest = input_digest
+        self.position_losses = position_losses
         self.phase = phase
         self._sums: list[Tensor] = []
         self._counts: list[Tensor] = []
@@ -147,6 +151,17 @@ class LossRecorder:
                 loss_sum = output.loss.detach().float() * (valid if items is None else items)
                 self._sums.append(torch.where(valid > 0, loss_sum, torch.zeros_like(loss_sum)))
                 self._counts.append(valid)
+                if self.position_losses.is_recording:
+                    labels = named[SHIFT_LABELS]
+                    losses = _token_losses(output.logits.flatten(0, 1), labels.flatten())
+                    self.position_losses.add(losses, labels, named["position_ids"])
+
+
+@torch.no_grad()
+def _token_losses(logits_RV: Tensor, labels_R: Tensor) -> Tensor:
+    """Return the loss of each token, [R], with the float32 logits of at most CHUNK_TOKENS rows in memory."""
+    chunks = zip(logits_RV.split(CHUNK_TOKENS), labels_R.split(CHUNK_TOKENS), strict=True)
+    return torch.cat([untiled_losses(nn.Identity(), logits, labels) for logits, labels in chunks])
 
 
 @dataclass(slots=True)
@@ -176,8 +191,9 @@ class StackTrainer(Trainer):
         engine = STACK_ENGINES[cell.engine.name](cell, strategy.groups)
         placed: PreTrainedModel = engine.place(model.model, layers, device)
         placed.set_attn_implementation(STACK_KERNELS[cell.kernel])
-        recorder = LossRecorder(placed, model.input_digest, phase)
-        trainer = cls(cell, engine, strategy, wiring, data, phase, model.input_digest, placed, recorder)
+        recorders = model.input_digest, model.position_losses
+        loss_recorder = LossRecorder(placed, *recorders, phase)
+        trainer = cls(cell, engine, strategy, wiring, data, phase, *recorders, placed, loss_recorder)
         trainer.prepare()
         return trainer
 

@@ -19,6 +19,7 @@ from bench.training.data import InputDigest, StepData
 from bench.training.engines import engine_code
 from bench.training.engines.engine import Engine
 from bench.training.loss import ModelWithLoss
+from bench.training.position_losses import PositionLosses
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class Trainer(ABC):
     """Recorder of the phase of a step in which the loop is."""
     input_digest: InputDigest
     """Digest of the model's inputs."""
+    position_losses: PositionLosses
+    """Recorder of the token losses of one step by position."""
 
     counts_own_tokens: ClassVar[bool] = False
     """True if outcomes count the valid tokens of this rank only; the sum over ranks follows the last step."""
@@ -83,7 +86,8 @@ class Trainer(ABC):
         weights; exhausting the iterator fills the rest of the model.
         """
         engine = engine_code(strategy.cell.engine.name)(model, layers, strategy.cell, strategy.groups, device)
-        return cls(strategy.cell, engine, strategy, wiring, data, phase, model.input_digest)
+        recorders = model.input_digest, model.position_losses
+        return cls(strategy.cell, engine, strategy, wiring, data, phase, *recorders)
 
     @abstractmethod
     def step(self, number: int, seq_len: int) -> StepOutcome:

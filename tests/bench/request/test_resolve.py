@@ -142,7 +142,7 @@ CHECKPOINTS = {
     ),
     "another rotation": (
         {"rope_scaling": {"type": "su", "long_factor": [1.0]}},
-        "rope_type=su is not computed by transformers for a llama; name a folder with plain RoPE or one of linear,",
+        "rope_type=su is not computed by transformers for a llama; name a folder with plain RoPE or one",
     ),
     "a number that is none": (
         {"num_hidden_layers": 0},

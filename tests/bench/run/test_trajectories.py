@@ -33,10 +33,53 @@ def test_compare_records_the_reference_and_the_compared_steps(launcher, tmp_path
     assert record.status == "ok", record.reason
     assert (losses.compared_with, losses.compared_steps) == (local[0].cell_id, len(losses.loss))
     assert len(losses.loss) == 1 + 4 + 1  # warm-up, timed, inspected
-    signal, gradients = (check for check in record.checks if check.compares_training)
+    signal, gradients, positions = (check for check in record.checks if check.compares_training)
     against = f"cell {local[0].cell_id}"
     assert (signal.against, signal.steps, signal.of_steps) == (against, 6, 6)
-    assert (gradients.against, gradients.steps, gradients.tokens) == (against, 1, 512)
+    for check in (gradients, positions):
+        assert (check.against, check.steps, check.tokens) == (against, 1, 512)
+    assert 0 <= losses.position_match.difference < losses.position_match.limit / 2
+
+
+def with_position_losses(record, change):
+    """Return the record with changed mean losses: those of 16 parts, then that of the boundary positions."""
+    by_position = record.losses.by_position
+    *parts, boundary = change([*by_position.loss, by_position.boundary_loss])
+    changed = replace(by_position, loss=parts, boundary_loss=boundary)
+    return replace(record, losses=replace(record.losses, by_position=changed))
+
+
+@pytest.mark.parametrize(
+    ("index", "change", "where"),
+    [
+        (0, lambda loss: 1.02 * loss, "of positions 0 to 31"),
+        (15, lambda loss: 0.98 * loss, "of positions 480 to 511"),
+        (16, lambda loss: 1.01 * loss, "at the ends of shards"),
+        (16, lambda _: None, "at the ends of shards is missing"),
+    ],
+)
+def test_compare_finds_the_loss_of_one_part(local, index, change, where):
+    def changed(losses):
+        return [change(loss) if place == index else loss for place, loss in enumerate(losses)]
+
+    trajectories = Trajectories()
+    trajectories.compare(*local)
+    ulysses = cell_of("ulysses")
+    record = trajectories.compare(ulysses, with_position_losses(local[1], changed))
+    assert record.status == "wrong_result"
+    assert f"step 0: the mean loss {where}" in record.reason
+    assert trajectories.compare(ulysses, local[1]).status == "ok"
+
+
+@pytest.mark.parametrize(("noise", "is_hidden"), [(1e-4, False), (2e-3, True)])
+def test_noise_may_hide_a_wrong_label_at_a_boundary(local, noise, is_hidden):
+    cell, record = local
+    noisy = replace(record, objective=replace(record.objective, noise={"loss": noise, "grad_norm": 0.01}))
+    trajectories = Trajectories()
+    trajectories.compare(cell, record)
+    compared = trajectories.compare(cell_of("ulysses"), noisy)
+    check = next(check for check in compared.checks if check.what == "loss by position")
+    assert (check.below_noise is not None) == is_hidden
 
 
 def test_norms_of_gradients_make_up_the_clipped_norm(local):

@@ -62,7 +62,7 @@ def cut_the_loss_of_rank_1(job):
 
     def built(plain, self, *words):
         plain(self, *words)
-        whole = self.loss_sum
+        whole = self.token_losses
 
         def cut(head, hidden, labels):
             if len(labels) * job.cell.sp_degree > MAX_TOKENS and job.rank == 1:
@@ -70,7 +70,7 @@ def cut_the_loss_of_rank_1(job):
                 labels[len(labels) // 2 :] = IGNORED_LABEL
             return whole(head, hidden, labels)
 
-        self.loss_sum = cut
+        self.token_losses = cut
 
     wrap(ModelWithLoss, "__init__", built)
 
