@@ -13,8 +13,7 @@ import pandas as pd
 from analysis.answers.loss_agreement import is_as_expected
 from analysis.answers.provenance import origin_lines
 from analysis.cells.cells import Cells
-from analysis.cells.equivalence import LossComparison
-from analysis.cells.selection import Selection
+from analysis.cells.position_losses import longest_group
 from analysis.cells.summary import csv_text
 from analysis.read.archive import ORIGIN_COLUMNS, Archive, read_archive
 from analysis.read.hardware import peak_flops_per_s
@@ -43,11 +42,12 @@ def write_report(folder: Path) -> bool:
     return _write(read_archive([folder], peak_flops_per_s()), folder)
 
 
-def draw_figures(drawn: Selection, folder: Path, compared: Sequence[LossComparison]) -> Sequence[FigureFile]:
+def draw_figures(findings: Findings, folder: Path) -> Sequence[FigureFile]:
     """Write every figure into the folder and return the files. matplotlib is imported here, which is slow."""
     from analysis.show.figures.figures import write_figures
 
-    return write_figures(drawn, folder, compared)
+    positions = longest_group(findings.archive)
+    return write_figures(findings.drawn, folder, findings.comparisons, findings.scored_cells, positions)
 
 
 def _read_records(folders: Sequence[Path]) -> Archive:
@@ -70,7 +70,7 @@ def _write(archive: Archive, output: Path, mix: Collection[str] = ()) -> bool:
     findings = Findings.from_archive(
         archive.with_equal_origins(mix), origin_lines(archive, archive.frame, mix)
     )
-    figures = draw_figures(findings.drawn, output / "figures", findings.comparisons)
+    figures = draw_figures(findings, output / "figures")
     findings = replace(findings, figures=figures)
     all_cells = Cells.of_records(findings.archive.frame) if findings.comparisons else findings.cells
     sections, page = sections_of(findings), output / "report.html"

@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum, StrEnum
+from pathlib import Path
 from sys import float_info
 from typing import Annotated, Any, Final, Literal
 
@@ -32,6 +33,10 @@ USER_CODE = "own"
 """Value of a setting when user code replaces a built-in choice."""
 DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 LOW_PRECISION = ("bf16", "fp16")
+DEFAULT_INIT_STD = 0.02
+"""Standard deviation of random weights in transformers' configurations."""
+TRAINED_PREFIX = "trained_"
+"""Beginning of the name of a checkpoint that a cell has written; the name of its strategy follows."""
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 """Values of torchrun's `--numa-binding`: the CPUs near a GPU that a rank is bound to."""
 MASKS = ("causal", "full")
@@ -164,8 +169,10 @@ class ModelConfig:
     it is not known."""
     rope_scaling: str = "none"
     """Type of RoPE scaling, a `rope_type` of transformers; `none` for plain RoPE."""
-    rope_factor: Annotated[float, positive_rule("4.0")] = 1.0
-    """Factor by which RoPE scaling extends `trained_len`; 1 for plain RoPE."""
+    rope_factor: Annotated[float, positive_rule("4.0")] | None = None
+    """Factor by which RoPE scaling extends `trained_len`; None for the one that reaches the cell's length."""
+    init_std: Annotated[float, positive_rule("0.02")] = DEFAULT_INIT_STD
+    """Standard deviation of random weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,6 +330,21 @@ class ReplayConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QualityConfig:
+    """Questions that `experiment=quality` scores."""
+
+    questions: Count = 20
+    """Number of questions of each generated task, or of a file."""
+    depths: Count = 5
+    """Number of depths at which the asked statements of generated questions stand."""
+    chunks: CountOrZero = 0
+    """Number of retrieved chunks that replace the context when the questions are scored again; 0 not to score
+    them again."""
+    chunk_tokens: Count = 64
+    """Tokens of a chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureConfig:
     """Number of steps and repeats, time limits, and optional outputs of the measurement."""
 
@@ -355,6 +377,8 @@ class MeasureConfig:
     """Whether the median traced step of each rank is written to a file."""
     gradients: Flag
     """Whether the full gradients of one step are written to a file."""
+    weights: Flag = False
+    """Whether the weights after the last step are written to a folder, as a checkpoint."""
     hang_timeout_s: SecondsOrZero = 0.0
     """Seconds without progress of any rank after which the launcher ends a cell as a hang; 0 to detect no
     hangs. The launcher always waits for the time of at least ten steps of the cell."""
@@ -426,6 +450,7 @@ class Cell:
     """Whether MLPs are computed in tiles along the sequence, and recomputed in backward."""
     offload: OffloadConfig = OffloadConfig()
     replay: ReplayConfig = ReplayConfig()
+    quality: QualityConfig = QualityConfig()
 
     def __post_init__(self) -> None:
         if self.data.prompt_tokens >= self.seq_len:
@@ -531,10 +556,23 @@ class Cell:
         """Return all settings that decide what a run of the cell does.
 
         Left out are the experiment, the number of repeats, budgets of the sweep, `keep_traces` and
-        `hang_timeout_s`.
+        `hang_timeout_s`, and settings that have no effect at their default. A model that a cell of a sweep
+        trained is named by this cell, wherever the sweep's folder is.
         """
         fields = asdict(self)
         del fields["experiment"]
+        model = fields["model"]
+        if self.model.rope_scaling == NOT_USED:
+            del model["trained_len"], model["rope_scaling"], model["rope_factor"]
+        if self.model.init_std == DEFAULT_INIT_STD:
+            del model["init_std"]
+        if not self.measure.weights:
+            del fields["measure"]["weights"]
+        if self.quality == QualityConfig():
+            del fields["quality"]
+        path = Path(self.model.path or "")
+        if path.name.startswith(TRAINED_PREFIX):
+            model["path"] = f"{path.parent.name}/{path.name}"
         for name in ("repeats", "repeats_budget_s", "reference_budget_s", "keep_traces", "hang_timeout_s"):
             del fields["measure"][name]
         return fields

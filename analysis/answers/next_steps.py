@@ -12,13 +12,15 @@ from analysis.read.hardware import hardware_facts
 from bench.common.command import is_sweep, resume_command
 from bench.common.statistics import MIN_PROCESSES
 from bench.cost.newer_kernels import newer_kernel_lines
+from bench.measure.quality.section import EXPERIMENT as QUALITY
 from bench.record.record import Status
 
 Config = Mapping[str, Any]
 """Settings of a record, by their names on the command line."""
 
 MAX_LENGTH_EXPERIMENT = "max_length"
-"""Experiment in which each length runs once."""
+RUN_ONCE = (MAX_LENGTH_EXPERIMENT, QUALITY)
+"""Experiments whose cells run once and refuse repeats."""
 LOGS = "cells/<cell>-<repeat>/rank_<rank>.log"
 """Log of a rank, relative to the sweep's folder."""
 NEXT_STEPS: Mapping[Status, str] = {
@@ -108,11 +110,11 @@ def deciding_command(archive: Archive) -> Callable[[str], str] | None:
     """Return a function from one more option to the command that continues the sweep with it.
 
     None where the records come from several folders or commands, or from no sweep, so that no one command can
-    continue them, and for `experiment=max_length`, where each length runs once and no speeds are compared.
+    continue them, and for experiments whose cells run once because no speeds are compared.
     """
     folders = {path.parent for path, _ in archive.places}
     command_lines = {tuple(environment.argv or [""]) for environment in archive.environments}
-    if len(folders) != 1 or archive.frame["experiment"].eq(MAX_LENGTH_EXPERIMENT).any():
+    if len(folders) != 1 or archive.frame["experiment"].isin(RUN_ONCE).any():
         return None
     (folder,) = folders
     if not all(is_sweep(words[0]) for words in command_lines):

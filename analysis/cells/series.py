@@ -64,6 +64,8 @@ SETTING_TEXTS: Mapping[str, str] = {
     "engine": "{}",
     "dtype": "{}",
     "model": "{}",
+    "model.rope_scaling": "RoPE {}",
+    "model.rope_factor": "x{}",
     "trainer": "{}",
     "workload": "{}",
 }

@@ -272,6 +272,8 @@ METRIC_LIST: Sequence[Metric] = (
     Metric("hfu_full", q.MFU, _utilisation(lambda a: a.hardware_flops_full), RATE, percent_label),
     Metric("first_loss", q.TRAINING_SIGNAL, lambda r: r.losses and r.losses.loss[0]),
     Metric("last_loss", q.TRAINING_SIGNAL, lambda r: r.losses and r.losses.loss[-1]),
+    Metric("right_answers_share", q.SCORES, lambda r: r.quality and r.quality.whole.right_share),
+    Metric("answer_nats", q.SCORES, lambda r: r.quality and r.quality.answer_nats),
     Metric("checks", q.CHECKS, _checks(len), FIRST),
     Metric("checks_made", q.CHECKS, _checks(checks.made_count), LOWEST),
     Metric("checks_missing", q.CHECKS, _checks(checks.missing_checks), FIRST, text_label),

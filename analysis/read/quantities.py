@@ -159,6 +159,14 @@ GRADIENTS = Quantity(
     "Difference of every parameter's gradient in the first full-length step from that of the reference,"
     " relative to the length of the reference's gradient.",
 )  # fmt: skip
+POSITION_LOSSES = Quantity(
+    "training#loss-by-position", "Loss by position", "nats per token",
+    "Mean loss in 16 equal parts of the sequence and at the positions where shards may end.",
+)  # fmt: skip
+SCORES = Quantity(
+    "training#scores-of-answers", "Scores of answers", "fraction 0..1, nats per token",
+    "Share of questions whose answer is right token by token, and the log-likelihood of its tokens.",
+)  # fmt: skip
 UPDATES = Quantity(
     "training#updates", "Updates", "count",
     "Proof by digest that the optimizer changed every parameter and that replicas stay equal.",
@@ -198,7 +206,7 @@ CELL_TIME = Quantity(
 
 WITHOUT_METRIC = (
     OUT_OF_MEMORY, CAUSAL_AREA, DOCUMENTS, PAYLOAD, ATTENTION_PARITY, FULL_LENGTH,
-    OBJECTIVE, GRADIENTS, UPDATES, POSITIONS, PROBE,
+    OBJECTIVE, GRADIENTS, POSITION_LOSSES, SCORES, UPDATES, POSITIONS, PROBE,
     TELEMETRY, SPEED_RATIO,
 )  # fmt: skip
 """Quantities that appear in the record or in another command, but in no column of the summary."""

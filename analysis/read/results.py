@@ -21,6 +21,7 @@ from bench.measure.attention.section import AttentionSection
 from bench.measure.check import Check
 from bench.measure.losses.section import LossesSection
 from bench.measure.memory.section import MemorySection
+from bench.measure.quality.section import QualitySection
 from bench.measure.timing.section import TimingSection
 from bench.measure.trace.section import TraceSection
 from bench.record.analytic import Analytic, PredictedStep
@@ -145,6 +146,11 @@ class Results:
         if None in (flops, peak, self.median_ms) or self.is_replayed or not has_peak:
             return None
         return utilisation(flops or 0.0, self.median_ms or 0.0, self.ranks, peak or 0.0)
+
+    @property
+    def quality(self) -> QualitySection | None:
+        """Scores of answers; None for a cell that has none or failed."""
+        return self.record.quality if self.is_ok else None
 
     @cached_property
     def trace(self) -> TraceSection | None:

@@ -8,16 +8,19 @@ from typing import Any, Self
 
 from analysis.answers.loss_agreement import with_equivalence
 from analysis.answers.next_steps import deciding_command, kernel_lines
+from analysis.answers.score_agreement import with_scores
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import LOSS_EQUIVALENCE, LossComparison, loss_comparisons
+from analysis.cells.quality import ScoredCell, scored_cells
 from analysis.cells.selection import Selection, select_for_figures, select_for_pages
 from analysis.read.archive import Archive
 from analysis.show.columns import DISPENSABLE, columns_of, named_rows
 from analysis.show.section import FigureFile, Table
+from bench.measure.quality.section import EXPERIMENT as QUALITY
 from bench.record.record import Role
 
-ROLES_WITHOUT_RESULT = (Role.CONTROL, Role.INJECTED_FAULT)
+ROLES_WITHOUT_RESULT = (Role.CONTROL, Role.INJECTED_FAULT, Role.TRAINING)
 """Roles of cells whose speed and memory are no results."""
 
 
@@ -37,6 +40,8 @@ class Findings:
     """Table of the listed cells with the columns of all views."""
     comparisons: Sequence[LossComparison]
     """Trainings compared with data parallelism; trainings of equal work share a comparison."""
+    scored_cells: Sequence[ScoredCell]
+    """Cells of `experiment=quality` that score a model."""
     verdict: Verdict
     """Answer of the sweep, in sentences."""
     drawn: Selection
@@ -60,6 +65,8 @@ class Findings:
         rows = named_rows(shown.cells)
         answer = verdict(cells, deciding_command(archive))
         answer = replace(answer, origins=[*origins], kernels=kernel_lines(archive))
+        scored = scored_cells(archive)
+        answer = with_scores(answer, scored, alone=bool(frame["experiment"].eq(QUALITY).all()))
         alone = bool(frame["experiment"].eq(LOSS_EQUIVALENCE).all())
         return cls(
             archive=archive,
@@ -68,6 +75,7 @@ class Findings:
             shown_rows=rows,
             cell_table=Table.from_items(columns_of(shown.cells), rows, DISPENSABLE),
             comparisons=compared,
+            scored_cells=scored,
             verdict=with_equivalence(answer, compared, alone=alone),
             drawn=select_for_figures(cells),
         )

@@ -32,8 +32,10 @@ Sections = Mapping[str, Any]
 PASS_NAMES = (
     "updates",
     "probe",
+    "quality",
     "objective",
     "gradients",
+    "weights",
     "timing",
     "parity",
     "losses",

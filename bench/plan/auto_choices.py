@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from bench.common.environment import Machine
-from bench.config import AUTO, UNKNOWN_HARDWARE, Cell
+from bench.config import AUTO, NOT_USED, UNKNOWN_HARDWARE, Cell
 from bench.cost.newer_kernels import newer_kernel_lines
 from bench.plan.planned import PlannedCell
 from bench.request.choices import Raw
@@ -25,7 +25,7 @@ AUTO_KEYS = (
     "cluster.device", "cluster.world_size", "cluster.threads_per_rank", "hardware.name",
     "model.name", "sp_degree", "ulysses_degree", "dp_shard", "layout", "kernel", "checkpointing", "loss",
     "measure.budget_s", "measure.warmup_s", "measure.min_timed_steps", "measure.reference_budget_s",
-    "measure.repeats", "replay.rank", "engine.name",
+    "measure.repeats", "replay.rank", "engine.name", "model.rope_scaling", "model.rope_factor",
 )  # fmt: skip
 """The keys whose value may be `auto`."""
 IS_MEANINGFUL: Mapping[str, Callable[[Cell], bool]] = {
@@ -35,6 +35,8 @@ IS_MEANINGFUL: Mapping[str, Callable[[Cell], bool]] = {
     "checkpointing": lambda cell: cell.workload.trains,
     "loss": lambda cell: cell.workload.trains,
     "engine.name": lambda cell: cell.workload.trains,
+    "model.rope_scaling": lambda cell: cell.model.rope_scaling != NOT_USED,
+    "model.rope_factor": lambda cell: cell.model.rope_factor is not None,
 }
 """Function that returns whether a key has a meaning in a cell, for each key that has none in some cells."""
 

@@ -9,6 +9,7 @@ from functools import cache
 from bench.config import Cell
 from bench.cost.flops import hardware_flops
 from bench.measure import planned_stages
+from bench.measure.quality.section import scoring_steps
 from bench.plan.planned import PlannedCell
 from bench.ranks.log import RankStage
 from bench.request.modes import starts_ranks
@@ -110,7 +111,7 @@ def _doublings(cell: Cell) -> int:
 
 def _cell_seconds(cell: Cell, step_s: float) -> float:
     """Return the seconds of a cell whose full-length steps take `step_s` seconds."""
-    steps = sum(stage.steps for stage in planned_stages(cell.measure, step_s))
+    steps = sum(stage.steps for stage in planned_stages(cell.measure, step_s)) + scoring_steps(cell)
     fixed_s = FIXED_S if cell.replay.rank is None else REPLAYED_FIXED_S
     return fixed_s[cell.cluster.device] + step_s * steps
 

@@ -117,7 +117,9 @@ class Plan:
 
     def _with_cells(self, repeats: Iterable[CellRepeat]) -> Plan:
         """Return the plan with these repeats at its end and without `note`."""
-        more = _plan_repeats(repeats, self.cells, self.roles, self.machine)
+        added = [*repeats]
+        roles = {**self.experiment.roles([cell for cell, _ in added]), **self.roles}
+        more = _plan_repeats(added, self.cells, roles, self.machine)
         return replace(self, cells=(*self.cells, *more), note=None)
 
 

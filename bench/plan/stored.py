@@ -15,6 +15,8 @@ from bench.record.store import RECORDS, read_records
 from bench.request import values
 from bench.request.command_line import parse_word
 
+CELLS = "cells"
+"""Subfolder of a sweep for the folders of its cells."""
 CONFIG = "config.yaml"
 """Name of the file with the plan of a sweep."""
 RESUME_KEYS = frozenset({"resume", "sweep_dir"})

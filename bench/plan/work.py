@@ -19,7 +19,7 @@ When the gradient norm of a training spikes, rounding errors grow faster than th
 allow: sound 16-bit cells of 256 and 512 tokens were within a tenth of their limits in the first 20 steps, and
 beyond them from step 26 on.
 """
-WORK_FIELDS = ("seq_len", "model", "data", "seed", "dtype", "engine", "optimizer", "env")
+WORK_FIELDS = ("seq_len", "model", "data", "seed", "dtype", "engine", "optimizer", "env", "quality")
 """Fields of a cell that define the tokens and the parameters of its training."""
 
 
@@ -32,7 +32,7 @@ def work_of(cell: Cell) -> str:
     """Return a text that is equal for two cells exactly if they train on the same tokens and parameters."""
     fields = cell.identity()
     multiple = STRATEGIES[cell.strategy].length_multiple(cell)
-    work = {name: fields[name] for name in WORK_FIELDS}
+    work = {name: fields.get(name) for name in WORK_FIELDS}
     work["data"] = {key: value for key, value in fields["data"].items() if key != "rank_order"}
     extra = {
         "sequences_per_step": cell.sequences_per_step,

@@ -7,10 +7,11 @@ import math
 from bench.measure.losses.section import PARTS, LossByPosition, PositionMatch
 
 LIMIT_FACTOR = 2.0
-"""Limit of the loss of one part of a sequence, as a multiple of the limit of the whole loss.
+"""Limit of the loss of a part with NOISE_TOKENS labels or more, over the limit of the whole loss.
 
-The noise behind that limit is the error of the mean over 32 tokens, and a part has more. Two updates have
-passed before the first full-length step."""
+Two updates have passed before the first full-length step."""
+NOISE_TOKENS = 32
+"""Number of tokens over whose mean the noise was measured from which the limit of the whole loss follows."""
 
 
 def match_positions(
@@ -18,17 +19,29 @@ def match_positions(
 ) -> PositionMatch | None:
     """Return the comparison with the losses of a reference; None if one of the trainings has none.
 
-    The match is that of the part or the boundary positions with the largest difference. `loss_limit` is the
-    relative limit of the whole loss in the first step.
+    The match is that of the part or the boundary positions that is nearest to its limit. Boundary positions
+    are compared if both trainings have their loss.
+
+    Args:
+        losses: Losses to compare.
+        reference: Losses of a training of equal work.
+        loss_limit: Relative limit of the whole loss in the first step.
     """
     if losses is None or reference is None:
         return None
-    parts: list[int | None] = [*range(len(reference.loss)), None]
-    pairs = zip([*losses.loss, losses.boundary_loss], [*reference.loss, reference.boundary_loss], strict=True)
-    matches = [
-        _match(part, *pair, LIMIT_FACTOR * loss_limit) for part, pair in zip(parts, pairs, strict=True)
-    ]
-    return max(matches, key=lambda match: math.inf if match.difference is None else match.difference)
+    counts = reference.valid_tokens
+    summed = zip(reference.loss, counts, strict=False)
+    mean = sum((loss or 0.0) * count for loss, count in summed) / max(1, sum(counts[: len(reference.loss)]))
+    pairs = [*enumerate(zip(losses.loss, reference.loss, strict=True))]
+    matches = [_match(part, *pair, mean, loss_limit, counts[part]) for part, pair in pairs]
+    if losses.boundary_loss is not None and reference.boundary_loss is not None:
+        pair = losses.boundary_loss, reference.boundary_loss
+        matches.append(_match(None, *pair, mean, loss_limit, counts[-1]))
+    return max(matches, key=_nearness)
+
+
+def _nearness(match: PositionMatch) -> float:
+    return math.inf if match.difference is None else match.difference / match.limit
 
 
 def describe_departure(match: PositionMatch | None, seq_len: int) -> str | None:
@@ -45,12 +58,21 @@ def describe_departure(match: PositionMatch | None, seq_len: int) -> str | None:
     )
 
 
-def _match(part: int | None, value: float | None, reference: float | None, limit: float) -> PositionMatch:
+def _match(
+    part: int | None,
+    value: float | None,
+    reference: float | None,
+    mean: float,
+    loss_limit: float,
+    labels: int,
+) -> PositionMatch:
+    """Return the comparison of one part, relative to its loss or to the mean loss, if that is larger."""
     difference: float | None = None
     if value is not None and reference is not None:
-        difference = abs(value - reference) / (abs(reference) or 1.0)
+        difference = abs(value - reference) / (max(abs(reference), abs(mean)) or 1.0)
     elif value is reference:  # neither training has a valid label there
         difference = 0.0
+    limit = LIMIT_FACTOR * loss_limit * math.sqrt(max(1.0, NOISE_TOKENS / max(1, labels)))
     return PositionMatch(part=part, value=value, reference=reference, difference=difference, limit=limit)
 
 

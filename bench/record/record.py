@@ -25,6 +25,7 @@ from bench.measure.objective.section import ObjectiveSection
 from bench.measure.parity.section import ParitySection
 from bench.measure.positions.section import PositionsSection
 from bench.measure.probe.section import ProbeSection
+from bench.measure.quality.section import QualitySection
 from bench.measure.telemetry.section import TelemetrySection
 from bench.measure.timing.section import TimingSection
 from bench.measure.trace.section import TraceSection
@@ -64,6 +65,8 @@ class Role(StrEnum):
     """Computation equivalent to that of the reference, whose distance from it is the noise."""
     INJECTED_FAULT = "injected_fault"
     """Cell that computes wrongly on purpose, so that a check must find it."""
+    TRAINING = "training"
+    """Cell that trains the model of later cells."""
     OBSERVED = "observed"
     """User's training loop, which no command of this project can run again."""
 
@@ -173,6 +176,7 @@ class Record(Struct, frozen=True, kw_only=True):
     """Checks that were made or skipped; null if the cell did not run to its end."""
     updates: UpdatesSection | None = None
     probe: ProbeSection | None = None
+    quality: QualitySection | None = None
     objective: ObjectiveSection | None = None
     timing: TimingSection | None = None
     parity: ParitySection | None = None

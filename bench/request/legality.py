@@ -12,7 +12,11 @@ from bench.request.model_numbers import read_config
 from bench.request.modes import mode_of
 from bench.strategies import STRATEGIES
 from bench.training.engines import ENGINE_FACTS, is_autocast
+from bench.training.text_model import LENGTH_DEPENDENT_ROPE
 from bench.training.trainer_facts import TRAINER_FACTS
+
+WHOLE_WEIGHTS_ENGINE = "ddp"
+"""Only engine whose ranks hold all weights, which `measure.weights` writes."""
 
 
 def refusal(cell: Cell) -> str | None:
@@ -31,6 +35,7 @@ def refusal(cell: Cell) -> str | None:
         *_engine_refusals(cell),
         *_trainer_refusals(cell),
         *_offload_refusals(cell),
+        *_weights_refusals(cell),
         *mode_of(cell).refusals(cell),
     ]
     return "; ".join(reasons) or None
@@ -79,4 +84,21 @@ def _offload_refusals(cell: Cell) -> list[str]:
     if cell.offload.optimizer and not ENGINE_FACTS[cell.engine.name].offloads_optimizer:
         engines = [name for name, engine in ENGINE_FACTS.items() if engine.offloads_optimizer]
         reasons.append(_deepspeed_only_refusal("offload.optimizer=true", cell, engines))
+    return reasons
+
+
+def _weights_refusals(cell: Cell) -> list[str]:
+    if not cell.measure.weights:
+        return []
+    reasons = []
+    if cell.engine.name != WHOLE_WEIGHTS_ENGINE:
+        reasons.append(
+            f"measure.weights=true: engine={cell.engine.name} does not keep whole weights on a rank; take"
+            f" engine={WHOLE_WEIGHTS_ENGINE}"
+        )
+    if cell.model.rope_scaling in LENGTH_DEPENDENT_ROPE:
+        reasons.append(
+            f"measure.weights=true: the frequencies of model.rope_scaling={cell.model.rope_scaling} follow"
+            " from the length, and no config.json can state them; take model.rope_scaling=none"
+        )
     return reasons

@@ -12,8 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from bench.common.labels import value_label
-from bench.config import AUTO, NOT_USED, ConfigError, ModelConfig, positive_rule
+from bench.config import AUTO, DEFAULT_INIT_STD, NOT_USED, ConfigError, ModelConfig
 from bench.request import values
 from bench.request.checkpoint_files import adapter_fault, weights_fault
 from bench.request.choices import Raw, options, read_option
@@ -25,7 +27,9 @@ ROPE_SCALINGS = (NOT_USED, "linear", "dynamic", "yarn", "llama3")
 """Values of `model.rope_scaling`."""
 ROPE_TYPES = (*ROPE_SCALINGS, "longrope")
 """Types of RoPE scaling that transformers computes for FAMILIES."""
-FACTOR_RULE = positive_rule("4.0")
+FACTOR_RULE = Meta(ge=1, le=2**20, description="a number from 1", examples=["4.0"])
+LISTED_FACTORS = "longrope"
+"""Type of RoPE scaling with a factor for each frequency."""
 ROPE_KEYS = ("trained_len", "rope_scaling", "rope_factor")
 MIN_GPUS_FOR_4B = 4
 """Smallest number of GPUs with which `model=auto` is a model of 4 billion weights."""
@@ -44,7 +48,7 @@ def model_config(raw: Raw, gpus: int, seq_len: int) -> ModelConfig:
     elif "family" not in raw:  # a name that replaced `auto` or `checkpoint`
         raw = read_option("model", values.choice("model", name, options("model")))
     if name != "checkpoint":
-        raw = {**raw, "rope_scaling": NOT_USED, "rope_factor": 1.0}
+        raw = {**raw, "rope_scaling": NOT_USED, "rope_factor": None}
     try:
         model = _build_model(raw)
     except ConfigError as error:
@@ -72,20 +76,29 @@ def _with_rope_scaling(model: ModelConfig, requested: Raw, seq_len: int) -> Mode
     if factor != AUTO:
         factor = values.convert("model.rope_factor", factor, Annotated[float, FACTOR_RULE])
     if scaling == AUTO:
-        is_plain = model.rope_scaling == NOT_USED or factor == AUTO
-        return model if is_plain else replace(model, rope_factor=factor)
+        return model if factor == AUTO else _with_rope_factor(model, factor)
     scaling = values.choice("model.rope_scaling", scaling, ROPE_SCALINGS)
     if scaling == NOT_USED:
-        return replace(model, rope_scaling=NOT_USED, rope_factor=1.0)
+        return replace(model, rope_scaling=NOT_USED, rope_factor=None)
     if model.trained_len is None:
         raise ConfigError(
             f"model.rope_scaling={scaling}: needs the longest sequence of the model's training, and its"
             " config.json has no max_position_embeddings; write model.trained_len=TOKENS"
         )
     if factor == AUTO:
-        factor = max(1.0, seq_len / model.trained_len)
-        scaling = NOT_USED if factor == 1 else scaling
+        is_within = seq_len <= model.trained_len
+        return replace(model, rope_scaling=NOT_USED if is_within else scaling, rope_factor=None)
     return replace(model, rope_scaling=scaling, rope_factor=factor)
+
+
+def _with_rope_factor(model: ModelConfig, factor: float) -> ModelConfig:
+    """Return the model with another factor of the RoPE scaling in its config.json."""
+    if model.rope_scaling in (NOT_USED, LISTED_FACTORS):
+        raise ConfigError(
+            f"model.rope_factor={factor:g}: the model's rope_scaling={model.rope_scaling} has no such factor;"
+            " write for example model.rope_scaling=yarn"
+        )
+    return replace(model, rope_factor=factor)
 
 
 def _build_model(raw: Raw) -> ModelConfig:
@@ -99,6 +112,7 @@ def _build_model(raw: Raw) -> ModelConfig:
         path=None if raw["path"] is None else values.path("model.path", raw["path"]),
         trained_len=None if trained_len is None else values.tokens("model.trained_len", trained_len),
         rope_scaling=str(raw["rope_scaling"]),
+        init_std=values.positive("model.init_std", raw.get("init_std", DEFAULT_INIT_STD), example="0.02"),
     )
     if model.num_heads % model.num_kv_heads:
         raise ConfigError(
@@ -201,5 +215,5 @@ def model_config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         "trained_len": rope.get("original_max_position_embeddings")
         or config.get("original_max_position_embeddings", config.get("max_position_embeddings")),
         "rope_scaling": rope_type(config),
-        "rope_factor": float(rope.get("factor") or 1.0),
+        "rope_factor": rope.get("factor"),
     }

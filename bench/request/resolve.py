@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from typing import Any
 
 from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
@@ -29,6 +30,7 @@ from bench.config import (
     ModelConfig,
     OffloadConfig,
     OptimizerConfig,
+    QualityConfig,
     ReplayConfig,
     WorkloadConfig,
 )
@@ -52,14 +54,19 @@ from bench.request.placement import (
 )
 from bench.strategies import STRATEGIES
 from bench.strategies.options import Flag, Option, WholeNumber, default_text, flag_text, yaml_default
+from bench.training.chunks import PACKAGE as CHUNK_PACKAGE
 from bench.training.engines import DEFAULT_ENGINE, ENGINE_FACTS
 from bench.training.optimizer_facts import OPTIMIZER_FACTS
+from bench.training.questions import Encoder
+from bench.training.tasks import SENTENCES, TaskGenerator
 from bench.training.text import read_beginning
 from bench.training.tokenizer import check_tokenizer
 from bench.training.trainer_facts import STACK_ENGINE, TRAINER_FACTS, UNTILED
 
-DATA, LOSSES = ("text", "synthetic"), ("chunked", "untiled")
+DATA, LOSSES = ("text", "synthetic", "tasks"), ("chunked", "untiled")
 """Names of data sources and losses, repeated here because the modules that define them import torch."""
+CHECKED_QUESTIONS = 20
+"""Number of generated questions that are checked to fit into a sequence, some of each task."""
 AGENT_KEYS = ("hosts", "interface", "start")
 """Keys of `cluster` for the connection to processes on other nodes, which are not part of a cell."""
 DERIVED_FIELDS = ("options", "padding", "inject_fault", "rank_order", "backend")
@@ -84,6 +91,7 @@ KNOWN_KEYS: Mapping[str, list[str]] = {
     "measure": _field_names(MeasureConfig),
     "offload": _field_names(OffloadConfig),
     "replay": _field_names(ReplayConfig),
+    "quality": _field_names(QualityConfig),
     "experiment": ["name"],
 }
 """Keys of a configuration by section; "" has the top-level keys."""
@@ -123,7 +131,7 @@ def _attention_cell(cell: Cell) -> Cell:
     """Return the cell of one layer's attention, with fixed values for settings that only training reads."""
     return replace(
         cell,
-        model=replace(cell.model, num_layers=1, path=None, rope_scaling=NOT_USED, rope_factor=1.0),
+        model=replace(cell.model, num_layers=1, path=None, rope_scaling=NOT_USED, rope_factor=None),
         engine=EngineConfig(name=NOT_USED),
         optimizer=OptimizerConfig(name=NOT_USED),
         trainer=NOT_USED,
@@ -131,7 +139,7 @@ def _attention_cell(cell: Cell) -> Cell:
         checkpointing=False,
         tiled_mlp=False,
         offload=OffloadConfig(),
-        measure=replace(cell.measure, gradients=False),
+        measure=replace(cell.measure, gradients=False, weights=False),
     )
 
 
@@ -166,7 +174,7 @@ def _read_cell(raw: Raw, machine: Machine) -> Cell:
             name=values.choice("workload", raw["workload"]["name"], WORKLOADS),
             mask=values.choice("workload.mask", raw["workload"].get("mask", "causal"), MASKS),
         ),
-        data=_data(raw["data"], model.vocab_size),
+        data=_data(raw["data"], model.vocab_size, seq_len),
         mode=values.choice("mode", raw["mode"], MODE_NAMES),
         hardware=_hardware(raw["hardware"], machine, placement, raw["mode"]),
         cluster=_cluster(raw["cluster"], placement, machine, ranks),
@@ -178,6 +186,7 @@ def _read_cell(raw: Raw, machine: Machine) -> Cell:
         loss=_loss(raw["loss"], trainer),
         tiled_mlp=values.flag("tiled_mlp", raw["tiled_mlp"]),
         offload=values.section("offload", raw["offload"], OffloadConfig),
+        quality=_quality(raw["quality"]),
         measure=measure_config(raw["measure"], placement.device),
         seed=values.whole_number("seed", raw["seed"], least=0),
         env=() if raw["env"] == {} else env_pairs(raw["env"], placement.device),
@@ -340,7 +349,7 @@ def _loss(raw: Any, trainer: str) -> str:
     return values.choice("loss", raw, LOSSES)
 
 
-def _data(raw: Raw, vocab_size: int) -> DataConfig:
+def _data(raw: Raw, vocab_size: int, seq_len: int) -> DataConfig:
     name = values.choice("data", raw["name"], DATA)
     path, tokenizer = (
         None if raw[key] is None else values.path(f"data.{key}", raw[key]) for key in ("path", "tokenizer")
@@ -351,7 +360,32 @@ def _data(raw: Raw, vocab_size: int) -> DataConfig:
             check_tokenizer(tokenizer, text, vocab_size)
     prompt = values.whole_number("data.prompt_tokens", raw["prompt_tokens"], least=0)
     packing = values.choice("data.packing", raw.get("packing", NOT_USED), PACKING)
-    return DataConfig(name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt, packing=packing)
+    data = DataConfig(name=name, path=path, tokenizer=tokenizer, prompt_tokens=prompt, packing=packing)
+    if name == "tasks":
+        _refuse_unfit_tasks(data, vocab_size, seq_len)
+    return data
+
+
+def _refuse_unfit_tasks(data: DataConfig, vocab_size: int, seq_len: int) -> None:
+    """Raise ConfigError for data that generated questions do not have, or if they do not fit."""
+    for key, value in (("path", data.path), ("packing", data.packs), ("prompt_tokens", data.prompt_tokens)):
+        if value:
+            raise ConfigError(f"data.{key}: data=tasks generates its questions and has none; leave it out")
+    if data.tokenizer is not None:
+        check_tokenizer(data.tokenizer, SENTENCES.pair, vocab_size)
+    generator = TaskGenerator(Encoder(data.tokenizer, vocab_size), seed=0)
+    for number in range(CHECKED_QUESTIONS):
+        generator.training_question(number, seq_len + 1)
+
+
+def _quality(raw: Raw) -> QualityConfig:
+    quality = values.section("quality", raw, QualityConfig)
+    if quality.chunks and find_spec(CHUNK_PACKAGE) is None:
+        raise ConfigError(
+            f"quality.chunks={quality.chunks}: needs the package {CHUNK_PACKAGE}; install it with:"
+            f" pip install {CHUNK_PACKAGE}"
+        )
+    return quality
 
 
 def _hardware(raw: Raw, machine: Machine, placement: Placement, mode: str) -> str:

@@ -19,11 +19,13 @@ from bench.common.labels import duration_label, length_label
 from bench.config import Cell
 from bench.measure import checks
 from bench.measure.losses.section import GradientMatch, LossesSection
+from bench.measure.quality.section import QualitySection
 from bench.plan.local_cells import reason_to_skip
 from bench.plan.planned import PlannedCell
 from bench.plan.work import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, is_base, work_of
 from bench.record.gradient_agreement import match_gradients
 from bench.record.position_agreement import describe_departure, match_positions
+from bench.record.quality_agreement import describe_quality_departure, match_quality
 from bench.record.record import Record, Status
 from bench.record.trajectory_noise import first_departure, limit_for, movement_weight, signals_of
 from bench.run.cell.launcher import Launcher
@@ -34,11 +36,20 @@ from bench.run.cell.run import CellInterrupted, SharedSections, run
 FOLDER = "references"
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Cell that other cells of equal work are compared with, and its results."""
+
+    cell: Cell
+    losses: LossesSection
+    quality: QualitySection | None
+
+
 class Trajectories:
     """References of a sweep: for each kind of work, the cell whose losses other cells are compared with."""
 
     def __init__(self) -> None:
-        self._references: dict[str, tuple[Cell, LossesSection]] = {}
+        self._references: dict[str, Reference] = {}
 
     def compare(self, cell: Cell, record: Record) -> Record:
         """Compare a cell with the reference of its work.
@@ -55,32 +66,32 @@ class Trajectories:
             return record
         reference = self._references.get(work_of(cell))
         noise = {} if record.objective is None else record.objective.noise
-        if reference is not None and not _replaces(cell, reference[0]):
-            reference_cell, reference_losses = reference
-            steps = min(len(losses.loss), len(reference_losses.loss), MAX_COMPARED_STEPS)
+        if reference is not None and not _replaces(cell, reference.cell):
+            steps = min(len(losses.loss), len(reference.losses.loss), MAX_COMPARED_STEPS)
             limit = limit_for(cell.dtype, noise)
             losses = replace(
                 losses,
-                compared_with=reference_cell.cell_id,
+                compared_with=reference.cell.cell_id,
                 compared_steps=steps,
                 compared_within=asdict(limit),
                 gradient_match=match_gradients(
-                    losses.gradients, reference_losses.gradients, cell.dtype, noise.get("grad_norm")
+                    losses.gradients, reference.losses.gradients, cell.dtype, noise.get("grad_norm")
                 ),
-                position_match=match_positions(losses.by_position, reference_losses.by_position, limit.loss),
+                position_match=match_positions(losses.by_position, reference.losses.by_position, limit.loss),
             )
-            record = replace(record, losses=losses)
+            quality = match_quality(record.quality, reference.quality, reference.cell.cell_id, limit.loss)
+            record = replace(record, losses=losses, quality=quality)
             record = replace(record, checks=checks(cell, record.sections))
-            compared, reference_signals = signals_of(losses, steps), signals_of(reference_losses, steps)
-            departure = first_departure(
+            compared, reference_signals = signals_of(losses, steps), signals_of(reference.losses, steps)
+            departure = describe_quality_departure(quality) or first_departure(
                 compared, reference_signals, limit, movement_weight(cell.dtype, limit)
             )
             departure = departure or _gradient_departure(losses.gradient_match)
             departure = departure or describe_departure(losses.position_match, cell.seq_len)
             if departure is not None:
-                reason = f"{departure} of {reference_cell.strategy} on the same data"
+                reason = f"{departure} of {reference.cell.strategy} on the same data"
                 return as_wrong_result(record, reason)
-        self._offer(cell, losses)
+        self._offer(cell, record)
         return record
 
     def has_reference(self, work: str) -> bool:
@@ -92,14 +103,14 @@ class Trajectories:
         planned = {cell.cell_id: cell for cell in cells}
         for record in records:
             if record.status is Status.OK and record.losses is not None and record.cell_id in planned:
-                self._offer(planned[record.cell_id], record.losses)
+                self._offer(planned[record.cell_id], record)
 
-    def _offer(self, cell: Cell, losses: LossesSection) -> None:
+    def _offer(self, cell: Cell, record: Record) -> None:
         """Make a cell the reference of its work if there is none yet, or if the cell replaces it."""
         work = work_of(cell)
         reference = self._references.get(work)
-        if reference is None or _replaces(cell, reference[0]):
-            self._references[work] = cell, losses
+        if record.losses is not None and (reference is None or _replaces(cell, reference.cell)):
+            self._references[work] = Reference(cell, record.losses, record.quality)
 
 
 def _replaces(cell: Cell, reference: Cell) -> bool:

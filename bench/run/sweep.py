@@ -16,7 +16,7 @@ from bench.config import ExitCode
 from bench.measure.trace.reader import KEPT_TRACE_NAME
 from bench.plan.plan import Plan
 from bench.plan.planned import PlannedCell
-from bench.plan.stored import CONFIG
+from bench.plan.stored import CELLS, CONFIG
 from bench.plan.work import work_of
 from bench.ranks.log import JOIN
 from bench.record.record import Record, Status, is_result
@@ -161,7 +161,7 @@ def _run_cell(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> bo
     if reference is not None:
         sweep.references.run_missing(reference, sweep.trajectories, sweep.shared)
     sweep.progress.begin(planned)
-    cells = sweep.store.folder / "cells"
+    cells = sweep.store.folder / CELLS
     record = run(planned, sweep.launcher, cells, entry=entry, listener=sweep.progress, shared=sweep.shared)
     record = sweep.trajectories.compare(planned.cell, record)
     _gather_traces(planned, cells, sweep.store.folder / TRACES_FOLDER)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from mmap import mmap
 from typing import Any
 
@@ -26,6 +27,8 @@ from bench.config import Cell
 from bench.ranks.memory_limit import without_memory_limit
 from bench.strategies.strategy import IGNORED_LABEL, Batch
 from bench.training.packing import PackedText, random_ends
+from bench.training.questions import EncodedQuestion, Encoder
+from bench.training.tasks import TaskGenerator
 from bench.training.text import read_documents
 from bench.training.tokenizer import token_ids
 
@@ -36,6 +39,10 @@ SampleEnds = Callable[[int, int], tuple[int, ...]]
 in ascending order. The last end is always `length`, also if the text's document is longer."""
 
 
+SampleFlags = Callable[[int, int], Tensor]
+"""Function (sample, length) that returns a Boolean for each of the first `length` tokens of a sample."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampleSource:
     """Source of the tokens and the documents of a cell's samples."""
@@ -43,6 +50,8 @@ class SampleSource:
     tokens: SampleTokens
     ends: SampleEnds | None = None
     """Ends of documents; None if every sequence is one document."""
+    counts: SampleFlags | None = None
+    """Tokens that count as labels; None if all of them do."""
 
 
 RANK_ORDERS: Mapping[str, Callable[[range], range]] = {
@@ -112,6 +121,9 @@ class StepData:
         ignored |= positions < self.cell.data.prompt_tokens
         if documents is not None:
             ignored |= self._document_last_tokens(samples, length)
+        if self.source.counts is not None:
+            counts = torch.stack([self.source.counts(i, text_length + 1)[1:] for i in samples])
+            ignored |= ~pad(counts, (0, length - text_length))
         ids, labels = tokens[:, :-1], tokens[:, 1:]
         if padding := length - text_length:
             ids, labels = pad(ids, (0, padding)), pad(labels, (0, padding), value=IGNORED_LABEL)
@@ -222,9 +234,29 @@ def _synthetic_source(cell: Cell) -> SampleSource:
     return SampleSource(sample_tokens, sample_ends if cell.data.packs else None)
 
 
+def _task_source(cell: Cell) -> SampleSource:
+    """Return samples of generated questions, in which only the answers count as labels."""
+    generator = TaskGenerator(Encoder(cell.data.tokenizer, cell.model.vocab_size), cell.seed)
+
+    @lru_cache(maxsize=max(256, 2 * cell.sequences_per_step))
+    def encode_sample(sample: int, length: int) -> EncodedQuestion:
+        return generator.training_question(sample, length)
+
+    def sample_tokens(sample: int, length: int) -> Tensor:
+        ids = torch.from_numpy(encode_sample(sample, length).ids)
+        return pad(ids, (0, length - len(ids)))
+
+    def sample_counts(sample: int, length: int) -> Tensor:
+        flags = torch.from_numpy(encode_sample(sample, length).is_answer)
+        return pad(flags, (0, length - len(flags)))
+
+    return SampleSource(sample_tokens, counts=sample_counts)
+
+
 SOURCES: Mapping[str, Callable[[Cell], SampleSource]] = {
     "text": _text_source,
     "synthetic": _synthetic_source,
+    "tasks": _task_source,
 }
 
 

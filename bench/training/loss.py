@@ -51,16 +51,39 @@ class ModelWithLoss(nn.Module):
         self.token_losses = LOSSES[loss]
         self.phase = phase
 
-    def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
-        """Return the sum of this shard's token losses, a float32 scalar (float64 for a float64 model)."""
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, position_ids: Tensor, *, scores_labels: bool = False
+    ) -> Tensor:
+        """Return the sum of this shard's token losses, a float32 scalar (float64 for a float64 model).
+
+        With `scores_labels` return the result of `label_scores` instead, [B, S, 2].
+        """
         self.input_digest.add(input_ids, labels, position_ids)
         hidden_BSH = self.model.model(
             input_ids=input_ids, position_ids=position_ids, use_cache=False
         ).last_hidden_state
         self.phase.enter("loss")
+        if scores_labels:
+            return label_scores(self.model.lm_head, hidden_BSH, labels)
         losses_R = self.token_losses(self.model.lm_head, hidden_BSH.flatten(0, 1), labels.flatten())
         self.position_losses.add(losses_R, labels, position_ids)
         return losses_R.sum()
+
+
+def label_scores(head: nn.Module, hidden_BSH: Tensor, labels_BS: Tensor) -> Tensor:
+    """Return for each valid label its log-likelihood and whether another token is more likely, [B, S, 2].
+
+    Both are 0 for an ignored label. Logits are computed only for valid labels, of which there are few.
+    """
+    is_valid_BS = labels_BS != IGNORED_LABEL
+    logits = head(hidden_BSH[is_valid_BS])  # also without rows, as an engine may gather the head's weight
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    labels = labels_BS[is_valid_BS]
+    log_likelihood = wide.log_softmax(-1).gather(-1, labels[:, None])[:, 0]
+    is_wrong = wide.argmax(-1) != labels
+    scores = torch.zeros(*labels_BS.shape, 2, dtype=wide.dtype, device=wide.device)
+    scores[is_valid_BS] = torch.stack([log_likelihood, is_wrong.to(wide.dtype)], dim=1)
+    return scores
 
 
 def untiled_losses(head: nn.Module, hidden_RH: Tensor, labels_R: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def empty_model(config: ModelConfig, *, attention_name: str, max_positions: int)
         settings = config_class.from_dict(text_config(stored))
     else:
         settings = _transformers_config(config_class, config, max_positions)
-    _set_rope_scaling(settings, config)
+    _set_rope_scaling(settings, config, max_positions)
     _set_length(settings, max_positions)
     settings._attn_implementation = attention_name
     with torch.device("meta"):
@@ -68,21 +68,23 @@ def empty_model(config: ModelConfig, *, attention_name: str, max_positions: int)
     return model
 
 
-def _set_rope_scaling(settings: Any, config: ModelConfig) -> None:
-    """Replace the RoPE parameters of a model unless they are those that its cell asks for."""
+def _set_rope_scaling(settings: Any, config: ModelConfig, tokens: int) -> None:
+    """Replace the RoPE parameters of a model unless they are those that its cell asks for.
+
+    A factor of None extends the model to `tokens` tokens.
+    """
     rope = settings.rope_parameters
-    if (rope_type(settings.to_dict()), rope.get("factor") or 1.0) == (
-        config.rope_scaling,
-        config.rope_factor,
-    ):
+    stored_len = rope.get("original_max_position_embeddings", settings.max_position_embeddings)
+    stored = rope_type(settings.to_dict()), rope.get("factor"), stored_len
+    if stored == (config.rope_scaling, config.rope_factor, config.trained_len):
         return
-    if config.rope_scaling == NOT_USED:
-        settings.rope_parameters = {"rope_type": "default", "rope_theta": config.rope_theta}
+    plain = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if config.rope_scaling == NOT_USED or config.trained_len is None:
+        settings.rope_parameters = plain
         return
-    scaled = {"rope_type": config.rope_scaling, "rope_theta": config.rope_theta, "factor": config.rope_factor}
-    settings.max_position_embeddings = config.trained_len  # dynamic scaling starts from it
-    if config.rope_scaling in ("yarn", "llama3"):
-        scaled["original_max_position_embeddings"] = config.trained_len
+    factor = config.rope_factor or max(1.0, tokens / config.trained_len)
+    scaled = {**plain, "rope_type": config.rope_scaling, "factor": factor}
+    settings.max_position_embeddings = config.trained_len  # from which every scaling starts
     if config.rope_scaling == "llama3":
         scaled |= LLAMA3_FREQUENCIES
     settings.rope_parameters = scaled
@@ -136,6 +138,7 @@ def _transformers_config(config_class: type[Any], config: ModelConfig, max_posit
         attention_bias=config.attention_bias,
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         rms_norm_eps=config.norm_eps,
+        initializer_range=config.init_std,
         sliding_window=None,
         max_position_embeddings=max_positions,
         use_cache=False,

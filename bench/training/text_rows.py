@@ -10,22 +10,50 @@ from typing import Any, BinaryIO
 
 from bench.common.labels import value_label
 from bench.config import ConfigError
+from bench.training.text_files import TABLE_SUFFIXES
 from bench.training.tokenizer import render_chat
 
 TEXT_KEY = "text"
 CHAT_KEYS = ("messages", "conversations")
+LONGBENCH_KEYS = ("context", "input", "answers")
+"""Keys of a row in LongBench's format."""
+DATASET_KEY = "dataset"
+"""Key of such a row that names its task."""
 BATCH_ROWS = 256
 """Number of rows of a Parquet file that are read at a time."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def json_documents(file: BinaryIO, path: Path, tokenizer: str | None) -> Iterator[str]:
-    """Yield the documents of JSON lines; raise ValueError that names path and line if a line has none."""
+def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the place and the content of each row of a file: JSON lines, a JSON array, Parquet or Arrow.
+
+    Raises ValueError that names the place of a row that is not JSON.
+    """
+    if path.suffix in TABLE_SUFFIXES:
+        for number, row in enumerate(_table_rows(path)):
+            yield f"{path} row {number}", row
+    elif path.suffix == ".json":
+        rows = _json_row(decode(path.read_bytes(), str(path)), str(path))
+        for number, row in enumerate(rows if isinstance(rows, list) else [rows]):
+            yield f"{path} row {number}", row
+    else:
+        with path.open("rb") as file:
+            yield from _json_lines(file, path)
+
+
+def _json_lines(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the place and the content of each line that is not blank."""
     for number, line in enumerate(file, start=1):  # lines end at \n alone: strings may hold U+2028
         place = f"{path}:{number}"
         text = decode(line, place, file.tell() - len(line))
         if text.strip():
-            yield _document(_json_row(text, place), place, tokenizer)
+            yield place, _json_row(text, place)
+
+
+def json_documents(file: BinaryIO, path: Path, tokenizer: str | None) -> Iterator[str]:
+    """Yield the documents of JSON lines; raise ValueError that names path and line if a line has none."""
+    for place, row in _json_lines(file, path):
+        yield _document(row, place, tokenizer)
 
 
 def json_array_documents(text: str, path: Path, tokenizer: str | None) -> Iterator[str]:
@@ -62,7 +90,7 @@ def _json_row(line: str, place: str) -> Any:
 
 
 def _table_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield rows with the columns that may hold a document; with all columns if none may."""
+    """Yield rows with the columns of a text, a chat or a question; with all columns without these."""
     number = 0
     try:
         for batch in _parquet_batches(path) if path.suffix == ".parquet" else _arrow_batches(path):
@@ -100,6 +128,8 @@ def _arrow_batches(path: Path) -> Iterator[Any]:
 
 
 def _columns(names: list[str]) -> list[str]:
+    if set(LONGBENCH_KEYS) <= {*names}:
+        return [name for name in names if name in (*LONGBENCH_KEYS, DATASET_KEY)]
     return [name for name in names if name in (TEXT_KEY, *CHAT_KEYS)] or names
 
 
@@ -107,6 +137,8 @@ def _document(row: Any, place: str, tokenizer: str | None) -> str:
     """Return the text or the rendered chat of a row; raise ValueError that names its place if it has none."""
     keys = [*row] if isinstance(row, dict) else []
     key = next((key for key in (TEXT_KEY, *CHAT_KEYS) if key in keys), None)
+    if key is None and set(LONGBENCH_KEYS) <= {*keys}:
+        return f"{row['context']}\n\n{row['input']}"
     if key is None:
         names = value_label(", ".join(keys) or "none")
         raise ValueError(f"{place}: has no key `text`, `messages` or `conversations`; its keys: {names}")

@@ -19,6 +19,11 @@ README_SWEEP = "cpu"
 BLOCK = re.compile(r"(<!-- output[^>]*-->\n).*?(<!-- end of output -->)", re.DOTALL)
 SWEEP_FIGURES = ("throughput", "peak_memory", "attention_communication", "step_parts")
 LOSSES = "figures/loss_equivalence_1k_qwen3_nano_bf16_zero3_adamw"
+QUALITY_FIGURES = (
+    "quality",
+    "quality_by_depth_local_trained_local",
+    "quality_by_depth_local_trained_local_yarn",
+)
 WIDTH = 112
 OMITTED_LINES = ("Differences may be chance", "report: ")
 """Beginnings of the lines that README.md omits: the next command to run and the path of the page."""
@@ -35,6 +40,7 @@ class Report:
 REPORTS = (
     Report("cpu", ("summary.md", "summary.csv", *(f"figures/{name}.png" for name in SWEEP_FIGURES))),
     Report("loss_equivalence", ("summary.md", "summary.csv", f"{LOSSES}.png")),
+    Report("quality", ("summary.md", "summary.csv", *(f"figures/{name}.png" for name in QUALITY_FIGURES))),
     Report("loss_equivalence_whole", ("summary.md", f"{LOSSES}_3_seeds.png")),
 )
 

@@ -1,6 +1,7 @@
 """Validation of cells, and their conversion to JSON and back."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,15 @@ def test_cell_id_is_stable():
     assert make_cell("seq_len=8k", "strategy=ring", "engine=zero3").cell_id == "c3d222c289df"
 
 
+def test_cell_id_of_a_trained_model_does_not_name_its_folder():
+    cell = make_cell("seq_len=2k")
+    ids = {
+        replace(cell, model=replace(cell.model, path=path)).cell_id
+        for path in ("/here/cells/0-0/trained_ring", "there/cells/0-0/trained_ring", "/here/mine")
+    }
+    assert len(ids) == 2
+
+
 @pytest.mark.parametrize("folder", ["cpu", "h100/one_gpu", "h100/correctness"])
 def test_cell_ids_of_reference_records_are_stable(folder):
     for record in read_lines(REPOSITORY / "results" / "reference" / folder / "records.jsonl"):
@@ -55,4 +65,5 @@ def test_cell_ids_of_reference_records_are_stable(folder):
 def test_cells_of_reference_plans_survive_the_round_trip():
     for path in REPOSITORY.glob("results/reference/**/config.yaml"):
         _, cells = read_plan(path.parent)
-        assert [Cell.from_flat(cell).flat() for cell in cells] == cells
+        for cell in cells:  # a later field has its default
+            assert Cell.from_flat(cell).flat() | cell == Cell.from_flat(cell).flat()

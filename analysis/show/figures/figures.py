@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,34 +10,36 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from analysis.cells.capacity import capacities_of
 from analysis.cells.cells import Cells
 from analysis.cells.equivalence import LossComparison
 from analysis.cells.parts import HAS_PARTS_COLUMN
+from analysis.cells.position_losses import PositionGroup
+from analysis.cells.quality import ScoredCell
 from analysis.cells.selection import Selection
 from analysis.cells.statuses import excluded_statuses, undecided_statuses
-from analysis.labels import bytes_label, count_label
+from analysis.labels import count_label
 from analysis.read.traced_shares import MAX_TRACED_TO_TIMED, MIN_TRACED_TO_TIMED
 from analysis.show.figures.drawn_series import DrawnColumn, draw_flat_marks, draw_series
 from analysis.show.figures.failures import failure_marks, sheet_against, write_no_result
 from analysis.show.figures.loss_curves import write_equivalence
+from analysis.show.figures.position_curves import write_position_losses
+from analysis.show.figures.quality_sheets import write_quality
 from analysis.show.figures.scaling import EFFICIENCY, scaling_sheet
 from analysis.show.figures.sheet import Heading, Sheet, complete_sheet, save_figure
 from analysis.show.figures.step_bars import step_parts_sheet
 from analysis.show.figures.style import (
     LENGTH,
     LOG_FROM_RATIO,
-    MAX_TICKS,
     PERCENT,
     REFERENCE,
     linear_y,
     scale_y,
+    set_byte_ticks,
 )
 from analysis.show.section import FigureFile
-from bench.common.labels import SIZES
 
 MANY_LENGTHS_RATIO, LOG_OF_MANY_LENGTHS = 4, 2
 """If the longest length is more than 4 times the shortest, the axis of tokens/s is logarithmic as soon as its
@@ -135,27 +136,13 @@ def draw_peak_memory(cells: Cells, sheet: Sheet) -> None:
     scale_y(sheet.axes, pd.concat([frame[PEAK_MEMORY.column], sizes]))
     for (size, label), line in zip(near, CAPACITY_LINES, strict=False):
         sheet.axes.axhline(size, label=f"capacity: {label}", linestyle=line, **REFERENCE)
-    _set_byte_ticks(sheet.axes)
+    set_byte_ticks(sheet.axes)
     if cells.is_cpu and near:
         sheet.remarks.append(CPU_LIMIT_REMARK)
     rest = len(capacities) - len(near)
     if rest:
         left_out = count_label(rest, "other capacity", "other capacities")
         sheet.remarks.append(f"Left out: {left_out} (in summary.csv)")
-
-
-def _set_byte_ticks(axes: Axes) -> None:
-    """Set ticks of a y axis in bytes: powers of two if logarithmic, else round numbers of one unit."""
-    low, high = axes.get_ylim()
-    if axes.get_yscale() == "log":
-        powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
-        axes.set_yticks([2.0**power for power in powers[:: math.ceil(len(powers) / MAX_TICKS) or 1]])
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_label(value)))
-        return
-    name, unit = next(((name, size) for name, size in SIZES.items() if size <= high), ("B", 1))
-    ticks = MaxNLocator(MAX_TICKS, steps=[1, 2, 2.5, 5, 10]).tick_values(0, high / unit)
-    axes.set_yticks([float(tick * unit) for tick in ticks if tick * unit <= high])
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:g} {name}"))
 
 
 def draw_attention_efficiency(cells: Cells, sheet: Sheet) -> None:
@@ -289,9 +276,15 @@ def write_figure(name: str, selected: Selection, folder: Path) -> FigureFile:
 
 
 def write_figures(
-    selected: Selection, folder: Path, compared: Sequence[LossComparison] = ()
+    selected: Selection,
+    folder: Path,
+    compared: Sequence[LossComparison] = (),
+    scored: Sequence[ScoredCell] = (),
+    positions: PositionGroup | None = None,
 ) -> list[FigureFile]:
-    """Write every figure of these cells and return them, figures of compared trainings first."""
+    """Write every figure of these cells and return them, figures of trainings and of scores first."""
     folder.mkdir(exist_ok=True)
-    losses = write_equivalence(compared, folder, selected.cells.banner)
-    return [*losses, *(write_figure(name, selected, folder) for name in figures_for(selected.cells))]
+    first = write_equivalence(compared, folder, selected.cells.banner)
+    first += write_quality(scored, folder, selected.cells.banner)
+    first += write_position_losses(positions, folder, selected.cells.banner)
+    return [*first, *(write_figure(name, selected, folder) for name in figures_for(selected.cells))]

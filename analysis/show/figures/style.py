@@ -13,13 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import (
     FixedFormatter,
     FixedLocator,
+    FuncFormatter,
     MaxNLocator,
     NullFormatter,
     NullLocator,
     PercentFormatter,
 )
 
-from bench.common.labels import length_label
+from analysis.labels import bytes_label
+from bench.common.labels import SIZES, length_label
 from bench.strategies.plot_style import PlotStyle
 
 RC: dict[Any, Any] = {
@@ -132,3 +134,17 @@ def linear_y(axes: Axes, bottom: float, top: float) -> None:
     """Set both limits of a linear y axis, with at most MAX_TICKS intervals between ticks."""
     axes.set_ylim(bottom, top)
     axes.yaxis.set_major_locator(MaxNLocator(MAX_TICKS))
+
+
+def set_byte_ticks(axes: Axes) -> None:
+    """Set ticks of a y axis in bytes: powers of two if logarithmic, else round numbers of one unit."""
+    low, high = axes.get_ylim()
+    if axes.get_yscale() == "log":
+        powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
+        axes.set_yticks([2.0**power for power in powers[:: math.ceil(len(powers) / MAX_TICKS) or 1]])
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_label(value)))
+        return
+    name, unit = next(((name, size) for name, size in SIZES.items() if size <= high), ("B", 1))
+    ticks = MaxNLocator(MAX_TICKS, steps=[1, 2, 2.5, 5, 10]).tick_values(0, high / unit)
+    axes.set_yticks([float(tick * unit) for tick in ticks if tick * unit <= high])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:g} {name}"))

@@ -187,6 +187,7 @@ NEVER_CHECKED: Mapping[str, str] = {
     "losses and gradient norms": "bench.observe does not keep the losses of a loop",
     "training signal": "there is no other computation of this loop to compare with",
     "every gradient at full length": "there is no other computation of this loop to compare with",
+    "loss by position": "there is no other computation of this loop to compare with",
 }
 """Reasons why a check is never made in observed loops, by the check's name."""
 CELL_CHECKS = frozenset({

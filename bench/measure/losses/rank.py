@@ -87,8 +87,12 @@ def collect_position_losses(trainer: Trainer) -> LossByPosition | None:
     means: list[float] = (total[0] / total[1]).tolist()
     counts = [int(count) for count in total[1].tolist()]
     losses = [mean if count else None for mean, count in zip(means, counts, strict=True)]
-    *by_bucket, boundary = losses
-    return LossByPosition(loss=by_bucket, boundary_loss=boundary, valid_tokens=counts)
+    *by_part, boundary = losses
+    cell = trainer.cell
+    has_shard_ends = not (cell.padding or cell.data.packs)  # else shards do not end at these positions
+    return LossByPosition(
+        loss=by_part, boundary_loss=boundary if has_shard_ends else None, valid_tokens=counts
+    )
 
 
 def _logged_losses(outcomes: Sequence[StepOutcome], *, mean_of_ranks: bool) -> list[float] | None:

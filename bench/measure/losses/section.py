@@ -71,7 +71,8 @@ class LossByPosition(Struct, frozen=True, kw_only=True):
     loss: Annotated[list[float | None], Meta(min_length=1)]
     """Mean loss in each of 16 equal parts of the sequence; null for a part without valid labels."""
     boundary_loss: float | None
-    """Mean loss at positions where shards may end: the last position of each 96th of the sequence."""
+    """Mean loss at positions where shards may end: the last position of each 96th of the sequence. Null with
+    padding and packed documents, as shards then end elsewhere."""
     valid_tokens: list[int]
     """Number of valid labels in each part of the sequence, and at the end that of the boundary positions."""
 
@@ -80,11 +81,14 @@ class PositionMatch(Struct, frozen=True, kw_only=True):
     """Comparison of `LossByPosition` with that of another cell."""
 
     part: int | None
-    """Part of the sequence, from 0, whose loss differs most; null for the boundary positions."""
+    """Part of the sequence, from 0, that is nearest to its limit; null for the boundary positions."""
     value: float | None
+    """Mean loss of the part; null without valid labels."""
     reference: float | None
+    """Mean loss of the same part in the other cell; null without valid labels."""
     difference: float | None
-    """Difference of the two losses, relative to that of the other cell; null if only one cell has a loss."""
+    """Difference of the two losses, relative to that of the other cell or to its mean over the sequence,
+    whichever is larger; null if only one cell has a loss."""
     limit: float
     """Largest difference that passes."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from bench.common.environment import Machine
 from bench.common.labels import value_label
 from bench.config import Cell, ConfigError
+from bench.plan.experiments import quality
 from bench.plan.experiments.loss_equivalence import comparison_cells, roles_of
 from bench.plan.experiments.max_length import CellChooser, make_cell_chooser, opening_text
 from bench.plan.experiments.probe import probed_cells
@@ -39,8 +40,9 @@ class Experiment:
     """Function that returns roles by cell id; a cell without an entry has Role.CELL."""
     opening_line: Callable[[Sequence[Raw], Machine], str] | None = None
     """Function that returns the text that is printed first; None without such a text."""
-    make_cell_chooser: Callable[[Sequence[Raw], Machine], CellChooser] | None = None
-    """Function that returns a `CellChooser`; None if all cells are known before the first one runs."""
+    make_cell_chooser: Callable[[Sequence[Raw], Machine], CellChooser | None] | None = None
+    """Function that returns a `CellChooser`, or None if all cells of the requests are known before the first
+    one runs; None if they always are."""
     compares_values: bool = False
     """Whether the experiment compares losses, gradients or attention values, which a replay does not have."""
     needs_sharing: bool = True
@@ -58,6 +60,14 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         make_cell_chooser=make_cell_chooser,
     ),
     "probe": Experiment(probed_cells, "train", compares_values=True),
+    "quality": Experiment(
+        quality.first_cells,
+        "train",
+        roles=quality.roles_of,
+        opening_line=quality.opening_text,
+        make_cell_chooser=quality.make_cell_chooser,
+        compares_values=True,
+    ),
     "published_memory": Experiment(published_cells, opening_line=mode_line),
     "published_throughput": Experiment(published_cells, opening_line=mode_line),
 }
@@ -87,7 +97,7 @@ def experiment_of(requests: Sequence[Raw]) -> Experiment:
                 f"mode={request['mode']}: experiment={name} compares values, which only mode=measure has;"
                 " leave mode out"
             )
-        if request["length_step"] is not None and EXPERIMENTS[name].make_cell_chooser is None:
+        if request["length_step"] is not None and name != "max_length":
             raise ConfigError(
                 f"length_step={value_label(request['length_step'])}: belongs to experiment=max_length;"
                 " leave it out"

@@ -18,7 +18,10 @@ from bench.run.cell.outcome import new_record, record_of, unsupported_record, wi
 from bench.run.cell.rank_watch import SILENT, Listener
 from bench.run.node.job import RankEntry
 
-SKIPPED_PASSES: Mapping[Role, frozenset[str]] = {Role.INJECTED_FAULT: frozenset({"parity"})}
+SKIPPED_PASSES: Mapping[Role, frozenset[str]] = {
+    Role.INJECTED_FAULT: frozenset({"parity"}),
+    Role.TRAINING: frozenset({"objective"}),  # takes minutes for the many short sequences of such a cell
+}
 """Passes that are skipped in cells of a role: parity would end an injected fault before its first step."""
 
 

@@ -141,6 +141,8 @@ def test_plan_states_every_automatic_choice():
         "ulysses_degree",
         "sp_degree",
         "replay.rank",
+        "model.rope_scaling",
+        "model.rope_factor",
     }
     assert "ulysses_degree=2" in text
 

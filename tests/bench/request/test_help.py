@@ -15,7 +15,7 @@ from bench.request.modes import MODE_NAMES
 from bench.request.resolve import LOSSES, all_keys
 from tests.support.command import COMMAND, run_command_here
 
-SECTIONS = ("offload", "replay")
+SECTIONS = ("offload", "quality", "replay")
 """Fields of a cell that are sections and no keys."""
 KEYS = [key for key in all_keys() if not key.endswith(".name") and key not in SECTIONS]
 KEY = re.compile(r"^  ([a-z_.]+)(?:=\S+(?: {host})?)?  +[^\s\[]", re.MULTILINE)

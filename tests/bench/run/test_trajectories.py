@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from bench.measure.losses.section import NO_GRADIENTS
+from bench.measure.quality.section import QualitySection, Scores
 from bench.plan.work import MAX_COMPARED_STEPS, work_of
 from bench.run.references import Trajectories
 from tests.support.cells import make_cell, run_cell
@@ -55,7 +56,7 @@ def with_position_losses(record, change):
         (0, lambda loss: 1.02 * loss, "of positions 0 to 31"),
         (15, lambda loss: 0.98 * loss, "of positions 480 to 511"),
         (16, lambda loss: 1.01 * loss, "at the ends of shards"),
-        (16, lambda _: None, "at the ends of shards is missing"),
+        (3, lambda _: None, "of positions 96 to 127 is missing"),
     ],
 )
 def test_compare_finds_the_loss_of_one_part(local, index, change, where):
@@ -69,6 +70,35 @@ def test_compare_finds_the_loss_of_one_part(local, index, change, where):
     assert record.status == "wrong_result"
     assert f"step 0: the mean loss {where}" in record.reason
     assert trajectories.compare(ulysses, local[1]).status == "ok"
+
+
+def with_scores(record, *log_likelihoods, digest="0"):
+    """Return the record with the scores of two tasks with two depths, one question each."""
+    whole = Scores(tokens=[9] * 4, log_likelihood=[*log_likelihoods], wrong_tokens=[0] * 4, question_ms=[1.0])
+    quality = QualitySection(
+        task=["needle", "needle", "key_value", "key_value"], depth=[0.1, 0.9, 0.1, 0.9],
+        answer_tokens=[2] * 4, sequence_tokens=512, digest=digest, whole=whole, chunks=None,
+    )  # fmt: skip
+    return replace(record, quality=quality)
+
+
+@pytest.mark.parametrize(
+    ("scores", "digest", "reason"),
+    [
+        ((-1.0, -2.0, -3.0, -4.0), "0", None),
+        ((-1.0, -2.0, -3.0, -9.0), "1", None),
+        ((-1.0, -2.0, -3.0, -9.0), "0", "answers to key_value at depth 90 % is -4.5000, not within"),
+        ((-1.0, -2.0, -9.0, -90.0), "0", "answers to key_value at depth 10 % is -4.5000, not within"),
+        ((-1.0, None, -3.0, -4.0), "0", "answers to needle at depth 90 % is nan, not within"),
+    ],
+)
+def test_compare_finds_the_first_scores_that_differ(local, scores, digest, reason):
+    trajectories, (cell, record) = Trajectories(), local
+    trajectories.compare(cell, with_scores(record, -1.0, -2.0, -3.0, -4.0))
+    compared = trajectories.compare(cell_of("ulysses"), with_scores(record, *scores, digest=digest))
+    assert (compared.status == "wrong_result") == (reason is not None)
+    assert reason is None or reason in compared.reason
+    assert (compared.quality.match is None) == (digest != "0")
 
 
 @pytest.mark.parametrize(("noise", "is_hidden"), [(1e-4, False), (2e-3, True)])

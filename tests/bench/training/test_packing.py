@@ -48,7 +48,7 @@ def test_json_lines_are_packed_document_by_document(tmp_path):
     assert packed_batch(f"data.path={path}", seq_len=9).labels[0, -1] == IGNORED_LABEL
 
 
-@pytest.mark.parametrize("source", sorted(SOURCES))
+@pytest.mark.parametrize("source", sorted({*SOURCES} - {"tasks"}))  # a shorter question is another one
 def test_shorter_step_has_the_beginning_of_the_same_sequences(source):
     whole, part = (packed_batch(f"data={source}", "batch=2", length=length) for length in (96, 40))
     assert torch.equal(whole.input_ids[:, :40], part.input_ids)

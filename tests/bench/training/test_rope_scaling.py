@@ -54,14 +54,16 @@ def test_logits_equal_those_of_transformers(scaling):
     assert float((logits - unscaled).abs().max()) > 1e-4
 
 
-def test_factor_reaches_the_length_and_plain_rope_has_none():
+def test_factor_follows_the_length_beyond_the_training():
     words = ("model.rope_scaling=yarn", f"model.trained_len={TRAINED}")
-    assert (scaled_model(*words).rope_scaling, scaled_model(*words).rope_factor) == ("yarn", 4.0)
+    assert (scaled_model(*words).rope_scaling, scaled_model(*words).rope_factor) == ("yarn", None)
+    network = build_model(scaled_model(*words), attention_name="sdpa", max_positions=TOKENS, seed=0)
+    assert network.config.rope_parameters["factor"] == TOKENS / TRAINED
     for words in (
         ("model.rope_scaling=yarn", f"model.trained_len={TOKENS}"),
         ("model.rope_scaling=none", "model.rope_factor=8"),
     ):
-        assert (scaled_model(*words).rope_scaling, scaled_model(*words).rope_factor) == ("none", 1.0)
+        assert (scaled_model(*words).rope_scaling, scaled_model(*words).rope_factor) == ("none", None)
 
 
 def checkpoint_of(folder, rope, **others):
@@ -82,6 +84,11 @@ def test_checkpoint_keeps_its_scaling_by_default(tmp_path):
     assert (kept.trained_len, kept.rope_scaling, kept.rope_factor) == (TRAINED, "linear", 2.0)
     assert make_cell(*words, "model.rope_factor=3").model == replace(kept, rope_factor=3.0)
     plain = make_cell(*words, "model.rope_scaling=none").model
+    longer = make_cell(
+        *words, "model.trained_len=128", "model.rope_scaling=linear", "model.rope_factor=2"
+    ).model
+    changed = build_model(longer, attention_name="sdpa", max_positions=TRAINED, seed=0).config
+    assert changed.max_position_embeddings == 128
     settings = build_model(plain, attention_name="sdpa", max_positions=TRAINED, seed=0).config
     assert settings.rope_parameters == {"rope_type": "default", "rope_theta": 1e4}
 
@@ -90,6 +97,23 @@ def test_scaling_without_a_trained_length_is_refused(tmp_path):
     words = checkpoint_of(tmp_path, {"rope_type": "default", "rope_theta": 1e4}, max_position_embeddings=None)
     with pytest.raises(ConfigError, match=r"write model\.trained_len=TOKENS"):
         make_cell(*words, "model.rope_scaling=yarn")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("model.rope_factor=4",), "rope_scaling=none has no such factor; write for example"),
+        (
+            ("model.rope_scaling=yarn", "model.rope_factor=0.5"),
+            "model.rope_factor=0.5: must be a number from",
+        ),
+        (("model.rope_scaling=yan",), "did you mean model.rope_scaling=yarn?"),
+    ],
+)
+def test_factor_that_has_no_effect_is_refused(words, message):
+    with pytest.raises(ConfigError) as error:
+        make_cell("model=qwen3_nano", *words)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("scaling", ["dynamic", "llama3"])

@@ -1,0 +1,125 @@
+"""Questions about a long text with known answers, generated or read from files. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.common.labels import value_label
+from bench.config import ConfigError
+from bench.training.text_files import text_files
+from bench.training.text_rows import DATASET_KEY, LONGBENCH_KEYS, read_rows
+from bench.training.tokenizer import token_ids
+
+FILE_TASK = "file"
+"""Task of rows that do not name their dataset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Context and one or several queries about it, each with its answer."""
+
+    task: str
+    depth: float | None
+    """Place of the asked statement in the context, from 0 to 1; None if it is not known."""
+    context: str
+    asked: tuple[tuple[str, str], ...]
+    """Pairs of query and answer, in order. All but the last are part of what the model reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedQuestion:
+    """Tokens of a question, of which the answers are scored."""
+
+    ids: NDArray[Any]
+    """Token IDs of context, queries and answers, int64."""
+    is_answer: NDArray[Any]
+    """Whether a token belongs to an answer, a Boolean for each of `ids`."""
+
+
+class Encoder:
+    """Tokenizer of a cell: a local tokenizer's IDs, or the bytes of the text."""
+
+    def __init__(self, tokenizer: str | None, vocab_size: int) -> None:
+        self.tokenizer, self.vocab_size = tokenizer, vocab_size
+
+    def ids(self, text: str) -> NDArray[Any]:
+        """Return the token IDs of a text."""
+        if self.tokenizer is None:
+            return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64) % self.vocab_size
+        return token_ids(text, self.tokenizer, self.vocab_size).astype(np.int64)
+
+    def encode(self, question: Question, max_tokens: int) -> EncodedQuestion:
+        """Return the tokens of a question, at most `max_tokens`.
+
+        A context that is too long loses its middle, as in LongBench. Raises ConfigError if the queries and
+        answers alone are too long.
+        """
+        asked = [(self.ids(query), self.ids(answer)) for query, answer in question.asked]
+        asked_tokens = sum(len(query) + len(answer) for query, answer in asked)
+        room = max_tokens - asked_tokens
+        if room < 1:
+            raise ConfigError(
+                f"seq_len={max_tokens - 1}: a question ({question.task}) has {asked_tokens} tokens without"
+                " its context; take longer sequences"
+            )
+        context = self.ids(question.context)
+        if len(context) > room:
+            context = np.concatenate([context[: room // 2], context[len(context) - (room - room // 2) :]])
+        pieces, flags = [context], [np.zeros(len(context), dtype=bool)]
+        for query, answer in asked:
+            pieces += [query, answer]
+            flags += [np.zeros(len(query), dtype=bool), np.ones(len(answer), dtype=bool)]
+        return EncodedQuestion(np.concatenate(pieces), np.concatenate(flags))
+
+
+def read_questions(name: str, limit: int) -> list[Question]:
+    """Return the first `limit` questions of files in LongBench's format.
+
+    A row has the keys `context`, `input` and `answers`; the first answer is scored. Raises ConfigError for a
+    row of another form.
+    """
+    questions = []
+    try:
+        for place, row in _rows(name):
+            questions.append(_question(row, place))
+            if len(questions) == limit:
+                break
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"data.path={name}: holds no questions ({error}); experiment=quality reads JSON lines with"
+            " LongBench's keys: context, input, answers"
+        ) from None
+    if not questions:
+        raise ConfigError(f"data.path={name}: holds no rows; name another file or folder")
+    return questions
+
+
+def _rows(name: str) -> Iterator[tuple[str, Any]]:
+    for path in text_files(name).trained:
+        yield from read_rows(path)
+
+
+def _question(row: Any, place: str) -> Question:
+    keys = [*row] if isinstance(row, dict) else []
+    if not set(LONGBENCH_KEYS) <= {*keys}:
+        raise ValueError(f"{place} has the keys {value_label(', '.join(keys) or 'none')}")
+    answers = row["answers"]
+    answers = [answers] if isinstance(answers, str) else answers
+    has_texts = all(isinstance(row[key], str) for key in ("context", "input"))
+    if not (has_texts and isinstance(answers, Sequence) and answers and isinstance(answers[0], str)):
+        raise ValueError(f"{place}: context and input must be texts, answers a text or a list of texts")
+    if not answers[0]:
+        raise ValueError(f"{place}: its first answer is empty")
+    query = f"\n\nQuestion: {row['input']}\nAnswer:"
+    task = row.get(DATASET_KEY)
+    return Question(
+        task if isinstance(task, str) and task else FILE_TASK,
+        None,
+        row["context"],
+        ((query, f" {answers[0]}"),),
+    )
