@@ -20,16 +20,14 @@ from bench.request import values
 from bench.request.checkpoint_files import adapter_fault, weights_fault
 from bench.request.choices import Raw, options, read_option
 from bench.request.layer_types import attention_dropout, experts_error, has_experts, layers_not_plain
-from bench.training.text_model import rope_parameters, rope_type, text_config
+from bench.training.text_model import LISTED_FACTORS, rope_parameters, rope_type, text_config
 
 FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
 ROPE_SCALINGS = (NOT_USED, "linear", "dynamic", "yarn", "llama3")
 """Values of `model.rope_scaling`."""
-ROPE_TYPES = (*ROPE_SCALINGS, "longrope")
+ROPE_TYPES = (*ROPE_SCALINGS, LISTED_FACTORS)
 """Types of RoPE scaling that transformers computes for FAMILIES."""
 FACTOR_RULE = Meta(ge=1, le=2**20, description="a number from 1", examples=["4.0"])
-LISTED_FACTORS = "longrope"
-"""Type of RoPE scaling with a factor for each frequency."""
 ROPE_KEYS = ("trained_len", "rope_scaling", "rope_factor")
 MIN_GPUS_FOR_4B = 4
 """Smallest number of GPUs with which `model=auto` is a model of 4 billion weights."""

@@ -26,7 +26,7 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bench.config import NOT_USED, ModelConfig
-from bench.training.text_model import LENGTH_DEPENDENT_ROPE, rope_type, text_config
+from bench.training.text_model import LENGTH_DEPENDENT_ROPE, LISTED_FACTORS, rope_type, text_config
 from bench.training.weights import fill_layers, model_weights
 
 FAMILIES: Mapping[str, tuple[type[Any], type[Any]]] = {
@@ -76,7 +76,8 @@ def _set_rope_scaling(settings: Any, config: ModelConfig, tokens: int) -> None:
     rope = settings.rope_parameters
     stored_len = rope.get("original_max_position_embeddings", settings.max_position_embeddings)
     stored = rope_type(settings.to_dict()), rope.get("factor"), stored_len
-    if stored == (config.rope_scaling, config.rope_factor, config.trained_len):
+    is_stored = stored == (config.rope_scaling, config.rope_factor, config.trained_len)
+    if is_stored or config.rope_scaling == LISTED_FACTORS:  # only a config.json can list them
         return
     plain = {"rope_type": "default", "rope_theta": config.rope_theta}
     if config.rope_scaling == NOT_USED or config.trained_len is None:

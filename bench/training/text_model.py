@@ -37,7 +37,9 @@ DEFAULTS: Mapping[str, ConfigDict] = {
 
 The `text_config` of LLaVA, for example, has only the values that differ from the defaults.
 """
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+LISTED_FACTORS = "longrope"
+"""RoPE type of transformers with a factor for each frequency."""
+LENGTH_DEPENDENT_ROPE = ("dynamic", LISTED_FACTORS)
 """RoPE types of transformers whose frequencies depend on the largest position in the forward pass."""
 _TEXT_MODEL_PREFIX = re.compile(r"\b(language|text)_model\.")
 
