@@ -20,7 +20,10 @@ MOST_LINES, MOST_COLUMNS = 150, 120
 REFERENCE = ROOT / "results" / "reference"
 HALF_HOUR = REFERENCE / "half_hour.sh"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-STANDS_FOR = {"TEXTS": str(ROOT / "docs")}
+STANDS_FOR = {
+    "TEXTS": str(ROOT / "docs"),
+    "QUESTIONS": str(ROOT / "tests" / "bench" / "measure" / "quality" / "questions.jsonl"),
+}
 NEEDS = {
     "model.path=MODEL": "is not a checkpoint folder",
     "resume=true": "does not exist",
