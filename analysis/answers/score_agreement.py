@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from analysis.answers.verdict import Verdict
 from analysis.cells.quality import ScoredCell
+from analysis.labels import count_label
 
 
 def with_scores(verdict: Verdict, cells: Sequence[ScoredCell], *, alone: bool) -> Verdict:
@@ -42,7 +43,7 @@ def agreement_line(cells: Sequence[ScoredCell]) -> str:
         return "No two cells scored the same weights, so nothing says whether the strategies agree."
     largest = max(match.difference or 0.0 for match in matches)
     return (
-        f"The strategies agree: in {len(matches)} cells with the weights of another cell, the mean"
-        f" log-likelihood of an answer's token differs by at most {largest:.1e} nats, at any length, task"
-        f" and depth (limit {min(match.limit for match in matches):.1e})."
+        f"The strategies agree: in {count_label(len(matches), 'cell')} with the weights of another cell, the"
+        f" mean log-likelihood of an answer's token differs by at most {largest:.1e} nats, at any length,"
+        f" task and depth (limit {min(match.limit for match in matches):.1e})."
     )
