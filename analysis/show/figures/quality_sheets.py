@@ -58,8 +58,11 @@ class Panel:
     title: str
     value: Callable[[ScoredCell], float | None]
     text: Callable[[float], str]
+    """Function that returns a value as text with its unit."""
     interval: Callable[[ScoredCell], tuple[float, float] | None] = lambda _: None
+    """Function that returns the ends of a cell's error bar; None for a cell without one."""
     is_share: bool = False
+    """Whether values are shares from 0 to 1, drawn as percentages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +171,7 @@ def _score_panels(*, chunks: bool) -> list[Panel]:
 
     def accuracy(cell: ScoredCell) -> float | None:
         scores = cell.scores(chunks=chunks)
-        return (
-            None if scores is None else sum(count == 0 for count in scores.wrong_tokens) / len(scores.tokens)
-        )
+        return None if scores is None else scores.right_share
 
     def tokens(cell: ScoredCell) -> float | None:
         scores = cell.scores(chunks=chunks)
