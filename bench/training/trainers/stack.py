@@ -153,13 +153,23 @@ class LossRecorder:
                 self._counts.append(valid)
                 if self.position_losses.is_recording:
                     labels = named[SHIFT_LABELS]
-                    losses = _token_losses(output.logits.flatten(0, 1), labels.flatten())
-                    self.position_losses.add(losses, labels, named["position_ids"])
+                    losses = _token_losses(output, labels)
+                    if losses is not None:
+                        self.position_losses.add(losses, labels, named["position_ids"])
 
 
 @torch.no_grad()
-def _token_losses(logits_RV: Tensor, labels_R: Tensor) -> Tensor:
-    """Return the loss of each token, [R], with the float32 logits of at most CHUNK_TOKENS rows in memory."""
+def _token_losses(output: Any, labels_BS: Tensor) -> Tensor | None:
+    """Return the loss of each token, B * S in all; None if the output has no log-probabilities or logits.
+
+    TRL's fused head returns `log_probs` of the labels instead of logits. Of logits at most CHUNK_TOKENS rows
+    are converted to float32 at a time.
+    """
+    if getattr(output, "log_probs", None) is not None:
+        return -output.log_probs
+    if getattr(output, "logits", None) is None:
+        return None
+    logits_RV, labels_R = output.logits.flatten(0, 1), labels_BS.flatten()
     chunks = zip(logits_RV.split(CHUNK_TOKENS), labels_R.split(CHUNK_TOKENS), strict=True)
     return torch.cat([untiled_losses(nn.Identity(), logits, labels) for logits, labels in chunks])
 
