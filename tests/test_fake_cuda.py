@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from torch.nn.parallel import DistributedDataParallel
+from transformers import modeling_utils
 
 import bench
 from bench.attention.kernels import KERNELS
@@ -30,12 +31,15 @@ from bench.record.record import Provenance
 from bench.record.store import read_records
 from bench.run.node import local
 from bench.run.node.worker import join
+from bench.run.node.worker import run_cell as run_in_rank
 from bench.run.progress import Progress
 from bench.run.resume import kept_records
 from bench.run.sweep import run_plan
 from bench.strategies import STRATEGIES
 from bench.strategies.torch_cp.attention import register_cpu_flash_operator
 from bench.training.models import empty_model
+from bench.training.trainer_facts import TRAINER_FACTS
+from bench.training.trainers import stack
 from bench.training.trainers.stack_engines import STACK_ENGINES, prepare_accelerate
 from bench.training.weights import fill_layers, model_weights
 from tests.support.cells import (
@@ -48,6 +52,7 @@ from tests.support.cells import (
     variants,
     words_for,
 )
+from tests.support.cuda import fake_cudnn
 from tests.support.cuda.fake_cuda import CUDA, OnDevice, notes_of, problems
 from tests.support.cuda.fake_nvml import MEMORY_BYTES, NAME
 from tests.support.many_cells import results_of_cells
@@ -64,6 +69,7 @@ SHORT = (
 )  # fmt: skip
 ONE_STEP = ObserveRequest(strategy="own", folder=Path(), steps=1, warmup_steps=0, report=False)
 ULYSSES = "strategy=deepspeed_ulysses"
+STACKS = [trainer for trainer, facts in TRAINER_FACTS.items() if facts.is_stack]
 PAGE = (Path(__file__).parents[1] / "docs" / "gpus.md").read_text()
 LISTED = set(re.findall(r"`(\w+/\w+\.py:\w+)`", PAGE))
 """Functions that docs/gpus.md lists as making the host wait in a timed step."""
@@ -81,11 +87,32 @@ CELLS = {
     "ddp, two whole sequences": ("strategy=local", "engine=ddp", "batch=2"),
     "attention alone": ("strategy=ring", "workload=attention"),
     "optimizer offloaded": ("strategy=ring", "engine=zero3", "offload.optimizer=true"),
+    **{
+        f"{trainer}, cudnn, activations offloaded": (
+            ULYSSES, f"trainer={trainer}", "kernel=cudnn", "measure.trace=true", "offload.activations=true",
+        )
+        for trainer in STACKS
+    },
     "accelerate": (ULYSSES, "trainer=accelerate"),
     "accelerate, ddp": ("strategy=local", "engine=ddp", "dp_shard=2", "trainer=accelerate"),
     "transformers": (ULYSSES, "trainer=transformers"),
-    "trl": (ULYSSES, "trainer=trl"),
+    "trl": (ULYSSES, "trainer=trl", "measure.trace=true"),
 }  # fmt: skip
+
+
+def train_with_offload(job, log):
+    """Run a rank, and fail unless transformers has moved activations to host memory."""
+    uses = []
+
+    class CountedOffload(modeling_utils.save_on_cpu):
+        def __init__(self, **named):
+            super().__init__(**named)
+            uses.append(named)
+
+    modeling_utils.save_on_cpu = CountedOffload
+    report = run_in_rank(job, log)
+    assert uses
+    return report
 
 
 @pytest.mark.parametrize("words", CELLS.values(), ids=CELLS)
@@ -93,7 +120,9 @@ def test_cell_runs_on_fake_cuda(fake_gpus, launcher, tmp_path, words):
     if "trainer=trl" in words and installed_version("trl") is None:
         pytest.skip("trl is not installed")
     without = ("parity", "full_length") if "measure.trace=true" in words else CHECKS
-    record, folder = run_cell(launcher, fake_cell(*words), tmp_path, without=without)
+    is_native = not any(word.startswith("trainer=") for word in words)
+    entry = None if is_native or "offload.activations=true" not in words else train_with_offload
+    record, folder = run_cell(launcher, fake_cell(*words), tmp_path, entry, without=without)
     assert record.status == "ok", record.reason
     assert record.provenance == Provenance.SYNTHETIC
     notes = notes_of(folder)
@@ -102,11 +131,24 @@ def test_cell_runs_on_fake_cuda(fake_gpus, launcher, tmp_path, words):
     waits = {text.rpartition(" in ")[2] for of_rank in notes for text in of_rank["waits"]}
     assert waits <= LISTED, waits - LISTED
     if "measure.trace=true" in words:
-        attention = ["aten::_scaled_dot_product_flash_attention_for_cpu"]
-        assert record.trace.torch_attention == attention
-    is_native = not any(word.startswith("trainer=") for word in words)
+        kernel = "cudnn_attention" if "kernel=cudnn" in words else "flash_attention_for_cpu"
+        assert record.trace.torch_attention == [f"aten::_scaled_dot_product_{kernel}"]
     if is_native and {*words} & {"engine=fsdp2", "engine=ddp", "workload=attention"}:
         assert waits == set()
+
+
+def train_without_a_backend(job, log):
+    """Run a rank whose stack leaves the choice of the attention kernel to torch."""
+    stack.SDPA_BACKENDS = {}
+    return run_in_rank(job, log)
+
+
+def test_another_kernel_than_the_named_one_is_found(fake_gpus, launcher, tmp_path):
+    cell = fake_cell(ULYSSES, "trainer=transformers", "measure.trace=true")
+    record, _ = run_cell(launcher, cell, tmp_path, train_without_a_backend, without=CHECKS)
+    assert record.status == "wrong_result"
+    operator = "aten::_scaled_dot_product_cudnn_attention"
+    assert record.reason == f"the traced step ran {operator}, not kernel=torch_flash"
 
 
 REPLAYED = (
@@ -357,26 +399,9 @@ def plain(tensor):
     return tensor.as_subclass(torch.Tensor)
 
 
-def cudnn_forward(q, k, v, bias, with_lse, dropout=0.0, causal=False, debug=False, *, scale=None):
-    """Return the outputs of cuDNN's operator, whose LSE has a last dimension of 1."""
-    out, lse = KERNELS["math"].forward(q, k, v, causal, scale)
-    none = torch.empty(0)
-    return out, lse.unsqueeze(-1), none, none, q.shape[2], k.shape[2], none, none, none
-
-
-def cudnn_backward(
-    dout, q, k, v, out, lse, seed, offset, bias, ends_q, ends_k, longest_q, longest_k, dropout, causal, *,
-    scale=None,
-):  # fmt: skip
-    assert lse.shape == (*out.shape[:-1], 1)
-    return KERNELS["math"].backward(dout, q, k, v, out, lse.squeeze(-1), causal, scale)
-
-
 @pytest.fixture
 def cudnn_on_cpu():
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("_scaled_dot_product_cudnn_attention", cudnn_forward, "CPU")
-    library.impl("_scaled_dot_product_cudnn_attention_backward", cudnn_backward, "CPU")
+    library = fake_cudnn.register_operators()
     yield
     library._destroy()
 

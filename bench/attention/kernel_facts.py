@@ -18,6 +18,10 @@ HEAD_DIM_MULTIPLE = 8
 `scaled_dot_product_attention` pads other heads, but the operators that our kernels call refuse them."""
 FLASH_ATTN = "flash_attn_2"
 """Name of the kernel of the package flash-attn, for which ring-flash-attn, yunchang and FPDT were written."""
+FLASH_OPERATORS = (
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+)
 GENERATIONS: Mapping[int, str] = {9: "Hopper", 10: "Blackwell"}
 """GPU generation of a major compute capability."""
 
@@ -43,6 +47,9 @@ class KernelFacts:
     """Largest head size on a GPU; None if no limit is documented."""
     head_dim_multiple: int = HEAD_DIM_MULTIPLE
     """Number that the head size must be a multiple of on a GPU."""
+    sdpa_operators: tuple[str, ...] = ()
+    """Operators of torch's `scaled_dot_product_attention` that the kernel calls, as torch.profiler names
+    them."""
 
     @property
     def required_gpu(self) -> str:
@@ -95,11 +102,20 @@ class KernelFacts:
 KERNEL_FACTS: Mapping[str, KernelFacts] = {
     facts.name: facts
     for facts in (
-        KernelFacts("torch_flash", {"cpu": ANY_DTYPE, "cuda": HALF}, max_head_dim=256),
+        KernelFacts(
+            "torch_flash", {"cpu": ANY_DTYPE, "cuda": HALF}, max_head_dim=256, sdpa_operators=FLASH_OPERATORS
+        ),
         KernelFacts("math", {"cpu": ANY_DTYPE, "cuda": ANY_DTYPE}, head_dim_multiple=1),
-        KernelFacts("flash_blocks", {"cpu": ANY_DTYPE, "cuda": HALF}, max_head_dim=256),
+        KernelFacts(
+            "flash_blocks", {"cpu": ANY_DTYPE, "cuda": HALF}, max_head_dim=256, sdpa_operators=FLASH_OPERATORS
+        ),
         # Larger heads need a cuDNN after 9.22, whose backward takes 256 but not 192 (sdp_utils.cpp).
-        KernelFacts("cudnn", {"cuda": HALF}, max_head_dim=128),
+        KernelFacts(
+            "cudnn",
+            {"cuda": HALF},
+            max_head_dim=128,
+            sdpa_operators=("aten::_scaled_dot_product_cudnn_attention",),
+        ),
         KernelFacts(FLASH_ATTN, {"cuda": HALF}, "flash-attn", "pip install flash-attn", max_head_dim=256),
         KernelFacts(
             "flash_attn_3",

@@ -14,10 +14,11 @@ NATIVE = "native"
 SDPA = "sdpa"
 STACK_KERNELS: Mapping[str, str] = {
     "torch_flash": SDPA,
+    "cudnn": SDPA,
     "flash_attn_2": "flash_attention_2",
     "flash_attn_3": "flash_attention_3",
 }
-"""Names in transformers of the kernels that it shares with us. With `sdpa` torch chooses the kernel."""
+"""Names in transformers of the kernels that it shares with us. A stack runs `sdpa` with one backend only."""
 UNTILED = "untiled"
 """Value of `loss` that computes all logits at once."""
 STACK_DTYPES = ("bf16", "fp32")

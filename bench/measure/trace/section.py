@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.common.rules import NonNegativeFloat, PerRank, PositiveFloat, Times, check_lengths
 from bench.config import USER_CODE, Cell, MeasureConfig
@@ -118,8 +119,7 @@ class TraceSection(Struct, frozen=True, kw_only=True):
     """Time of GPU copies and fills without a kernel that neither compute nor communication covers, by part
     and rank: `packing` in attention, `optimizer`, `other`. Empty on a CPU."""
     torch_attention: list[str] | None = None
-    """Operators of torch's `scaled_dot_product_attention` in the step. A training stack lets torch choose the
-    operator, which may take cuDNN where the cell states `torch_flash`."""
+    """Operators of torch's `scaled_dot_product_attention` in the step, of all ranks."""
     failure: str | None = None
     """Reason why there is no traced step: the rank, and the error of its profiler or trace."""
 
@@ -193,17 +193,21 @@ class TraceFacts(PassFacts[RankTracedSteps, TraceSection]):
             is_inspected=ranks[0].is_inspected,
             clock_bound_us=clock_bound_us(traces),
             waiting_unknown=waiting if isinstance(waiting, str) else None,
-            torch_attention=traces[0].torch_attention,
+            torch_attention=sorted({name for trace in traces for name in trace.torch_attention}),
         )
 
     def gate(self, cell: Cell, section: TraceSection) -> str | None:
-        """Return a message about the first traced step whose calls differ from the inspected step's, or None.
+        """Return a message about another attention kernel than the cell's, or about the first traced step whose
+        calls differ from the inspected step's; None without either.
 
         A user's own training loop may differ from step to step, so a difference fails no cell with
         `trainer=own`; `call_differences` then has the message.
         """
         if cell.trainer == USER_CODE:
             return None
+        others = {*(section.torch_attention or ())}.difference(KERNEL_FACTS[cell.kernel].sdpa_operators)
+        if others:
+            return f"the traced step ran {', '.join(sorted(others))}, not kernel={cell.kernel}"
         for number, step in enumerate(section.steps):
             for rank, difference in enumerate(step.call_differences):
                 if difference is not None:
@@ -211,13 +215,23 @@ class TraceFacts(PassFacts[RankTracedSteps, TraceSection]):
         return None
 
     def checks(self, cell: Cell, section: TraceSection | None) -> list[Check]:
-        """Return one check: the calls of the traced steps compared with those of the inspected step.
+        """Return the checks of the traced steps' calls and, unless a user's loop chose it, of the kernel."""
+        checks = [self._calls_check(cell, section)]
+        return checks if cell.trainer == USER_CODE else [*checks, self._kernel_check(cell, section)]
 
-        If the purposes of calls are unknown on any rank, no step counts as compared.
-        """
+    def _kernel_check(self, cell: Cell, section: TraceSection | None) -> Check:
+        check = Check(what="attention kernel", against="torch's operators in the traced step")
+        if section is None or section.failure is not None:
+            return replace(check, reason=_why_no_section(cell) if section is None else section.failure)
+        is_unseen = KERNEL_FACTS[cell.kernel].sdpa_operators and not section.torch_attention
+        reason = "the traced step ran no operator of torch's attention" if is_unseen else None
+        return replace(check, tokens=cell.seq_len, reason=reason)
+
+    def _calls_check(self, cell: Cell, section: TraceSection | None) -> Check:
+        """Return the check of calls; if purposes are unknown on any rank, no step counts as compared."""
         check = Check(what="collective calls of traced steps", against="the inspected step")
         if section is None:
-            return [replace(check, reason=NOT_RUN if cell.measure.trace else "measure.trace=false")]
+            return replace(check, reason=_why_no_section(cell))
         differences = [next(filter(None, step.call_differences), None) for step in section.steps]
         purposes_unknown = (
             INSPECTED if section.is_inspected else next(filter(None, section.purposes_unknown), None)
@@ -226,7 +240,11 @@ class TraceFacts(PassFacts[RankTracedSteps, TraceSection]):
         equal_steps = 0 if unknown else differences.count(None)
         reason = unknown or next(filter(None, differences), None)
         n_steps = len(section.steps)
-        return [replace(check, tokens=cell.seq_len, steps=equal_steps, of_steps=n_steps, reason=reason)]
+        return replace(check, tokens=cell.seq_len, steps=equal_steps, of_steps=n_steps, reason=reason)
+
+
+def _why_no_section(cell: Cell) -> str:
+    return NOT_RUN if cell.measure.trace else "measure.trace=false"
 
 
 def traced_steps(measure: MeasureConfig, step_s: float) -> int:

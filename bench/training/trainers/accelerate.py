@@ -48,8 +48,8 @@ class AccelerateTrainer(StackTrainer):
         self.schedule = make_schedule(bare, cell.optimizer)
         self.engine.attach(self.wrapped, bare, self.schedule)
 
-    def run(self, wants_step: WantsStep) -> None:
-        batches = self._batches(0, self.cell.seq_len)
+    def run_loop(self, wants_step: WantsStep) -> None:
+        batches = self._batches(0, self.cell.padded_len)
         outcome = None
         while wants_step(outcome):
             outcome = self._step(batches)

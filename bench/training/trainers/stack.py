@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -28,7 +29,7 @@ from bench.training.loss import CHUNK_TOKENS, ModelWithLoss, untiled_losses
 from bench.training.position_losses import PositionLosses
 from bench.training.trainer_facts import STACK_KERNELS
 from bench.training.trainers.stack_engines import STACK_ENGINES, StackEngine, prepare_accelerate
-from bench.training.trainers.trainer import Trainer
+from bench.training.trainers.trainer import Trainer, WantsStep
 
 NEXT_LABELS = "next_labels"
 """Column with the label of every token. DeepSpeed's loader makes `shift_labels` from `labels`, which leaves
@@ -103,6 +104,12 @@ def make_loader(samples: StackSamples) -> DataLoader[Any]:
         pin_memory=samples.data.device.type == "cuda",
     )
 
+
+SDPA_BACKENDS: Mapping[str, SDPBackend] = {
+    "torch_flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+"""Backend of torch's `scaled_dot_product_attention` by kernel. Without a choice torch takes cuDNN on Hopper."""
 
 ATTENTION_CODE: Mapping[str, str] = {
     "deepspeed_ulysses": "deepspeed.runtime.sequence_parallel",
@@ -210,6 +217,16 @@ class StackTrainer(Trainer):
     @abstractmethod
     def prepare(self) -> None:
         """Give the model to the stack; `engine` is attached here or before the first step."""
+
+    def run(self, wants_step: WantsStep) -> None:
+        """Run the stack's loop, in which torch may attend with the cell's kernel only, also in backward."""
+        backend = SDPA_BACKENDS.get(self.cell.kernel)
+        with nullcontext() if backend is None else sdpa_kernel(backend):
+            self.run_loop(wants_step)
+
+    @abstractmethod
+    def run_loop(self, wants_step: WantsStep) -> None:
+        """Run the stack's loop; see `run`."""
 
     @property
     def attention_name(self) -> str:

@@ -100,7 +100,7 @@ class HuggingFaceTrainer(StackTrainer):
 
     def dataset(self) -> Any:
         """Return the samples of all full-length steps."""
-        return self.samples(0, self.cell.seq_len)
+        return self.samples(0, self.cell.padded_len)
 
     def extras(self) -> dict[str, Any]:
         """Return arguments of the Trainer class in addition to those that `prepare` passes."""
@@ -128,7 +128,7 @@ class HuggingFaceTrainer(StackTrainer):
             **self.engine.arguments(cell),
         }
 
-    def run(self, wants_step: WantsStep) -> None:
+    def run_loop(self, wants_step: WantsStep) -> None:
         self.loop.wants_step = wants_step
         self.loop.train()
         if not self.loop.control.should_training_stop:

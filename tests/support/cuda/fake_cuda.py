@@ -33,6 +33,7 @@ import torch.distributed as dist
 import torch.numa.binding
 from torch._C._distributed_c10d import ProcessGroup, PythonCallbackWork, Work
 from torch.distributed.fsdp._fully_shard import _fully_shard
+from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
@@ -44,6 +45,7 @@ from bench.measure.timing.clock import StepClock
 from bench.record.record import Provenance
 from bench.request.modes import MODES
 from bench.run.node.worker import run_cell
+from tests.support.cuda import fake_cudnn
 from tests.support.cuda.fake_nvml import MEMORY_BYTES, NAME, FakeNvml, uuid
 
 NOTES = "fake_cuda_{rank}.json"
@@ -263,6 +265,8 @@ class OnDevice(TorchFunctionMode):
             return _device_of(args[0])
         if func is torch.Tensor.is_pinned:
             return is_pinned(args[0])
+        if func is scaled_dot_product_attention and torch.backends.cuda.cudnn_sdp_enabled():
+            func = fake_cudnn.attend  # torch's first choice on Hopper
         pinned = kwargs.pop("pin_memory", False) or func is torch.Tensor.pin_memory
         if func is torch.Tensor.pin_memory or func is torch.Tensor.cuda:
             result = args[0].clone()
@@ -643,6 +647,7 @@ def install(job):
     _fake_autograd()
     _fake_profiler()
     _count_in_timed_steps()
+    CUDA.operators = fake_cudnn.register_operators()
     OnDevice().__enter__()
 
 
