@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.attention.documents import Documents
 from bench.common.deferred_errors import DeferredErrors
 
 _INTEGER_BY_SIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -54,9 +53,7 @@ class CapturedCall:
     copy_context: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context entered while tensors are copied, so that the copies do not count as a part of the step."""
     copies: dict[str, HostCopy] = field(default_factory=dict)
-    """Copied tensors by name: q, k, v, out, dq, dk, dv, dout."""
-    documents: Documents | None = None
-    """Documents that the call's attention stays within; None for whole sequences."""
+    """Copied tensors by name: q, k, v, out, dq, dk, dv, dout, and position_ids [1 or B, S] if there are any."""
 
     def count_call(self, q: Tensor) -> bool:
         """Count the call with these queries if it trains, and return whether it is the one to copy."""
@@ -114,7 +111,7 @@ class AttentionWatch:
         q_BNSD: Tensor,
         k_BKSD: Tensor,
         v_BKSD: Tensor,
-        documents: Documents | None = None,
+        position_ids: Tensor | None = None,
     ) -> Tensor:
         """Run attention and record the call.
 
@@ -125,13 +122,11 @@ class AttentionWatch:
             q_BNSD: Queries. B batch, S tokens of a shard, D head size, N query heads; K is the KV heads.
             k_BKSD: Keys.
             v_BKSD: Values.
-            documents: Documents that attention stays within; None for whole sequences.
+            position_ids: Positions of this rank's tokens, which restart in each packed document.
         """
         with self.errors:
             self.shapes.add((q_BNSD.shape[2], q_BNSD.shape[1], k_BKSD.shape[1]))
         captured = self.captured if self.captured is not None and self.captured.count_call(q_BNSD) else None
-        if captured is not None:
-            captured.documents = documents
 
         def keep(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
             if captured is not None:
@@ -150,7 +145,7 @@ class AttentionWatch:
         self._enter()
         out = attention(q, k, v)
         self._leave()
-        keep(("q", "k", "v", "out"), (q, k, v, out))
+        keep(("q", "k", "v", "out", "position_ids"), (q, k, v, out, position_ids))
         return self._call_in_backward(enter_backward, out)[0]
 
     def _call_in_backward(self, callback: Callable[..., None], *tensors: Tensor) -> tuple[Tensor, ...]:

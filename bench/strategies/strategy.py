@@ -273,7 +273,7 @@ class Strategy(ABC):
             return self.model_attention(module, q_BNSD, k_BKSD, v_BKSD, **keywords)
 
         if self.watch is not None:
-            return self.watch.run(attention, q, k, value_BKSD, self.documents), None
+            return self.watch.run(attention, q, k, value_BKSD, keywords.get("position_ids")), None
         return attention(q, k, value_BKSD), None
 
     def model_attention(

@@ -93,12 +93,16 @@ def _setting_refusals(cell: Cell) -> list[str]:
         ),
         (cell.dtype not in STACK_DTYPES, f"has no dtype={cell.dtype}; choose dtype={dtypes}"),
         (
-            cell.data.packs or cell.padding > 0,
-            f"supports no documents and no padding; take data.packing=none and pad=false, or {native}",
+            _needs_masks_of_flash(cell),
+            f"masks documents, and kernel={cell.kernel} takes no mask on a GPU; choose kernel=cudnn",
         ),
         (
-            cell.tiled_mlp or cell.offload.activations or cell.offload.optimizer,
-            f"supports neither tiled_mlp nor offload.*; leave them false, or take {native}",
+            cell.tiled_mlp or cell.offload.optimizer,
+            f"supports neither tiled_mlp nor offload.optimizer; leave them false, or take {native}",
+        ),
+        (
+            cell.offload.activations and cell.cluster.device == "cpu",
+            f"offloads to pinned memory, which needs a GPU; take offload.activations=false, or {native}",
         ),
         (
             _gathers_losses_in_several_gloo_groups(cell),
@@ -110,6 +114,15 @@ def _setting_refusals(cell: Cell) -> list[str]:
         ),
     )
     return [f"trainer={cell.trainer} {reason}" for is_refused, reason in conditions if is_refused]
+
+
+def _needs_masks_of_flash(cell: Cell) -> bool:
+    """Return whether transformers passes masks of documents to torch's flash kernel, which refuses them.
+
+    DeepSpeed drops the mask.
+    """
+    is_flash = cell.kernel == "torch_flash" and cell.cluster.device == "cuda"
+    return is_flash and cell.data.packs and cell.strategy != "deepspeed_ulysses"
 
 
 def _gathers_losses_in_several_gloo_groups(cell: Cell) -> bool:

@@ -11,11 +11,10 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from torch import Tensor
 
-from bench.attention.documents import Documents
 from bench.attention.watch import CapturedCall
 from bench.measure.full_length.comparison import compare
 from bench.measure.full_length.section import FullLengthSection, sampled_call
-from bench.measure.full_length.shards import AttentionSettings, Shards, first_keys
+from bench.measure.full_length.shards import AttentionSettings, Shards
 from bench.measure.parity.rank import gather_sequence
 from bench.measure.rank_pass import Measurement, RankPass, StepRequests
 from bench.ranks.memory_limit import without_memory_limit
@@ -62,12 +61,17 @@ def _compare_call(
         reason = "attention was not called with gradients in the inspected step"
         return FullLengthSection(tokens=cell.seq_len, rows=0, errors={}, limits={}, reason=reason)
     attention = AttentionSettings(cell.dtype, cell.model.head_dim**-0.5, causal)
-    section = compare(captured.tensors_on(device), attention, _shards(strategy, captured.documents))
+    tensors = captured.tensors_on(device)
+    shards = _shards(strategy, tensors.pop("position_ids", None))
+    section = compare(tensors, attention, shards)
     return replace(section, call=captured.number)
 
 
-def _shards(strategy: Strategy, documents: Documents | None) -> Shards:
-    """Return this rank's shard in the strategy's layout; its seed differs between cells and ranks."""
+def _shards(strategy: Strategy, position_ids: Tensor | None) -> Shards:
+    """Return this rank's shard in the strategy's layout; its seed differs between cells and ranks.
+
+    With packed documents the first key that a token sees follows from its position in its document.
+    """
     cell = strategy.cell
 
     def sum_over_ranks(local: Tensor) -> Tensor:
@@ -78,13 +82,17 @@ def _shards(strategy: Strategy, documents: Documents | None) -> Shards:
     def shard_of(whole_T: Tensor) -> Tensor:
         return torch.cat([whole_T[..., piece] for piece in strategy.slices(cell.padded_len)], dim=-1)
 
+    positions = shard_of(torch.arange(cell.padded_len))
+    first_keys = None
+    if cell.data.packs and position_ids is not None:
+        first_keys = (positions - position_ids.cpu()).expand(cell.batch, -1)
     return Shards(
-        positions=shard_of(torch.arange(cell.padded_len)),
+        positions=positions,
         ranks=cell.sp_degree,
         gather=partial(gather_sequence, strategy),
         all_reduce=sum_over_ranks,
         seed=(int(cell.cell_id, 16) + strategy.groups.rank) % 2**63,
-        first_keys=None if documents is None else shard_of(first_keys(documents)),
+        first_keys=first_keys,
     )
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench.attention.documents import Documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +44,6 @@ class AttentionSettings:
     dtype: str
     scale: float
     causal: bool
-
-
-def first_keys(documents: Documents) -> Tensor:
-    """Return the first key that each token of whole sequences sees, [B, T]: the start of its document."""
-    sequences = range(len(documents.ends))
-    return torch.tensor(
-        [[document.start for document in documents.positions_of(row) for _ in document] for row in sequences]
-    )
 
 
 def hidden_keys(keys: Tensor, queries: Tensor, first_keys: Tensor | None, *, causal: bool) -> Tensor:

@@ -70,6 +70,8 @@ class StepErrors:
     gradients: Mapping[str | float, Mapping[str, GradientError]]
     """Errors of gradients by parameter. The outer key is the factor by which the engine's gradients were
     divided (1.0 for the engine's gradients as they are), or the name of a computation in `whole_model`."""
+    loss_across_documents: StepLoss | None
+    """Exact loss if attention crossed the boundaries of documents; None without packed documents."""
 
     @classmethod
     def compute(
@@ -94,12 +96,12 @@ class StepErrors:
                         name: exact.difference(tensors.get(name), divisor)
                         for name, exact in exact_gradients.items()
                     }
+            loss, across = model.losses[EXACT], model.loss_across_documents()
         eps = torch.finfo(TORCH_DTYPES[cell.dtype]).eps
         errors = {key: gradient_errors(by_name, eps) for key, by_name in differences.items()}
-        loss = model.losses[EXACT]
         block_errors = [loss.block_error(model.losses[name]) for name in CONTROLS]
         noise = GradientNoise.from_controls(block_errors, [errors[name] for name in CONTROLS])
-        return cls(cell, step, loss, noise, errors)
+        return cls(cell, step, loss, noise, errors, across)
 
     def fill(self, section: ObjectiveSection, label: str) -> ObjectiveSection:
         """Return the section with errors and limits; `label` names the compared gradients in messages."""
@@ -112,7 +114,7 @@ class StepErrors:
         worst_distance, worst_scale = nearest_to_limit(distances), nearest_to_limit(scales)
         norms = norm_errors(self.step, self.cell.optimizer)
         compared = {
-            "loss": (self.loss.error(self.step.loss), max(FLOORS[dtype].loss, FACTOR * noise.loss)),
+            "loss": (self.loss.error(self.step.loss), self._loss_limit),
             f"gradient of {worst_distance}": distances[worst_distance],
             f"scale of the gradient of {worst_scale}": scales[worst_scale],
             f"scale of {label}": (abs(whole_scale(gradients)), noise.whole_limit(dtype)),
@@ -130,6 +132,10 @@ class StepErrors:
             mistakes=mistakes,
             mistake_limits=mistake_limits,
         )
+
+    @property
+    def _loss_limit(self) -> float:
+        return max(FLOORS[self.cell.dtype].loss, FACTOR * self.noise.loss)
 
     def _distances(self, key: str | float) -> dict[str, ErrorAndLimit]:
         """Return the distance of each gradient under a key of `gradients`, and its limit."""
@@ -152,9 +158,12 @@ class StepErrors:
         return mistakes
 
     def _cause(self) -> str | None:
-        """Return a message about wrong tokens or a wrong factor if either explains the errors, else None."""
+        """Return a message about wrong tokens, documents or a factor if one explains the errors, else None."""
         if not self.step.has_right_tokens:
             return "the ranks saw other tokens than the step holds: some were dropped, repeated or misplaced"
+        across, loss, limit = self.loss_across_documents, self.step.loss, self._loss_limit
+        if across is not None and across.error(loss) <= limit < self.loss.error(loss):
+            return "the loss is that of attention across the boundaries of documents"
         for factor in (key for key in self.gradients if isinstance(key, float) and key != 1.0):
             if all(is_within(error, limit) for error, limit in self._distances(factor).values()):
                 name = "sp_degree" if factor > 1 else "1/sp_degree"

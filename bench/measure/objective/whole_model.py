@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -131,6 +131,14 @@ class WholeModel:
             for name, sequences in running.items():
                 yield name, self._ends_gradients(self.computations[name], sequences)
         self.phase.enter(None)
+
+    def loss_across_documents(self) -> StepLoss | None:
+        """Return the loss in float64 of attention that ignores the ends of documents; None without documents."""
+        if not self.cell.data.packs:
+            return None
+        sequences = [_Sequence(replace(batch, documents=None)) for batch in self.sequences]
+        self._run_forward({EXACT: sequences})
+        return self.losses[EXACT]
 
     def _rounded_computation(self, rounding: AttentionRounding, weights: Weights) -> Computation:
         """Return a computation in the cell's dtype, with weights of that dtype or with autocast."""

@@ -33,7 +33,7 @@ class TrainWorkload(Workload):
         rank.begin("model" if cell.model.path is None else "checkpoint")
         if cell.tiled_mlp:
             tile_mlps(model.model)
-        if cell.offload.activations:
+        if cell.offload.activations and not TRAINER_FACTS[cell.trainer].is_stack:
             self.activation_offload = ActivationOffload(rank.device)
             self.activation_offload.install(model.model)
         layers = fill_layers(model.model, model_weights(cell.model, cell.seed), rank.device)
@@ -83,7 +83,8 @@ def _model(rank: WorkloadRank) -> ModelWithLoss:
     if cell.checkpointing:
         contexts = rank.strategy.checkpoint_contexts
         keywords = {} if contexts is None else {"context_fn": contexts}
-        model.gradient_checkpointing_enable({"use_reentrant": False, **keywords})
+        offloads = cell.offload.activations and TRAINER_FACTS[cell.trainer].is_stack
+        model.gradient_checkpointing_enable({"use_reentrant": False, **keywords}, offload=offloads)
     model.train()
     return ModelWithLoss(model, cell.loss, rank.phase)
 

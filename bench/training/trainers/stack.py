@@ -249,7 +249,7 @@ class StackTrainer(Trainer):
                 out: Tensor = run(module, q, k, v, mask, **named)[0]
                 return out.unflatten(-1, (-1, v.shape[-1])) if out.dim() == 3 else out  # noqa: PLR2004
 
-            return watch.run(attention, q_BNSD, k_BKSD, v_BKSD), None
+            return watch.run(attention, q_BNSD, k_BKSD, v_BKSD, named.get("position_ids")), None
 
         with register_attention(self.attention_name, watched_attention):
             yield

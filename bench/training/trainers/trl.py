@@ -24,7 +24,7 @@ class SupervisedTrainer(HuggingFaceTrainer):
         """Return a Dataset of the datasets package, whose transform replaces row numbers by samples."""
         from datasets import Dataset
 
-        samples = self.samples(0, self.cell.seq_len)
+        samples = self.samples(0, self.cell.padded_len)
 
         def load_samples(numbers: dict[str, list[int]]) -> dict[str, list[Tensor]]:
             rows = [samples[number] for number in numbers["number"]]
@@ -47,10 +47,11 @@ class SupervisedTrainer(HuggingFaceTrainer):
     def arguments(self) -> dict[str, Any]:
         return {
             **HuggingFaceTrainer.arguments(self),
-            "max_length": self.cell.seq_len,
+            "max_length": self.cell.padded_len,
             "pad_to_multiple_of": self.cell.sp_degree,
             "dataset_kwargs": {"skip_prepare_dataset": True},
-            "gradient_checkpointing": self.cell.checkpointing,
+            # By default TRL checkpoints all models, and without `offload`. The model has its setting already.
+            "gradient_checkpointing": False,
         }
 
 

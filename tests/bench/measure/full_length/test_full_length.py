@@ -9,7 +9,7 @@ import torch
 
 from bench.attention.documents import Documents
 from bench.attention.kernels import KERNELS, kernel_backward, kernel_forward
-from bench.attention.packed import attend_packed, packing_of
+from bench.attention.packed import attend_packed, packing_of, positions_in_documents
 from bench.attention.watch import AttentionWatch, CapturedCall
 from bench.measure.facts import first_beyond
 from bench.measure.full_length import key_errors
@@ -21,7 +21,6 @@ from bench.measure.full_length.shards import (
     AttentionSettings,
     Shards,
     attention_rows,
-    first_keys,
     sample_tokens,
 )
 from bench.measure.parity.exact import visible_keys
@@ -60,7 +59,7 @@ def test_attention_rows_and_key_sums_equal_autograd(monkeypatch, mask):
     torch.manual_seed(0)
     q, k, v, dout = (torch.randn(2, 24, 8, dtype=torch.float64, requires_grad=True) for _ in range(4))
     hidden = ~visible_keys(24, causal=causal, device=q.device, documents=documents).view(-1, 24, 24)
-    firsts = None if documents is None else first_keys(documents)
+    firsts = None if documents is None else torch.arange(24) - positions_in_documents(documents)
     scale = q.shape[-1] ** -0.5
     out = ((q @ k.transpose(1, 2)) * scale).masked_fill(hidden, float("-inf")).softmax(-1) @ v
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), dout)
@@ -145,7 +144,8 @@ def test_small_faults_of_key_gradients_are_beyond_the_limits():
 
 
 def test_attention_across_documents_is_beyond_the_limits():
-    shards = replace(ALONE, first_keys=first_keys(Documents(((700, 701, 2048),))))
+    positions = positions_in_documents(Documents(((700, 701, 2048),)))
+    shards = replace(ALONE, first_keys=torch.arange(2048) - positions)
     attention = AttentionSettings("bf16", SCALE, causal=True)
     within = compare(packed_call((700, 701, 2048)), attention, shards)
     assert first_beyond(within.errors, within.limits) is None
