@@ -151,6 +151,17 @@ def test_another_kernel_than_the_named_one_is_found(fake_gpus, launcher, tmp_pat
     assert record.reason == f"the traced step ran {operator}, not kernel=torch_flash"
 
 
+@pytest.mark.parametrize("trainer", STACKS)
+def test_stack_trains_in_two_sequence_groups(fake_gpus, launcher, tmp_path, trainer):
+    if installed_version(trainer) is None:
+        pytest.skip(f"{trainer} is not installed")
+    machine = replace(TWO_H100, gpus=(NAME,) * 4, gpu_memory_bytes=(MEMORY_BYTES,) * 4)
+    cell = make_cell(*SHORT, ULYSSES, f"trainer={trainer}", "sp_degree=2", "dp_replicate=2", machine=machine)
+    record, folder = run_cell(launcher, cell, tmp_path, without=CHECKS)
+    assert record.status == "ok", record.reason
+    assert problems(notes_of(folder)) == []
+
+
 REPLAYED = (
     ("strategy=ulysses", "engine=zero3"),
     ("strategy=ring", "engine=fsdp2"),
@@ -288,7 +299,6 @@ def break_the_rules(job, log):
         work.wait()
     other.sum()
     finish_together(device)
-    dist.get_backend = lambda *_: "nccl"
     return {"legal": legal, "device": str(device_of(torch.nn.Linear(1, 1)))}
 
 

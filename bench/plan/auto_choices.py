@@ -10,11 +10,13 @@ from bench.common.environment import Machine
 from bench.config import AUTO, NOT_USED, UNKNOWN_HARDWARE, Cell
 from bench.cost.newer_kernels import newer_kernel_lines
 from bench.plan.planned import PlannedCell
+from bench.request import values
 from bench.request.choices import Raw
 from bench.request.hardware import compute_capability
 from bench.request.modes import REPLAY, starts_ranks
 from bench.strategies import STRATEGIES
 from bench.strategies.options import default_text
+from bench.training.engines import ENGINE_FACTS
 
 CHECKPOINTING: Mapping[bool, str] = {
     True: "on for GPU ranks, so that longer sequences fit; layers are computed again in backward",
@@ -62,6 +64,13 @@ def choice_lines(requests: Sequence[Raw], planned: Sequence[PlannedCell], machin
     if trains and any(request["checkpointing"] == AUTO for request in requests):
         on_gpus = any(cell.cluster.device == "cuda" for cell in trains)
         lines.append(f"checkpointing=auto: {CHECKPOINTING[on_gpus]}")
+    engines = {cell.engine.name for cell in trains if ENGINE_FACTS[cell.engine.name].shards_over_all_ranks}
+    replicas = {values.whole_number("dp_replicate", request["dp_replicate"]) for request in requests} - {1}
+    if engines and replicas:
+        lines.append(
+            f"dp_replicate={','.join(map(str, sorted(replicas)))}: multiplied into dp_shard, because"
+            f" engine={','.join(sorted(engines))} shards over all ranks and keeps no replicas"
+        )
     if any(cell.hardware == UNKNOWN_HARDWARE for cell in cells):
         lines.append(
             f"hardware=auto: no file of conf/hardware/ names {machine.device_name}, so MFU is unknown; choose"

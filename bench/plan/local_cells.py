@@ -16,6 +16,7 @@ from bench.cost.band import Fit
 from bench.plan.planned import PlannedCell, planned_cell
 from bench.plan.work import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, is_base, work_of
 from bench.record.record import Role
+from bench.request import values
 from bench.request.choices import Raw
 from bench.request.placement import shrink_cluster
 from bench.request.resolve import resolve
@@ -58,7 +59,8 @@ def _base_shards(base: Raw, requests: Sequence[Raw], machine: Machine) -> int:
     others = (request for request in requests if request is not base)
     cells = [resolve(other, machine) for other in others if {**base, "strategy": other["strategy"]} == other]
     on_gpus = [cell for cell in cells if cell.cluster.device == "cuda"]
-    return max((cell.cluster.world_size // cell.dp_replicate for cell in on_gpus), default=1)
+    replicas = values.whole_number("dp_replicate", base["dp_replicate"])  # resolved cells may have none
+    return max((cell.cluster.world_size // replicas for cell in on_gpus), default=1)
 
 
 def _shard_base(base: Raw, shards: int) -> Raw:

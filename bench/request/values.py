@@ -88,7 +88,11 @@ SYNONYMS: Mapping[str, Collection[str]] = {
     ),
     "loss": ("fused_cross_entropy",),
     "dp_shard": ("data_parallel_shard_degree", "dp_shard_size", "parallelism_config_dp_shard_size"),
-    "dp_replicate": ("data_parallel_replicate_degree", "dp_replicate_size"),
+    "dp_replicate": (
+        "data_parallel_replicate_degree",
+        "dp_replicate_size",
+        "parallelism_config_dp_replicate_size",
+    ),
     "model": ("model_name_or_path", "base_model", "model_id"),
     "measure.min_timed_steps": ("least_steps",),
     "cluster.world_size": ("num_gpus", "num_processes", "nproc_per_node"),

@@ -106,11 +106,17 @@ def _setting_refusals(cell: Cell) -> list[str]:
         ),
         (
             _gathers_losses_in_several_gloo_groups(cell),
-            f"gathers losses, which gloo can do in one group only; take dp_shard=1, {native}, or GPUs",
+            (
+                "gathers losses, which gloo can do in one group only; take dp_replicate=1 dp_shard=1,"
+                f" {native}, or GPUs"
+            ),
         ),
         (
             cell.dp_replicate > 1 and cell.engine.name != "ddp",
-            f"keeps one sharded copy of the model, not dp_replicate={cell.dp_replicate}; take dp_shard",
+            (
+                f"keeps one sharded copy of the model, not dp_replicate={cell.dp_replicate}; take"
+                f" dp_replicate=1 dp_shard={cell.dp_degree}, or {native}"
+            ),
         ),
     )
     return [f"trainer={cell.trainer} {reason}" for is_refused, reason in conditions if is_refused]

@@ -79,7 +79,7 @@ def _reference_and_controls(request: Raw, compared: Cell, machine: Machine) -> I
     with which the losses that it logs are compared.
     """
     strategy = read_option("strategy", REFERENCE_STRATEGY)
-    local = {**request, "strategy": strategy, "layout": "auto", "sp_degree": 1}
+    local = {**request, "strategy": strategy, "layout": "auto", "sp_degree": 1, "dp_replicate": 1}
     ranks, micro_steps = compared.cluster.world_size, compared.grad_accum // compared.sp_degree
     reference_request = {**local, "dp_shard": ranks, "grad_accum": micro_steps, "trainer": {"name": "native"}}
     reference = resolve(reference_request, machine)

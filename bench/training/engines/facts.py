@@ -69,6 +69,8 @@ class EngineFacts(ABC):
     """True if weights stay float32 and autocast lowers the precision of matrix products."""
     offloads_optimizer: ClassVar[bool] = False
     """True if the optimizer can run in host memory (`offload.optimizer`)."""
+    shards_over_all_ranks: ClassVar[bool] = False
+    """True if the engine keeps no replicas, so that `dp_replicate` counts as `dp_shard`."""
     has_leaf: ClassVar[bool] = False
     """True if the modules that have the engine's hooks can be chosen (`engine.leaf`)."""
     copies_in_update: ClassVar[bool] = False

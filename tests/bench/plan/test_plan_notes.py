@@ -120,6 +120,24 @@ def test_base_is_sharded_over_the_ranks_of_comparable_cells():
     assert "dp_shard" not in " ".join(planned(TWO_CORES, kernel="flash_attn_3").notes)
 
 
+def test_base_under_zero3_is_sharded_once_over_all_ranks():
+    sweep_plan = planned(gpus(8), lengths=["96k"], dp_replicate=2, engine=read_option("engine", "zero3"))
+    bases = [entry.cell for entry in sweep_plan.cells if entry.cell.strategy == "local"]
+    assert [(cell.dp_replicate, cell.dp_shard) for cell in bases] == [(1, 8)]
+
+
+def test_replicas_under_zero3_are_noted_and_run_once():
+    def replicated(engine):
+        words = (f"engine={engine}", "sp_degree=2", "cluster.world_size=4", "sweep_dir=x")
+        raws = [make_raw(*words, f"dp_replicate={count}") for count in (1, 2)]
+        sweep_plan = plan(raws, TWO_CORES, single=False)
+        return len(sweep_plan.cells), [note for note in sweep_plan.notes if "dp_replicate" in note]
+
+    reason = "because engine=zero3 shards over all ranks and keeps no replicas"
+    assert replicated("zero3") == (1, [f"dp_replicate=2: multiplied into dp_shard, {reason}"])
+    assert replicated("fsdp2") == (2, [])
+
+
 MACHINES = {
     "1 H100": (gpus(1), {}, set()),
     "4 H100": (gpus(4), {}, {98304}),

@@ -154,7 +154,6 @@ ILLEGAL = {
     "seq_len=250 strategy=ring": "seq_len=248, or take pad=true",
     "cluster.world_size=3 seq_len=9k": "choose sp_degree from 1, 2, 4",
     "sp_degree=3 dp_shard=2 cluster.world_size=4": "is not cluster.world_size=4",
-    "dp_replicate=2 engine=zero3": "engine=fsdp2",
     "engine.leaf=layer": "take engine=zero3",
     "ulysses_degree=1": "leave ulysses_degree=auto",
     "strategy=usp ulysses_degree=3": "must divide sp_degree=2",

@@ -129,6 +129,7 @@ WORDS_OF_OTHERS = {
     "sample_packing=true": "data.packing", "num_machines=2": "cluster.nodes", "hostfile=x": "cluster.hosts",
     "data.packing=true": "data.packing=documents", "train_files=x": "data.path",
     "data_parallel_shard_degree=2": "dp_shard", "model_id=x": "model",
+    "parallelism_config_dp_replicate_size=2": "dp_replicate",
     "kernel=fa3": "kernel=flash_attn_3", "kernel=flash_attention_2": "kernel=flash_attn_2",
     "engine=deepspeed": "engine=zero3", "engine=fully_shard": "engine=fsdp2",
     "strategy=alst": "strategy=deepspeed_ulysses",

@@ -60,6 +60,22 @@ def test_auto_degrees_use_all_ranks_and_set_ones_what_they_need(machine, words, 
     assert (refusal(cell) is None) == (cell.sp_degree <= ranks)
 
 
+@pytest.mark.parametrize("trainer", ["native", "accelerate", "transformers"])
+@pytest.mark.parametrize(
+    ("words", "equal"),
+    [
+        ("sp_degree=4 dp_replicate=2", "sp_degree=4 dp_shard=2"),
+        ("dp_replicate=2 dp_shard=2", "dp_shard=4"),
+        ("strategy=local dp_replicate=2", "strategy=local dp_shard=2"),
+    ],
+)
+def test_zero3_has_one_cell_for_replicas_and_shards(trainer, words, equal):
+    base = ("strategy=deepspeed_ulysses", "engine=zero3", f"trainer={trainer}", "cluster.world_size=8")
+    cell, sharded = (make_cell(*base, *own.split()) for own in (words, equal))
+    assert (cell.dp_replicate, cell.dp_shard) == (1, sharded.dp_shard)
+    assert cell.cell_id == sharded.cell_id
+
+
 def test_cell_id_depends_on_work_alone():
     assert make_cell("seq_len=8192").cell_id == make_cell("seq_len=8k").cell_id
     assert make_cell("measure.repeats=3").cell_id == make_cell().cell_id

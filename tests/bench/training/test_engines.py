@@ -7,7 +7,7 @@ from deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config, get_z3
 from bench.training.engines.zero3.engine import zero3_config
 from bench.training.models import FAMILIES, empty_model
 from bench.training.parameters import parameters
-from tests.support.cells import make_cell
+from tests.support.cells import CHECKS, make_cell, run_cell, tiny_cell
 from tests.support.many_cells import results_of_cells, watch_offloading
 
 
@@ -19,6 +19,14 @@ def test_engine_leaf_sets_the_modules_that_have_hooks(family, leaf):
     settings = DeepSpeedZeroConfig(**zero3_config(cell)["zero_optimization"])
     apply_zero_leaf_module_config(model, settings.leaf_module)
     assert get_z3_leaf_modules(model) == ([] if leaf == "none" else [*model.model.layers])
+
+
+def test_zero3_trains_on_eight_ranks_with_requested_replicas(launcher, tmp_path):
+    degrees = ("sp_degree=4", "dp_replicate=2", "cluster.world_size=8")
+    cell = tiny_cell("strategy=deepspeed_ulysses", "engine=zero3", *degrees)
+    record, _ = run_cell(launcher, cell, tmp_path, without=CHECKS)
+    assert record.status == "ok", record.reason
+    assert record.config["dp_shard"] == 2
 
 
 def test_offloading_counts_the_bytes_that_it_moves(launcher, tmp_path):

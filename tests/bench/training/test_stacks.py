@@ -65,6 +65,7 @@ def test_gate_finds_sequences_that_every_rank_trains_on(launcher, tmp_path):
 
 
 SCHEDULED = "grad_accum=2 batch=2 optimizer=sgd optimizer.schedule=linear optimizer.schedule_steps=20"
+TWO_GROUPS = "strategy=deepspeed_ulysses sp_degree=2 cluster.world_size=4"
 STACKS = [trainer for trainer, facts in TRAINER_FACTS.items() if facts.is_stack]
 
 
@@ -125,8 +126,9 @@ def test_stack_samples_of_shared_batches_equal_native_batches(words):
         ("strategy=deepspeed_ulysses kernel=math", "no kernel=math; choose kernel=torch_flash"),
         ("strategy=deepspeed_ulysses loss=chunked", "leave loss at auto, or choose loss=untiled"),
         ("strategy=local engine=fsdp2 dtype=fp64", "no dtype=fp64; choose dtype=bf16 or fp32"),
-        ("strategy=local engine=fsdp2 dp_replicate=2", "not dp_replicate=2; take dp_shard"),
-        ("strategy=deepspeed_ulysses dp_shard=2 cluster.world_size=4", "take dp_shard=1, trainer=native, or"),
+        ("strategy=local engine=fsdp2 dp_replicate=2", "take dp_replicate=1 dp_shard=2, or trainer=native"),
+        (f"{TWO_GROUPS} dp_shard=2", "one group only; take dp_replicate=1 dp_shard=1, trainer=native, or"),
+        (f"{TWO_GROUPS} dp_replicate=2", "gathers losses, which gloo can do in one group only"),
     ],
 )
 def test_stack_refuses_unsupported_settings_with_a_way_out(words, reason):

@@ -128,7 +128,6 @@ def as_one_rank(dtype, engines, cases):
         )
         for i, engine in enumerate(engines)
         for j, (name, (strategy, both, own, *alone)) in enumerate(cases.items())
-        if engine != "zero3" or "dp_replicate=2" not in own
     ]
 
 

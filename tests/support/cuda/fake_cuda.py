@@ -486,6 +486,8 @@ def _fake_nccl():
         module.init_process_group = init_process_group
         module.new_group = new_gloo_group
         module.barrier = gloo_barrier
+    get_backend = dist.get_backend
+    dist.get_backend = lambda group=None: get_backend(group).replace("gloo", "nccl")
     init_mesh = dist.device_mesh.init_device_mesh
 
     def cpu_mesh(device_type, *args, **kwargs):

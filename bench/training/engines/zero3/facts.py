@@ -50,6 +50,7 @@ class Zero3Facts(EngineFacts):
     dtypes = ("bf16", "fp32")
     package = "deepspeed"
     offloads_optimizer = True
+    shards_over_all_ranks = True
     has_leaf = True
     copies_in_update = True
     host: ClassVar[Mapping[str, EngineHost]] = {
@@ -65,15 +66,6 @@ class Zero3Facts(EngineFacts):
 
     def shards(self, cell: Cell) -> int:
         return cell.cluster.world_size
-
-    def refusals(self, cell: Cell) -> list[str]:
-        reasons = super().refusals(cell)
-        if cell.dp_replicate > 1:
-            reasons.append(
-                f"engine={self.name} shards over all ranks and does not support"
-                f" dp_replicate={cell.dp_replicate}; take dp_shard, or engine=fsdp2"
-            )
-        return reasons
 
     def memory(self, cell: Cell) -> EngineMemory:
         """Return the bytes of weights, gradients, master weights and moments, and of gathered weights.

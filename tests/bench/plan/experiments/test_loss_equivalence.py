@@ -69,6 +69,11 @@ def test_smaller_sp_degree_uses_more_data_parallel_groups():
     assert (cell.layout, cell.dp_shard, cell.sp_degree, cell.grad_accum) == ("striped", 2, 2, 4)
 
 
+def test_reference_of_replicas_is_sharded_over_all_ranks():
+    (reference,) = planned(*WORDS, "strategy=ring", "sp_degree=2", "dp_replicate=2")[Role.REFERENCE]
+    assert (reference.dp_replicate, reference.dp_shard, reference.sp_degree) == (1, 4, 1)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
