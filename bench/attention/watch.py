@@ -53,7 +53,7 @@ class CapturedCall:
     copy_context: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context entered while tensors are copied, so that the copies do not count as a part of the step."""
     copies: dict[str, HostCopy] = field(default_factory=dict)
-    """Copied tensors by name: q, k, v, out, dq, dk, dv, dout, and position_ids [1 or B, S] if there are any."""
+    """Copied tensors by name: q, k, v, out, dq, dk, dv, dout and, if given, position_ids [1 or B, S]."""
 
     def count_call(self, q: Tensor) -> bool:
         """Count the call with these queries if it trains, and return whether it is the one to copy."""

@@ -97,6 +97,13 @@ def _setting_refusals(cell: Cell) -> list[str]:
             f"masks documents, and kernel={cell.kernel} takes no mask on a GPU; choose kernel=cudnn",
         ),
         (
+            cell.trainer == "accelerate" and cell.data.packs and cell.dp_degree > 1,
+            (
+                "averages the losses of data-parallel ranks, whose packed documents have unequal numbers of"
+                f" labels; take trainer=transformers, dp_shard=1, or {native}"
+            ),
+        ),
+        (
             cell.tiled_mlp or cell.offload.optimizer,
             f"supports neither tiled_mlp nor offload.optimizer; leave them false, or take {native}",
         ),

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 
-
 @dataclass(frozen=True, slots=True)
 class Shards:
     """One rank's shard of a sequence, and functions that combine the shards of all ranks that share it.

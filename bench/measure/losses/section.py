@@ -25,7 +25,7 @@ COMPARED = {
 DIVISION_EFFECT = 0.5
 """Relative change of the gradient norm if gradients are once more divided by sp_degree = 2. No other known
 mistake has a smaller effect."""
-NO_TOKEN_LOSSES = "the model returned neither logits nor log-probabilities of the labels"
+NO_LOGITS = "the model returned neither logits nor log-probabilities of the labels"
 NO_REFERENCE = "no cell with the same workload ran before this one; later cells are compared with it"
 
 
@@ -243,7 +243,7 @@ def _positions_check(check: Check, losses: LossesSection) -> Check:
     check = replace(check, steps=0, compares_training=True)
     match = losses.position_match
     if losses.by_position is None:
-        return replace(check, reason=NO_TOKEN_LOSSES)
+        return replace(check, reason=NO_LOGITS)
     if losses.compared_with is None or match is None:
         return replace(check, reason=NO_REFERENCE)
     hidden_mistake = None

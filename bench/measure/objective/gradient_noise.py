@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -66,12 +66,11 @@ class ExactGradient:
         exact = gradient.double()
         return cls(exact, float(torch.linalg.vector_norm(exact)) ** 2, _effective_count(exact))
 
-    def difference(self, gradient: Tensor | None, divisor: float = 1.0) -> GradientDifference:
-        """Return the difference of `gradient / divisor` from this gradient; an infinite one for None."""
+    def difference(self, gradient: Tensor | None) -> GradientDifference:
+        """Return the difference of another gradient from this one; an infinite one for None."""
         if gradient is None:
             return GradientDifference(math.inf, math.inf, self.square, self.effective_count)
-        deviation = gradient.to(self.gradient.device, torch.float64) / divisor
-        deviation -= self.gradient
+        deviation = gradient.to(self.gradient.device, torch.float64) - self.gradient
         length = float(torch.linalg.vector_norm(deviation))
         along = float(deviation.mul_(self.gradient).sum())
         return GradientDifference(length, along, self.square, self.effective_count)
@@ -95,6 +94,17 @@ class GradientError:
     weight of a norm over heads, a random difference may by chance be parallel to the gradient."""
     share: float = 0.0
     """Share of the squared length of all compared gradients."""
+    exact_square: float = 1.0
+    """Squared length of the exact gradient in the units of `distance`; below 1 if rounding outweighs it."""
+
+    def divided_by(self, factor: float) -> GradientError:
+        """Return the error of the gradient after division by a factor."""
+        change = 1 / factor - 1
+        square = (self.distance / factor) ** 2 + change * (
+            2 * self.scale / factor + change * self.exact_square
+        )
+        scale = self.scale / factor + change * self.exact_square
+        return replace(self, distance=math.sqrt(max(0.0, square)), scale=scale)
 
 
 def gradient_errors(differences: Mapping[str, GradientDifference], eps: float) -> dict[str, GradientError]:
@@ -112,6 +122,7 @@ def gradient_errors(differences: Mapping[str, GradientDifference], eps: float) -
             scale=difference.along / square,
             effective_count=difference.effective_count,
             share=difference.exact_square / (whole or 1.0),
+            exact_square=difference.exact_square / square,
         )
     return errors
 

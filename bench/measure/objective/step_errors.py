@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from bench.training.models import TORCH_DTYPES
 from bench.training.optimizer import clipped_norm
 from bench.training.trainers.trainer import Trainer
 
+ENGINE = "engine"
+"""Key of the errors of the engine's gradients, next to the names of computations."""
 NORM_LIMIT = 1e-3
 """Largest relative difference of the norm that the engine reports, and of the norm that the optimizer used,
 from the norm of the engine's gradients. In sound steps it was up to 7e-7, because only the order of a sum
@@ -67,9 +70,9 @@ class StepErrors:
     """Exact loss."""
     noise: GradientNoise
     """Errors of the controls."""
-    gradients: Mapping[str | float, Mapping[str, GradientError]]
-    """Errors of gradients by parameter. The outer key is the factor by which the engine's gradients were
-    divided (1.0 for the engine's gradients as they are), or the name of a computation in `whole_model`."""
+    gradients: Mapping[str, Mapping[str, GradientError]]
+    """Errors of gradients by parameter. The outer key is ENGINE, or the name of a computation in
+    `whole_model`."""
     loss_across_documents: StepLoss | None
     """Exact loss if attention crossed the boundaries of documents; None without packed documents."""
 
@@ -79,23 +82,20 @@ class StepErrors:
     ) -> StepErrors:
         """Compute the step on this rank alone, in float64 and rounded, and return errors against float64."""
         cell = trainer.cell
-        factors = {1.0, float(cell.sp_degree), 1 / cell.sp_degree}
-        differences: defaultdict[str | float, dict[str, GradientDifference]] = defaultdict(dict)
+        differences: defaultdict[str, dict[str, GradientDifference]] = defaultdict(dict)
         with plain_attention_installed() as attention:
             model = WholeModel(trainer, tokens, device, attention)
             for computation, gradients in model.gradients(coverage):
-                compared: dict[str | float, Mapping[str, Tensor]] = {computation: gradients}
+                key = computation
+                compared: Mapping[str, Tensor] = gradients
                 if computation == EXACT:  # the first computation of each layer
                     exact_gradients = {
                         name: ExactGradient.from_tensor(gradient) for name, gradient in gradients.items()
                     }
-                    compared = dict.fromkeys(factors, step.gradients)
-                for key, tensors in compared.items():
-                    divisor = key if isinstance(key, float) else 1.0
-                    differences[key] |= {
-                        name: exact.difference(tensors.get(name), divisor)
-                        for name, exact in exact_gradients.items()
-                    }
+                    key, compared = ENGINE, step.gradients
+                differences[key] |= {
+                    name: exact.difference(compared.get(name)) for name, exact in exact_gradients.items()
+                }
             loss, across = model.losses[EXACT], model.loss_across_documents()
         eps = torch.finfo(TORCH_DTYPES[cell.dtype]).eps
         errors = {key: gradient_errors(by_name, eps) for key, by_name in differences.items()}
@@ -105,8 +105,8 @@ class StepErrors:
 
     def fill(self, section: ObjectiveSection, label: str) -> ObjectiveSection:
         """Return the section with errors and limits; `label` names the compared gradients in messages."""
-        gradients, noise, dtype = self.gradients[1.0], self.noise, self.cell.dtype
-        distances = self._distances(1.0)
+        gradients, noise, dtype = self.gradients[ENGINE], self.noise, self.cell.dtype
+        distances = self._distances(gradients)
         scales = {
             name: (abs(error.scale), noise.limits(name, dtype, error.distance).scale)
             for name, error in gradients.items()
@@ -137,11 +137,11 @@ class StepErrors:
     def _loss_limit(self) -> float:
         return max(FLOORS[self.cell.dtype].loss, FACTOR * self.noise.loss)
 
-    def _distances(self, key: str | float) -> dict[str, ErrorAndLimit]:
-        """Return the distance of each gradient under a key of `gradients`, and its limit."""
+    def _distances(self, errors: Mapping[str, GradientError]) -> dict[str, ErrorAndLimit]:
+        """Return the distance of each gradient, and its limit."""
         return {
             name: (error.distance, self.noise.limits(name, self.cell.dtype, error.distance).distance)
-            for name, error in self.gradients[key].items()
+            for name, error in errors.items()
         }
 
     def _mistakes(self) -> dict[str, ErrorAndLimit]:
@@ -153,22 +153,31 @@ class StepErrors:
         mistakes = {"gradients divided by sp_degree": (1 - 1 / degree, scale)}
         if MISTAKEN in self.gradients:
             mistakes["a factor of 1 % on all gradients"] = (0.01, noise.whole_limit(dtype))
-            distances = self._distances(MISTAKEN)
+            distances = self._distances(self.gradients[MISTAKEN])
             mistakes["losses averaged over ranks"] = distances[nearest_to_limit(distances)]
         return mistakes
 
     def _cause(self) -> str | None:
-        """Return a message about wrong tokens, documents or a factor if one explains the errors, else None."""
+        """Return a message about tokens, documents or a factor that explains the errors; None without one."""
         if not self.step.has_right_tokens:
             return "the ranks saw other tokens than the step holds: some were dropped, repeated or misplaced"
         across, loss, limit = self.loss_across_documents, self.step.loss, self._loss_limit
         if across is not None and across.error(loss) <= limit < self.loss.error(loss):
             return "the loss is that of attention across the boundaries of documents"
-        for factor in (key for key in self.gradients if isinstance(key, float) and key != 1.0):
-            if all(is_within(error, limit) for error, limit in self._distances(factor).values()):
-                name = "sp_degree" if factor > 1 else "1/sp_degree"
+        degree = self.cell.sp_degree
+        for factor, name in ((degree, "sp_degree"), (1 / degree, "1/sp_degree")):
+            if factor != 1 and self._is_factor(factor):
                 return f"gradients are exactly {name} = {factor:g} times too large"
+        common = 1 + whole_scale(self.gradients[ENGINE])
+        is_wrong = abs(common - 1) > self.noise.whole_limit(self.cell.dtype)
+        if is_wrong and 0 < common < math.inf and self._is_factor(common):
+            return f"all gradients are {common:.4f} times their right size"
         return None
+
+    def _is_factor(self, factor: float) -> bool:
+        """Return whether all gradients are right after division by the factor."""
+        divided = {name: error.divided_by(factor) for name, error in self.gradients[ENGINE].items()}
+        return all(is_within(error, limit) for error, limit in self._distances(divided).values())
 
 
 def norm_errors(step: ObjectiveStep, optimizer: OptimizerConfig) -> dict[str, float]:

@@ -133,7 +133,7 @@ class WholeModel:
         self.phase.enter(None)
 
     def loss_across_documents(self) -> StepLoss | None:
-        """Return the loss in float64 of attention that ignores the ends of documents; None without documents."""
+        """Return the float64 loss of attention across the ends of documents; None without documents."""
         if not self.cell.data.packs:
             return None
         sequences = [_Sequence(replace(batch, documents=None)) for batch in self.sequences]

@@ -197,11 +197,10 @@ class TraceFacts(PassFacts[RankTracedSteps, TraceSection]):
         )
 
     def gate(self, cell: Cell, section: TraceSection) -> str | None:
-        """Return a message about another attention kernel than the cell's, or about the first traced step whose
-        calls differ from the inspected step's; None without either.
+        """Return a message about an attention kernel other than the cell's, or about the first traced step
+        whose calls differ from the inspected step's; None without either.
 
-        A user's own training loop may differ from step to step, so a difference fails no cell with
-        `trainer=own`; `call_differences` then has the message.
+        Neither fails a user's own training loop, which chooses its kernel and may differ from step to step.
         """
         if cell.trainer == USER_CODE:
             return None

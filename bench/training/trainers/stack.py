@@ -109,7 +109,7 @@ SDPA_BACKENDS: Mapping[str, SDPBackend] = {
     "torch_flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-"""Backend of torch's `scaled_dot_product_attention` by kernel. Without a choice torch takes cuDNN on Hopper."""
+"""Backend of torch's `scaled_dot_product_attention` by kernel; left to itself torch takes cuDNN on Hopper."""
 
 ATTENTION_CODE: Mapping[str, str] = {
     "deepspeed_ulysses": "deepspeed.runtime.sequence_parallel",
@@ -173,7 +173,8 @@ def _token_losses(output: Any, labels_BS: Tensor) -> Tensor | None:
     are converted to float32 at a time.
     """
     if getattr(output, "log_probs", None) is not None:
-        return -output.log_probs
+        losses: Tensor = -output.log_probs
+        return losses
     if getattr(output, "logits", None) is None:
         return None
     logits_RV, labels_R = output.logits.flatten(0, 1), labels_BS.flatten()

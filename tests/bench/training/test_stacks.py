@@ -1,6 +1,7 @@
 """Training stacks train on the native loop's tokens and reach the native loop's losses."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,20 +49,129 @@ def test_stack_with_ulysses_has_the_losses_of_the_native_loop(launcher, tmp_path
     assert native.logged_max_difference is None
 
 
-def train_without_the_process_group(job, log):
-    """Run a rank on which Accelerate finds no process group, as it does on a CPU without our setup."""
-    from bench.run.node.worker import run_cell as run_in_rank
+def leave_out_the_process_group():
+    """Let Accelerate find no process group, as it does on a CPU without our setup."""
     from bench.training.trainers import stack_engines
 
     stack_engines.set_cpu_process_group = lambda *_: None
-    return run_in_rank(job, log)
 
 
 def test_gate_finds_sequences_that_every_rank_trains_on(launcher, tmp_path):
     cell = tiny_cell(*TRAINED, *ULYSSES, "trainer=transformers")
-    record, _ = run_cell(launcher, cell, tmp_path, train_without_the_process_group)
+    record, _ = run_cell(launcher, cell, tmp_path, run_changed(leave_out_the_process_group))
     assert record.status == "wrong_result"
     assert "step 1: the ranks saw other tokens than the step holds" in record.reason
+
+
+def run_changed(change):
+    """Return an entry of rank processes that runs a cell after `change`."""
+    return partial(_change_and_run, change)
+
+
+def _change_and_run(change, job, log):
+    from bench.run.node.worker import run_cell as run_in_rank
+
+    change()
+    return run_in_rank(job, log)
+
+
+def checks_by_name(record):
+    return {check.what: check for check in record.checks}
+
+
+def return_the_loss_alone():
+    """Make the model return its loss without logits."""
+    from transformers import Qwen3ForCausalLM
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    forward = Qwen3ForCausalLM.forward
+
+    def forward_without_logits(self, **named):
+        return CausalLMOutputWithPast(loss=forward(self, **named).loss)
+
+    Qwen3ForCausalLM.forward = forward_without_logits
+
+
+def test_stack_without_logits_has_no_loss_by_position(launcher, tmp_path):
+    cell = tiny_cell(*TRAINED, "strategy=local", "engine=ddp", "trainer=accelerate")
+    record, _ = run_cell(launcher, cell, tmp_path, run_changed(return_the_loss_alone))
+    assert (record.status, record.losses.by_position) == ("ok", None), record.reason
+    reason = "the model returned neither logits nor log-probabilities of the labels"
+    assert checks_by_name(record)["loss by position"].reason == reason
+
+
+def enable_the_formula():
+    """Make torch's attention take the formula, as a library that enables its own backends might."""
+    from torch.nn.attention import SDPBackend
+
+    from bench.training.trainers import stack
+
+    stack.SDPA_BACKENDS = {"torch_flash": SDPBackend.MATH}
+
+
+def test_another_kernel_than_the_named_one_is_found(launcher, tmp_path):
+    words = ("strategy=local", "engine=ddp", "trainer=accelerate", "seq_len=512", "measure.trace=true")
+    record, _ = run_cell(launcher, tiny_cell(*TRAINED, *words), tmp_path)
+    check = checks_by_name(record)["attention kernel"]
+    assert (record.status, check.reason, check.tokens) == ("ok", None, 512), record.reason
+    record, _ = run_cell(
+        launcher, tiny_cell(*TRAINED, *words), tmp_path / "wrong", run_changed(enable_the_formula)
+    )
+    assert record.status == "wrong_result"
+    operator = "aten::_scaled_dot_product_attention_math"
+    assert record.reason == f"the traced step ran {operator}, not kernel=torch_flash"
+
+
+PACKED = (
+    "data=synthetic",
+    "data.packing=documents",
+    "seq_len=512",
+    "measure.budget_s=60",
+    "trainer=transformers",
+)
+
+
+def test_stack_keeps_attention_within_packed_documents(launcher, tmp_path):
+    """transformers masks documents if their positions restart."""
+    cell = tiny_cell(*PACKED, "strategy=local", "engine=zero3", "cluster.world_size=2", "dp_shard=2")
+    record, _ = run_cell(launcher, cell, tmp_path)
+    assert record.status == "ok", record.reason
+    assert min(record.documents.documents) > 2
+    assert record.full_length.errors["out"] < record.full_length.limits["out"]
+
+
+@pytest.mark.parametrize(
+    ("without", "reason"),
+    [
+        ((), "the loss is that of attention across the boundaries of documents"),
+        (("objective",), "attention at 512 tokens: out of the sampled rows is off by"),
+    ],
+)
+def test_stack_whose_attention_crosses_documents_is_wrong(launcher, tmp_path, without, reason):
+    """DeepSpeed drops the mask of documents, as the documentation of transformers warns."""
+    record, _ = run_cell(launcher, tiny_cell(*PACKED, *ULYSSES), tmp_path, without=without)
+    assert record.status == "wrong_result"
+    assert reason in record.reason
+
+
+def test_number_of_labels_that_fsdp2_rounds_is_found(launcher, tmp_path):
+    """FSDP2 casts the Trainer's number of labels, a float, to bf16: 666 becomes 664."""
+    cell = tiny_cell(
+        *PACKED, "strategy=local", "engine=fsdp2", "cluster.world_size=2", "dp_shard=2", "seed=9"
+    )
+    record, _ = run_cell(launcher, cell, tmp_path)
+    assert record.status == "wrong_result"
+    assert re.search(r"; all gradients are 1\.00\d\d times their right size$", record.reason)
+
+
+@pytest.mark.parametrize("trainer", ["accelerate", "transformers"])
+def test_padded_stack_has_the_losses_of_the_native_loop(launcher, tmp_path, trainer):
+    words = (*ULYSSES, "seq_len=255", "pad=true")
+    native = losses_of(launcher, tmp_path, *words)
+    stack = losses_of(launcher, tmp_path, *words, f"trainer={trainer}")
+    assert stack.loss == pytest.approx(native.loss, rel=2e-6)
+    assert stack.valid_tokens == native.valid_tokens
+    assert stack.tokens_digest == native.tokens_digest
 
 
 SCHEDULED = "grad_accum=2 batch=2 optimizer=sgd optimizer.schedule=linear optimizer.schedule_steps=20"
@@ -125,6 +235,12 @@ def test_stack_samples_of_shared_batches_equal_native_batches(words):
         ("strategy=deepspeed_ulysses engine=fsdp2", "under engine=zero3, not fsdp2"),
         ("strategy=deepspeed_ulysses kernel=math", "no kernel=math; choose kernel=torch_flash"),
         ("strategy=deepspeed_ulysses loss=chunked", "leave loss at auto, or choose loss=untiled"),
+        (
+            "strategy=local engine=fsdp2 offload.activations=true checkpointing=true",
+            "which needs a GPU; take",
+        ),
+        ("strategy=local engine=ddp data.packing=documents dp_shard=2", "unequal numbers of labels; take"),
+        ("strategy=torch_cp engine=fsdp2 data.packing=documents", "not for torch_cp"),
         ("strategy=local engine=fsdp2 dtype=fp64", "no dtype=fp64; choose dtype=bf16 or fp32"),
         ("strategy=local engine=fsdp2 dp_replicate=2", "take dp_replicate=1 dp_shard=2, or trainer=native"),
         (f"{TWO_GROUPS} dp_shard=2", "one group only; take dp_replicate=1 dp_shard=1, trainer=native, or"),

@@ -21,7 +21,8 @@ def attend(
     qkv = query, key, value
     if torch.is_autocast_enabled("cpu"):
         qkv = (x.to(torch.get_autocast_dtype("cpu")) for x in qkv)
-    return torch.ops.aten._scaled_dot_product_cudnn_attention(*qkv, None, True, 0.0, is_causal, scale=scale)[0]
+    operator = torch.ops.aten._scaled_dot_product_cudnn_attention
+    return operator(*qkv, None, True, 0.0, is_causal, scale=scale)[0]
 
 
 def _forward(q, k, v, bias, with_lse, dropout=0.0, causal=False, debug=False, *, scale=None):
