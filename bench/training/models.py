@@ -64,7 +64,6 @@ def empty_model(config: ModelConfig, *, attention_name: str, max_positions: int)
     settings._attn_implementation = attention_name
     with torch.device("meta"):
         model: PreTrainedModel = model_class(settings)
-    model.tie_weights()  # transformers 5.0 does not tie weights on the meta device
     return model
 
 

@@ -165,6 +165,6 @@ def _chat_text(messages: Any, place: str, tokenizer: str | None) -> str:
             f"data.path: {place} is a chat, and bytes have no chat template; write data.tokenizer=FOLDER with"
             " the folder of a tokenizer that has one, such as the model's own"
         )
-    # Arrow gives every message all keys. Transformers 5.24 drops those without a value, 5.4 does not.
+    # Arrow gives every message all keys. Transformers 5.24 drops those without a value, 5.17 does not.
     given = [{key: value for key, value in message.items() if value is not None} for message in messages]
     return render_chat(given, place, tokenizer)

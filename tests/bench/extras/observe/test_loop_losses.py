@@ -3,10 +3,8 @@
 import io
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
-from pathlib import Path
 
 import pytest
-from transformers import trainer
 
 import bench
 from bench.run.node.worker import join
@@ -16,12 +14,8 @@ from tests.support.scripts.other_loops import LOOPS
 
 COVER = ("profiler_in_a_step", "fsdp2", "transformers_trainer", "all_collectives")
 """The most different loops. The others are marked slow."""
-DIVIDES_TWICE = 'grad_acc_kwargs["num_steps"] = 1' not in Path(trainer.__file__).read_text()
-"""Whether Trainer has Accelerate divide a loss over counted tokens by the micro-steps once more, as
-transformers 5.4 does. Gradients are too small by that factor, observed or not."""
 OUTCOMES = {
     "profiler_in_a_step": ("error", "a profiler was started in a step that was traced"),
-    **({"transformers_trainer": ("wrong_result", "gradients are 0.5 times")} if DIVIDES_TWICE else {}),
     ("one_model", 2): ("wrong_result", "replicas of model.embed_tokens.weight differ on ranks 0, 1"),
 }
 """Status of the record and text of the first message; all other loops are `ok`."""
