@@ -74,7 +74,8 @@ class MemorySection(Struct, frozen=True, kw_only=True):
     settings. Null on a CPU."""
     offloaded_activation_bytes: SizesPerRank | None = None
     """Bytes of layer inputs that one step moves to host memory and later back. A CPU rank counts them without
-    a copy, because host memory is its only memory. Null without `offload.activations`."""
+    a copy, because host memory is its only memory. Null without `offload.activations`, and for training
+    stacks."""
     offloaded_optimizer_bytes: SizesPerRank | None = None
     """Bytes of gradients that one step copies to the optimizer in host memory, plus bytes of weights that it
     copies back. A CPU rank copies them within its memory. Null without `offload.optimizer`."""
