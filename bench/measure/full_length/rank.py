@@ -84,7 +84,8 @@ def _shards(strategy: Strategy, position_ids: Tensor | None) -> Shards:
 
     positions = shard_of(torch.arange(cell.padded_len))
     first_keys = None
-    if cell.data.packs and position_ids is not None:
+    if cell.data.packs:
+        assert position_ids is not None
         first_keys = (positions - position_ids.cpu()).expand(cell.batch, -1)
     return Shards(
         positions=positions,

@@ -138,6 +138,7 @@ class WholeModel:
             return None
         sequences = [_Sequence(replace(batch, documents=None)) for batch in self.sequences]
         self._run_forward({EXACT: sequences})
+        self.phase.enter(None)
         return self.losses[EXACT]
 
     def _rounded_computation(self, rounding: AttentionRounding, weights: Weights) -> Computation:

@@ -166,6 +166,40 @@ def test_trace_check_counts_steps_whose_calls_were_compared(section, steps, reas
     assert (check.steps, check.of_steps, check.reason) == (steps, len(section.steps), reason)
 
 
+FLASH, CUDNN = (f"aten::_scaled_dot_product_{name}_attention" for name in ("flash", "cudnn"))
+UNTRACED = dataclasses.replace(CELL, measure=dataclasses.replace(CELL.measure, trace=False))
+
+
+@pytest.mark.parametrize(
+    ("section", "cell", "reason", "message"),
+    [
+        (trace_section(None, torch_attention=[FLASH]), CELL, None, None),
+        (
+            trace_section(None, torch_attention=[CUDNN, FLASH]),
+            CELL,
+            None,
+            f"the traced step ran {CUDNN}, not",
+        ),
+        (trace_section(None, torch_attention=[]), CELL, "ran no operator of torch's attention", None),
+        (TraceSection(failure="no file"), CELL, "no file", None),
+        (None, UNTRACED, "measure.trace=false", None),
+    ],
+)
+def test_attention_kernel_is_compared_with_the_traced_operators(section, cell, reason, message):
+    check = checks_of("trace", section, cell)["attention kernel"]
+    assert (reason or "") in (check.reason or "")
+    assert (check.reason is None) is (reason is None)
+    found = section and PASSES["trace"].gate(cell, section)
+    assert (message or "") in (found or "")
+    assert (found is None) is (message is None)
+
+
+def test_kernel_of_an_own_loop_is_the_users_choice():
+    section, cell = trace_section(None, torch_attention=[CUDNN]), dataclasses.replace(CELL, trainer=USER_CODE)
+    assert "attention kernel" not in checks_of("trace", section, cell)
+    assert PASSES["trace"].gate(cell, section) is None
+
+
 def test_engagement_check_needs_a_formula_of_the_strategy():
     unknown = checks_of("engagement", object(), dataclasses.replace(CELL, strategy=USER_CODE))
     (reason,) = {check.reason for check in unknown.values()}

@@ -12,7 +12,7 @@ from bench.request.legality import refusal
 from bench.training.data import open_data
 from bench.training.trainer_facts import TRAINER_FACTS
 from bench.training.trainers.stack import NEXT_LABELS, StackSamples, batch_place
-from tests.support.cells import make_cell, run_cell, tiny_cell
+from tests.support.cells import ONE_H200, make_cell, run_cell, tiny_cell
 
 PAGE = Path(__file__).parents[3] / "docs" / "stacks.md"
 ULYSSES = ("strategy=deepspeed_ulysses", "engine=zero3", "cluster.world_size=2", "sp_degree=2")
@@ -226,6 +226,16 @@ def test_stack_samples_of_shared_batches_equal_native_batches(words):
                 assert torch.equal(torch.stack([row["input_ids"] for row in rows]), expected.input_ids)
                 assert torch.equal(torch.stack([row[NEXT_LABELS] for row in rows]), expected.labels)
                 assert all(torch.equal(row["labels"][1:], row["input_ids"][1:]) for row in rows)
+
+
+def test_mask_of_documents_needs_another_kernel_on_a_gpu():
+    words = ("trainer=transformers", "data.packing=documents", "model=qwen3_nano")
+    make = partial(make_cell, *words, machine=ONE_H200)
+    reason = "kernel=torch_flash takes no mask on a GPU; choose kernel=cudnn"
+    assert reason in refusal(make("strategy=local"))
+    assert refusal(make("strategy=local", "kernel=cudnn")) is None
+    # DeepSpeed drops the mask.
+    assert refusal(make("strategy=deepspeed_ulysses")) is None
 
 
 @pytest.mark.parametrize(
