@@ -214,11 +214,11 @@ def used_ranks(placement: Placement, requested: Degrees) -> int:
 
 
 def shrink_cluster(cluster: ClusterConfig, ranks: int) -> ClusterConfig:
-    """Return the cluster with `ranks` ranks on the smallest number of nodes that can hold them.
+    """Return the cluster with `ranks` ranks on as few of its nodes as can hold them.
 
     On a single node it has no network.
     """
-    nodes = cluster.min_nodes_for(ranks)
+    nodes = min(cluster.nodes, cluster.min_nodes_for(ranks))
     return replace(
         cluster,
         world_size=ranks,

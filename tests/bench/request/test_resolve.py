@@ -34,7 +34,8 @@ def test_local_is_one_rank_at_any_sp_degree(sp_degree):
     assert (cell.sp_degree, cell.cluster.world_size, cell.cluster.threads_per_rank) == (1, 1, 2)
     assert cell.cell_id == make_cell("strategy=local").cell_id
     base = make_cell("strategy=local", "dp_shard=4", f"sp_degree={sp_degree}")
-    assert (base.sp_degree, base.dp_degree, base.cluster.world_size) == (1, 4, 4)
+    ranks = base.cluster.world_size, base.cluster.nodes
+    assert (base.sp_degree, base.dp_degree, *ranks) == (1, 4, 4, 1)
 
 
 SIX_GPUS = replace(FOUR_H100, gpus=FOUR_H100.gpus[:1] * 6)
