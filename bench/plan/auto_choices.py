@@ -67,9 +67,10 @@ def choice_lines(requests: Sequence[Raw], planned: Sequence[PlannedCell], machin
     engines = {cell.engine.name for cell in trains if ENGINE_FACTS[cell.engine.name].shards_over_all_ranks}
     replicas = {values.whole_number("dp_replicate", request["dp_replicate"]) for request in requests} - {1}
     if engines and replicas:
+        names, counts = ",".join(sorted(engines)), ",".join(map(str, sorted(replicas)))
         lines.append(
-            f"dp_replicate={','.join(map(str, sorted(replicas)))}: multiplied into dp_shard, because"
-            f" engine={','.join(sorted(engines))} shards over all ranks and keeps no replicas"
+            f"engine={names}: dp_replicate={counts} counts as dp_shard, because the engine shards over all"
+            " ranks and keeps no replicas"
         )
     if any(cell.hardware == UNKNOWN_HARDWARE for cell in cells):
         lines.append(

@@ -114,7 +114,8 @@ def resolve(raw: Raw, machine: Machine) -> Cell:
         cell = _attention_cell(cell)
     elif pads:
         cell = _add_padding(cell)
-    if cell.workload.trains and ENGINE_FACTS[cell.engine.name].shards_over_all_ranks:
+    fills_cluster = cell.dp_degree * cell.sp_degree == cell.cluster.world_size
+    if fills_cluster and cell.workload.trains and ENGINE_FACTS[cell.engine.name].shards_over_all_ranks:
         cell = replace(cell, dp_replicate=1, dp_shard=cell.dp_degree)
     rank = raw["replay"]["rank"]
     return cell if cell.mode != REPLAY and rank == AUTO else with_replayed_rank(cell, rank)

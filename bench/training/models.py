@@ -62,6 +62,7 @@ def empty_model(config: ModelConfig, *, attention_name: str, max_positions: int)
     _set_rope_scaling(settings, config, max_positions)
     _set_length(settings, max_positions)
     settings._attn_implementation = attention_name
+    settings.use_cache = False  # with a cache transformers masks no packed documents
     with torch.device("meta"):
         model: PreTrainedModel = model_class(settings)
     return model
@@ -141,7 +142,6 @@ def _transformers_config(config_class: type[Any], config: ModelConfig, max_posit
         initializer_range=config.init_std,
         sliding_window=None,
         max_position_embeddings=max_positions,
-        use_cache=False,
         pad_token_id=None,
     )
 

@@ -89,7 +89,7 @@ def _setting_refusals(cell: Cell) -> list[str]:
         ),
         (
             cell.loss != UNTILED,
-            f"computes the loss itself, of all logits at once; leave loss at auto, or choose loss={UNTILED}",
+            f"computes the loss itself; leave loss at auto, or choose loss={UNTILED}",
         ),
         (cell.dtype not in STACK_DTYPES, f"has no dtype={cell.dtype}; choose dtype={dtypes}"),
         (
@@ -97,10 +97,10 @@ def _setting_refusals(cell: Cell) -> list[str]:
             f"masks documents, and kernel={cell.kernel} takes no mask on a GPU; choose kernel=cudnn",
         ),
         (
-            cell.trainer == "accelerate" and cell.data.packs and cell.dp_degree > 1,
+            cell.trainer == "accelerate" and _averages_unequal_batches(cell),
             (
-                "averages the losses of data-parallel ranks, whose packed documents have unequal numbers of"
-                f" labels; take trainer=transformers, dp_shard=1, or {native}"
+                "averages losses over ranks and micro-steps, which hold unequal numbers of labels; take"
+                f" trainer=transformers, or {native}"
             ),
         ),
         (
@@ -132,10 +132,15 @@ def _setting_refusals(cell: Cell) -> list[str]:
 def _needs_masks_of_flash(cell: Cell) -> bool:
     """Return whether transformers passes masks of documents to torch's flash kernel, which refuses them.
 
-    DeepSpeed drops the mask.
+    Where ranks share a sequence DeepSpeed drops the mask.
     """
     is_flash = cell.kernel == "torch_flash" and cell.cluster.device == "cuda"
-    return is_flash and cell.data.packs and cell.strategy != "deepspeed_ulysses"
+    return is_flash and cell.data.packs and cell.sp_degree == 1
+
+
+def _averages_unequal_batches(cell: Cell) -> bool:
+    """Return whether the mean over data-parallel ranks and micro-steps is not that over all labels."""
+    return (cell.data.packs or cell.data.name == "tasks") and cell.dp_degree * cell.grad_accum > 1
 
 
 def _gathers_losses_in_several_gloo_groups(cell: Cell) -> bool:

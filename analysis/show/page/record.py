@@ -266,7 +266,7 @@ def _trace_facts(trace: TraceSection) -> Facts:
         "compute, ms by part and rank": _rank_texts(trace.compute_ms),
         "device copies, ms by part and rank": _rank_texts(trace.copies_ms),
         "causal (query, key, head) triples by rank": ", ".join(map(_count, trace.causal_area or ())),
-        "attention kernels chosen by torch": ", ".join(trace.torch_attention or ()),
+        "attention operators of torch": ", ".join(trace.torch_attention or ()),
         "purposes unknown": "; ".join(filter(None, trace.purposes_unknown)),
     }
 

@@ -104,7 +104,7 @@ class GradientError:
             2 * self.scale / factor + change * self.exact_square
         )
         scale = self.scale / factor + change * self.exact_square
-        return replace(self, distance=math.sqrt(max(0.0, square)), scale=scale)
+        return replace(self, distance=math.sqrt(max(square, 0.0)), scale=scale)
 
 
 def gradient_errors(differences: Mapping[str, GradientDifference], eps: float) -> dict[str, GradientError]:

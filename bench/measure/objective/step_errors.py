@@ -73,8 +73,8 @@ class StepErrors:
     gradients: Mapping[str, Mapping[str, GradientError]]
     """Errors of gradients by parameter. The outer key is ENGINE, or the name of a computation in
     `whole_model`."""
-    loss_across_documents: StepLoss | None
-    """Exact loss if attention crossed the boundaries of documents; None without packed documents."""
+    crosses_documents: bool
+    """Whether the loss is wrong, and right for attention across the boundaries of packed documents."""
 
     @classmethod
     def compute(
@@ -96,12 +96,15 @@ class StepErrors:
                 differences[key] |= {
                     name: exact.difference(compared.get(name)) for name, exact in exact_gradients.items()
                 }
-            loss, across = model.losses[EXACT], model.loss_across_documents()
-        eps = torch.finfo(TORCH_DTYPES[cell.dtype]).eps
-        errors = {key: gradient_errors(by_name, eps) for key, by_name in differences.items()}
-        block_errors = [loss.block_error(model.losses[name]) for name in CONTROLS]
-        noise = GradientNoise.from_controls(block_errors, [errors[name] for name in CONTROLS])
-        return cls(cell, step, loss, noise, errors, across)
+            eps = torch.finfo(TORCH_DTYPES[cell.dtype]).eps
+            errors = {key: gradient_errors(by_name, eps) for key, by_name in differences.items()}
+            loss = model.losses[EXACT]
+            block_errors = [loss.block_error(model.losses[name]) for name in CONTROLS]
+            noise = GradientNoise.from_controls(block_errors, [errors[name] for name in CONTROLS])
+            limit, crosses_documents = loss_limit(noise, cell.dtype), False
+            if cell.data.packs and loss.error(step.loss) > limit:
+                crosses_documents = model.loss_across_documents().error(step.loss) <= limit
+        return cls(cell, step, loss, noise, errors, crosses_documents)
 
     def fill(self, section: ObjectiveSection, label: str) -> ObjectiveSection:
         """Return the section with errors and limits; `label` names the compared gradients in messages."""
@@ -114,7 +117,7 @@ class StepErrors:
         worst_distance, worst_scale = nearest_to_limit(distances), nearest_to_limit(scales)
         norms = norm_errors(self.step, self.cell.optimizer)
         compared = {
-            "loss": (self.loss.error(self.step.loss), self._loss_limit),
+            "loss": (self.loss.error(self.step.loss), loss_limit(noise, dtype)),
             f"gradient of {worst_distance}": distances[worst_distance],
             f"scale of the gradient of {worst_scale}": scales[worst_scale],
             f"scale of {label}": (abs(whole_scale(gradients)), noise.whole_limit(dtype)),
@@ -124,7 +127,7 @@ class StepErrors:
         mistakes, mistake_limits = errors_and_limits(self._mistakes())
         return replace(
             section,
-            cause=None if first_beyond(errors, limits) is None else self._cause(),
+            cause=None if first_beyond(errors, limits) is None else self._cause(label),
             parameters=len(gradients),
             errors=errors,
             limits=limits,
@@ -132,10 +135,6 @@ class StepErrors:
             mistakes=mistakes,
             mistake_limits=mistake_limits,
         )
-
-    @property
-    def _loss_limit(self) -> float:
-        return max(FLOORS[self.cell.dtype].loss, FACTOR * self.noise.loss)
 
     def _distances(self, errors: Mapping[str, GradientError]) -> dict[str, ErrorAndLimit]:
         """Return the distance of each gradient, and its limit."""
@@ -157,12 +156,11 @@ class StepErrors:
             mistakes["losses averaged over ranks"] = distances[nearest_to_limit(distances)]
         return mistakes
 
-    def _cause(self) -> str | None:
+    def _cause(self, label: str) -> str | None:
         """Return a message about tokens, documents or a factor that explains the errors; None without one."""
         if not self.step.has_right_tokens:
             return "the ranks saw other tokens than the step holds: some were dropped, repeated or misplaced"
-        across, loss, limit = self.loss_across_documents, self.step.loss, self._loss_limit
-        if across is not None and across.error(loss) <= limit < self.loss.error(loss):
+        if self.crosses_documents:
             return "the loss is that of attention across the boundaries of documents"
         degree = self.cell.sp_degree
         for factor, name in ((degree, "sp_degree"), (1 / degree, "1/sp_degree")):
@@ -171,13 +169,18 @@ class StepErrors:
         common = 1 + whole_scale(self.gradients[ENGINE])
         is_wrong = abs(common - 1) > self.noise.whole_limit(self.cell.dtype)
         if is_wrong and 0 < common < math.inf and self._is_factor(common):
-            return f"all gradients are {common:.4f} times their right size"
+            return f"a factor of {common:.4f} on {label} would explain it"
         return None
 
     def _is_factor(self, factor: float) -> bool:
         """Return whether all gradients are right after division by the factor."""
         divided = {name: error.divided_by(factor) for name, error in self.gradients[ENGINE].items()}
         return all(is_within(error, limit) for error, limit in self._distances(divided).values())
+
+
+def loss_limit(noise: GradientNoise, dtype: str) -> float:
+    """Return the largest relative error of a sound loss."""
+    return max(FLOORS[dtype].loss, FACTOR * noise.loss)
 
 
 def norm_errors(step: ObjectiveStep, optimizer: OptimizerConfig) -> dict[str, float]:

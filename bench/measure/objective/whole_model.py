@@ -132,10 +132,8 @@ class WholeModel:
                 yield name, self._ends_gradients(self.computations[name], sequences)
         self.phase.enter(None)
 
-    def loss_across_documents(self) -> StepLoss | None:
-        """Return the float64 loss of attention across the ends of documents; None without documents."""
-        if not self.cell.data.packs:
-            return None
+    def loss_across_documents(self) -> StepLoss:
+        """Return the loss in float64 of attention that ignores the ends of packed documents."""
         sequences = [_Sequence(replace(batch, documents=None)) for batch in self.sequences]
         self._run_forward({EXACT: sequences})
         self.phase.enter(None)

@@ -41,7 +41,7 @@ class RankTrace:
     call_difference: str | None
     """Message about the first kind of call whose number differs from the inspected step's, or None."""
     torch_attention: list[str] = field(default_factory=list)
-    """Names of the operators that torch's `scaled_dot_product_attention` chose."""
+    """Names of the operators of torch's `scaled_dot_product_attention` that ran."""
     offset: ClockOffset | None = None
     """Difference to the clock of rank 0; None if the clocks were not compared."""
 

@@ -48,7 +48,6 @@ class SupervisedTrainer(HuggingFaceTrainer):
         return {
             **HuggingFaceTrainer.arguments(self),
             "max_length": self.cell.padded_len,
-            "pad_to_multiple_of": self.cell.sp_degree,
             "dataset_kwargs": {"skip_prepare_dataset": True},
             # By default TRL checkpoints all models, and without `offload`. The model has its setting already.
             "gradient_checkpointing": False,

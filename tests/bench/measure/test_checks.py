@@ -180,7 +180,7 @@ UNTRACED = dataclasses.replace(CELL, measure=dataclasses.replace(CELL.measure, t
             None,
             f"the traced step ran {CUDNN}, not",
         ),
-        (trace_section(None, torch_attention=[]), CELL, "ran no operator of torch's attention", None),
+        (trace_section(None, torch_attention=[]), CELL, "shows no operator of kernel=torch_flash", None),
         (TraceSection(failure="no file"), CELL, "no file", None),
         (None, UNTRACED, "measure.trace=false", None),
     ],

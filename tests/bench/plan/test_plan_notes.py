@@ -133,8 +133,8 @@ def test_replicas_under_zero3_are_noted_and_run_once():
         sweep_plan = plan(raws, TWO_CORES, single=False)
         return len(sweep_plan.cells), [note for note in sweep_plan.notes if "dp_replicate" in note]
 
-    reason = "because engine=zero3 shards over all ranks and keeps no replicas"
-    assert replicated("zero3") == (1, [f"dp_replicate=2: multiplied into dp_shard, {reason}"])
+    reason = "because the engine shards over all ranks and keeps no replicas"
+    assert replicated("zero3") == (1, [f"engine=zero3: dp_replicate=2 counts as dp_shard, {reason}"])
     assert replicated("fsdp2") == (2, [])
 
 

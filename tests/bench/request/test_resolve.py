@@ -77,6 +77,11 @@ def test_zero3_has_one_cell_for_replicas_and_shards(trainer, words, equal):
     assert cell.cell_id == sharded.cell_id
 
 
+def test_degrees_that_do_not_fit_are_refused_as_typed():
+    cell = make_cell("engine=zero3", "sp_degree=2", "dp_replicate=2", "dp_shard=2", "cluster.world_size=4")
+    assert "sp_degree=2 x dp_replicate=2 x dp_shard=2 is not" in refusal(cell)
+
+
 def test_cell_id_depends_on_work_alone():
     assert make_cell("seq_len=8192").cell_id == make_cell("seq_len=8k").cell_id
     assert make_cell("measure.repeats=3").cell_id == make_cell().cell_id

@@ -84,11 +84,13 @@ def checkpoint_of(folder, model, **saving):
 @pytest.mark.parametrize("size", ["5GB", "50KB"], ids=["one file", "several files"])
 def test_checkpoint_builds_the_same_model(tmp_path, size, tied):
     model = nano(tied_embeddings=tied)
+    model.config.use_cache = True  # as in published checkpoints
     loaded = checkpoint_of(tmp_path, model, max_shard_size=size)
     assert (loaded.num_layers, loaded.num_kv_heads, loaded.head_dim, loaded.path) == (1, 2, 16, str(tmp_path))
     assert (len([*tmp_path.glob("*.safetensors")]) > 1) == (size == "50KB")
     again = build_model(loaded, attention_name="sdpa", max_positions=256, seed=0)
     assert (again.lm_head.weight is again.model.embed_tokens.weight) == tied
+    assert not again.config.use_cache
     pairs = zip(again.named_parameters(), model.named_parameters(), strict=True)
     for (name, weight), (expected_name, expected_weight) in pairs:
         assert name == expected_name

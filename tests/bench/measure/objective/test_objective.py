@@ -103,6 +103,28 @@ def test_whole_scale_finds_a_factor_that_no_parameter_shows():
     assert noise.whole_limit("bf16") == pytest.approx(WHOLE_FACTOR * 2e-3 / 4, rel=1e-3)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-6])
+def test_errors_after_division_equal_those_of_divided_gradients(size):
+    """The exact gradient of b may be so small that rounding outweighs it."""
+    exact = {"a": torch.randn(64), "b": size * torch.randn(8)}
+    wrong = {name: 3 * x + 0.01 * torch.randn(x.shape) for name, x in exact.items()}
+    of_wrong = errors_of(exact, wrong, eps=1e-3)
+    right = errors_of(exact, {name: x / 3 for name, x in wrong.items()}, eps=1e-3)
+    for name, error in of_wrong.items():
+        divided = error.divided_by(3)
+        assert divided.distance == pytest.approx(right[name].distance, rel=1e-4)
+        assert divided.scale == pytest.approx(right[name].scale, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "gradient", [{"a": torch.full((2,), math.nan)}, {"a": torch.full((2,), math.inf)}, {}]
+)
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_division_mends_no_missing_or_infinite_gradient(gradient, factor):
+    (error,) = errors_of({"a": torch.ones(2)}, gradient).values()
+    assert not error.divided_by(factor).distance < 1e9
+
+
 @pytest.mark.parametrize(
     ("gradient", "count"),
     [([1.0] * 8, 8), ([1.0] + [1e-3] * 7, 1), ([1e-90] * 2 + [0.0] * 6, 2), ([0.0] * 8, 8)],
