@@ -37,6 +37,7 @@ PACKAGES = (
     "flash-attn-4",
     "transformers",
     "accelerate",
+    "trl",
     "nvidia-nccl-cu13",
     "nvidia-nccl-cu12",
     "nvidia-cudnn-cu13",

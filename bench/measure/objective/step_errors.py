@@ -30,6 +30,7 @@ from bench.measure.parity.exact import plain_attention_installed
 from bench.measure.parity.section import FLOORS
 from bench.training.models import TORCH_DTYPES
 from bench.training.optimizer import clipped_norm
+from bench.training.trainer_facts import NATIVE
 from bench.training.trainers.trainer import Trainer
 
 ENGINE = "engine"
@@ -161,7 +162,8 @@ class StepErrors:
         if not self.step.has_right_tokens:
             return "the ranks saw other tokens than the step holds: some were dropped, repeated or misplaced"
         if self.crosses_documents:
-            return "the loss is that of attention across the boundaries of documents"
+            way_out = "" if self.cell.trainer == NATIVE else f"; take trainer={NATIVE} (docs/stacks.md)"
+            return f"the loss is that of attention across the boundaries of documents{way_out}"
         degree = self.cell.sp_degree
         for factor, name in ((degree, "sp_degree"), (1 / degree, "1/sp_degree")):
             if factor != 1 and self._is_factor(factor):
