@@ -2,7 +2,7 @@
 
     python -m tests.all_extras
 
-Types one command for the strategies of each engine, and exits 1 unless every cell ran. It needs
+Types one command for the strategies of each engine, and exits 1 unless every cell is ok. It needs
 `pip install -e '.[all]'` and nothing of `.[test]`, which has the packages of the extras `data` and `quality`
 and tests them. The extra `gpu` needs a GPU.
 """
