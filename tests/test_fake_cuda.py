@@ -7,6 +7,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,8 +61,9 @@ from tests.support.records import read_lines
 
 pytestmark = pytest.mark.ranks
 TWO_H100 = Machine(
-    gpus=(NAME,) * 2, cores=16, cpu="x", memory_bytes=2**40, gpu_memory_bytes=(MEMORY_BYTES,) * 2
-)
+    gpus=(NAME,) * 2, cores=16, cpu="x", memory_bytes=2**40, gpu_memory_bytes=(MEMORY_BYTES,) * 2,
+    cudnn_fault="without cuDNN",
+)  # fmt: skip
 SHORT = (
     "model=qwen3_nano", "seq_len=256", "data=synthetic", "measure.steps=2", "measure.warmup_steps=0",
     "measure.warmup_s=0", "measure.min_timed_steps=1", "measure.repeats=1", "measure.trace=false",
@@ -149,6 +151,44 @@ def test_another_kernel_than_the_named_one_is_found(fake_gpus, launcher, tmp_pat
     assert record.status == "wrong_result"
     operator = "aten::_scaled_dot_product_cudnn_attention"
     assert record.reason == f"the traced step ran {operator}, not kernel=torch_flash"
+
+
+def compute_cudnn_wrongly(job, log):
+    right = fake_cudnn.kernel_forward
+
+    def wrong(*args, **named):
+        out, lse = right(*args, **named)
+        return 1.1 * out, lse
+
+    fake_cudnn.kernel_forward = wrong
+    return run_in_rank(job, log)
+
+
+def test_sweep_leaves_cudnn_if_its_first_parity_fails(fake_gpus, launcher, tmp_path):
+    folder, printed = tmp_path / "swept", StringIO()
+    words, machine = (*SHORT, "engine=ddp", f"sweep_dir={folder}"), replace(TWO_H100, cudnn_fault=None)
+    raws = [make_raw(*words, f"strategy={name}") for name in ("ring", "ulysses", "ring_self_attention")]
+    progress = Progress(Console(file=printed))
+    code = run_plan(
+        plan(raws, machine, single=False),
+        launcher,
+        progress,
+        write_report=lambda _: True,
+        entry=lambda _: compute_cudnn_wrongly,
+    )
+    records = read_records(folder / "records.jsonl")
+    assert [(record.config["kernel"], record.status) for record in records] == [
+        ("cudnn", "wrong_result"),
+        ("torch_flash", "ok"),
+        ("torch_flash", "ok"),
+        ("math", "ok"),
+    ]
+    assert code == 0
+    (line,) = [line for line in printed.getvalue().splitlines() if line.startswith("kernel=auto: torch")]
+    assert line.startswith("kernel=auto: torch_flash for the whole sweep, because cudnn failed: rank")
+    again = plan([{**raw, "resume": True} for raw in raws], machine, single=False)
+    assert "FlashAttention-2; the first parity check on cudnn failed" in " ".join(again.notes)
+    assert {entry.cell.cell_id for entry in again.cells} == {record.cell_id for record in records[1:]}
 
 
 @pytest.mark.parametrize("trainer", STACKS)

@@ -1,4 +1,4 @@
-"""Advises what to do about cells without a result, and which kernels are likely faster."""
+"""Advises what to do about cells without a result and about comparisons that are undecided."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 from analysis.cells.cells import Cells
 from analysis.labels import status_label
 from analysis.read.archive import Archive
-from analysis.read.hardware import hardware_facts
 from bench.common.command import is_sweep, resume_command
 from bench.common.statistics import MIN_PROCESSES
-from bench.cost.newer_kernels import newer_kernel_lines
 from bench.measure.quality.section import EXPERIMENT as QUALITY
 from bench.record.record import Status
 
@@ -125,21 +123,3 @@ def deciding_command(archive: Archive) -> Callable[[str], str] | None:
         return None
     (words,) = commands.values()
     return lambda word: resume_command(words, folder, word)
-
-
-def kernel_lines(archive: Archive) -> list[str]:
-    """Return a line for each kernel for which a likely faster one exists on the GPUs of the records.
-
-    For a GPU without a hardware file, the highest compute capability in the records' environments counts.
-    """
-    capabilities = hardware_facts("compute_capability")
-    recorded = [
-        float(capability)
-        for environment in archive.environments
-        for capability in environment.gpu_capabilities
-    ]
-    on_gpus = archive.frame[archive.frame["cluster.device"].eq("cuda")]
-    pairs = on_gpus[["kernel", "hardware"]].drop_duplicates().itertuples(index=False)
-    return newer_kernel_lines(
-        {(str(kernel), capabilities.get(str(name), max(recorded, default=None))) for kernel, name in pairs}
-    )

@@ -9,6 +9,7 @@ from itertools import chain
 
 import pandas as pd
 
+from analysis.answers.kernels import kernel_lines
 from analysis.answers.leaders import CellSpeed, Ranking, comparison_lines, rankings
 from analysis.answers.no_result import failure_counts, longest_that_fit
 from analysis.answers.provenance import observed_lines, replay_lines, unchecked_lines
@@ -105,7 +106,7 @@ class Verdict:
     shares: list[str] = field(default_factory=list)
     """Sentence on the share of a step that communication took; empty where no share is known."""
     kernels: list[str] = field(default_factory=list)
-    """Lines on kernels for which a likely faster one exists on these GPUs."""
+    """Lines on strategies that ran on different kernels, or on a stand-in for flash-attn."""
 
     @property
     def notes(self) -> list[str]:
@@ -143,6 +144,7 @@ def verdict(cells: Cells, command: Callable[[str], str] | None = None) -> Verdic
         caveat=cells.caveat,
         replayed=replay_lines(cells),
         shares=_share_sentences(cells),
+        kernels=kernel_lines(cells),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from analysis.answers.loss_agreement import with_equivalence
-from analysis.answers.next_steps import deciding_command, kernel_lines
+from analysis.answers.next_steps import deciding_command
 from analysis.answers.score_agreement import with_scores
 from analysis.answers.verdict import Verdict, verdict
 from analysis.cells.cells import Cells
@@ -64,7 +64,7 @@ class Findings:
         shown = select_for_pages(cells)
         rows = named_rows(shown.cells)
         answer = verdict(cells, deciding_command(archive))
-        answer = replace(answer, origins=[*origins], kernels=kernel_lines(archive))
+        answer = replace(answer, origins=[*origins])
         scored = scored_cells(archive)
         answer = with_scores(answer, scored, alone=bool(frame["experiment"].eq(QUALITY).all()))
         alone = bool(frame["experiment"].eq(LOSS_EQUIVALENCE).all())

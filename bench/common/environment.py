@@ -44,6 +44,8 @@ PACKAGES = (
     "nvidia-cudnn-cu12",
 )
 """Distributions whose versions a record stores."""
+CUDNN_OF_SDPA = (9, 15, 1)
+"""First cuDNN that torch's `scaled_dot_product_attention` prefers to flash attention (sdp_utils.cpp)."""
 CUDA_PACKAGES = tuple(name for name in PACKAGES if name.startswith("nvidia-"))
 """Distributions that only ranks on GPUs use."""
 INHERITED = (
@@ -71,6 +73,8 @@ class Machine:
     """Compute capability of each GPU, for example `9.0`."""
     gpu_error: str | None = None
     """Reason why this machine's GPUs cannot be used, with a way out; None if they can, or if it has none."""
+    cudnn_fault: str | None = None
+    """Reason why `kernel=auto` is not cuDNN on this machine's GPUs; None if it may be."""
 
     @property
     def device_name(self) -> str:
@@ -92,6 +96,17 @@ def this_machine() -> Machine:
         gpu_memory_bytes=gpus.memory_bytes,
         gpu_capabilities=gpus.capabilities,
         gpu_error=unusable,
+        cudnn_fault=_old_cudnn() if gpus.names else None,
+    )
+
+
+def _old_cudnn() -> str | None:
+    """Return that the installed cuDNN is older than CUDNN_OF_SDPA; None if not, or if none is installed."""
+    version = installed_version(f"nvidia-cudnn-cu{torch_cuda().partition('.')[0]}")
+    if version is None or tuple(map(int, version.split(".")[:3])) >= CUDNN_OF_SDPA:
+        return None
+    return (
+        f"cuDNN {version} is older than {'.'.join(map(str, CUDNN_OF_SDPA))}, from which on torch prefers it"
     )
 
 
@@ -153,6 +168,8 @@ class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Compute capability of each GPU, for example `9.0`."""
     gpu_error: str | None = None
     """Reason why a GPU of this machine cannot be used, with a way out."""
+    cudnn_fault: str | None = None
+    """Reason why `kernel=auto` is not cuDNN on this machine's GPUs."""
     gpu_driver: str | None = None
     gpu_power_limit_w: list[float] | None = None
     gpu_temperature_c: list[float] | None = None

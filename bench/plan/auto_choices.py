@@ -8,14 +8,14 @@ from typing import Any
 
 from bench.common.environment import Machine
 from bench.config import AUTO, NOT_USED, UNKNOWN_HARDWARE, Cell
-from bench.cost.newer_kernels import newer_kernel_lines
 from bench.plan.planned import PlannedCell
 from bench.request import values
 from bench.request.choices import Raw
-from bench.request.hardware import compute_capability
+from bench.request.kernel_choice import kernel_choice
 from bench.request.modes import REPLAY, starts_ranks
 from bench.strategies import STRATEGIES
 from bench.strategies.options import default_text
+from bench.strategies.stand_in import stand_in_lines
 from bench.training.engines import ENGINE_FACTS
 
 CHECKPOINTING: Mapping[bool, str] = {
@@ -84,8 +84,17 @@ def choice_lines(requests: Sequence[Raw], planned: Sequence[PlannedCell], machin
     rings = [cell for cell in cells if cell.workload.mask == "causal" and cell.ring_degree > 1]
     if len(rings) > 1:
         lines += _balance_lines(rings)
-    kernels = {(cell.kernel, compute_capability(cell, machine)) for cell in cells}
-    return [*lines, *newer_kernel_lines(kernels)]
+    if any(request["kernel"] == AUTO for request in requests):
+        lines += dict.fromkeys(_kernel_line(cell, machine) for cell in cells)
+    return [*lines, *stand_in_lines((cell.strategy, cell.kernel) for cell in cells if starts_ranks(cell))]
+
+
+def _kernel_line(cell: Cell, machine: Machine) -> str:
+    """Return the note on the kernel of `kernel=auto`, or on a strategy that cannot run on it."""
+    kernel, reason = kernel_choice(cell, machine)
+    if kernel in (STRATEGIES[cell.strategy].kernels or (kernel,)):
+        return f"kernel=auto: {kernel}, {reason}"
+    return f"kernel=auto: {cell.strategy} runs on {cell.kernel}, not like for like with others on {kernel}"
 
 
 def _replay_line(cells: Sequence[Cell]) -> str:
@@ -94,8 +103,8 @@ def _replay_line(cells: Sequence[Cell]) -> str:
         f"{cell.strategy} rank {cell.replay.rank} of {cell.cluster.world_size}" for cell in cells
     )
     return (
-        f"mode=replay: one process for each cell ({', '.join(ranks)}) on this machine's first device; the"
-        " time of communication is modelled, and no loss or other value is checked (docs/replay.md)"
+        f"mode=replay: one process for each cell ({', '.join(ranks)}) on one {cells[0].hardware}; the time of"
+        " communication is modelled, and no loss or other value is checked (docs/replay.md)"
     )
 
 

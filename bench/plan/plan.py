@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.attention.kernel_facts import CUDNN
 from bench.common.environment import Machine
 from bench.config import AUTO, LEASE_POLICIES, Cell, ConfigError, LeasePolicy, Resume
 from bench.plan.auto_choices import choice_lines
@@ -26,6 +28,7 @@ from bench.plan.stored import StoredSweep, stored_sweep
 from bench.record.record import Record, Role, Status
 from bench.request import values
 from bench.request.choices import Raw
+from bench.request.kernel_choice import parity_fault
 from bench.request.modes import PREDICT
 from bench.request.open_choices import with_one_engine, without_sequence_sharing
 from bench.request.values import refuse_too_many
@@ -61,9 +64,12 @@ class Plan:
     references: Mapping[str, PlannedCell] = field(default_factory=dict)
     """References that run in addition, by their work (`work_of`)."""
     note: str | None = None
-    """Line that announces the repeats that were just added; None without such repeats."""
+    """Line that announces the repeats or the other kernel of cells that were just added; else None."""
     notes: tuple[str, ...] = ()
     """Notes on choices made and cells left out."""
+    plan_again: Callable[..., Plan] | None = None
+    """`plan_again(stored=...)` plans the same requests after the first parity check on cuDNN; None if that
+    check has been made before, or if `kernel=auto` chose cuDNN for no cell."""
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -124,7 +130,12 @@ class Plan:
 
 
 def plan(
-    requests: Sequence[Raw], machine: Machine, *, single: bool, default_strategies: bool = False
+    requests: Sequence[Raw],
+    machine: Machine,
+    *,
+    single: bool,
+    default_strategies: bool = False,
+    stored: StoredSweep | None = None,
 ) -> Plan:
     """Return the plan of a sweep: every cell checked and planned once per repeat, with interleaved repeats.
 
@@ -137,11 +148,22 @@ def plan(
         single: Refuse an illegal cell, which a sweep records as `unsupported`.
         default_strategies: The user named no strategy. If no ranks share a sequence here, the strategies that
             share sequences are left out.
+        stored: Sweep in the folder, if it was read before.
 
     Raises:
         ConfigError: A value is invalid, or a single cell is illegal.
     """
     refuse_too_many([len(requests)])
+    first = requests[0]
+    resume = values.resume("resume", first["resume"])
+    folder = Path(values.text("sweep_dir", first["sweep_dir"]))
+    lease = LeasePolicy(values.choice("lease", first["lease"], LEASE_POLICIES))
+    stored = stored_sweep(folder, resume) if stored is None else stored
+    fault = next((fault for record in stored.records if (fault := parity_fault(record)) is not None), None)
+    is_auto = any(request["kernel"] == AUTO for request in requests)
+    plan_again = partial(plan, requests, machine, single=single, default_strategies=default_strategies)
+    if fault:
+        machine = replace(machine, cudnn_fault=f"the first parity check on {CUDNN} failed ({fault})")
     experiment = experiment_of(requests)
     if not experiment.needs_sharing:  # experiments choose strategies and models themselves
         requests = with_one_engine(requests, machine)
@@ -158,10 +180,7 @@ def plan(
         for cell, repeat in interleave([*cells.values()], range(repeat_count))
         if repeat < least_repeats(cell)
     ]
-    first = requests[0]
-    resume = values.resume("resume", first["resume"])
-    folder = Path(values.text("sweep_dir", first["sweep_dir"]))
-    lease = LeasePolicy(values.choice("lease", first["lease"], LEASE_POLICIES))
+    kernels = {cell.kernel for cell in cells.values()}
     open_cells = tuple(c for c in cells.values() if c.measure.repeats == AUTO and c.mode != PREDICT)
     planned = _plan_repeats(repeats, (), experiment.roles([*cells.values()]), machine)
     reason = next((entry.reason for entry in planned if entry.reason is not None), None)
@@ -171,7 +190,7 @@ def plan(
         cells=tuple(planned),
         machine=machine,
         folder=folder,
-        stored=stored_sweep(folder, resume),
+        stored=stored,
         resume=resume,
         experiment=experiment,
         lease=lease,
@@ -180,6 +199,7 @@ def plan(
         if experiment.make_cell_chooser is None
         else experiment.make_cell_chooser(requests, machine),
         references=reference_cells(planned, machine),
+        plan_again=plan_again if is_auto and fault is None and CUDNN in kernels else None,
         notes=(
             *filter(None, (left_out_note, base_note, *_folder_lines([*cells.values()]))),
             *choice_lines(requests, planned, machine),

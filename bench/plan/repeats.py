@@ -73,6 +73,12 @@ class RepeatPlan:
         return self.cells[0].seq_len
 
     @property
+    def label(self) -> str:
+        """Length and degrees, such as `64k sp 4`."""
+        degrees = " and ".join(map(str, sorted({cell.sp_degree for cell in self.cells} - {1})))
+        return f"{length_label(self.seq_len)} sp {degrees}" if degrees else length_label(self.seq_len)
+
+    @property
     def cell_repeats(self) -> list[CellRepeat]:
         """Added processes in the order in which they run."""
         return interleave(self.cells, range(self.done, self.done + self.added))
@@ -200,18 +206,23 @@ def planned_lines(repeat_plans: Sequence[RepeatPlan], first_s: float, budget_s: 
         first_s: Estimated seconds of the first processes of all cells.
         budget_s: `measure.repeats_budget_s`.
     """
+    decided: dict[tuple[str, str, int], float] = {}
+    for plan in repeat_plans:
+        if plan.added:
+            subject = plan.label, _pair_label(plan), plan.added
+            decided[subject] = decided.get(subject, 0.0) + plan.added_s
     lines = [
-        f"{length_label(plan.seq_len)} will be decided: {plan.added} more processes of the two fastest"
-        f" {_pair_label(plan)}, interleaved, about {duration_label(plan.added_s)} (measure.repeats={AUTO})"
-        for plan in repeat_plans
-        if plan.added
+        f"{label} will be decided: {added} more processes of the two fastest {pair}, interleaved, about"
+        f" {duration_label(added_s)} (measure.repeats={AUTO})"
+        for (label, pair, added), added_s in decided.items()
     ]
-    undecided = sorted({plan.seq_len for plan in repeat_plans if not plan.added})
+    by_length = sorted(repeat_plans, key=lambda plan: (plan.seq_len, plan.label))
+    undecided = dict.fromkeys(plan.label for plan in by_length if not plan.added)
     if undecided:
         missing_s = sum(plan.missing_s for plan in repeat_plans)
         enough_s = ROUNDED_S * math.ceil((first_s + TIME_MARGIN * missing_s) / ROUNDED_S)
         lines.append(
-            f"{', '.join(map(length_label, undecided))} will stay undecided, with one process of each cell,"
+            f"{', '.join(undecided)} will stay undecided, with one process of each cell,"
             f" because repeats do not fit in measure.repeats_budget_s={budget_s:g};"
             f" measure.repeats_budget_s={enough_s} decides every length, in about"
             f" {duration_label(first_s + missing_s)}"

@@ -65,14 +65,14 @@ def starts_ranks(cell: Cell) -> bool:
 def target_machine(raw: Raw, machine: Machine) -> Machine:
     """Return the machine that a replay or a prediction assumes.
 
-    A prediction assumes one device of `hardware` per rank, and this machine for `hardware=auto`. A replay
-    assumes one copy of this machine's first GPU per rank. With `cluster.world_size=auto` the machine has the
-    number of devices of a typical node. Raises ConfigError for an unknown hardware.
+    A prediction, or the plan of a replay, assumes one device of `hardware` per rank, and a replay otherwise
+    one copy of this machine's first GPU per rank. With `cluster.world_size=auto` the machine has the number
+    of devices of a typical node. Raises ConfigError for an unknown hardware.
     """
     name = raw["hardware"]["name"]
-    if raw["mode"] == REPLAY:
+    if raw["mode"] == REPLAY and (name == AUTO or not raw["plan"]):
         return _with_copies_of_first_gpu(machine, raw["cluster"])
-    if raw["mode"] != PREDICT or name == "auto":
+    if raw["mode"] == MEASURE or name == AUTO:
         return machine
     facts = known_hardware().get(values.choice("hardware", name, options("hardware")))
     if facts is None:  # a CPU

@@ -22,6 +22,8 @@ MAX_CPU_RANKS = 64
 """Largest number of CPU ranks on a machine with fewer cores; a rank takes some hundred megabytes."""
 SLURM_NODES = "SLURM_JOB_NUM_NODES"
 """Environment variable with the number of nodes of a Slurm allocation."""
+SLURM_NODE_NAMES = "SLURM_JOB_NODELIST"
+"""Environment variable with the names of these nodes, as `scontrol show hostnames` reads them."""
 SLURM_GPUS = tuple(
     f"SLURM_{name}" for name in ("GPUS_ON_NODE", "JOB_GPUS", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK")
 )
@@ -91,7 +93,7 @@ def node_count(raw: Raw, name: str) -> int:
     """Return the number of machines; `auto` means all nodes of the Slurm allocation, or all `hosts`."""
     nodes = raw["nodes"]
     if name == "slurm" and nodes == "auto":
-        nodes = os.environ.get(SLURM_NODES) or 1  # the sweep itself refuses to run outside of an allocation
+        nodes = os.environ.get(SLURM_NODES) or 1
     if name == "nodes" and nodes == "auto":
         nodes = len(hosts(raw))
     nodes = values.whole_number("cluster.nodes", nodes)
@@ -167,6 +169,15 @@ def _find_device(raw: Raw, machine: Machine) -> str:
         word = "cluster=gpu" if raw["name"] == "gpu" else "cluster.device=cuda"
         raise ConfigError(f"{word}: no GPU is visible here; take cluster=cpu, or check CUDA_VISIBLE_DEVICES")
     return device
+
+
+def refuse_no_allocation() -> None:
+    """Raise ConfigError outside of a Slurm allocation."""
+    if not os.environ.get(SLURM_NODE_NAMES):
+        raise ConfigError(
+            f"cluster=slurm: this is no Slurm allocation ({SLURM_NODE_NAMES} is not set); start the sweep by"
+            " sbatch or salloc, plan it with mode=predict hardware=..., or use cluster=nodes"
+        )
 
 
 def _refuse_login_node() -> None:

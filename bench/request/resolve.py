@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import Any
 
-from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
+from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.attention.layouts import LAYOUTS
 from bench.common.environment import Machine
 from bench.common.labels import value_label
@@ -39,6 +39,7 @@ from bench.request import values
 from bench.request.choices import Raw, options
 from bench.request.device_sections import env_pairs, measure_config
 from bench.request.hardware import hardware_of_machine, refuse_changed_numbers
+from bench.request.kernel_choice import kernel_choice
 from bench.request.model_numbers import model_config
 from bench.request.modes import MEASURE, MODE_NAMES, PREDICT, REPLAY, target_machine, with_replayed_rank
 from bench.request.placement import (
@@ -47,6 +48,7 @@ from bench.request.placement import (
     degrees,
     memory_limit_gib,
     place,
+    refuse_no_allocation,
     shrink_cluster,
     threads_per_rank,
     unshared_degrees,
@@ -153,6 +155,8 @@ def _read_cell(raw: Raw, machine: Machine) -> Cell:
     trainer = values.choice("trainer", raw["trainer"]["name"], TRAINER_FACTS)
     seq_len = values.tokens("seq_len", raw["seq_len"])
     placement = place(raw["cluster"], machine)
+    if placement.name == "slurm" and raw["mode"] == MEASURE:
+        refuse_no_allocation()
     if STRATEGIES[strategy].shares_sequences:
         parallel = degrees(raw, placement)
         ranks = used_ranks(placement, parallel)
@@ -165,9 +169,9 @@ def _read_cell(raw: Raw, machine: Machine) -> Cell:
         batch=values.whole_number("batch", raw["batch"]),
         grad_accum=values.whole_number("grad_accum", raw["grad_accum"]),
         strategy=strategy,
-        options=(),  # replaced below, with the layout: their defaults depend on other fields
+        options=(),  # replaced below, with layout and kernel: their defaults depend on other fields
         layout=AUTO,
-        kernel=_kernel(raw["kernel"], STRATEGIES[strategy].kernels),
+        kernel=values.choice("kernel", raw["kernel"], (AUTO, *KERNEL_FACTS)),
         dtype=values.choice("dtype", raw["dtype"], DTYPE_BYTES),
         model=model,
         engine=_engine(raw, strategy, trainer),
@@ -195,6 +199,9 @@ def _read_cell(raw: Raw, machine: Machine) -> Cell:
         env=() if raw["env"] == {} else env_pairs(raw["env"], placement.device),
         experiment=values.choice("experiment", raw["experiment"]["name"], options("experiment")),
     )
+    if cell.kernel == AUTO:
+        kernel, kernels = kernel_choice(cell, machine)[0], STRATEGIES[strategy].kernels
+        cell = replace(cell, kernel=kernel if kernels is None or kernel in kernels else kernels[0])
     chosen_options = _strategy_options(raw["strategy"], cell)
     layout = _layout(raw["layout"], strategy, dict(chosen_options))
     return replace(cell, options=chosen_options, layout=layout)
@@ -299,12 +306,6 @@ def _layout(raw: Any, strategy: str, options: Mapping[str, str]) -> str:
     return values.choice("layout", raw, LAYOUTS)
 
 
-def _kernel(raw: Any, supported: tuple[str, ...] | None) -> str:
-    """Return the kernel; `auto` is DEFAULT_KERNEL if the strategy supports it, and else its first kernel."""
-    default = DEFAULT_KERNEL if supported is None or DEFAULT_KERNEL in supported else supported[0]
-    return values.choice("kernel", default if raw == "auto" else raw, KERNEL_FACTS)
-
-
 def _checkpointing(raw: Any, device: str) -> bool:
     """Return whether layers are checkpointed; `auto` means true on GPUs, where memory limits the length.
 
@@ -400,7 +401,7 @@ def _hardware(raw: Raw, machine: Machine, placement: Placement, mode: str) -> st
     if mode == REPLAY and raw["name"] not in (AUTO, here):
         raise ConfigError(
             f"hardware={value_label(raw['name'])}: mode=replay runs a rank on this machine, hardware={here};"
-            " leave hardware out, or take mode=predict"
+            " leave hardware out, plan it with --plan, or take mode=predict"
         )
     if raw["name"] == AUTO:
         return here

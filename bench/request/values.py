@@ -45,7 +45,7 @@ SYNONYMS: Mapping[str, Collection[str]] = {
     "flash_attn_2": ("fa2", "flash_attention_2"),
     "flash_attn_3": ("fa3", "flash_attention_3"),
     "flash_attn_4": ("fa4", "flash_attention_4"),
-    "zero3": ("deepspeed", "zero", "zero1", "zero2", "deepspeed_zero3", "stage3"),
+    "zero3": ("deepspeed", "zero", "deepspeed_zero3", "stage3"),
     "fsdp2": ("fsdp", "fsdp1", "fully_shard"),
     "transformers": ("hf", "huggingface"),
     "trl": ("sft", "sft_trainer", "sfttrainer"),
@@ -87,6 +87,7 @@ SYNONYMS: Mapping[str, Collection[str]] = {
         *("dist_config", "engine.strategy"),
     ),
     "loss": ("fused_cross_entropy",),
+    "optimizer.learning_rate": ("lr", "learning_rate"),
     "dp_shard": ("data_parallel_shard_degree", "dp_shard_size", "parallelism_config_dp_shard_size"),
     "dp_replicate": (
         "data_parallel_replicate_degree",
@@ -107,11 +108,14 @@ NOT_OFFERED: Mapping[str, Collection[str]] = {
     "files of other tools are not read; docs/coming_from.md lists our key for each of theirs": (
         *("config_file", "config", "accelerate_config", "ds_config", "deepspeed_config"),
     ),
+    "conf/config.yaml is the only configuration; write its keys on the command line, as in seq_len=8k": (
+        *("config_name", "config_path", "config_dir"),
+    ),
     "torch.compile is not offered, the model runs eagerly in every cell; leave it out": (
         *("torch_compile", "compile", "use_torch_compile", "torch_compile_backend", "torch_compile_mode"),
     ),
     "Liger kernels are not offered; loss=chunked, the default, does not keep all logits either": (
-        *("liger", "liger_kernel", "use_liger_kernel", "use_liger", "enable_liger_kernel"),
+        *("liger", "liger_kernel", "use_liger_kernel", "use_liger", "enable_liger_kernel", "loss=liger"),
     ),
     "adapters such as LoRA are not offered, all parameters are trained; observe a loop of your own that has"
     " them (docs/observe.md)": (
@@ -120,6 +124,24 @@ NOT_OFFERED: Mapping[str, Collection[str]] = {
     ),
     "training in 8 or 4 bit is not offered; dtype=bf16 is the narrowest": (
         *("load_in_4bit", "load_in_8bit", "quantization_bit", "quant_bits", "quantization_config", "fp8"),
+        *("dtype=fp8", "dtype=float8", "dtype=mxfp8", "dtype=int8", "dtype=fp4", "dtype=nf4", "dtype=int4"),
+    ),
+    "ZeRO stages 1 and 2 are not offered; engine=zero3 shards the parameters too, ddp shards nothing": (
+        *("engine=zero1", "engine=zero2", "engine=stage1", "engine=stage2"),
+    ),
+    "parameters stay on the GPU; offload.optimizer=true moves their float32 copies and the optimizer's"
+    " state, and offload.activations=true the inputs of layers": (
+        *(
+            "offload.params",
+            "offload.parameters",
+            "offload_params",
+            "offload_param",
+            "fsdp_offload_params",
+            "fsdp_cpu_offload",
+        ),
+    ),
+    "the optimizer's state is float32, as are the weights that it updates; leave it out": (
+        "optimizer.dtype",
     ),
     "sliding windows are not offered, attention is causal over the whole sequence; data.packing=documents"
     " keeps it within documents": (
@@ -127,6 +149,7 @@ NOT_OFFERED: Mapping[str, Collection[str]] = {
     ),
     "tensor, pipeline and expert parallelism are not offered; sp_degree, dp_shard and dp_replicate are": (
         *("tensor_model_parallel_size", "tensor_parallel_size", "tensor_parallel_degree", "tp_size", "tp"),
+        *("tp_degree", "pp_degree", "ep_degree"),
         *("pipeline_model_parallel_size", "pipeline_parallel_size", "pipeline_parallel_degree", "pp_size"),
         *("expert_model_parallel_size", "expert_parallel_size", "expert_parallel_degree", "ep_size", "pp"),
         *("parallelism_config_tp_size", "tensor_parallel"),
@@ -141,7 +164,7 @@ NOT_OFFERED: Mapping[str, Collection[str]] = {
         *("global_batch_size", "total_batch_size", "train_batch_size", "num_tokens_per_train_step"),
     ),
 }
-"""Keys of other tools that no key of ours replaces, by the answer to them."""
+"""Keys and values of other tools that none of ours replaces, by the answer to them."""
 PACKAGES: Mapping[str, str] = {"ring": "ring_flash_attn", "ulysses": "deepspeed_ulysses"}
 """Strategy that runs the published package, by our own strategy of the same kind."""
 Section = TypeVar("Section")
@@ -251,6 +274,8 @@ def choice(key: str, value: Any, known: Collection[str]) -> str:
     if not isinstance(value, str) or value not in known:
         word = str(value).lower().removeprefix("torch.").rpartition("/")[2]
         word = re.sub(r"[-.]", "_", word)  # Qwen/Qwen3-4B is qwen3_4b
+        if (answer := not_offered(f"{key}={word}")) is not None:
+            raise ConfigError(f"{key}={value_label(value)}: {answer}")
         near = nearest(word, known)
         hint = f"did you mean {key}={near}?" if near else f"write for example {key}={min(known)}"
         if word in SYNONYMS.get(str(near), ()) and PACKAGES.get(str(near)) in known:
@@ -269,9 +294,9 @@ def no_such_key(key: str, known: Collection[str]) -> str:
 
 
 def not_offered(key: str) -> str | None:
-    """Return the answer to a key of another tool that no key of ours replaces; None for any other key."""
-    bare = key.rpartition(".")[2]
-    return next((answer for answer, keys in NOT_OFFERED.items() if bare in keys), None)
+    """Return the answer to a key, or to `key=value`, that nothing of ours replaces; None for any other."""
+    names = {key, key.rpartition(".")[2]}
+    return next((answer for answer, keys in NOT_OFFERED.items() if not names.isdisjoint(keys)), None)
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
@@ -294,9 +319,9 @@ def _number_text(value: Any) -> str:
 
 
 def _sweep_hint(key: str, value: Any, several: str) -> str:
-    """Return the hint that several values need `-m`, if the value is a list; otherwise an empty text."""
+    """Return how to write several values if the value is a list; otherwise an empty text."""
     is_list = isinstance(value, list) or (isinstance(value, str) and "," in value)
-    return f"; for several values add -m: -m {key}={several}" if is_list else ""
+    return f"; several values are written without brackets: -m {key}={several}" if is_list else ""
 
 
 def refuse_too_many(factors: Sequence[int]) -> None:

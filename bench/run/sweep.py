@@ -5,22 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from bench.attention.kernel_facts import CUDNN, DEFAULT_KERNEL
 from bench.common.command import resume_command, tool_command
 from bench.config import ExitCode
 from bench.measure.trace.reader import KEPT_TRACE_NAME
 from bench.plan.plan import Plan
 from bench.plan.planned import PlannedCell
-from bench.plan.stored import CELLS, CONFIG
+from bench.plan.stored import CELLS, CONFIG, StoredSweep
 from bench.plan.work import work_of
 from bench.ranks.log import JOIN
 from bench.record.record import Record, Status, is_result
 from bench.record.store import RECORDS, Store, write_atomically
+from bench.request.kernel_choice import parity_fault
 from bench.request.modes import starts_ranks
 from bench.run.cell.launcher import Launcher
 from bench.run.cell.run import CellInterrupted, SharedSections, run
@@ -69,6 +71,8 @@ class Sweep:
     """Ids of the cells whose first run ran out of memory, which are not repeated."""
     join_hangs: int = 0
     """Number of consecutive cells up to now whose ranks could not connect."""
+    is_replanned: bool = False
+    """Whether a cell has just changed the kernel of the plan, so that pending cells do not run."""
     are_results: list[bool] = field(default_factory=list)
     """For every cell that ran, whether its record is a result (`is_result`). If not, the cell has failed."""
 
@@ -126,13 +130,18 @@ def _next_cells(
     Stop when no cell is left, or when the ranks of MAX_JOIN_HANGS cells in a row could not connect.
     """
     while pending:
-        for planned in pending:
+        for number, planned in enumerate(pending, 1):
             if sweep.join_hangs == MAX_JOIN_HANGS:
                 return
             sweep.attempted.add(planned.folder_name)
             yield planned
-        if not sweep.plan.is_open or sweep.join_hangs == MAX_JOIN_HANGS:
+            if sweep.is_replanned:
+                for left in pending[number:]:
+                    sweep.progress.remove(left)
+                break
+        if not (sweep.plan.is_open or sweep.is_replanned) or sweep.join_hangs == MAX_JOIN_HANGS:
             return
+        sweep.is_replanned = False
         pending = _added_cells(sweep, writes_config=writes_config)
 
 
@@ -168,7 +177,24 @@ def _run_cell(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> bo
     sweep.store.append(record)
     sweep.progress.end(planned, record)
     _count_failures(planned, record, sweep)
-    return is_result(record.role, record.status)
+    return _changes_kernel(record, sweep) or is_result(record.role, record.status)
+
+
+def _changes_kernel(record: Record, sweep: Sweep) -> bool:
+    """Plan again without cuDNN if this is the first parity check on it and it failed; return whether it is.
+
+    The record stays in the file, as evidence, and the cell does not count as failed.
+    """
+    fault, plan_again = parity_fault(record), sweep.plan.plan_again
+    if fault is None or plan_again is None:
+        return False
+    if fault:
+        note = f"kernel=auto: {DEFAULT_KERNEL} for the whole sweep, because {CUDNN} failed: {fault}"
+        sweep.plan = replace(plan_again(stored=StoredSweep(records=[record])), note=note)
+        sweep.is_replanned = True
+    else:
+        sweep.plan = replace(sweep.plan, plan_again=None)
+    return bool(fault)
 
 
 def _gather_traces(planned: PlannedCell, cells: Path, traces: Path) -> None:

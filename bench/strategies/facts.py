@@ -70,6 +70,9 @@ class StrategyFacts(ABC):
     """Options of this strategy only, `strategy.<key>` on the command line; the YAML holds their defaults."""
     kernels: ClassVar[tuple[str, ...] | None] = None
     """Kernels that the strategy can call; None if it can call any."""
+    flash_attn_kernels: ClassVar[tuple[str, ...]] = ()
+    """Kernels with which the strategy's package calls flash-attention itself, and not our stand-in for
+    flash-attn; empty if it does not call flash-attn."""
     is_unfused: ClassVar[bool] = False
     """Whether the strategy computes scores itself and calls no kernel.
 

@@ -229,7 +229,9 @@ def kernel_backward(
     Returns:
         The gradients of q, k and v, in their shapes.
     """
-    return _backward(kernel, (dout, q, k, v, out, lse), causal, scale)
+    dq, dk, dv = _backward(kernel, (dout, q, k, v, out, lse), causal, scale)
+    repeats = _kv_repeats(kernel, q, k)
+    return dq, _sum_groups(dk, repeats), _sum_groups(dv, repeats)
 
 
 def kernel_backward_into(
@@ -237,25 +239,36 @@ def kernel_backward_into(
 ) -> None:
     """Compute the gradients of `kernel_backward` and write them to three tensors.
 
-    `into` has a tensor for each of dq, dk and dv. They are copied to it unless the kernel can fill it itself.
-    `tensors` are dout, q, k, v, out and lse. All other arguments are those of `kernel_backward`.
+    `into` has a tensor for each of dq, dk and dv. They are copied to it unless the kernel can fill it itself;
+    the gradients of repeated KV heads are summed into it. `tensors` are dout, q, k, v, out and lse. All other
+    arguments are those of `kernel_backward`.
     """
-    if kernel.fills_gradients and _kv_repeats(kernel, *tensors[1:3]) == 1:
+    repeats = _kv_repeats(kernel, *tensors[1:3])
+    if kernel.fills_gradients and repeats == 1:
         _backward(kernel, tensors, causal, scale, into=into)
         return
-    for target, gradient in zip(into, _backward(kernel, tensors, causal, scale), strict=True):
-        target.copy_(gradient)
+    write_gradients(into, _backward(kernel, tensors, causal, scale), repeats)
+
+
+def write_gradients(into: Gradients, gradients: Gradients, repeats: int) -> None:
+    """Copy dq to its target, and sum the gradients of KV heads that were repeated into theirs."""
+    into[0].copy_(gradients[0])
+    for target, gradient in zip(into[1:], gradients[1:], strict=True):
+        if repeats == 1:
+            target.copy_(gradient)
+        else:
+            torch.sum(gradient.unflatten(1, (-1, repeats)), dim=2, dtype=target.dtype, out=target)
 
 
 def _backward(
     kernel: Kernel, tensors: tuple[Tensor, ...], causal: bool, scale: float, **keywords: Gradients
 ) -> Gradients:
+    """Return the kernel's gradients, with as many heads in dk and dv as the kernel needs in K and V."""
     dout, q, k, v, out, lse = tensors
     repeats = _kv_repeats(kernel, q, k)
     k, v = _repeat_heads(k, repeats), _repeat_heads(v, repeats)
     # CUDA kernels read the LSE as if it were contiguous, but rows that a ring cuts from a longer LSE are not.
-    dq, dk, dv = kernel.backward(dout, q, k, v, out, lse.contiguous(), causal, scale, **keywords)
-    return dq, _sum_groups(dk, repeats), _sum_groups(dv, repeats)
+    return kernel.backward(dout, q, k, v, out, lse.contiguous(), causal, scale, **keywords)
 
 
 def _kv_repeats(kernel: Kernel, q: Tensor, k: Tensor) -> int:

@@ -23,15 +23,15 @@ from bench.extras.nodes.remote import RemoteNode
 from bench.plan.plan import Plan
 from bench.request import values
 from bench.request.choices import Raw
-from bench.request.placement import MULTI_NODE_CLUSTERS, hosts
+from bench.request.placement import MULTI_NODE_CLUSTERS, SLURM_NODE_NAMES, hosts
 from bench.run.cell.launcher import Launcher
 
 LEAVE_S = 8.0
 """Seconds that an agent has to exit once the sweep is over."""
 SENT_VARIABLES = ("PATH", "LD_LIBRARY_PATH")
 """Variables that agents get in addition to those that change what a cell does."""
-SLURM_NODES, SLURM_GPUS = "SLURM_JOB_NODELIST", "SLURM_GPUS_ON_NODE"
-"""Variables with the nodes of the allocation, and with the number of GPUs that the job has on this node."""
+SLURM_GPUS = "SLURM_GPUS_ON_NODE"
+"""Variable with the number of GPUs that the job has on this node."""
 TASK_VARIABLES = re.compile(r"S(LURM|RUN)_(NTASKS|NPROCS|TASKS|CPUS|GPUS|MEM|DISTRIBUTION|CPU_BIND|GPU_BIND)")
 """Prefixes of variables that describe a batch script's tasks; srun would apply them to an agent."""
 
@@ -111,14 +111,8 @@ def _agent_words() -> list[str]:
 
 
 def allocated_nodes() -> list[str]:
-    """Return the nodes of the Slurm allocation; raise ConfigError outside of one."""
-    names = os.environ.get(SLURM_NODES)
-    if not names:
-        raise ConfigError(
-            f"cluster=slurm: this is no Slurm allocation, as {SLURM_NODES} is not set; start the sweep by"
-            " sbatch or salloc, or use cluster=nodes"
-        )
-    query = ["scontrol", "show", "hostnames", names]
+    """Return the nodes of the Slurm allocation."""
+    query = ["scontrol", "show", "hostnames", os.environ[SLURM_NODE_NAMES]]
     try:
         done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30)  # noqa: S603
     except (OSError, subprocess.SubprocessError) as error:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from bench.attention.kernel_facts import FLASH_ATTN, KERNEL_FACTS
+from bench.attention.kernel_facts import DEFAULT_KERNEL, FLASH_ATTN, KERNEL_FACTS
 from bench.common.environment import Machine
 from bench.config import AUTO, Cell
 from bench.request import values
@@ -79,10 +79,11 @@ def _complete_requests(request: Raw, machine: Machine) -> Iterator[dict[str, Any
     choices = {"model": model, "strategy": strategy, "cluster": cluster, "hardware": hardware}
     complete = {**request, **choices, "mode": mode}
     has_kernel = bool(machine.gpus) and KERNEL_FACTS[FLASH_ATTN].is_installed
-    post_kernel = {"kernel": FLASH_ATTN} if request["kernel"] == AUTO and has_kernel else {}
+    is_auto = request["kernel"] == AUTO  # the post's kernel is FlashAttention-2
     trainers = [{"name": name} for name in (*([POST_TRAINER] if _has_post_trainer() else []), "native")]
     for trainer in [request["trainer"]] if request.get("trainer") else trainers:
-        kernel = post_kernel if trainer["name"] == POST_TRAINER else {}
+        is_post = has_kernel and trainer["name"] == POST_TRAINER
+        kernel = {"kernel": FLASH_ATTN if is_post else DEFAULT_KERNEL} if is_auto else {}
         for optimizer in _as_list(request["offload"]["optimizer"]):
             offload = {**request["offload"], "optimizer": optimizer}
             yield {**complete, **kernel, "trainer": trainer, "offload": offload}

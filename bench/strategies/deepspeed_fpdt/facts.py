@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.attention.kernel_facts import FLASH_ATTN
 from bench.config import Cell
 from bench.strategies.deepspeed_ulysses.facts import DeepSpeedUlyssesFacts
 from bench.strategies.options import Flag, WholeNumber
@@ -44,6 +45,7 @@ class DeepSpeedFPDTFacts(PackagedUlyssesFacts):
     no_documents_reason = "DeepSpeed's operation does not take document boundaries"
     no_full_mask_reason = "DeepSpeed's operation has no `causal` argument and is always causal"
     package = DeepSpeedUlyssesFacts.package
+    flash_attn_kernels = (FLASH_ATTN,)
     # Chunks are always merged in float32, so float64 would not have its precision.
     dtypes = ("bf16", "fp16", "fp32")
     saved_copies = (2, 2)

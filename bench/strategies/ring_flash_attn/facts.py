@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.attention.kernel_facts import HALF
+from bench.attention.kernel_facts import FLASH_ATTN, HALF
 from bench.config import Cell
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ring.facts import RingFacts
@@ -18,6 +18,7 @@ class RingFlashAttnFacts(RingFacts):
         " and shard every document by itself"
     )
     package = "ring-flash-attn"
+    flash_attn_kernels = (FLASH_ATTN,)
     dtypes = HALF
 
     def refusals(self, cell: Cell) -> list[str]:

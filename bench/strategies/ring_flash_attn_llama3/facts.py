@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.attention.kernel_facts import HALF
+from bench.attention.kernel_facts import FLASH_ATTN, HALF
 from bench.config import Cell
 from bench.strategies.facts import ScheduledFacts
 from bench.strategies.options import WholeNumber
@@ -15,6 +15,7 @@ class RingFlashAttnLlama3Facts(ScheduledFacts):
     style = PlotStyle("#CC79A7", "p", ":")
     supports_documents = True
     package = "ring-flash-attn"
+    flash_attn_kernels = (FLASH_ATTN,)
     dtypes = HALF
     # One head at a time, as in the package's README, needs least memory and hides most communication. More
     # heads at a time need fewer kernel calls.

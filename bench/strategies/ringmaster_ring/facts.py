@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from bench.attention.kernel_facts import FLASH_ATTN
 from bench.config import DTYPE_BYTES, Cell
 from bench.strategies.facts import ScheduledFacts, activation_bytes
 from bench.strategies.plot_style import PlotStyle
@@ -29,6 +30,7 @@ class RingmasterRingFacts(ScheduledFacts):
     supports_documents = True
     layouts = ("contiguous", "zigzag")
     package = "axolotl-ringmaster"
+    flash_attn_kernels = (FLASH_ATTN,)
     tested_version = "0.2.7"
     options = {ROTATION: (ALLGATHER, P2P, HEAD_TAIL, DISTFLASH)}  # noqa: RUF012  constant
     sends_unevenly = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.attention.kernel_facts import FLASH_ATTN
 from bench.config import Cell
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ringmaster_ring.facts import (
@@ -26,6 +27,7 @@ class RingmasterUSPFacts(USPFacts):
     saved_copies = (1, 0)
     layouts = ("contiguous",)
     package = "axolotl-ringmaster"
+    flash_attn_kernels = (FLASH_ATTN,)
     tested_version = "0.2.7"
     options = {ROTATION: (ALLGATHER, P2P), **USPFacts.options}  # noqa: RUF012  constant, as in torch_cp
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.attention.kernel_facts import FLASH_ATTN
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ulysses.facts import PackagedUlyssesFacts
 
@@ -11,4 +12,5 @@ class YunchangUlyssesFacts(PackagedUlyssesFacts):
     style = PlotStyle("#661100", (5, 1, 0))
     no_documents_reason = "yunchang's UlyssesAttention does not take document boundaries"
     package = "yunchang"
+    flash_attn_kernels = (FLASH_ATTN, "flash_attn_3")
     tested_version = "0.6.4"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.attention.kernel_facts import FLASH_ATTN
 from bench.config import Cell, ModelConfig
 from bench.strategies.plot_style import PlotStyle
 from bench.strategies.ring_flash_attn.facts import rounding_refusals
@@ -20,6 +21,7 @@ class YunchangUSPFacts(USPFacts):
     keeps_local_gradients = YunchangRingFacts.keeps_local_gradients
     no_documents_reason = "yunchang's LongContextAttention does not take document boundaries"
     package = "yunchang"
+    flash_attn_kernels = (FLASH_ATTN,)
     tested_version = YunchangRingFacts.tested_version
     dtypes = YunchangRingFacts.dtypes
 

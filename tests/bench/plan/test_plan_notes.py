@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import replace
+from itertools import chain, product
 
 import pytest
 
 import run_sweep
 from bench.common.labels import length_label
+from bench.config import ConfigError
 from bench.cost.band import Fit
 from bench.extras.predict.prediction import expected_by_cost_model
 from bench.plan.estimate import Estimate
@@ -14,6 +16,7 @@ from bench.plan.forecast import Forecast
 from bench.plan.plan import plan
 from bench.plan.plan_lines import RUNS_ANYWAY, short_lines
 from bench.request.choices import default_strategies, read_option
+from bench.request.hardware import usable_bytes
 from bench.request.legality import refusal
 from tests.support.cells import FOUR_H100, TWO_CORES, make_raw, raws_of
 from tests.support.command import run_command_here
@@ -83,6 +86,38 @@ def test_replay_note_names_ranks_and_six_cells_take_ten_minutes():
     forecast = Forecast(sweep_plan, sweep_plan.cells, Estimate(expected_by_cost_model))
     assert forecast.total_s < 10 * 60  # three lengths of two strategies
     assert forecast.references == ()
+
+
+def test_replay_is_planned_for_a_gpu_that_is_not_here():
+    elsewhere = {"mode": "replay", "hardware": read_option("hardware", "a100_80gb"), "plan": True}
+    sweep_plan = planned(TWO_CORES, ("ring",), ["8k"], cluster__world_size=4, **elsewhere)
+    (entry,) = sweep_plan.cells
+    assert (entry.cell.cluster.device, entry.room.usable) == ("cuda", usable_bytes(entry.cell, TWO_CORES))
+    assert "(ring rank 0 of 4) on one a100_80gb; the time of" in " ".join(sweep_plan.notes)
+    with pytest.raises(ConfigError, match="plan it with --plan, or take mode=predict"):
+        planned(TWO_CORES, ("ring",), ["8k"], cluster__world_size=4, **{**elsewhere, "plan": False})
+
+
+@pytest.mark.parametrize(("budget_s", "count"), [(100_000, 4), (100, 1)])
+def test_lengths_to_decide_are_listed_once_with_their_degree(budget_s, count):
+    values = {"engine": read_option("engine", "ddp"), "model": read_option("model", "qwen3_0_6b")}
+    raws = [
+        raw
+        for degree, dtype in product((2, 4), ("bf16", "fp16"))
+        for raw in raws_of(
+            ("ring", "ulysses"),
+            ("8k", "32k"),
+            sp_degree=degree,
+            dtype=dtype,
+            measure__repeats_budget_s=budget_s,
+            **values,
+        )
+    ]
+    sweep_plan = plan(raws, gpus(4), single=False)
+    lines = short_lines(Forecast(sweep_plan, sweep_plan.cells, Estimate(expected_by_cost_model)))
+    found = [re.findall(r"\d+k sp \d", line) for line in lines if "decided" in line]
+    assert len(found) == count
+    assert sorted(chain(*found)) == ["32k sp 2", "32k sp 4", "8k sp 2", "8k sp 4"]
 
 
 def test_replayed_cpu_rank_may_use_all_memory():
@@ -194,30 +229,47 @@ def test_note_on_rings_with_uneven_and_even_work():
         assert [note.partition(";")[0] for note in notes if note.startswith("layout:")] == expected
 
 
-NEWER = "kernel=torch_flash is FlashAttention-2; on "
+FIRST_CHOICE = "cudnn, the first choice of torch's scaled_dot_product_attention on capability"
+FLASH = "torch_flash, FlashAttention-2;"
+NOT_HERE = f"{FLASH} cudnn is chosen on compute capability 9 and 10, and here it is"
+PREDICTED = {"mode": "predict", "hardware": read_option("hardware", "h200_141gb")}
+LARGE_HEADS = {"model": {**read_option("model", "qwen3_4b"), "head_dim": 256}}
 KERNELS = [
-    (gpus(4), {}, f"{NEWER}Hopper FlashAttention-3 or cuDNN is likely faster"),
-    (gpus(4, "NVIDIA B200"), {}, f"{NEWER}Blackwell FlashAttention-4 or cuDNN is likely faster"),
-    (replace(gpus(4, "NVIDIA H20"), gpu_capabilities=("9.0",) * 4), {}, f"{NEWER}Hopper"),
-    (TWO_CORES, {"mode": "predict", "hardware": read_option("hardware", "h200_141gb")}, f"{NEWER}Hopper"),
-    (gpus(4, "NVIDIA A100-SXM4-80GB"), {}, None),
-    (gpus(4), {"kernel": "math"}, None),
+    (gpus(1), {}, f"{FIRST_CHOICE} 9.0"),
+    (gpus(4), {}, f"{FIRST_CHOICE} 9.0"),
+    (gpus(8, "NVIDIA A100-SXM4-80GB"), {}, f"{NOT_HERE} 8.0"),
+    (gpus(1, "NVIDIA B200"), {}, f"{FIRST_CHOICE} 10.0"),
+    (gpus(1, "NVIDIA GeForce RTX 4090"), {}, f"{NOT_HERE} 8.9"),
+    (TWO_CORES, {}, "torch_flash, the flash attention that torch has for CPUs"),
+    (replace(gpus(4, "NVIDIA H20"), gpu_capabilities=("9.0",) * 4), {}, f"{FIRST_CHOICE} 9.0"),
+    (gpus(4, "NVIDIA A10G"), {}, f"{NOT_HERE} unknown"),
+    (replace(TWO_CORES, cudnn_fault="old"), PREDICTED, f"{FIRST_CHOICE} 9.0"),
+    (gpus(4), {"dtype": "fp32"}, f"{FLASH} cudnn has no dtype=fp32"),
+    (gpus(4), LARGE_HEADS, f"{FLASH} cudnn takes heads up to 128, and model.head_dim=256"),
+    (gpus(4), {"data__packing": "documents"}, f"{FLASH} cudnn would compute one document after another"),
+    (replace(gpus(4), cudnn_fault="old"), {}, f"{FLASH} old"),
 ]
 
 
 @pytest.mark.parametrize(("machine", "values", "expected"), KERNELS)
-def test_note_on_faster_kernels_for_newer_gpus(machine, values, expected):
-    notes = planned(machine, lengths=["8k"], strategies=("ulysses",), **values).notes
-    lines = [note for note in notes if "FlashAttention" in note]
-    assert len(lines) == (expected is not None)
-    if expected is not None:
-        assert lines[0].startswith(expected)
-        assert lines[0].endswith("python run_sweep.py -m kernel=torch_flash,cudnn seq_len=8k,32k")
+def test_auto_kernel_and_its_reason(machine, values, expected):
+    sweep_plan = planned(machine, ("ulysses", "torch_cp"), ["8k"], **values)
+    lines = [note for note in sweep_plan.notes if note.startswith("kernel=auto")]
+    assert lines == [f"kernel=auto: {expected}"]
+    assert {entry.cell.kernel for entry in sweep_plan.cells} == {expected.partition(",")[0]}
 
 
-def test_no_note_on_kernels_if_kernels_are_compared():
-    one, other = (raws_of(["ulysses"], ["8k"], kernel=kernel) for kernel in ("torch_flash", "cudnn"))
-    assert "FlashAttention" not in " ".join(plan([*one, *other], gpus(4), single=False).notes)
+def test_plan_notes_another_kernel_and_the_stand_in():
+    def notes(*strategies, **values):
+        lines = planned(gpus(4), strategies, ["8k"], **values).notes
+        return [line for line in lines if "like for like" in line or "stand-in" in line]
+
+    other, stand_in = notes("ring_self_attention", "ring", "ring_flash_attn")
+    assert other.startswith("kernel=auto: ring_self_attention runs on math, not like for like")
+    assert stand_in.startswith("stand-in for flash-attn: ring_flash_attn on kernel=cudnn (docs")
+    assert notes("ring_self_attention", kernel="math") == []
+    assert notes("ring_flash_attn", kernel="flash_attn_2") == []
+    assert notes("ring_flash_attn", **PREDICTED) == []
 
 
 @pytest.mark.parametrize(

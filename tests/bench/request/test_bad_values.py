@@ -68,7 +68,7 @@ BAD_VALUES = {
         for word in ("1", "yes", "null", "maybe")
     },
     **{f"{key}={word}": "must be one of" for key in CHOICES for word in ("null", "3", "nonsense", "[a]")},
-    "dtype=fp8": "bf16, fp16, fp32, fp64",
+    "dtype=fp9": "bf16, fp16, fp32, fp64",
     "dtype=float": "did you mean dtype=fp32?",
     "dtype=torch.float16": "did you mean dtype=fp16?",
     "kernel=flash": "did you mean kernel=torch_flash?",

@@ -172,7 +172,7 @@ def test_killed_agent_costs_only_cells_that_need_its_node(cluster, tmp_path):
     [
         (
             {"SLURM_JOB_NODELIST": ""},
-            "no Slurm allocation, as SLURM_JOB_NODELIST is not set; start the sweep by sbatch",
+            "no Slurm allocation (SLURM_JOB_NODELIST is not set); start the sweep by sbatch",
         ),
         (
             {"SLURM_GPUS_PER_NODE": "8"},
@@ -182,7 +182,8 @@ def test_killed_agent_costs_only_cells_that_need_its_node(cluster, tmp_path):
     ids=["outside of an allocation", "on a login node"],
 )
 def test_sweep_that_cannot_use_slurm_is_refused_in_one_line(tmp_path, variables, refusal):
-    done = run_command_here(tmp_path, "-m", "cluster=slurm", "seq_len=256", **variables)
-    assert done.returncode == 2
-    [line] = done.stderr.splitlines()
-    assert refusal in line
+    for more in ((), ("--plan",)):
+        done = run_command_here(tmp_path, *more, "-m", "cluster=slurm", "seq_len=256", **variables)
+        assert done.returncode == 2
+        [line] = done.stderr.splitlines()
+        assert refusal in line

@@ -164,9 +164,9 @@ REFUSED = {
 def test_max_length_refuses_unsuitable_keys(case):
     words, message = REFUSED[case]
     with pytest.raises(ConfigError, match=message):
-        plan([raw(*raw_words) for raw_words in words], TWO_CORES, single=False)
+        plan([raw(*raw_words, "sweep_dir=x") for raw_words in words], TWO_CORES, single=False)
 
 
 def test_length_step_is_refused_without_max_length():
     with pytest.raises(ConfigError, match="length_step=1k: belongs to experiment=max_length; leave it out"):
-        plan([make_raw("length_step=1k")], TWO_CORES, single=False)
+        plan([make_raw("length_step=1k", "sweep_dir=x")], TWO_CORES, single=False)
