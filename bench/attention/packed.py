@@ -166,7 +166,7 @@ def unflatten_batch(x_TND: Tensor, batch: int) -> Tensor:
 
 def _packed_functions(kernel: Kernel, q: Tensor) -> PackedKernel | None:
     """Return the kernel's functions for packed sequences; None if it has none for this device."""
-    return kernel.packed if kernel.packed is not None and q.device.type in kernel.packed.devices else None
+    return kernel.packed if q.device.type == "cuda" else None
 
 
 def _as_batch_of_one(*tensors_TND: Tensor) -> tuple[Tensor, ...]:

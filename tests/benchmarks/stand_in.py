@@ -12,7 +12,7 @@ from statistics import median
 import torch
 
 from bench.attention.kernels import KERNELS, kernel_forward
-from bench.attention.kernels.kernel import _backward, _sum_groups, write_gradients
+from bench.attention.kernels.kernel import _repeat_heads, _sum_groups, write_gradients
 
 KERNEL, ROUNDS = KERNELS["torch_flash"], 15
 HEADS_AND_SIZE = ((4, 2, 16), (16, 8, 128))
@@ -40,9 +40,9 @@ def main():
             out_lse = kernel_forward(KERNEL, q, k, v, causal=False, scale=size**-0.5)
             into, rounds = [torch.empty_like(x) for x in (q, k, v)], []
             for _ in range(ROUNDS):
-                gradients, backward_s = seconds(
-                    _backward, KERNEL, (dout, q, k, v, *out_lse), False, size**-0.5
-                )
+                repeated = (_repeat_heads(x, heads // kv_heads) for x in (k, v))
+                arguments = (dout, q, *repeated, *out_lse, False, size**-0.5)
+                gradients, backward_s = seconds(KERNEL.backward, *arguments)
                 ways = (write_gradients, copied, write_gradients)  # the first one finds cold caches
                 added_s = [seconds(way, into, gradients, heads // kv_heads)[1] for way in ways]
                 rounds.append([added / (backward_s + added) for added in added_s])

@@ -74,6 +74,6 @@ KERNEL = Kernel(
     _backward,
     native_gqa=("cuda",),
     fills_gradients=True,
-    packed=PackedKernel(("cuda",), _packed_forward, _packed_backward),
+    packed=PackedKernel(_packed_forward, _packed_backward),
     module="flash_attn_interface",
 )

@@ -62,6 +62,6 @@ KERNEL = Kernel(
     _forward,
     _backward,
     native_gqa=("cuda",),
-    packed=PackedKernel(("cuda",), _packed_forward, _packed_backward),
+    packed=PackedKernel(_packed_forward, _packed_backward),
     module="flash_attn.cute.interface",
 )

@@ -95,10 +95,8 @@ PackedBackward = Callable[[Gradients, tuple[Tensor, ...], Packing], None]
 
 @dataclass(frozen=True, slots=True)
 class PackedKernel:
-    """Functions of a kernel for sequences packed end to end."""
+    """Functions of a kernel for sequences packed end to end, on GPUs."""
 
-    devices: tuple[str, ...]
-    """Device types that the functions run on."""
     forward: PackedForward
     """`forward(q_TND, k_TKD, v_TKD, packing) -> out_TND, lse_NT`."""
     backward: PackedBackward
@@ -229,9 +227,7 @@ def kernel_backward(
     Returns:
         The gradients of q, k and v, in their shapes.
     """
-    dq, dk, dv = _backward(kernel, (dout, q, k, v, out, lse), causal, scale)
-    repeats = _kv_repeats(kernel, q, k)
-    return dq, _sum_groups(dk, repeats), _sum_groups(dv, repeats)
+    return _backward(kernel, (dout, q, k, v, out, lse), causal, scale)
 
 
 def kernel_backward_into(
@@ -243,11 +239,24 @@ def kernel_backward_into(
     the gradients of repeated KV heads are summed into it. `tensors` are dout, q, k, v, out and lse. All other
     arguments are those of `kernel_backward`.
     """
-    repeats = _kv_repeats(kernel, *tensors[1:3])
-    if kernel.fills_gradients and repeats == 1:
-        _backward(kernel, tensors, causal, scale, into=into)
-        return
-    write_gradients(into, _backward(kernel, tensors, causal, scale), repeats)
+    _backward(kernel, tensors, causal, scale, into)
+
+
+def _backward(
+    kernel: Kernel, tensors: tuple[Tensor, ...], causal: bool, scale: float, into: Gradients | None = None
+) -> Gradients:
+    dout, q, k, v, out, lse = tensors
+    repeats = _kv_repeats(kernel, q, k)
+    k, v = _repeat_heads(k, repeats), _repeat_heads(v, repeats)
+    fills = {"into": into} if kernel.fills_gradients and repeats == 1 else {}
+    # CUDA kernels read the LSE as if it were contiguous, but rows that a ring cuts from a longer LSE are not.
+    gradients = kernel.backward(dout, q, k, v, out, lse.contiguous(), causal, scale, **fills)
+    if into is None:
+        dq, dk, dv = gradients
+        return dq, _sum_groups(dk, repeats), _sum_groups(dv, repeats)
+    if not fills:
+        write_gradients(into, gradients, repeats)
+    return into
 
 
 def write_gradients(into: Gradients, gradients: Gradients, repeats: int) -> None:
@@ -258,17 +267,6 @@ def write_gradients(into: Gradients, gradients: Gradients, repeats: int) -> None
             target.copy_(gradient)
         else:
             torch.sum(gradient.unflatten(1, (-1, repeats)), dim=2, dtype=target.dtype, out=target)
-
-
-def _backward(
-    kernel: Kernel, tensors: tuple[Tensor, ...], causal: bool, scale: float, **keywords: Gradients
-) -> Gradients:
-    """Return the kernel's gradients, with as many heads in dk and dv as the kernel needs in K and V."""
-    dout, q, k, v, out, lse = tensors
-    repeats = _kv_repeats(kernel, q, k)
-    k, v = _repeat_heads(k, repeats), _repeat_heads(v, repeats)
-    # CUDA kernels read the LSE as if it were contiguous, but rows that a ring cuts from a longer LSE are not.
-    return kernel.backward(dout, q, k, v, out, lse.contiguous(), causal, scale, **keywords)
 
 
 def _kv_repeats(kernel: Kernel, q: Tensor, k: Tensor) -> int:

@@ -103,5 +103,5 @@ KERNEL = Kernel(
     _forward,
     _backward,
     native_gqa=("cuda",),
-    packed=PackedKernel(("cuda",), _packed_forward, _packed_backward),
+    packed=PackedKernel(_packed_forward, _packed_backward),
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.attention.kernel_facts import DEFAULT_KERNEL, KERNEL_FACTS
+from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.config import ConfigError
 from bench.request.legality import refusal
 from bench.strategies import STRATEGIES
@@ -86,12 +86,6 @@ def test_cell_id_depends_on_work_alone():
     assert make_cell("seq_len=8192").cell_id == make_cell("seq_len=8k").cell_id
     assert make_cell("measure.repeats=3").cell_id == make_cell().cell_id
     assert make_cell("seed=1").cell_id != make_cell().cell_id
-
-
-def test_default_kernel_is_the_same_for_most_strategies():
-    assert make_cell("strategy=ring").kernel == DEFAULT_KERNEL
-    assert make_cell("strategy=torch_cp").kernel == DEFAULT_KERNEL
-    assert make_cell("strategy=ring_self_attention").kernel == "math"
 
 
 def test_padding_is_the_least_that_the_layout_needs():

@@ -24,7 +24,9 @@ def layer():
 
 
 def fpdt(*words, machine=FOUR_H100):
-    return make_cell("strategy=deepspeed_fpdt", "model=qwen3_8b", *words, machine=machine)
+    return make_cell(
+        "strategy=deepspeed_fpdt", "kernel=torch_flash", "model=qwen3_8b", *words, machine=machine
+    )
 
 
 @pytest.mark.parametrize(
