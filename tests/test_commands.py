@@ -28,6 +28,7 @@ NEEDS = {
     "model.path=MODEL": "is not a checkpoint folder",
     "resume=true": "does not exist",
     "cluster=gpu": "GPU",
+    "cluster=slurm": "this is no Slurm allocation",
 }
 """Words that need something that this machine lacks, each with a part of the refusal."""
 

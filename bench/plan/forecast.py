@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.common.labels import duration_label
-from bench.common.statistics import interval_rank
 from bench.config import AUTO, Cell
 from bench.cost.band import Fit
 from bench.measure.timing.section import affordable_steps
@@ -18,9 +17,6 @@ from bench.plan.planned import MemoryRoom, PlannedCell
 from bench.plan.repeats import CellProcess, RepeatPlan, choose_repeats
 from bench.plan.work import work_of
 from bench.request.modes import starts_ranks
-
-INTERVAL_STEPS = next(n for n in range(1, 100) if interval_rank(n))
-"""Smallest number of timed steps with a 95 % interval of the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,21 +150,6 @@ class Forecast:
         """Return the largest number of seconds that a reference may take, up to its `measure.timeout_s`."""
         cell_s = self._estimate.measured_s(cell)
         return cell.measure.timeout_s if cell_s is None else min(cell_s, cell.measure.timeout_s)
-
-    @property
-    def cells_without_interval(self) -> int:
-        """Number of cells that request enough steps for a 95 % interval but have too little time for them.
-
-        Cells with `measure.repeats=auto` do not count: their processes are compared, and not their steps.
-        """
-        counts = {
-            entry.cell.cell_id: entry.timed_steps
-            for entry in self.cells
-            if entry.runs_to_end
-            and entry.cell.measure.steps >= INTERVAL_STEPS
-            and entry.cell.measure.repeats != AUTO
-        }
-        return sum(1 for count in counts.values() if count is not None and count < INTERVAL_STEPS)
 
     @property
     def bases(self) -> list[str]:

@@ -15,7 +15,7 @@ from bench.config import Cell
 from bench.cost.band import Fit
 from bench.plan.auto_choices import chosen_value, keys_at_auto
 from bench.plan.cell_labels import CellLabels, setting_label
-from bench.plan.forecast import INTERVAL_STEPS, CellForecast, Forecast
+from bench.plan.forecast import CellForecast, Forecast
 from bench.plan.planned import MemoryRoom
 from bench.plan.repeats import planned_lines
 from bench.request.choices import Raw
@@ -72,8 +72,7 @@ def short_lines(forecast: Forecast) -> list[str]:
         reasons = {str(entry.reason) for entry in forecast.illegal}
         more = f"; --plan shows {len(reasons) - 1} more reasons" if len(reasons) > 1 else ""
         lines.append(f"{_cell_count(len(illegal))} cannot run and will be unsupported: {min(reasons)}{more}")
-    lines += [*_repeat_lines(forecast), *_memory_warnings(forecast)]
-    return [*lines, *_interval_lines(forecast), *_timeout_lines(forecast)]
+    return [*lines, *_repeat_lines(forecast), *_memory_warnings(forecast), *_timeout_lines(forecast)]
 
 
 def whole_plan(
@@ -91,7 +90,7 @@ def whole_plan(
     table = _table(_rows(forecast, requests, numbers), width)
     notes = [*(f"{number} {reason}" for reason, number in numbers.items()), *_time_lines(forecast)]
     notes += [*_common_lines(forecast, requests), *forecast.plan.notes]
-    notes += [*_fit_lines(forecast), *_interval_lines(forecast), *_timeout_lines(forecast), *more]
+    notes += [*_fit_lines(forecast), *_timeout_lines(forecast), *more]
     count = _cell_count(len(forecast.plan.cells))
     return [f"plan of {count}{done}{further}: nothing runs, nothing is written", "", *table, "", *notes]
 
@@ -246,14 +245,6 @@ def _memory_warnings(forecast: Forecast) -> Iterator[str]:
     rooms = [entry.room for entry in forecast.cells if entry.runs and entry.room is not None]
     if any(room.is_share and room.fit is not Fit.FITS for room in rooms):
         yield SHARED_MEMORY
-
-
-def _interval_lines(forecast: Forecast) -> Iterator[str]:
-    if count := forecast.cells_without_interval:
-        yield (
-            f"{_cell_count(count)} will have fewer than {INTERVAL_STEPS} timed steps and therefore no"
-            " interval; a larger measure.budget_s gives more steps"
-        )
 
 
 def _timeout_lines(forecast: Forecast) -> Iterator[str]:

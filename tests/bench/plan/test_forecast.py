@@ -52,15 +52,6 @@ def test_forecast_of_the_readme_sweep_is_close_to_its_records():
     assert "another CPU" in result.bases[0]
 
 
-def test_forecast_counts_cells_without_an_interval():
-    result = forecast(measure__repeats=1)
-    assert {entry.timed_steps for entry in result.cells} == {1, 20}
-    text = next(line for line in short_lines(result) if "measure.budget_s" in line)
-    assert text.startswith("6 cells will have fewer than 6 timed steps")
-    for enough in ({"measure__budget_s": 10**5}, {"measure__steps": 5}):
-        assert forecast(measure__repeats=1, **enough).cells_without_interval == 0
-
-
 def test_plan_warns_of_a_cell_that_exceeds_its_timeout():
     result = forecast(lengths=["8k"], strategies=["local"], step_s=one_second, measure__timeout_s=20)
     assert "1 cell will not be done within measure.timeout_s=20" in lines_of(result)
