@@ -34,6 +34,7 @@ from bench.run.node import local
 from bench.run.node.worker import join
 from bench.run.node.worker import run_cell as run_in_rank
 from bench.run.progress import Progress
+from bench.run.references import References
 from bench.run.resume import kept_records
 from bench.run.sweep import run_plan
 from bench.strategies import STRATEGIES
@@ -164,31 +165,36 @@ def compute_cudnn_wrongly(job, log):
     return run_in_rank(job, log)
 
 
-def test_sweep_leaves_cudnn_if_its_first_parity_fails(fake_gpus, launcher, tmp_path):
+@pytest.mark.parametrize("failing", ["the first cell", "its reference"])
+def test_sweep_leaves_cudnn_if_its_first_parity_fails(fake_gpus, launcher, tmp_path, monkeypatch, failing):
     folder, printed = tmp_path / "swept", StringIO()
-    words, machine = (*SHORT, "engine=ddp", f"sweep_dir={folder}"), replace(TWO_H100, cudnn_fault=None)
+    words = (*SHORT, "engine=ddp", f"sweep_dir={folder}")
+    if failing == "its reference":
+        words = (*words, "measure.reference_budget_s=60")
+        cell = fake_cell("strategy=local", "kernel=cudnn")
+        failed, _ = run_cell(launcher, cell, tmp_path, compute_cudnn_wrongly)
+        monkeypatch.setattr(References, "run_missing", lambda *_: failed)
     raws = [make_raw(*words, f"strategy={name}") for name in ("ring", "ulysses", "ring_self_attention")]
-    progress = Progress(Console(file=printed))
+    machine = replace(TWO_H100, cudnn_fault=None)
     code = run_plan(
         plan(raws, machine, single=False),
         launcher,
-        progress,
+        Progress(Console(file=printed)),
         write_report=lambda _: True,
         entry=lambda _: compute_cudnn_wrongly,
     )
     records = read_records(folder / "records.jsonl")
-    assert [(record.config["kernel"], record.status) for record in records] == [
-        ("cudnn", "wrong_result"),
-        ("torch_flash", "ok"),
-        ("torch_flash", "ok"),
-        ("math", "ok"),
-    ]
+    ended = [(record.config["kernel"], record.status) for record in records]
+    first = [("cudnn", "wrong_result")] * (failing == "the first cell")
+    assert ended == [*first, ("torch_flash", "ok"), ("torch_flash", "ok"), ("math", "ok")]
     assert code == 0
     (line,) = [line for line in printed.getvalue().splitlines() if line.startswith("kernel=auto: torch")]
-    assert line.startswith("kernel=auto: torch_flash for the whole sweep, because cudnn failed: rank")
+    assert line.startswith("kernel=auto: torch_flash for the whole sweep, because the first parity check")
     again = plan([{**raw, "resume": True} for raw in raws], machine, single=False)
-    assert "FlashAttention-2; the first parity check on cudnn failed" in " ".join(again.notes)
-    assert {entry.cell.cell_id for entry in again.cells} == {record.cell_id for record in records[1:]}
+    assert "FlashAttention-2; the sweep of this folder does not run on cudnn" in " ".join(again.notes)
+    assert {entry.cell.cell_id for entry in again.cells} == {
+        record.cell_id for record in records[len(first) :]
+    }
 
 
 @pytest.mark.parametrize("trainer", STACKS)

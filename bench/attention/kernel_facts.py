@@ -137,8 +137,8 @@ KERNEL_FACTS: Mapping[str, KernelFacts] = {
 }
 DEFAULT_KERNEL = "torch_flash"
 """Kernel of `kernel=auto` where it is not CUDNN; on a GPU it is FlashAttention-2."""
-CUDNN_CAPABILITIES = (9, 10)
-"""Major compute capabilities on which `kernel=auto` is CUDNN, the first choice of torch's
+CUDNN_CAPABILITIES = (9.0, 10.0, 10.3)
+"""Compute capabilities on which `kernel=auto` is CUDNN, the first choice of torch's
 `scaled_dot_product_attention` there (sdp_utils.cpp).
 
 Its tests passed on one H100 (results/reference/h100). We have not compared speeds; a step of 1M tokens on 8

@@ -45,7 +45,8 @@ PACKAGES = (
 )
 """Distributions whose versions a record stores."""
 CUDNN_OF_SDPA = (9, 15, 1)
-"""First cuDNN that torch's `scaled_dot_product_attention` prefers to flash attention (sdp_utils.cpp)."""
+"""First cuDNN that torch's `scaled_dot_product_attention` prefers to flash attention; earlier ones are wrong
+for lengths that 128 does not divide (sdp_utils.cpp)."""
 CUDA_PACKAGES = tuple(name for name in PACKAGES if name.startswith("nvidia-"))
 """Distributions that only ranks on GPUs use."""
 INHERITED = (

@@ -85,15 +85,18 @@ def choice_lines(requests: Sequence[Raw], planned: Sequence[PlannedCell], machin
     if len(rings) > 1:
         lines += _balance_lines(rings)
     if any(request["kernel"] == AUTO for request in requests):
-        lines += dict.fromkeys(_kernel_line(cell, machine) for cell in cells)
-    return [*lines, *stand_in_lines((cell.strategy, cell.kernel) for cell in cells if starts_ranks(cell))]
+        lines += dict.fromkeys(filter(None, (_kernel_line(cell, machine) for cell in cells)))
+    used = ((p.cell.strategy, p.cell.kernel) for p in planned if p.reason is None and starts_ranks(p.cell))
+    return [*lines, *stand_in_lines(used)]
 
 
-def _kernel_line(cell: Cell, machine: Machine) -> str:
-    """Return the note on the kernel of `kernel=auto`, or on a strategy that cannot run on it."""
+def _kernel_line(cell: Cell, machine: Machine) -> str | None:
+    """Return the note on the kernel that `kernel=auto` chose for a cell; None if another was named."""
     kernel, reason = kernel_choice(cell, machine)
-    if kernel in (STRATEGIES[cell.strategy].kernels or (kernel,)):
+    if cell.kernel == kernel:
         return f"kernel=auto: {kernel}, {reason}"
+    if kernel in (STRATEGIES[cell.strategy].kernels or (kernel,)):
+        return None
     return f"kernel=auto: {cell.strategy} runs on {cell.kernel}, not like for like with others on {kernel}"
 
 

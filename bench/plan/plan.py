@@ -67,9 +67,11 @@ class Plan:
     """Line that announces the repeats or the other kernel of cells that were just added; else None."""
     notes: tuple[str, ...] = ()
     """Notes on choices made and cells left out."""
-    plan_again: Callable[..., Plan] | None = None
-    """`plan_again(stored=...)` plans the same requests after the first parity check on cuDNN; None if that
-    check has been made before, or if `kernel=auto` chose cuDNN for no cell."""
+    plan_again: Callable[[Machine], Plan] | None = None
+    """Function that plans the same requests for another machine, if the first parity check on cuDNN fails.
+
+    None if that check has passed, or if `kernel=auto` chose cuDNN for no cell.
+    """
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -159,11 +161,11 @@ def plan(
     folder = Path(values.text("sweep_dir", first["sweep_dir"]))
     lease = LeasePolicy(values.choice("lease", first["lease"], LEASE_POLICIES))
     stored = stored_sweep(folder, resume) if stored is None else stored
-    fault = next((fault for record in stored.records if (fault := parity_fault(record)) is not None), None)
-    is_auto = any(request["kernel"] == AUTO for request in requests)
-    plan_again = partial(plan, requests, machine, single=single, default_strategies=default_strategies)
-    if fault:
-        machine = replace(machine, cudnn_fault=f"the first parity check on {CUDNN} failed ({fault})")
+    plan_again = partial(plan, requests, single=single, default_strategies=default_strategies, stored=stored)
+    is_auto = {request["kernel"] for request in requests} & {AUTO, CUDNN} == {AUTO}
+    is_checked = any(parity_fault(record) == "" for record in stored.records)
+    if stored.cells and not any(cell.kernel == CUDNN for cell in stored.cells):
+        machine = replace(machine, cudnn_fault=f"the sweep of this folder does not run on {CUDNN}")
     experiment = experiment_of(requests)
     if not experiment.needs_sharing:  # experiments choose strategies and models themselves
         requests = with_one_engine(requests, machine)
@@ -199,7 +201,7 @@ def plan(
         if experiment.make_cell_chooser is None
         else experiment.make_cell_chooser(requests, machine),
         references=reference_cells(planned, machine),
-        plan_again=plan_again if is_auto and fault is None and CUDNN in kernels else None,
+        plan_again=plan_again if is_auto and not is_checked and CUDNN in kernels else None,
         notes=(
             *filter(None, (left_out_note, base_note, *_folder_lines([*cells.values()]))),
             *choice_lines(requests, planned, machine),

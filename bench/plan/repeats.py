@@ -217,7 +217,12 @@ def planned_lines(repeat_plans: Sequence[RepeatPlan], first_s: float, budget_s: 
         for (label, pair, added), added_s in decided.items()
     ]
     by_length = sorted(repeat_plans, key=lambda plan: (plan.seq_len, plan.label))
-    undecided = dict.fromkeys(plan.label for plan in by_length if not plan.added)
+    in_part = {label for label, *_ in decided}
+    undecided = dict.fromkeys(
+        f"{plan.label} of other settings" if plan.label in in_part else plan.label
+        for plan in by_length
+        if not plan.added
+    )
     if undecided:
         missing_s = sum(plan.missing_s for plan in repeat_plans)
         enough_s = ROUNDED_S * math.ceil((first_s + TIME_MARGIN * missing_s) / ROUNDED_S)

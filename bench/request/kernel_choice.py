@@ -5,9 +5,14 @@ from __future__ import annotations
 from bench.attention.kernel_facts import CUDNN, CUDNN_CAPABILITIES, DEFAULT_KERNEL, KERNEL_FACTS
 from bench.common.environment import Machine
 from bench.config import Cell
+from bench.ranks.log import JOIN
 from bench.record.record import Record, Status
 from bench.request.hardware import compute_capability
 from bench.request.modes import PREDICT
+from bench.training.trainer_facts import is_stack
+
+UP_TO_PARITY = (None, JOIN, "strategy", "limit", "build", "parity")
+"""Phases of a rank up to its parity check."""
 
 
 def kernel_choice(cell: Cell, machine: Machine) -> tuple[str, str]:
@@ -15,17 +20,15 @@ def kernel_choice(cell: Cell, machine: Machine) -> tuple[str, str]:
     if cell.cluster.device == "cpu":
         return DEFAULT_KERNEL, "the flash attention that torch has for CPUs"
     facts, capability = KERNEL_FACTS[CUDNN], compute_capability(cell, machine)
+    on, documents = ", ".join(map(str, CUDNN_CAPABILITIES)), cell.data.packs and not is_stack(cell.trainer)
     refusals = (
         (
-            capability is None or int(capability) not in CUDNN_CAPABILITIES,
-            f"{CUDNN} is chosen on compute capability 9 and 10, and here it is {capability or 'unknown'}",
+            capability not in CUDNN_CAPABILITIES,
+            f"{CUDNN} is chosen on compute capability {on}, and here it is {capability or 'unknown'}",
         ),
         (cell.dtype not in facts.dtypes["cuda"], f"{CUDNN} has no dtype={cell.dtype}"),
-        (
-            not facts.takes_heads_of(cell),
-            f"{CUDNN} takes heads up to {facts.max_head_dim}, and model.head_dim={cell.model.head_dim}",
-        ),
-        (cell.data.packs, f"{CUDNN} would compute one document after another"),
+        (not facts.takes_heads_of(cell), f"{CUDNN} does not take model.head_dim={cell.model.head_dim}"),
+        (documents, f"{CUDNN} would compute one document after another"),
         (machine.cudnn_fault is not None and cell.mode != PREDICT, machine.cudnn_fault),
     )
     for applies, reason in refusals:
@@ -38,8 +41,8 @@ def parity_fault(record: Record) -> str | None:
     """Return why the parity check of a cell on cuDNN failed; empty if it passed, None if none was made."""
     if record.config["kernel"] != CUDNN:
         return None
-    if record.parity is not None:
+    failure = record.failure
+    if record.parity is not None or (failure is not None and failure.phase not in UP_TO_PARITY):
         return ""
     failed = record.status in (Status.ERROR, Status.CRASHED, Status.WRONG_RESULT)
-    failed = failed and record.failure is not None and record.failure.phase == "parity"
-    return record.reason if failed else None
+    return record.reason if failed and failure is not None and failure.phase == "parity" else None

@@ -128,11 +128,13 @@ NOT_OFFERED: Mapping[str, Collection[str]] = {
     ),
     "ZeRO stages 1 and 2 are not offered; engine=zero3 shards the parameters too, ddp shards nothing": (
         *("engine=zero1", "engine=zero2", "engine=stage1", "engine=stage2"),
+        *("engine=zero_1", "engine=zero_2", "engine=deepspeed_zero1", "engine=deepspeed_zero2"),
     ),
     "parameters stay on the GPU; offload.optimizer=true moves their float32 copies and the optimizer's"
     " state, and offload.activations=true the inputs of layers": (
         *(
             "offload.params",
+            "offload.param",
             "offload.parameters",
             "offload_params",
             "offload_param",
@@ -281,6 +283,7 @@ def choice(key: str, value: Any, known: Collection[str]) -> str:
         if word in SYNONYMS.get(str(near), ()) and PACKAGES.get(str(near)) in known:
             package = PACKAGES[str(near)]
             hint = f"did you mean {key}={near}, or {key}={package}, which runs the published package?"
+        hint += _sweep_hint(key, value, "...")
         raise ConfigError(f"{key}={value_label(value)}: must be one of {', '.join(sorted(known))}; {hint}")
     return value
 
@@ -321,6 +324,7 @@ def _number_text(value: Any) -> str:
 def _sweep_hint(key: str, value: Any, several: str) -> str:
     """Return how to write several values if the value is a list; otherwise an empty text."""
     is_list = isinstance(value, list) or (isinstance(value, str) and "," in value)
+    several = ",".join(map(str, value)) if isinstance(value, list) else several
     return f"; several values are written without brackets: -m {key}={several}" if is_list else ""
 
 

@@ -144,16 +144,21 @@ class References:
     tried: set[str] = field(default_factory=set)
     """Ids of the references that have run or were skipped, for example because they do not fit in memory."""
 
-    def run_missing(self, reference: PlannedCell, trajectories: Trajectories, shared: SharedSections) -> None:
-        """Run a planned reference, unless its work has a reference or this one was tried before."""
+    def run_missing(
+        self, reference: PlannedCell, trajectories: Trajectories, shared: SharedSections
+    ) -> Record | None:
+        """Run a planned reference and return its record.
+
+        It does not run if its work has a reference, if it was tried before, or if it may not fit in memory.
+        """
         cell = reference.cell
         if cell.cell_id in self.tried or trajectories.has_reference(work_of(cell)):
-            return
+            return None
         self.tried.add(cell.cell_id)
         reason = reason_to_skip(reference)
         if reason is not None:
             self.say(reason)
-            return
+            return None
         self.say(
             f"{length_label(cell.seq_len)}: {REFERENCE_STRATEGY} runs first, for at most"
             f" {duration_label(cell.measure.timeout_s)}, as the reference for the losses of the other cells"
@@ -171,3 +176,4 @@ class References:
                 f"{length_label(cell.seq_len)}: {REFERENCE_STRATEGY} gave no reference, {record.status}:"
                 f" {record.reason}; cells are compared with the first sound one instead"
             )
+        return record

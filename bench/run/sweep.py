@@ -17,7 +17,7 @@ from bench.config import ExitCode
 from bench.measure.trace.reader import KEPT_TRACE_NAME
 from bench.plan.plan import Plan
 from bench.plan.planned import PlannedCell
-from bench.plan.stored import CELLS, CONFIG, StoredSweep
+from bench.plan.stored import CELLS, CONFIG
 from bench.plan.work import work_of
 from bench.ranks.log import JOIN
 from bench.record.record import Record, Status, is_result
@@ -168,7 +168,10 @@ def _run_cell(planned: PlannedCell, sweep: Sweep, entry: RankEntry | None) -> bo
         return True
     reference = sweep.plan.references.get(work_of(planned.cell)) if planned.reason is None else None
     if reference is not None:
-        sweep.references.run_missing(reference, sweep.trajectories, sweep.shared)
+        record = sweep.references.run_missing(reference, sweep.trajectories, sweep.shared)
+        if record is not None and _changes_kernel(record, sweep):
+            sweep.progress.remove(planned)
+            return True
     sweep.progress.begin(planned)
     cells = sweep.store.folder / CELLS
     record = run(planned, sweep.launcher, cells, entry=entry, listener=sweep.progress, shared=sweep.shared)
@@ -189,9 +192,10 @@ def _changes_kernel(record: Record, sweep: Sweep) -> bool:
     if fault is None or plan_again is None:
         return False
     if fault:
-        note = f"kernel=auto: {DEFAULT_KERNEL} for the whole sweep, because {CUDNN} failed: {fault}"
-        sweep.plan = replace(plan_again(stored=StoredSweep(records=[record])), note=note)
-        sweep.is_replanned = True
+        failed = f"the first parity check on {CUDNN} failed: {fault}"
+        changed = plan_again(replace(sweep.plan.machine, cudnn_fault=failed))
+        note = f"kernel=auto: {DEFAULT_KERNEL} for the whole sweep, because {failed}"
+        sweep.plan, sweep.is_replanned = replace(changed, note=note), True
     else:
         sweep.plan = replace(sweep.plan, plan_again=None)
     return bool(fault)

@@ -255,6 +255,9 @@ def test_report_names_different_kernels_and_the_stand_in(cells_of):
     )
     assert different[1].startswith("stand-in for flash-attn: ring_flash_attn on kernel=cudnn")
     assert lines_of(ulysses="cudnn", ring="cudnn") == []
+    failed = make_record(config={"kernel": "cudnn"}, status="wrong_result", reason="x", timing=None)
+    line = "No cell on cudnn has a result; the results are those of other kernels."
+    assert line in verdict(cells_of([failed, make_record(config={"kernel": "torch_flash"})])).notes
 
 
 def first_screen(source):

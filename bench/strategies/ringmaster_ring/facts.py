@@ -30,7 +30,7 @@ class RingmasterRingFacts(ScheduledFacts):
     supports_documents = True
     layouts = ("contiguous", "zigzag")
     package = "axolotl-ringmaster"
-    flash_attn_kernels = (FLASH_ATTN,)
+    flash_attn_kernels = (FLASH_ATTN, "math")  # with `math`, some rotations compute scores themselves
     tested_version = "0.2.7"
     options = {ROTATION: (ALLGATHER, P2P, HEAD_TAIL, DISTFLASH)}  # noqa: RUF012  constant
     sends_unevenly = True

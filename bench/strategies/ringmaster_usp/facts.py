@@ -27,7 +27,7 @@ class RingmasterUSPFacts(USPFacts):
     saved_copies = (1, 0)
     layouts = ("contiguous",)
     package = "axolotl-ringmaster"
-    flash_attn_kernels = (FLASH_ATTN,)
+    flash_attn_kernels = (FLASH_ATTN, "math")  # with `math`, some rotations compute scores themselves
     tested_version = "0.2.7"
     options = {ROTATION: (ALLGATHER, P2P), **USPFacts.options}  # noqa: RUF012  constant, as in torch_cp
 

@@ -231,7 +231,7 @@ def test_note_on_rings_with_uneven_and_even_work():
 
 FIRST_CHOICE = "cudnn, the first choice of torch's scaled_dot_product_attention on capability"
 FLASH = "torch_flash, FlashAttention-2;"
-NOT_HERE = f"{FLASH} cudnn is chosen on compute capability 9 and 10, and here it is"
+NOT_HERE = f"{FLASH} cudnn is chosen on compute capability 9.0, 10.0, 10.3, and here it is"
 PREDICTED = {"mode": "predict", "hardware": read_option("hardware", "h200_141gb")}
 LARGE_HEADS = {"model": {**read_option("model", "qwen3_4b"), "head_dim": 256}}
 KERNELS = [
@@ -245,7 +245,7 @@ KERNELS = [
     (gpus(4, "NVIDIA A10G"), {}, f"{NOT_HERE} unknown"),
     (replace(TWO_CORES, cudnn_fault="old"), PREDICTED, f"{FIRST_CHOICE} 9.0"),
     (gpus(4), {"dtype": "fp32"}, f"{FLASH} cudnn has no dtype=fp32"),
-    (gpus(4), LARGE_HEADS, f"{FLASH} cudnn takes heads up to 128, and model.head_dim=256"),
+    (gpus(4), LARGE_HEADS, f"{FLASH} cudnn does not take model.head_dim=256"),
     (gpus(4), {"data__packing": "documents"}, f"{FLASH} cudnn would compute one document after another"),
     (replace(gpus(4), cudnn_fault="old"), {}, f"{FLASH} old"),
 ]
@@ -259,6 +259,17 @@ def test_auto_kernel_and_its_reason(machine, values, expected):
     assert {entry.cell.kernel for entry in sweep_plan.cells} == {expected.partition(",")[0]}
 
 
+def test_only_a_plan_on_the_cudnn_of_auto_can_change_its_kernel():
+    def can_change(machine, *kernels, names=("ring",)):
+        raws = [raw for kernel in kernels for raw in raws_of(names, ["8k"], kernel=kernel)]
+        return plan(raws, machine, single=False).plan_again is not None
+
+    assert can_change(gpus(4), "auto")
+    assert not can_change(gpus(4), "auto", "cudnn")
+    assert not can_change(gpus(4), "auto", names=["ring_self_attention"])
+    assert not can_change(gpus(8, "NVIDIA A100-SXM4-80GB"), "auto")
+
+
 def test_plan_notes_another_kernel_and_the_stand_in():
     def notes(*strategies, **values):
         lines = planned(gpus(4), strategies, ["8k"], **values).notes
@@ -268,6 +279,7 @@ def test_plan_notes_another_kernel_and_the_stand_in():
     assert other.startswith("kernel=auto: ring_self_attention runs on math, not like for like")
     assert stand_in.startswith("stand-in for flash-attn: ring_flash_attn on kernel=cudnn (docs")
     assert notes("ring_self_attention", kernel="math") == []
+    assert notes("ring_flash_attn", dtype="fp32") == []  # refused
     assert notes("ring_flash_attn", kernel="flash_attn_2") == []
     assert notes("ring_flash_attn", **PREDICTED) == []
 

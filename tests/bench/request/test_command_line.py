@@ -97,6 +97,7 @@ HYDRAS_ERRORS = {
     "an unknown option": ("--multi", "did you mean --multirun?"),
     "another configuration": ("--config-name nonsense", "conf/config.yaml is the only configuration"),
     "a list": ("-m seq_len=[8k,64k]", "without brackets: -m seq_len=8k,64k"),
+    "a list of names": ("-m dtype=[bf16,fp16]", "without brackets: -m dtype=bf16,fp16"),
     "nothing to show": ("--cfg", "--cfg=null: must be one of"),
     "nonsense to show": ("--cfg jobs", "did you mean --cfg=job?"),
     "to show and to sweep": ("-m --cfg job", "leave out -m"),
