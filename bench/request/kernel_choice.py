@@ -26,7 +26,10 @@ def kernel_choice(cell: Cell, machine: Machine) -> tuple[str, str]:
             capability not in CUDNN_CAPABILITIES,
             f"{CUDNN} is chosen on compute capability {on}, and here it is {capability or 'unknown'}",
         ),
-        (cell.dtype not in facts.dtypes["cuda"], f"{CUDNN} has no dtype={cell.dtype}"),
+        (
+            cell.dtype not in facts.dtypes["cuda"],
+            f"no fused kernel has dtype={cell.dtype} on a GPU, kernel=math has",
+        ),
         (not facts.takes_heads_of(cell), f"{CUDNN} does not take model.head_dim={cell.model.head_dim}"),
         (documents, f"{CUDNN} would compute one document after another"),
         (machine.cudnn_fault is not None and cell.mode != PREDICT, machine.cudnn_fault),

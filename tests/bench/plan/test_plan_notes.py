@@ -244,7 +244,7 @@ KERNELS = [
     (replace(gpus(4, "NVIDIA H20"), gpu_capabilities=("9.0",) * 4), {}, f"{FIRST_CHOICE} 9.0"),
     (gpus(4, "NVIDIA A10G"), {}, f"{NOT_HERE} unknown"),
     (replace(TWO_CORES, cudnn_fault="old"), PREDICTED, f"{FIRST_CHOICE} 9.0"),
-    (gpus(4), {"dtype": "fp32"}, f"{FLASH} cudnn has no dtype=fp32"),
+    (gpus(4), {"dtype": "fp32"}, f"{FLASH} no fused kernel has dtype=fp32 on a GPU, kernel=math has"),
     (gpus(4), LARGE_HEADS, f"{FLASH} cudnn does not take model.head_dim=256"),
     (gpus(4), {"data__packing": "documents"}, f"{FLASH} cudnn would compute one document after another"),
     (replace(gpus(4), cudnn_fault="old"), {}, f"{FLASH} old"),
