@@ -17,19 +17,21 @@ class DocumentsPass(RankPass):
         if trainer is None or not trainer.cell.data.packs:
             return None
         with measurement.log.run_phase("documents"):
-            return count_documents(trainer, len(measurement.timed.outcomes) + len(measurement.later_outcomes))
+            timed = measurement.timed
+            end = len(timed.outcomes)
+            return count_documents(trainer, range(end - len(timed.step_times_ms), end))
 
 
-def count_documents(trainer: Trainer, steps: int) -> DocumentsSection:
-    """Return the number of documents and this rank's attention area in each of the first `steps` steps."""
+def count_documents(trainer: Trainer, steps: range) -> DocumentsSection:
+    """Return the number of documents and this rank's attention area in each of these steps."""
     cell, data = trainer.cell, trainer.data
-    unpadded = [_documents_of_step(data, step, cell.seq_len) for step in range(steps)]
-    padded = [_documents_of_step(data, step, cell.padded_len) for step in range(steps)]
+    unpadded = [_documents_of_step(data, step, cell.seq_len) for step in steps]
+    padded = [_documents_of_step(data, step, cell.padded_len) for step in steps]
     return DocumentsSection(
         documents=[documents.count for documents in unpadded],
         pairs=[_causal_pairs(documents) for documents in unpadded],
         computed_pairs=[_causal_pairs(documents) for documents in padded],
-        area=[[_local_area(trainer, step) for step in range(steps)]],
+        area=[[_local_area(trainer, step) for step in steps]],
     )
 
 

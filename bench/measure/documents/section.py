@@ -13,7 +13,7 @@ from bench.measure.facts import PassFacts, RankReport, join_by_rank
 
 
 class DocumentsSection(Struct, frozen=True, kw_only=True):
-    """Documents and attention pairs of every full-length step of a cell that packs documents."""
+    """Documents and attention pairs of every timed step of a cell that packs documents."""
 
     documents: list[int]
     """Number of documents of each step over all sequences, padding excluded."""

@@ -282,7 +282,7 @@ def _causal_areas(cell: Cell, reports: Sequence[RankReport]) -> list[int] | None
 
 
 def _mean_area(cell: Cell, documents: DocumentsSection) -> int:
-    """Return one rank's causal area in a sequence, the mean over the sequences of all full-length steps."""
+    """Return one rank's causal area in a sequence, the mean over the sequences of all timed steps."""
     (area_by_step,) = documents.area
     return sum(area_by_step) // (len(area_by_step) * cell.batch * cell.grad_accum)
 

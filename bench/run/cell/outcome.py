@@ -208,8 +208,8 @@ def analytic(cell: Cell, sections: Sections | None = None, need: MemoryNeed | No
     """Return the numbers of one step that follow from the cell's configuration.
 
     They are the FLOPs of all ranks together, and for one rank the bytes of attention communication, the
-    payload by purpose and the needed memory. FLOPs of packed documents are those of the mean step, or None if
-    no rank counted its documents. Bytes are None for a strategy that is not in STRATEGIES.
+    payload by purpose and the needed memory. FLOPs of packed documents are those of the mean timed step, or
+    None if no rank counted its documents. Bytes are None for a strategy that is not in STRATEGIES.
     """
     facts, payload_bytes = STRATEGIES.get(cell.strategy), payload(cell)
     flops: dict[str, Any] = ANALYTIC_FLOPS[cell.workload.name](cell, (sections or {}).get("documents"))
@@ -240,7 +240,7 @@ def _training_flops(cell: Cell, packed: DocumentsSection | None) -> dict[str, in
 
 
 def _mean_pairs(packed: DocumentsSection) -> CausalPairs:
-    """Return the causal query-key pairs of the mean step."""
+    """Return the causal query-key pairs of the mean timed step."""
     steps = len(packed.pairs)
     return CausalPairs(sum(packed.pairs) // steps, sum(packed.computed_pairs) // steps)
 

@@ -11,7 +11,8 @@ from bench.measure.documents.section import DocumentsSection
 from bench.measure.facts import RankReport
 from bench.strategies import STRATEGIES
 from bench.training.data import open_data
-from tests.support.cells import make_cell
+from tests.support.cells import CHECKS, make_cell, run_cell, tiny_cell
+from tests.support.text_data import write_rows
 
 WORDS = ("seq_len=90", "pad=true", "data=synthetic", "data.packing=documents", "cluster.world_size=4")
 SPREADS = {
@@ -28,7 +29,7 @@ def parts_of(cell):
         data_rank, sequence_rank = divmod(rank, cell.sp_degree)
         groups = SimpleNamespace(data_rank=data_rank, sequence_rank=sequence_rank)
         yield count_documents(
-            SimpleNamespace(cell=cell, data=data, strategy=SimpleNamespace(groups=groups)), 3
+            SimpleNamespace(cell=cell, data=data, strategy=SimpleNamespace(groups=groups)), range(3)
         )
 
 
@@ -58,3 +59,30 @@ def test_imbalance_is_the_median_over_steps():
     parts = [DocumentsSection(documents=[], pairs=[], computed_pairs=[], area=[area]) for area in areas]
     section = PASSES["documents"].merge([RankReport({"documents": part}, {}) for part in parts], make_cell())
     assert (section.area, section.imbalance) == ([*areas], pytest.approx(10 / 7.5))
+
+
+def test_flops_of_a_cell_count_the_documents_of_its_timed_steps(launcher, tmp_path):
+    """Texts of uneven lengths fill 256 tokens; a sample starts with the text after the one that was cut."""
+    lengths, position, pairs = (200, 3, 120, 1, 64, 255, 30, 90, 17), 0, []
+    write_rows(tmp_path / "texts.jsonl", [{"text": "x" * length} for length in lengths])
+    for _ in range(3):
+        left, step = 256, 0
+        while left > 0:
+            n = min(left, lengths[position % len(lengths)])
+            left, step, position = left - n, step + n * (n + 1) // 2, position + 1
+        pairs.append(step)
+    cell = tiny_cell(
+        "strategy=ulysses", "cluster.world_size=2", "data=text", f"data.path={tmp_path}/texts.jsonl",
+        "data.packing=documents", "measure.budget_s=60", "measure.warmup_s=0", "measure.steps=2", "seed=0",
+        "loss=untiled", "checkpointing=false",
+    )  # fmt: skip
+    record, _ = run_cell(launcher, cell, tmp_path, without=CHECKS)
+    assert (record.status, record.reason, record.timing.warmup) == ("ok", None, "full")
+    assert record.documents.pairs == pairs[1:]
+    model = cell.model
+    attention = 4 * (sum(pairs[1:]) // 2) * model.num_layers * model.num_heads * model.head_dim
+    heads = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
+    layer = model.hidden_size * (heads + 3 * model.intermediate_size)
+    linear = 2 * 256 * (model.num_layers * layer + model.hidden_size * model.vocab_size)
+    assert record.analytic.model_flops_causal == 3 * (linear + attention)
+    assert record.analytic.hardware_flops_causal == 3 * linear + 3.5 * attention
