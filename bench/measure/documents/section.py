@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Self
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,10 +25,24 @@ class DocumentsSection(Struct, frozen=True, kw_only=True):
     computed_pairs: list[int]
     """(Query, key) pairs of each step that are computed, padding included."""
     area: list[list[int]]
-    """(Query, key, head) triples of one layer that a rank computes, by rank and step."""
+    """(Query, key, head) triples of one layer that a rank computes, by rank and step; empty if unknown."""
     imbalance: float | None = 1.0
     """Median over the steps of the busiest rank's area divided by the mean area of all ranks. Ranks wait for
-    the busiest in every step. Null for a replay, which has one rank."""
+    the busiest in every step. Null for a replay, which has one rank, and if `area` is unknown."""
+
+    @classmethod
+    def from_positions(cls, rows: Iterable[Iterable[int]], micro_steps: int) -> Self:
+        """Return the section of one step of a loop, whose padding and areas by rank are unknown.
+
+        Args:
+            rows: Positions within their document, from 0, of all tokens of one micro-step on all ranks, in
+                any order.
+            micro_steps: Number of micro-steps, which count alike.
+        """
+        positions = [*chain.from_iterable(rows)]
+        pairs = [micro_steps * sum(position + 1 for position in positions)]
+        documents = [micro_steps * positions.count(0)]
+        return cls(documents=documents, pairs=pairs, computed_pairs=pairs, area=[], imbalance=None)
 
 
 class DocumentsFacts(PassFacts[DocumentsSection, DocumentsSection]):

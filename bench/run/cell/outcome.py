@@ -225,8 +225,8 @@ def analytic(cell: Cell, sections: Sections | None = None, need: MemoryNeed | No
 def _training_flops(cell: Cell, packed: DocumentsSection | None) -> dict[str, int | None]:
     """Return model and hardware FLOPs of a training step on all ranks, causal and with full attention.
 
-    Packed documents count their mean number of query-key pairs; the FLOPs are None if no rank counted its
-    documents.
+    Packed documents, also those of a loop, count their mean number of query-key pairs. The FLOPs are None if
+    the cell packs documents and no rank counted them.
     """
     functions = {
         f"{name}_{'causal' if causal else 'full'}": (count, causal)

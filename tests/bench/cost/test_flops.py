@@ -66,6 +66,19 @@ def test_packed_documents_count_one_score_square_each():
     assert {getattr(analytic(cell), name) for name in names} == {None}
 
 
+def test_positions_of_a_loop_count_one_triangle_per_document():
+    """A loop has no packing in its cell; positions of two ranks, in any order, restart in documents."""
+    cell = make_cell("seq_len=64", "strategy=ulysses", "cluster.world_size=2", "grad_accum=3")
+    positions = [*range(24), *range(40)]
+    section = DocumentsSection.from_positions([positions[::2], positions[1::2]], cell.grad_accum)
+    assert section.documents == [6]
+    found = analytic(cell, {"documents": section})
+    parts = [analytic(make_cell(f"seq_len={n}", "strategy=local", "grad_accum=3")) for n in (24, 40)]
+    assert found.model_flops_causal == sum(part.model_flops_causal for part in parts)
+    whole = DocumentsSection.from_positions([range(64)], cell.grad_accum)
+    assert analytic(cell, {"documents": whole}) == analytic(cell)
+
+
 def test_padding_counts_in_hardware_flops_only():
     words = ("cluster.world_size=4", "strategy=ring", "data.packing=documents", "pad=true")
     cell, whole = make_cell("seq_len=250", *words), make_cell("seq_len=250", "strategy=local")
