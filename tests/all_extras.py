@@ -20,7 +20,7 @@ from bench.strategies import STRATEGIES
 from bench.training.trainer_facts import TRAINER_FACTS
 
 STACKS = ",".join(trainer for trainer, facts in TRAINER_FACTS.items() if facts.is_stack)
-PACKAGES = ",".join(name for name, facts in STRATEGIES.items() if facts.is_optional)
+PACKAGES = ",".join(name for name, facts in STRATEGIES.items() if facts.tested_version)
 SWEEPS = (
     f"trainer={STACKS} strategy=local,deepspeed_ulysses engine=zero3",
     f"trainer={STACKS} strategy=torch_cp engine=fsdp2",

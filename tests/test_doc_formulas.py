@@ -25,7 +25,6 @@ from bench.measure.objective import rank as objective
 from bench.measure.objective import section as objective_section
 from bench.measure.objective import step_errors
 from bench.measure.parity import section as parity
-from bench.measure.probe import rank as probe
 from bench.measure.telemetry import rank as telemetry
 from bench.measure.timing import section as timing_section
 from bench.measure.trace.section import TRACED_PART, TRACED_STEPS
@@ -139,7 +138,6 @@ def test_samples_formula_has_the_interval_rank():
         (q.ATTENTION_PARITY, ", ".join(f"{factor:.0f} {name}" for name, factor in parity.FACTORS.items())),
         (q.ATTENTION_PARITY, f"{parity.FLOORS['fp32'].forward:.0e} fp32"),
         (q.ATTENTION_PARITY, f"{parity.FLOORS['fp16'].backward:.0e} for dq, dk and dv"),
-        (q.PROBE, f"at most {probe.CUT_VOCABULARY} words"),
         (q.OBJECTIVE, f"{parity.FLOORS['bf16'].loss:.0e} bf16 for the loss"),
         (q.OBJECTIVE, f"up to {objective_section.MAX_TOKENS:,} tokens"),
         (q.OBJECTIVE, f"max(floor, {objective_noise.FACTOR:.0f} * noise(x))"),

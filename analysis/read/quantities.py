@@ -142,10 +142,6 @@ POSITIONS = Quantity(
     "checks#rotary-positions", "Rotary positions", "cos, sin",
     "Difference between a rank's rotary cos and sin and those of the whole sequence on one device.",
 )  # fmt: skip
-PROBE = Quantity(
-    "checks#leak-probe", "Leak probe", "count, relative error",
-    "Number of positions in other documents, and of earlier positions, that change when one token changes.",
-)  # fmt: skip
 TRAINING_SIGNAL = Quantity(
     "training#loss-gradient-norm-and-tokens", "Loss, gradient norm and tokens", "nats per token, norm, count",
     "Mean loss per valid token over all ranks, gradient norm, and a digest of the tokens.",
@@ -206,7 +202,7 @@ CELL_TIME = Quantity(
 
 WITHOUT_METRIC = (
     OUT_OF_MEMORY, CAUSAL_AREA, DOCUMENTS, PAYLOAD, ATTENTION_PARITY, FULL_LENGTH,
-    OBJECTIVE, GRADIENTS, POSITION_LOSSES, SCORES, UPDATES, POSITIONS, PROBE,
+    OBJECTIVE, GRADIENTS, POSITION_LOSSES, SCORES, UPDATES, POSITIONS,
     TELEMETRY, SPEED_RATIO,
 )  # fmt: skip
 """Quantities that appear in the record or in another command, but in no column of the summary."""

@@ -31,7 +31,6 @@ Sections = Mapping[str, Any]
 
 PASS_NAMES = (
     "updates",
-    "probe",
     "quality",
     "objective",
     "gradients",

@@ -24,7 +24,6 @@ from bench.measure.memory.section import BlockClass, MemorySection
 from bench.measure.objective.section import ObjectiveSection
 from bench.measure.parity.section import ParitySection
 from bench.measure.positions.section import PositionsSection
-from bench.measure.probe.section import ProbeSection
 from bench.measure.quality.section import QualitySection
 from bench.measure.telemetry.section import TelemetrySection
 from bench.measure.timing.section import TimingSection
@@ -175,7 +174,6 @@ class Record(Struct, frozen=True, kw_only=True):
     checks: list[Check] | None = None
     """Checks that were made or skipped; null if the cell did not run to its end."""
     updates: UpdatesSection | None = None
-    probe: ProbeSection | None = None
     quality: QualitySection | None = None
     objective: ObjectiveSection | None = None
     timing: TimingSection | None = None

@@ -102,11 +102,6 @@ class StrategyFacts(ABC):
         return self.layouts
 
     @property
-    def is_optional(self) -> bool:
-        """Whether the package is not required here, so that the strategy runs only if the user names it."""
-        return self.tested_version is not None
-
-    @property
     def install_command(self) -> str:
         """The command that installs the package."""
         return f"pip install {self.package}" + (

@@ -13,7 +13,6 @@ from analysis.show.section import Section
 from analysis.show.sections.cell_tables import attention_section, cells_section, predictions_section
 from analysis.show.sections.loss_equivalence import loss_equivalence_section
 from analysis.show.sections.max_length import max_length_section
-from analysis.show.sections.probe import probe_section
 from analysis.show.sections.published import published_memory_section, published_throughput_section
 from analysis.show.sections.quality_section import quality_section
 from analysis.show.sections.sentences import answer_section, failures_section, figures_section
@@ -24,7 +23,6 @@ SECTIONS: Sequence[Callable[[Findings], Section | None]] = (
     max_length_section,
     published_memory_section,
     published_throughput_section,
-    probe_section,
     quality_section,
     cells_section,
     attention_section,

@@ -1,5 +1,6 @@
 """Records and checks for a user's own training loop. May import what lies below extras."""
 
-from bench.extras.observe.observe import ObserveCallback, observe, probe
+from bench.extras.observe.leak_probe import probe
+from bench.extras.observe.observe import ObserveCallback, observe
 
 __all__ = ["ObserveCallback", "observe", "probe"]

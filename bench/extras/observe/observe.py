@@ -1,4 +1,4 @@
-"""The public functions for a user's own training script: `observe`, `ObserveCallback` and `probe`."""
+"""The public `observe` and `ObserveCallback` for a user's own training script."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import gc
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import TrainerCallback
 
 from bench.config import USER_CODE, ConfigError
 from bench.extras.observe.cell import ObserveRequest
 from bench.extras.observe.loop_ranks import process_group
 from bench.extras.observe.observation import Observation
-from bench.measure.probe.leaks import TokenPlaces, choose_changes, count_moved, model_parts
-from bench.measure.probe.rank import sum_over_ranks
-from bench.measure.probe.section import Moved
 
 
 def observe(
@@ -126,44 +122,3 @@ def find_wrapper(model: nn.Module) -> nn.Module:
     modules = (item for item in gc.get_objects() if issubclass(type(item), nn.Module))
     wrappers = (item for item in modules if vars(item).get("_modules", {}).get("module") is model)
     return next(wrappers, model)
-
-
-def probe(
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    documents: Tensor,
-    positions: Tensor | None = None,
-    group: dist.ProcessGroup | None = None,
-    **named: Any,
-) -> dict[str, Moved]:
-    """Change one token at a time, and count the positions whose outputs and gradients change.
-
-    This shows whether attention stays within documents and is causal, in the whole model and in every kind of
-    layer. Nothing is trained, and no parameter changes. Call it on every rank of the group, in float32 or
-    wider, before FSDP or DeepSpeed shards the parameters.
-
-        moved = bench.probe(model, input_ids, documents, positions, group=group, position_ids=position_ids)
-        assert all(kind.other_outputs == kind.earlier_outputs == 0 for kind in moved.values()), moved
-
-    Args:
-        model: A transformers model.
-        input_ids: Token ids of this rank's shard, [batch, tokens].
-        documents: Number of the document of every token, [batch, tokens].
-        positions: Position of every token in the whole sequence, [batch, tokens]; counts from 0 by default.
-        group: The ranks that share the sequences; None if no ranks do.
-        **named: Further arguments of the model, such as `position_ids`.
-
-    Returns:
-        Counts of changed positions, summed over all changes and ranks, under "model" for the whole model and
-        under the name of every kind of layer.
-    """
-    if positions is None:
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-    local = whole = TokenPlaces(documents, positions)
-    if group is not None:
-        gathered: list[Any] = [None] * group.size()
-        dist.all_gather_object(gathered, (documents.cpu(), positions.cpu()), group=group)
-        whole = TokenPlaces(*(torch.cat(shards, dim=1) for shards in zip(*gathered, strict=True)))
-    changes = choose_changes(whole)
-    counts, _ = count_moved(model_parts(model, input_ids, named), local, changes)
-    return sum_over_ranks(counts, group)

@@ -16,7 +16,6 @@ from bench.config import Cell, ConfigError
 from bench.plan.experiments import quality
 from bench.plan.experiments.loss_equivalence import comparison_cells, roles_of
 from bench.plan.experiments.max_length import CellChooser, make_cell_chooser, opening_text
-from bench.plan.experiments.probe import probed_cells
 from bench.plan.experiments.published import mode_line, published_cells
 from bench.record.record import Role
 from bench.request import values
@@ -59,7 +58,6 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         opening_line=opening_text,
         make_cell_chooser=make_cell_chooser,
     ),
-    "probe": Experiment(probed_cells, "train", compares_values=True),
     "quality": Experiment(
         quality.first_cells,
         "train",

@@ -1,4 +1,4 @@
-"""Sections in every view: an added one, the probe, and the order in a terminal."""
+"""Sections in every view: an added one, and the order in a terminal."""
 
 import re
 
@@ -9,15 +9,6 @@ from analysis.report import write_report
 from analysis.show import sections
 from analysis.show.section import Column, Section, Table
 from tests.support.records import make_predicted, make_record, write_sweep
-
-MOVED = {
-    "other_outputs": 1, "other_gradients": 2, "other_positions": 1200, "earlier_outputs": 0,
-    "earlier_positions": 300, "own_outputs": 290, "own_positions": 310,
-}  # fmt: skip
-PROBE = {
-    "tokens": 64, "documents": 4, "changes": 10, "moved": {"model": MOVED}, "noise": 0.0,
-    "loss_error": 1.2e-7, "loss_position": 4, "loss_limit": 1e-6,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -44,21 +35,6 @@ def test_added_section_appears_in_every_view_as_marked(views_of, monkeypatch):
         assert all(text in views[name] for name in ("summary", "page"))
     assert "1 of them" in views["terminal"]
     assert "a sentence" not in views["terminal"]
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_probed_cell_has_a_row_in_every_view(views_of):
-    views = views_of([make_record(config={"experiment": "probe"}, experiment="probe", probe=PROBE)])
-    for text in views.values():
-        shown = re.findall(r"[\d,]+ of [\d,]+", re.sub(r"<[^>]+>", " ", text[text.index("other outputs") :]))
-        assert shown[:3] == ["1 of 1,200", "2 of 1,200", "0 of 300"]
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_probe_shows_a_loss_error_that_is_not_finite(views_of):
-    probe = PROBE | {"loss_error": None}
-    views = views_of([make_record(config={"experiment": "probe"}, experiment="probe", probe=probe)])
-    assert "not finite" in views["summary"]
 
 
 @pytest.mark.usefixtures("without_figures")

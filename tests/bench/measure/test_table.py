@@ -23,8 +23,7 @@ def test_own_work_s_counts_only_passes_that_are_own_work():
 
 def test_evidence_has_the_sections_of_checks_and_no_speed():
     assert set(evidence_sections(dict.fromkeys(PASSES, "a section"))) == {
-        "parity", "objective", "updates", "losses", "engagement", "full_length", "probe", "positions",
-        "quality",
+        "parity", "objective", "updates", "losses", "engagement", "full_length", "positions", "quality",
     }  # fmt: skip
 
 

@@ -92,7 +92,7 @@ HYDRAS_ERRORS = {
     "a million cells": ("-m 'seed=range(1000)' 'batch=range(1,1001)'", "at most 10000"),
     "a million repeats": ("measure.repeats=1000000", "at most 10000"),
     "two folders": ("-m sweep_dir=a,b", "applies to the whole sweep"),
-    "two experiments": ("-m experiment=none,probe", "runs one experiment"),
+    "two experiments": ("-m experiment=none,max_length", "runs one experiment"),
     "a key with dashes": ("--seq-len=8k", "write seq_len=8k"),
     "an unknown option": ("--multi", "did you mean --multirun?"),
     "another configuration": ("--config-name nonsense", "conf/config.yaml is the only configuration"),

@@ -75,7 +75,7 @@ def test_replay_of_several_ranks_is_unsupported_with_way_out(word):
 
 
 @pytest.mark.parametrize("mode", ["replay", "predict"])
-@pytest.mark.parametrize("name", ["loss_equivalence", "probe"])
+@pytest.mark.parametrize("name", ["loss_equivalence", "quality"])
 def test_experiments_that_compare_values_refuse_other_modes(name, mode):
     with pytest.raises(ConfigError, match=f"mode={mode}: experiment={name} compares values, which only"):
         experiment_of([make_raw(f"experiment={name}", f"mode={mode}")])

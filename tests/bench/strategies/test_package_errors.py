@@ -13,7 +13,7 @@ from bench.request.legality import refusal
 from bench.strategies import STRATEGIES, load_strategy_class, package_errors
 from tests.support.cells import make_cell, words_for
 
-OPTIONAL = {facts.name: facts for facts in STRATEGIES.values() if facts.is_optional}
+OPTIONAL = {facts.name: facts for facts in STRATEGIES.values() if facts.tested_version}
 
 
 @pytest.mark.parametrize("name", OPTIONAL)

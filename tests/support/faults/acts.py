@@ -30,7 +30,7 @@ from bench.training import models
 from bench.training.trainers.native import NativeTrainer
 from tests.benchmarks.overhead import compare
 from tests.support.cuda.nvml_driver import Driver
-from tests.support.faults.classes import attention, tampering, tokens
+from tests.support.faults.classes import tampering, tokens
 from tests.support.faults.classes.tampering import change_the_model, run_with_fault, wrap
 
 STRUCK = "struck_{rank}"
@@ -39,7 +39,6 @@ ON_GPU = "GPU 0 has a total capacity of 79.11 GiB of which 1.02 GiB is free."
 
 
 divide_by_sp_degree = partial(run_with_fault, tokens.divide_by_sp_degree)
-withhold_the_documents = partial(run_with_fault, attention.forget_documents)
 
 
 def raise_in_rank_1(job, log):

@@ -86,7 +86,7 @@ def test_request_without_comparison_is_refused(words, message):
         planned(*WORDS, words)
 
 
-@pytest.mark.parametrize("name", ["loss_equivalence", "probe"])
+@pytest.mark.parametrize("name", ["loss_equivalence", "quality"])
 def test_experiment_refuses_another_workload(name):
     with pytest.raises(ConfigError, match=f"workload=attention: experiment={name} takes only workload=train"):
         experiment_of([make_raw(f"experiment={name}", "workload=attention")])
