@@ -44,7 +44,9 @@ from bench.measure.full_length.shards import (
 from bench.training.models import TORCH_DTYPES
 
 
-def compare(x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards) -> FullLengthSection:
+def compare(
+    x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards, samples: int = SAMPLED_ROWS
+) -> FullLengthSection:
     """Compare one attention call with float64; every rank that shares the sequence must call it.
 
     Args:
@@ -52,13 +54,14 @@ def compare(x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shard
             shard.
         attention: Dtype, scale and mask of the call.
         shards: This rank's shard of the sequence.
+        samples: Number of tokens whose rows, and of tokens whose keys are compared, over all ranks.
 
     Returns:
         Errors and limits, equal on all ranks that share the sequence.
     """
     device = x["q"].device
     with torch.autocast(device.type, enabled=False):  # the training loop's autocast may still be on
-        local = sample_tokens(len(shards.positions), -(-SAMPLED_ROWS // shards.ranks), shards.seed)
+        local = sample_tokens(len(shards.positions), -(-samples // shards.ranks), shards.seed)
         compared = _row_errors(x, attention, shards, local.to(device))
         for name, error in _identity_errors(x, shards).items():
             compared[name] = error, IDENTITY_LIMITS[attention.dtype]
@@ -67,7 +70,7 @@ def compare(x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shard
         reason = why_no_keys(device.type, scores)
         keys = 0
         if reason is None:
-            keys, key_comparison = key_errors(x, attention, shards)
+            keys, key_comparison = key_errors(x, attention, shards, samples)
             compared |= {f"{name}_keys": comparison for name, comparison in key_comparison.items()}
     errors, limits = errors_and_limits(compared)
     return FullLengthSection(

@@ -36,9 +36,11 @@ class SampledKeys:
     """Indices of this rank's sampled keys in `positions`."""
 
 
-def sample_keys_of_all_ranks(shards: Shards, device: torch.device) -> SampledKeys:
+def sample_keys_of_all_ranks(
+    shards: Shards, device: torch.device, samples: int = SAMPLED_KEYS
+) -> SampledKeys:
     """Return the sampled keys of a sequence; every rank that shares the sequence must call it."""
-    local = sample_keys(len(shards.positions), -(-SAMPLED_KEYS // shards.ranks), shards.seed)
+    local = sample_keys(len(shards.positions), -(-samples // shards.ranks), shards.seed)
     local_positions = shards.positions[local]
     is_sampled = torch.zeros(shards.tokens).index_fill(0, local_positions, 1.0)
     positions = shards.all_reduce(is_sampled.to(device)).nonzero()[:, 0]
@@ -56,14 +58,14 @@ def sample_keys(tokens: int, count: int, seed: int) -> Tensor:
 
 
 def key_errors(
-    x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards
+    x: Mapping[str, Tensor], attention: AttentionSettings, shards: Shards, samples: int = SAMPLED_KEYS
 ) -> tuple[int, dict[str, ErrorAndLimit]]:
     """Return the number of sampled keys, and the error and limit of `dk` and of `dv`.
 
     They are those of the KV head whose error is nearest to its limit. Every rank that shares the sequence
     must call it. `x` are the tensors of `comparison.compare`.
     """
-    keys = sample_keys_of_all_ranks(shards, x["q"].device)
+    keys = sample_keys_of_all_ranks(shards, x["q"].device, samples)
     sums_by_head = zip(*_local_sums(x, attention, shards, keys.positions), strict=True)
     exact, control, terms = (shards.all_reduce(torch.stack(sums, dim=1)) for sums in sums_by_head)
     sizes = torch.maximum(exact.square().sum(dim=-1), terms)

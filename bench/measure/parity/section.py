@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bench.config import USER_CODE, Cell
+from bench.config import Cell
 from bench.measure.check import Check
 from bench.measure.facts import ErrorFacts, FaultOrigin, RankReport, field_by_rank
 
@@ -93,10 +93,10 @@ class ParityFacts(ErrorFacts[ParitySection]):
     max_tokens = MAX_TOKENS
     check_names = ("attention",)
     too_large = (
-        "attention parity: {name} of a real step at {tokens:,} tokens is off by {error:.1e} of its maximum"
+        "attention parity: {name} at {tokens:,} tokens is off by {error:.1e} of its maximum"
         " (limit {limit:.1e})"
     )
-    not_finite = "attention parity: {name} of a real step at {tokens:,} tokens is not finite"
+    not_finite = "attention parity: {name} at {tokens:,} tokens is not finite"
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> ParitySection:
         """Return the largest errors of all ranks, or no errors if any rank compared nothing."""
@@ -105,12 +105,9 @@ class ParityFacts(ErrorFacts[ParitySection]):
         return merged if reason is None else replace(merged, errors={}, limits={})
 
     def error_checks(self, cell: Cell, section: ParitySection) -> list[Check]:
-        """Return the check of attention; `bench.observe` compares one step of the user's loop."""
+        """Return the check of attention."""
         checked_cell = "" if section.checked_cell == cell.cell_id else f", in cell {section.checked_cell}"
-        own_step = 1 if cell.trainer == USER_CODE else None
-        return [
-            Check(what="attention", against=f"float64{checked_cell}", tokens=section.tokens, steps=own_step)
-        ]
+        return [Check(what="attention", against=f"float64{checked_cell}", tokens=section.tokens)]
 
 
 FACTS = ParityFacts()

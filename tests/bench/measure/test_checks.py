@@ -57,9 +57,9 @@ def trace_section(*differences, **fields):
         (
             ParitySection,
             0.5,
-            "attention parity: dq of a real step at 512 tokens is off by 5.0e-01 of its maximum",
+            "attention parity: dq at 512 tokens is off by 5.0e-01 of its maximum",
         ),
-        (ParitySection, math.nan, "attention parity: dq of a real step at 512 tokens is not finite"),
+        (ParitySection, math.nan, "attention parity: dq at 512 tokens is not finite"),
         (ROWS, 0.5, "attention at 512 tokens: dq of the sampled rows is off by 5.0e-01"),
         (ROWS, math.inf, "attention at 512 tokens: dq is not finite"),
         (STEP, 0.5, "objective on engine=fsdp2: the dq is off by 5.0e-01 at 512 tokens"),
