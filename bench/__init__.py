@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bench.config import ConfigError as ConfigError
     from bench.extras.observe import ObserveCallback as ObserveCallback
     from bench.extras.observe import observe as observe
-    from bench.extras.observe import probe as probe
+    from bench.extras.probe import probe as probe
     from bench.record.store import read_records as read_records
     from bench.strategies.facts import CallMemory as CallMemory
     from bench.strategies.facts import ScheduledFacts as ScheduledFacts
@@ -49,7 +49,8 @@ HOMES: Mapping[str, str] = {
         "bench.attention.layouts": ("EVERYTHING", "LAYOUTS", "Tile"),
         "bench.attention.merge": ("Partial",),
         "bench.config": ("ConfigError", "Cell"),
-        "bench.extras.observe": ("ObserveCallback", "observe", "probe"),
+        "bench.extras.observe": ("ObserveCallback", "observe"),
+        "bench.extras.probe": ("probe",),
         "bench.record.store": ("read_records",),
         "bench.strategies.facts": (
             *("CallMemory", "StrategyFacts", "ScheduledFacts"),

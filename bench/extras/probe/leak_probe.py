@@ -117,17 +117,20 @@ class ModelPart:
 
 
 def choose_changes(documents: Tensor, positions: Tensor) -> list[tuple[int, int]]:
-    """Return document and position of the middle and the last token of sampled documents of whole sequences.
+    """Return document and position of the tokens to change: first, middle and last of sampled documents.
 
-    The sampled documents are spread evenly and include the longest. The last token is changed because a layer
-    with a decaying state or a short convolution would leak only the last tokens into the next document.
+    The documents are spread evenly and include the longest. All shards after the first token see it. The last
+    token is changed because a layer with a decaying state or a short convolution would leak only the last
+    tokens into the next document.
     """
     numbers, sizes = documents.unique(return_counts=True)
     spread = torch.linspace(0, len(numbers) - 1, min(MAX_DOCUMENTS, len(numbers))).round().int().tolist()
     changes = []
     for number in numbers[sorted({*spread, int(sizes.argmax())})].tolist():
         tokens = positions[documents == number].sort().values.tolist()
-        changes += [(number, position) for position in sorted({tokens[len(tokens) // 2], tokens[-1]})]
+        changes += [
+            (number, position) for position in sorted({tokens[0], tokens[len(tokens) // 2], tokens[-1]})
+        ]
     return changes
 
 
