@@ -201,9 +201,6 @@ class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     nccl_version: str | None = None
     cpu_products: str | None = None
     """Dtype in which CPU ranks compute the matrix products of linear layers."""
-    script_commit: str | None = None
-    """Git commit of the observed script's repository."""
-    script_dirty: bool | None = None
     nodes: list[dict[str, Any]] = []
     """Host and address of each node, and its differences from the first; empty for one machine."""
 

@@ -1,15 +1,10 @@
-"""Context managers that watch or capture the attention calls of a transformers model.
-
-Letters of shapes: B sequences, N query heads, K KV heads, S tokens of the shard, D the size of a head.
-"""
+"""Context managers that watch the attention calls of a transformers model."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,31 +23,39 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 """q, k and v."""
 
 
-@dataclass(slots=True)
-class CapturedAttention:
-    """One attention call of a step, with the features that make it more than plain causal attention."""
+class AttentionArguments:
+    """Arguments of the attention calls of a step that have gradients enabled.
 
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    """q [B, N, S, D], k, v [B, K, S, D], out [B, S, N, D] or [B, S, N * D]; gradients dq, dk, dv and dout."""
-    layer_kinds: dict[str, None] = field(default_factory=dict)
-    """Ordered set of features, such as a sliding window, that calls of any layer of the step have."""
-    extras: Sequence[str] = ()
-    """Features of this call alone: a mask, dropout."""
-    scale: float | None = None
-    """Factor of the scores; None if the call did not pass one."""
+    Attributes:
+        dtype: Coarsest dtype of the first call, in which it computes; under autocast inputs may be wider.
+        queries: Number of this rank's queries in the first call; None before it.
+        scale: Factor of the scores in the first call; None if it did not pass one.
+        features: Ordered set of features by which a call differs from plain causal attention.
+    """
 
-    @property
-    def reason_not_comparable(self) -> str | None:
-        """Reason why the call cannot be compared with plain causal attention; None if it can."""
-        if not self.tensors:
-            return "attention was not called with gradients"
-        features = [*self.extras, *self.layer_kinds]
-        return f"attention was called with {' and '.join(features)}" if features else None
+    def __init__(self, dtype: torch.dtype, sequence_ranks: int) -> None:
+        self.dtype, self.sequence_ranks = dtype, sequence_ranks
+        self.queries: int | None = None
+        self.scale: float | None = None
+        self.features: dict[str, None] = {}
 
-
-def coarsest_dtype(*tensors: Tensor) -> torch.dtype:
-    """Return the coarsest dtype, in which attention computes; under autocast some inputs may be wider."""
-    return max((x.dtype for x in tensors), key=lambda dtype: torch.finfo(dtype).eps)
+    def record(
+        self, tensors: Sequence[Tensor], module: nn.Module, mask: Any, arguments: Mapping[str, Any]
+    ) -> None:
+        """Record one call; `tensors` are q, k, v and the output."""
+        if self.queries is None:
+            self.dtype = max((x.dtype for x in tensors), key=lambda dtype: torch.finfo(dtype).eps)
+            self.queries, self.scale = tensors[0].shape[2], arguments.get("scaling")
+        window, is_causal = arguments.get("sliding_window"), arguments.get("is_causal")
+        features = {
+            "it is given a mask": mask is not None,
+            "it has dropout": bool(arguments.get("dropout")),
+            "it has a sliding window": window is not None and window < self.queries * self.sequence_ranks,
+            "it has capped scores": arguments.get("softcap") is not None,
+            "it has sinks": arguments.get("s_aux") is not None,
+            "it is not causal": not (getattr(module, "is_causal", True) if is_causal is None else is_causal),
+        }
+        self.features |= dict.fromkeys(name for name, is_present in features.items() if is_present)
 
 
 def attention_module(attention_name: str) -> str:
@@ -80,70 +83,21 @@ def watch_attention(attention_name: str, watch: AttentionWatch) -> Iterator[None
 
 
 @contextmanager
-def report_dtype(attention_name: str, callback: Callable[[torch.dtype], None]) -> Iterator[None]:
-    """Call `callback` with the dtype of every attention call that has gradients enabled."""
+def record_attention(attention_name: str, facts: AttentionArguments) -> Iterator[None]:
+    """Record every attention call that has gradients enabled in `facts`, which begins anew."""
     errors = DeferredErrors()
+    facts.features, facts.queries = {}, None
 
-    def run_and_report(run: RunAttention, inputs: Inputs, *_: Any) -> AttentionResult:
+    def run_and_record(run: RunAttention, inputs: Inputs, *call: Any) -> AttentionResult:
         out, weights = run(*inputs)
         with errors:
             if torch.is_grad_enabled():
-                callback(coarsest_dtype(*inputs, out))
+                facts.record((*inputs, out), *call)
         return out, weights
 
-    with _wrap_attention(attention_name, run_and_report):
+    with _wrap_attention(attention_name, run_and_record):
         yield
     errors.raise_first()
-
-
-@contextmanager
-def capture_attention(attention_name: str, sequence_ranks: int) -> Iterator[CapturedAttention]:
-    """Capture the first attention call whose inputs all require gradients, and these gradients.
-
-    `sequence_ranks` is the number of ranks that share a sequence.
-    """
-    captured, errors = CapturedAttention(), DeferredErrors()
-
-    def store_gradient(name: str, gradient: Tensor) -> None:
-        with errors:
-            captured.tensors[name] = gradient.detach()
-
-    def run_and_capture(
-        run: RunAttention, inputs: Inputs, module: nn.Module, mask: Any, arguments: Mapping[str, Any]
-    ) -> AttentionResult:
-        with errors:
-            kinds = _layer_kinds(module, arguments, sequence_ranks * inputs[0].shape[2])
-            captured.layer_kinds |= dict.fromkeys(kinds)
-        if captured.tensors or not all(x.requires_grad for x in inputs):
-            return run(*inputs)
-        # New views: a gradient hook on a view gets only the gradient that this call returns.
-        q, k, v = (x.view_as(x) for x in inputs)
-        out, weights = run(q, k, v)
-        with errors:
-            extras = {"a mask": mask is not None, "dropout": bool(arguments.get("dropout"))}
-            captured.extras = [name for name, is_present in extras.items() if is_present]
-            captured.scale = arguments.get("scaling")
-            for name, tensor in {"q": q, "k": k, "v": v, "out": out}.items():
-                captured.tensors[name] = tensor.detach()
-                if tensor.requires_grad:
-                    tensor.register_hook(partial(store_gradient, f"d{name}"))
-        return out, weights
-
-    with _wrap_attention(attention_name, run_and_capture):
-        yield captured
-    errors.raise_first()
-
-
-def _layer_kinds(module: nn.Module, arguments: Mapping[str, Any], tokens: int) -> list[str]:
-    """Return the features by which a layer differs from plain causal attention over `tokens` tokens."""
-    window, is_causal = arguments.get("sliding_window"), arguments.get("is_causal")
-    kinds = {
-        "a sliding window": window is not None and window < tokens,
-        "capped scores": arguments.get("softcap") is not None,
-        "attention sinks": arguments.get("s_aux") is not None,
-        "full attention": not (getattr(module, "is_causal", True) if is_causal is None else is_causal),
-    }
-    return [name for name, is_present in kinds.items() if is_present]
 
 
 def _wrap_attention(

@@ -22,7 +22,8 @@ from bench.config import (
     WorkloadConfig,
 )
 from bench.extras.observe.loop import ObservedLoop
-from bench.extras.observe.tokens import ShardTokens, find_layout
+from bench.extras.observe.sharding import find_layout
+from bench.extras.observe.tokens import ShardTokens
 from bench.measure import planned_stages
 from bench.request import values
 from bench.request.hardware import hardware_of_machine
@@ -78,11 +79,16 @@ class ObserveRequest:
 
 
 def observed_cell(
-    loop: ObservedLoop, model: ModelConfig, request: ObserveRequest, shards: Sequence[ShardTokens]
+    loop: ObservedLoop,
+    model: ModelConfig,
+    request: ObserveRequest,
+    shards: Sequence[ShardTokens],
+    groups: int | None = None,
 ) -> Cell:
     """Return the cell that describes the loop; settings that cannot be known are `own`.
 
-    `shards` are tokens of some ranks that share one sequence.
+    `shards` are tokens of some ranks that share one sequence. `groups` is the number of sequence groups with
+    different tokens, by default of all.
     """
     first, sp_degree, world_size = shards[0], len(shards[0].group), dist.get_world_size()
     facts = STRATEGIES.get(request.strategy)
@@ -115,7 +121,7 @@ def observed_cell(
         sp_degree=sp_degree,
         ulysses_degree=facts.ulysses_degree(sp_degree, model) if facts else 1,
         dp_replicate=1,
-        dp_shard=world_size // sp_degree,
+        dp_shard=groups or world_size // sp_degree,
         checkpointing=loop.model.checkpointing,
         loss=USER_CODE,
         measure=request.measure,

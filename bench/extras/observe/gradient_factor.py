@@ -36,8 +36,8 @@ class GradientFactor:
     """Watches the gradient of one trained parameter in one step.
 
     Attributes:
-        clips_local: Whether the loop scaled down this rank's own gradient, after `measure` on one of several
-            ranks.
+        clips_local: Whether the loop scaled down this rank's own gradient on one of several ranks; set by
+            `measure`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -65,16 +65,19 @@ class GradientFactor:
         self._errors.raise_first()
 
     def measure(self, sequence_ranks: int, device: torch.device) -> float | None:
-        """Return the factor; None if it is not 1, or 1 / a number of ranks. Every rank must call it.
+        """Return the factor, rounded to 1 / a number of ranks if near; None if there is none.
+
+        Every rank must call it.
 
         Args:
             sequence_ranks: Number of ranks that share a sequence.
             device: Device of the process group's tensors.
         """
         world, local, used = dist.get_world_size(), self._local, self._used
-        known: list[Any] = [None] * world
-        dist.all_gather_object(known, local is not None and used is not None and local.shape == used.shape)
-        if not all(known) or local is None or used is None:
+        shapes: list[Any] = [None] * world
+        is_known = local is not None and used is not None and local.shape == used.shape
+        dist.all_gather_object(shapes, tuple(local.shape) if is_known and local is not None else None)
+        if len({*shapes}) > 1 or local is None or used is None or not is_known:
             return None
         total = local.to(device, copy=True)
         dist.all_reduce(total)
@@ -85,7 +88,9 @@ class GradientFactor:
         nearest = min((1 / divisor for divisor in divisors), key=lambda expected: abs(factor - expected))
         is_local = torch.equal(used, local.to(used).flatten())
         self.clips_local = self._is_clipped and is_local and not is_multiple
-        return nearest if is_multiple and abs(factor / nearest - 1) <= TOLERANCE else None
+        if not is_multiple or not factor:
+            return None
+        return nearest if abs(factor / nearest - 1) <= TOLERANCE else factor
 
     def _add_local(self, gradient: Tensor) -> None:
         with self._errors, torch.no_grad():

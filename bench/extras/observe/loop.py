@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from bench.attention.watch import AttentionWatch
+from bench.attention.watch import AttentionWatch, CapturedCall
 from bench.config import ConfigError
-from bench.extras.observe.attention import attention_module, capture_attention, report_dtype, watch_attention
+from bench.extras.observe.attention import (
+    AttentionArguments,
+    attention_module,
+    record_attention,
+    watch_attention,
+)
+from bench.extras.observe.attention_check import DTYPE_NAMES, SequenceGroup, compare_attention
 from bench.extras.observe.gradient_factor import GradientFactor
 from bench.extras.observe.objective import RankObjective
 from bench.extras.observe.observed_model import ObservedModel
-from bench.extras.observe.parity import DTYPE_NAMES, SequenceGroup, compare_attention
-from bench.extras.observe.tokens import ModelInputWatch, ShardTokens, split_rows
+from bench.extras.observe.tokens import ModelInputWatch, ShardTokens
 from bench.extras.observe.trained_tokens import TrainedTokens
 from bench.measure.full_length.section import FullLengthSection
 from bench.measure.hooks import Spans, optimizer_step_spans
-from bench.measure.parity.section import ParitySection
 from bench.measure.rank_pass import RankPass, StepRequest, StepRequests
 from bench.measure.subject import Subject
 from bench.measure.updates.rank import digest, names_not_finite
 from bench.measure.updates.section import RankUpdates
 from bench.ranks.log import StepPhase
 
+COMPILED = "the model is compiled, and hooks would be compiled into another program"
+CHECKS_WITH_HOOKS = frozenset({"positions", "full_length"})
+"""Passes whose hooks a compiled model does not get."""
+
 
 class ObservedLoop(Subject):
     """One rank's part of a user's training loop, whose own code runs the steps."""
-
-    objective: RankObjective
-    """Training objective of the step whose attention was compared; set by `record_objective`."""
-    unplain_layers: list[str]
-    """Descriptions of layers of that step that are not plain causal attention."""
 
     def __init__(
         self, model: ObservedModel, sequence_group: SequenceGroup, device: torch.device, phase: StepPhase
@@ -49,15 +52,21 @@ class ObservedLoop(Subject):
         self.attention_modules = attention_module(model.attention_name)
         self.network = model.entry_points[0]
         self.sequence_ranks = len(sequence_group.ranks)
-        self.dtype = "fp32"
+        parameter = next(iter(model.networks[0].parameters()))
+        self.attention_facts = AttentionArguments(parameter.dtype, self.sequence_ranks)
         self.step_sizes: list[str] = []
-        self.trained_tokens = TrainedTokens(model.networks[0], self.input_watch)
+        self.step_digests: list[str] = []
+        self.objective = RankObjective(reason=COMPILED)
+        """Training objective of the step whose attention is compared; set by `record_objective`."""
+        self.trained_tokens = TrainedTokens(model.networks[0])
         self.gradient_factor = GradientFactor(model.networks[0])
         self.always_updates = True
         """Whether an optimizer stepped in every untimed step so far. If not, gradients are accumulated over
         several steps, so the scale of one step's gradients is not known."""
 
     def watch_attention(self, watch: AttentionWatch) -> AbstractContextManager[None]:
+        if self.model.compiled_entry is not None:
+            return nullcontext()
         return watch_attention(self.attention_name, watch)
 
     def optimizer_spans(self) -> AbstractContextManager[Spans]:
@@ -69,14 +78,20 @@ class ObservedLoop(Subject):
 
         Raises ConfigError after a step in which no forward and backward of the model was seen.
         """
-        dtypes = report_dtype(self.attention_name, self._set_dtype)
-        with dtypes, optimizer_step_spans(self.phase) as spans, self.input_watch.watch_step():
+        compiled, facts = self.model.compiled_entry, self.attention_facts
+        record = nullcontext() if compiled is not None else record_attention(self.attention_name, facts)
+        with (
+            optimizer_step_spans(self.phase) as spans,
+            self.input_watch.watch_step(facts, compiled),
+            record,
+        ):
             yield
         self.always_updates &= bool(spans)
         self.step_sizes.append(self.tokens.size)
+        self.step_digests.append(self.tokens.digest)
 
-    def input_positions(self) -> Tensor:
-        return split_rows(torch.tensor([*self.tokens.positions[0]]))
+    def input_positions(self) -> Tensor | None:
+        return torch.tensor([*self.tokens.positions[0]]) if self.tokens.counts_from_zero else None
 
     @property
     def tokens(self) -> ShardTokens:
@@ -93,64 +108,57 @@ class ObservedLoop(Subject):
         """Set `objective` from the step that was watched last. Every rank must call this method."""
         measured = self.gradient_factor.measure(self.sequence_ranks, self.device)
         factor = self.model.gradient_factor() or measured
-        stated, calls = (
-            self.trained_tokens.stated_in_step,
-            self.trained_tokens.micro_steps(self.sequence_group.all_gather_objects),
-        )
-        stated_counts = [loss.valid_tokens for loss in stated if loss.valid_tokens is not None]
+        stated, calls = self.trained_tokens.stated, self.trained_tokens.micro_steps()
+        stated_counts = [count for _, count in stated if count is not None]
+        is_stated_twice = len(stated) > len(calls)
+        reason, positions = self.trained_tokens.reason, self.tokens.positions
+        if calls and positions and calls[0].positions.tolist() != [[*row] for row in positions]:
+            reason = "the model rotates by other positions than it is given, so the next tokens are not known"
         counts = stated_counts or [call.valid_tokens for call in calls if call.valid_tokens is not None]
         self.objective = RankObjective(
             micro_steps=calls,
-            losses=[float(loss.loss) for loss in stated if loss.loss is not None],
-            valid_tokens=sum(map(float, counts)) if counts else None,
+            valid_tokens=sum(map(float, counts)) if counts and not is_stated_twice else None,
             is_stated=bool(stated),
+            has_value=any(has_value for has_value, _ in stated),
             gradient_factor=factor if self.always_updates else None,
             clips_local=self.gradient_factor.clips_local,
+            reason=reason,
         )
 
-    def _set_dtype(self, dtype: torch.dtype) -> None:
-        self.dtype = DTYPE_NAMES.get(dtype, str(dtype))
+    @property
+    def dtype(self) -> str:
+        """Dtype of attention."""
+        return DTYPE_NAMES.get(self.attention_facts.dtype, str(self.attention_facts.dtype))
 
 
-class LoopParity(RankPass):
-    """Comparison of a real step's attention with float64.
+class LoopAttention(RankPass):
+    """Comparison of a real step's attention and objective with one device."""
 
-    It replaces the parity pass, which cannot feed its own inputs to a user's loop.
-    """
-
-    heads: ParitySection
-    rows: FullLengthSection
+    section: FullLengthSection
 
     def run(self) -> StepRequests:
         loop = self.measurement.subject
         assert isinstance(loop, ObservedLoop)
         yield StepRequest.BEFORE_NEXT_STEP
-        ranks = loop.sequence_ranks
-        capture = capture_attention(loop.attention_name, ranks)
-        objective = loop.trained_tokens.watch_step(), loop.gradient_factor.watch_step()
-        with capture as captured, loop.around_untimed_step(), objective[0], objective[1]:
+        watch = AttentionWatch()
+        watch.captured = CapturedCall()
+        with (
+            loop.around_untimed_step(),
+            loop.watch_attention(watch),
+            loop.trained_tokens.watch_step(),
+            loop.gradient_factor.watch_step(),
+        ):
             yield StepRequest.STEP
+        watch.errors.raise_first()
         self.measurement.raise_if_rank_failed()
         loop.record_objective()
-        loop.unplain_layers = [
-            *loop.model.unplain_layers(loop.tokens.length * ranks),
-            *(f"attention is called with {kind}" for kind in captured.layer_kinds),
-        ]
-        with self.measurement.log.run_phase("parity"):
-            positions = loop.tokens.positions
-            self.heads, self.rows = compare_attention(captured, positions, loop.sequence_group)
-
-    def part(self) -> ParitySection:
-        return self.heads
-
-
-class LoopFullLength(RankPass):
-    """Sampled rows of the call that `LoopParity` compares."""
+        facts = loop.attention_facts
+        facts.features |= dict.fromkeys(loop.model.unplain_layers(loop.tokens.seq_len))
+        with self.measurement.log.run_phase("full_length"):
+            self.section = compare_attention(watch.captured, facts, loop.tokens, loop.sequence_group)
 
     def part(self) -> FullLengthSection:
-        parity = self.measurement.passes["parity"]
-        assert isinstance(parity, LoopParity)
-        return parity.rows
+        return self.section
 
 
 class LoopReplicas(RankPass):
@@ -159,7 +167,7 @@ class LoopReplicas(RankPass):
     def part(self) -> RankUpdates:
         loop = self.measurement.subject
         assert isinstance(loop, ObservedLoop)
-        shards = dict(_trained_shards(loop.model.entry_points[0], loop.model.engine))
+        shards = dict(_trained_shards(loop.model.entry_points[0]))
         return RankUpdates(
             shard_index=0,  # the names contain the shard
             digests={name: digest(values) for name, values in shards.items()},
@@ -168,7 +176,7 @@ class LoopReplicas(RankPass):
         )
 
 
-def _trained_shards(model: nn.Module, engine: str) -> Iterator[tuple[str, Tensor]]:
+def _trained_shards(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield a name and the local values of every trained parameter.
 
     Ranks that yield equal names hold the same values: if this rank has only a shard of the parameter, the
@@ -180,14 +188,17 @@ def _trained_shards(model: nn.Module, engine: str) -> Iterator[tuple[str, Tensor
         values = parameter.detach()
         local = values.to_local() if isinstance(values, DTensor) else values
         if local.numel() > 0:
-            yield f"{name}{_shard_suffix(model, engine, values)}", local
+            yield f"{name}{_shard_suffix(model, values)}", local
 
 
-def _shard_suffix(model: nn.Module, engine: str, values: Tensor) -> str:
+def _shard_suffix(model: nn.Module, values: Tensor) -> str:
     """Return text such as ` [shard 1]`, equal on ranks with the same shard; empty for a whole parameter."""
     if isinstance(values, DTensor):
         coordinate = zip(values.device_mesh.get_coordinate() or (), values.placements, strict=False)
         indices = [str(index) for index, placement in coordinate if not placement.is_replicate()]
         return f" [shard {', '.join(indices)}]" if indices else ""
-    is_sharded = engine == "fsdp1" or any(getattr(module, "tp_size", None) for module in model.modules())
+    is_sharded = any(
+        type(module).__name__ == "FullyShardedDataParallel" or getattr(module, "tp_size", None)
+        for module in model.modules()
+    )
     return f" [shard of rank {dist.get_rank()}]" if is_sharded else ""

@@ -16,9 +16,17 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _get_default_group, _get_default_store
 
+from bench.config import ConfigError
+
 
 def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
     """Return the process group of ranks that share a sequence; None if every rank has its own sequences."""
+    is_mesh = isinstance(group, DeviceMesh) and group.ndim == 1
+    if group is not None and not is_mesh and not isinstance(group, dist.ProcessGroup):
+        raise ConfigError(
+            f"bench.observe: group={group!r}: must be a process group or a one-dimensional device mesh of the"
+            " ranks that share a sequence, or None"
+        )
     ranks = group.get_group() if isinstance(group, DeviceMesh) else group
     return None if ranks is None or dist.get_world_size(ranks) == 1 else ranks
 
@@ -85,7 +93,7 @@ class AbortableBarrier:
 
     def __init__(self, name: str, ranks: Sequence[int]) -> None:
         """Create the barrier without waiting; `name` distinguishes barriers of the same ranks."""
-        self._size = len(ranks)
+        self._ranks, self._size = ranks, len(ranks)
         self._store = PrefixStore(f"bench.observe {name} {[*ranks]}", _get_default_store())
         self._longest_s = longest_wait_s()
         self._rounds = 0
@@ -105,6 +113,14 @@ class AbortableBarrier:
     def abort(self) -> None:
         """Make `wait` raise on the other ranks; returns at once."""
         self._decide(STOP)
+
+    def announce_end(self) -> None:
+        """Announce that this rank ends, so that it is none of `silent_ranks`."""
+        self._store.set(f"end of {dist.get_rank()}", "")
+
+    def silent_ranks(self) -> list[int]:
+        """Return the ranks that have not announced their end: they were killed, or are still computing."""
+        return [rank for rank in self._ranks if not self._store.check([f"end of {rank}"])]
 
     def _await_decision(self) -> None:
         deadline, pause_s = time.monotonic() + self._longest_s, 1e-4

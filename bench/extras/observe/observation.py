@@ -1,15 +1,11 @@
-"""The context manager that `bench.observe` returns.
-
-The first steps include costs that occur once, the next steps are timed without instruments, and a few more
-are inspected (with hooks) or traced (with torch.profiler). Then the record is written, and from then on the
-context does nothing. After an error of the observation itself, which is printed in one line, it does nothing
-either, and the training continues.
-"""
+"""The context manager that `bench.observe` returns."""
 
 from __future__ import annotations
 
 import atexit
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,8 +19,9 @@ from torch import Tensor, nn
 
 from bench.common.labels import checks_label
 from bench.config import Cell, ConfigError, ExitCode
+from bench.extras.observe.attention_check import SequenceGroup
 from bench.extras.observe.cell import ObserveRequest, observed_cell
-from bench.extras.observe.loop import LoopFullLength, LoopParity, LoopReplicas, ObservedLoop
+from bench.extras.observe.loop import CHECKS_WITH_HOOKS, LoopAttention, LoopReplicas, ObservedLoop
 from bench.extras.observe.loop_ranks import (
     AbortableBarrier,
     PeerStoppedError,
@@ -32,17 +29,21 @@ from bench.extras.observe.loop_ranks import (
     delay_sigterm,
     device_of,
 )
-from bench.extras.observe.observed_model import observed_model, refuse_compiled
+from bench.extras.observe.observed_model import observed_model
 from bench.extras.observe.observed_record import (
     check_folder,
     failed_record,
     observed_record,
-    sequence_groups,
     store_once,
     user_frame,
     write_report,
 )
-from bench.extras.observe.parity import SequenceGroup
+from bench.extras.observe.sharding import (
+    equal_tokens_line,
+    ranks_label,
+    sequence_groups,
+    token_holders,
+)
 from bench.extras.observe.step_watchdog import StepWatchdog
 from bench.extras.observe.tokens import LoopReport
 from bench.measure import decode_reports
@@ -64,8 +65,10 @@ STORE_WAIT_S = 10.0
 class Observation:
     """Context manager for the steps of a training loop; `bench.observe` creates it.
 
-    An error of the user's code in the context is stored in a record and raised again. An error of the
-    observation is printed, and the training continues unobserved.
+    Some steps are timed without instruments, and a few more are inspected (with hooks) or traced (with
+    torch.profiler). Then the record is written, and from then on the context does nothing. An error of the
+    user's code in the context is stored in a record and raised again. An error of the observation is printed
+    in one line, and the training continues unobserved.
 
     Attributes:
         record: The record, on rank 0 after the last observed step or on a rank that stored an error; else
@@ -95,14 +98,13 @@ class Observation:
             self._prepare(model, group)
 
     def _prepare(self, model: nn.Module, group: dist.ProcessGroup | None) -> None:
-        """Set up everything before the first step; raise ConfigError if the loop cannot be observed."""
         ranks = [dist.get_rank()] if group is None else dist.get_process_group_ranks(group)
         self._all_ranks = AbortableBarrier(f"{Observation.count} all", range(dist.get_world_size()))
         self._sequence_ranks = AbortableBarrier(f"{Observation.count} sequence", ranks)
-        sequence_group = SequenceGroup(ranks, group, self._sequence_ranks.wait)
         if dist.get_rank() == 0:
             check_folder(self.request.folder)
         observed, device = observed_model(model), device_of(model)
+        sequence_group = SequenceGroup(ranks, group, device, self._sequence_ranks.wait)
         self._model = observed.model_config()
         self._loop = ObservedLoop(observed, sequence_group, device, self._log.step)
         self._measurement = Measurement(
@@ -110,7 +112,9 @@ class Observation:
             device,
             self._log,
             raise_if_rank_failed=self._all_ranks.wait,
-            replacements={"parity": LoopParity, "full_length": LoopFullLength, "updates": LoopReplicas},
+            skipped=frozenset({"parity"})
+            | (frozenset() if observed.compiled_entry is None else CHECKS_WITH_HOOKS),
+            replacements={"full_length": LoopAttention, "updates": LoopReplicas},
         )
         self._step_requests = self._measurement.steps(self._loop)
         self._all_ranks.wait()
@@ -118,10 +122,12 @@ class Observation:
         self._is_rank_0 = dist.get_rank() == 0
         self._watchdog = StepWatchdog(f"{Observation.count}", self._log, device.type, self._store_hang)
         atexit.register(self._report_missing_steps)
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._is_rank_0 and is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._report_sigterm)
         self._is_prepared = True
 
     def __enter__(self) -> Self:
-        """Begin a step; does nothing once the observation is over."""
         if self._is_over:
             return self
         with self._contain_errors():
@@ -130,8 +136,6 @@ class Observation:
                     "the step of another model is being observed; observe one model at a time, such as the"
                     " teacher in a run of its own"
                 )
-            if self._steps == 0:
-                refuse_compiled(self._loop.model.entry_points[0])
             while next(self._step_requests) is StepRequest.BEFORE_NEXT_STEP:
                 pass
             Observation.active = self
@@ -159,18 +163,16 @@ class Observation:
         """State the loss of a step, so that the training objective is checked.
 
         A loop that calls this says that it trains the mean cross-entropy of next tokens, over the valid
-        tokens of all ranks and micro-steps. Call it in every step, once per micro-step. Tensors are copied
-        without a synchronization.
+        tokens of all ranks and micro-steps. Call it in every step, once per micro-step.
 
         Args:
-            loss: The value on which `backward` is called, before a gradient scaler multiplies it, or the mean
-                itself. Without it only labels, weights and gradients are compared.
-            valid_tokens: Number of this rank's tokens in the loss. By default, it is the number of labels
-                passed to the model, without ignored labels; if it got none, the number of tokens with a
-                gradient.
+            loss: The loss. Its gradient is checked, and not its value. Without it the loss is the one that
+                the model computes of its `labels`.
+            valid_tokens: Number of this rank's tokens in the loss; by default the number of labels passed to
+                the model, without ignored labels. If neither is known, gradients are checked up to a factor.
         """
         if not self._is_over:
-            self._loop.trained_tokens.state(self._steps, loss, valid_tokens)
+            self._loop.trained_tokens.state(loss, valid_tokens)
 
     @contextmanager
     def _contain_errors(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
@@ -190,16 +192,17 @@ class Observation:
                 self._release_model()
 
     def _stop(self, error: BaseException | None, *, is_internal: bool) -> None:
-        """Stop the observation: release the waiting ranks, and store the error in a record if possible.
+        """Release the waiting ranks, and store the error in a record if possible; raises nothing.
 
         `is_internal` says that the observation's code raised the error, and not the user's step. `error` is
-        None if the code refused to observe or was interrupted. This method raises nothing, because an error
-        of the user's step must propagate.
+        None if the code refused to observe or was interrupted.
         """
         self._is_over = True
         with suppress(Exception):
             self._all_ranks.abort()
             self._sequence_ranks.abort()
+            if isinstance(error, Exception):
+                self._all_ranks.announce_end()
         messages = []
         if is_internal and isinstance(error, Exception):
             messages.append(f"the observation stopped, the training continues; reason: {one_line(error)}")
@@ -217,6 +220,9 @@ class Observation:
     def _release_model(self) -> None:
         """Drop all references to the model; the user may still hold this observation."""
         atexit.unregister(self._report_missing_steps)
+        if signal.getsignal(signal.SIGTERM) == self._report_sigterm:
+            with suppress(ValueError):  # in another thread
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
         attributes = vars(self)
         if "_watchdog" in attributes:
             self._watchdog.stop()
@@ -235,17 +241,18 @@ class Observation:
             return
         reports: list[LoopReport] = gathered
         groups, wall_s = sequence_groups(reports), time.monotonic() - self._start
-        cell = observed_cell(self._loop, self._model, self.request, groups[0])
+        cell = observed_cell(self._loop, self._model, self.request, groups[0], len(token_holders(reports)))
         with Store(self.request.folder, STORE_WAIT_S) as store:
             repeat = sum(record.cell_id == cell.cell_id for record in store.read())
-            record = observed_record(cell, reports, groups, repeat, wall_s, self._started_at)
+            record = observed_record(cell, reports, repeat, wall_s, self._started_at)
             self.record = record = store_once(record, store)
-        reasons = {check.what: check.reason for check in record.checks or ()}
-        is_ok = record.status is Status.OK
-        objective = "" if reasons.get("objective") is None else " (objective not checked)"
-        print_message(f"ok{objective}: {outcome(record)}" if is_ok else outcome(record), sys.stdout)
-        if is_ok:
-            print_message(checks_label(reasons), sys.stdout)
+        result = outcome(record)
+        if record.status is Status.OK:
+            result = (
+                f"ok: {result}; {checks_label({check.what: check.reason for check in record.checks or ()})}"
+            )
+        for line in filter(None, (result, equal_tokens_line(reports))):
+            print_message(line, sys.stdout)
         if self.request.report:
             try:
                 write_report(self.request.folder)
@@ -255,15 +262,16 @@ class Observation:
     def _loop_report(self) -> LoopReport:
         """Return this rank's report: its part of every section, and what only observed loops have."""
         loop, software = self._loop, nccl_version(self._measurement.device)
+        calls = self._measurement.tap.calls
         values = {**self._measurement.report(), "phases_s": self._log.phases_s, "software": software}
         (rank_report,) = decode_reports([values])
         return LoopReport(
             rank_report=rank_report,
             tokens=loop.tokens,
             step_sizes=loop.step_sizes,
-            unplain_layers=loop.unplain_layers,
+            step_digests=loop.step_digests,
+            attention_peers={rank for call in calls if call.purpose == "attention" for rank in call.members},
             objective=loop.objective,
-            stated_not_finite=loop.trained_tokens.stated_not_finite(),
         )
 
     @delay_sigterm()
@@ -278,6 +286,10 @@ class Observation:
         if is_lost_peer_failure(failure):
             # A peer has ended. If it can still store its own error, that record is the one that counts.
             time.sleep(LOST_PEER_WAIT_S)
+            with suppress(Exception):  # the store may have ended, too
+                silent = self._all_ranks.silent_ranks()
+                if silent:
+                    place += f"; no answer from rank {ranks_label(silent)}, which ended or was killed"
         end = RankEnd(dist.get_rank(), ExitCode.FAILED, None, failure, log_tail="")
         self._store_end(cell, end, f" (in {place})")
 
@@ -295,6 +307,15 @@ class Observation:
         with Store(self.request.folder, STORE_WAIT_S) as store:
             self.record = store_once(replace(record, reason=f"{record.reason}{place}"), store)
         print_message(f"{outcome(self.record)}; record in {self.request.folder}")
+
+    def _report_sigterm(self, *_: Any) -> None:
+        """Print that the process is being ended, and end it."""
+        if self.record is None:
+            print_message(
+                f"SIGTERM after {self._steps} of {self.request.steps_needed} steps; no record was written"
+            )
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTERM)
 
     def _report_missing_steps(self) -> None:
         """Print, when the script ends, that it ran too few steps for a record."""

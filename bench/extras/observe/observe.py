@@ -29,7 +29,7 @@ def observe(
 ) -> Observation:
     """Return a context manager that measures and checks the steps of a training loop.
 
-    Put every step into the context, on all ranks: forward, backward and the optimizer's update. After
+    Put every step into the context, on all ranks: forward, backward and the optimizer's update. After at most
     `warmup_steps + steps + 8` steps, rank 0 adds a record to `folder`, prints the speed and the checks, and
     writes a report; from then on the context does nothing. Losses are the same with and without the context.
 
@@ -45,8 +45,7 @@ def observe(
         model: The module that the loop calls: a transformers model, or one wrapped by DDP, FSDP or DeepSpeed.
         group: The ranks that share a sequence, as a process group or a one-dimensional device mesh. None if
             every rank has sequences of its own.
-        strategy: Name in the record and the report. With the name of a built-in strategy, shapes and bytes in
-            attention are compared with the formula of that strategy.
+        strategy: Name in the record and the report.
         folder: Folder of `records.jsonl` and of the report. Loops with the same folder are compared.
         steps: Number of timed steps.
         warmup_steps: Number of full steps before the timed ones.
@@ -82,8 +81,8 @@ class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
         trainer.add_callback(bench.ObserveCallback())
         trainer.train()
 
-    The objective is compared with the mean loss over the labels of all ranks and micro-steps, which is what
-    Trainer promises. Step times do not contain fetching batches.
+    If the model computes the loss of its labels, the objective is compared with the mean loss over the labels
+    of all ranks and micro-steps, as Trainer promises. Step times do not contain fetching batches.
 
     Args:
         group: The ranks that share a sequence, as in `observe`.
@@ -104,7 +103,6 @@ class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
             self._observation.__enter__()
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """State that the step trains the mean loss; valid tokens are counted in the labels of model calls."""
         if self._observation is not None:
             self._observation.loss()
 

@@ -36,6 +36,8 @@ class ObservedModel:
     """The transformers model and the models nested in it, such as its decoder; the outermost comes first."""
     engine: str
     """Name of the engine; `none` if nothing wraps the model."""
+    compiled_entry: nn.Module | None
+    """Outermost module if any part of the model is compiled, else None."""
 
     @property
     def attention_name(self) -> str:
@@ -110,24 +112,22 @@ def observed_model(model: nn.Module) -> ObservedModel:
             " models cannot be observed; pass the model that transformers built, wrapped or not"
         )
     entry_points = [*networks] if model is networks[0] else [model, *networks]
-    return ObservedModel(entry_points, networks, _engine(model))
+    return ObservedModel(entry_points, networks, _engine(model), _compiled_entry(model))
 
 
-def refuse_compiled(model: nn.Module) -> None:
-    """Raise ConfigError if torch.compile has compiled the model, a part of it, or a module around it.
+def _compiled_entry(model: nn.Module) -> nn.Module | None:
+    """Return the outermost module if the model, a part of it, or a module around it is compiled; else None.
 
     If the user's own function that calls the model is compiled, this is not noticed.
     """
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:
-        return
+        return None
     parts = {*model.modules()}
     compiled = (item for item in gc.get_objects() if issubclass(type(item), dynamo.OptimizedModule))
-    if any(map(_is_compiled, parts)) or any(not parts.isdisjoint(module.modules()) for module in compiled):
-        raise ConfigError(
-            "the model is compiled, and bench.observe would make torch.compile build another program, whose"
-            " losses differ in the last bits; observe the model without torch.compile"
-        )
+    around = [module for module in compiled if not parts.isdisjoint(module.modules())]
+    outside = max([model, *around], key=lambda module: len([*module.modules()]))
+    return outside if around or any(map(_is_compiled, parts)) else None
 
 
 def _is_compiled(module: nn.Module) -> bool:

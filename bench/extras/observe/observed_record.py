@@ -1,4 +1,4 @@
-"""Records of observed loops with their checks, and messages why a loop is wrong or not judged. No torch."""
+"""Records of observed loops with their checks, and messages why a loop is wrong or not judged."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
-from bench.common.environment import REPOSITORY, git_output
+from bench.common.environment import REPOSITORY
 from bench.config import Cell, ConfigError
-from bench.cost.memory import MemoryNeed, memory_need
-from bench.extras.observe.objective import (
-    RankObjective,
-    has_known_scale,
-    objective_mistake,
-    reason_not_compared,
+from bench.extras.observe.objective import ObjectiveVerdict, judge_objective
+from bench.extras.observe.sharding import (
+    equal_tokens_line,
+    group_mistake,
+    packed_documents,
+    sequence_groups,
+    sharding_mistake,
+    token_holders,
+    why_not_split,
 )
-from bench.extras.observe.places import find_places
-from bench.extras.observe.tokens import LoopReport, ShardTokens, restarts, sharding_mistake
+from bench.extras.observe.tokens import LoopReport
 from bench.measure import Sections, checks, first_failure, merge_reports
 from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN
@@ -35,48 +36,62 @@ from bench.run.cell.ends import classify
 from bench.run.cell.outcome import completed_record, failure_record, first_rank_flaw, unsupported_record
 from bench.run.node.ranks import RankEnd
 from bench.run.node.stacks import PACKAGES_PATH, Frame
-from bench.strategies import STRATEGIES
-from bench.training.engines import ENGINE_FACTS
+
+KEPT_CHECKS = ("rotary positions", "replicas")
+"""Checks of passes that loops have in common with cells."""
+NEXT_TOKENS = "the gradient of the logits on one device, of the mean loss of next tokens"
 
 
 def observed_record(
-    cell: Cell,
-    reports: Sequence[LoopReport],
-    groups: Sequence[Sequence[ShardTokens]],
-    repeat: int,
-    wall_s: float,
-    started_at: datetime,
+    cell: Cell, reports: Sequence[LoopReport], repeat: int, wall_s: float, started_at: datetime
 ) -> Record:
     """Return the record of a loop that ran all steps of its observation.
 
-    `reports` are those of all ranks, in rank order. `groups` has the tokens of the ranks of every sequence
-    group. `repeat` is the number of earlier records of this cell.
+    `reports` are those of all ranks, in rank order. `repeat` is the number of earlier records of this cell.
     """
-    planned = PlannedCell(cell, repeat, repeat, Role.OBSERVED, need=loop_need(cell))
-    wrong_inputs = next(filter(None, map(sharding_mistake, groups)), None)
-    refusal = _size_refusal(reports) or (None if wrong_inputs else _layer_refusal(reports))
-    if refusal is not None:
+    planned = PlannedCell(cell, repeat, repeat, Role.OBSERVED)
+    sizes = sorted({size for report in reports for size in report.step_sizes})
+    if len(sizes) > 1:
+        refusal = (
+            f"ranks or steps had batches of different sizes ({', '.join(sizes[:3])}), so step times"
+            " cannot be compared; pad all batches to one size"
+        )
         return unsupported_record(planned, refusal, wall_s, started_at)
-    ranks = [report.rank_report for report in reports]
+    ranks, groups = [report.rank_report for report in reports], sequence_groups(reports)
     sections = merge_reports(ranks, cell)
-    objectives = [report.objective for report in reports]
-    not_finite = [report.stated_not_finite for report in reports if report.stated_not_finite is not None]
+    updates = sections["updates"]
+    if updates is not None and updates.unequal and equal_tokens_line(reports):
+        # They may be parts of parameters, under tensor parallelism that is written by hand.
+        sections["updates"] = replace(updates, unequal={}, replicas=0)
+    if not all(report.tokens.counts_from_zero for report in reports):
+        sections["positions"] = None  # compared on some ranks only
+    firsts = {ranks[0] for ranks in token_holders(reports)}
+    distinct = [group for group in groups if group[0].group[0] in firsts]
+    sections["documents"] = packed_documents(cell, distinct)
+    attention, engagement = sections.get("full_length"), sections.get("engagement")
+    sent = 0 if engagement is None else sum(engagement.sent_bytes.get("attention", ()))
+    is_compared = attention is not None and attention.reason is None
+    shows_documents = is_compared and sent > 0 and first_failure(cell, {"full_length": attention}) is None
+    group_ranks = [[*group[0].group] for group in groups]
+    objective = judge_objective([report.objective for report in reports], group_ranks, cell.dtype)
+    gates = {name: section for name, section in sections.items() if name != "engagement"}
+    wrong = first_failure(cell, gates)
+    if wrong is not None and wrong.startswith("attention") and sections["documents"] is not None:
+        wrong += (
+            ". Positions restart within the sequence, so attention must stay within each run of positions; if"
+            " the sequence is one text, let its positions count through"
+        )
+    may_be = shows_documents or not is_compared
+    sharding = (sharding_mistake(group, may_be_documents=may_be) for group in groups)
     wrong = (
-        group_mistake(cell, sections)
-        or wrong_inputs
-        or (min(not_finite)[1] if not_finite else None)
-        or _cell_mistake(cell, sections, groups)
+        group_mistake(reports)
+        or next(filter(None, sharding), None)
+        or wrong
         or first_rank_flaw(ranks, range(len(ranks)))
-        or objective_mistake(objectives, [[*group[0].group] for group in groups], cell.dtype)
+        or objective.mistake
     )
-    made = loop_checks(cell, sections, groups, objectives)
+    made = loop_checks(cell, reports, sections, objective, shows_documents=shows_documents)
     return completed_record(planned, ranks, sections, made, wrong, wall_s, started_at)
-
-
-def loop_need(cell: Cell) -> MemoryNeed | None:
-    """Return the bytes that a rank needs; None if the loop's strategy or engine has no formula."""
-    has_formula = cell.strategy in STRATEGIES and cell.engine.name in ENGINE_FACTS
-    return memory_need(cell) if has_formula else None
 
 
 def failed_record(cell: Cell, end: RankEnd, wall_s: float, started_at: datetime) -> Record:
@@ -96,64 +111,17 @@ def user_frame(error: BaseException) -> str:
 
 
 def store_once(record: Record, store: Store) -> Record:
-    """Store the record, with the facts about the user's script, and return it.
+    """Store the record and return it, with absolute paths in `argv` reduced to their last part.
 
     A failure is not stored if the same run has another one: several ranks may raise the same error.
     """
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    facts = script_facts(Path(file) if file else None, sys.argv)
-    record = replace(record, environment=replace(record.environment, **facts))
+    argv = [re.sub(r"^([^=/]*=)?/.*/", r"\1.../", word) for word in sys.argv]
+    record = replace(record, environment=replace(record.environment, argv=argv))
     key = (record.cell_id, record.started_at)
     failures = (stored for stored in store.read() if stored.failure is not None)
     if record.failure is None or all((stored.cell_id, stored.started_at) != key for stored in failures):
         store.append(record)
     return record
-
-
-def script_facts(script: Path | None, argv: Sequence[str]) -> dict[str, Any]:
-    """Return the entries `script_commit`, `script_dirty` and `argv` of a record's `environment`.
-
-    The first two are None if the script is not in a git repository. Absolute paths in `argv` are reduced to
-    their last part, because they may contain a user's name.
-    """
-    folder = None if script is None else script.resolve().parent
-    commit = None if folder is None else git_output(folder, "rev-parse", "HEAD")
-    changes = None if folder is None or commit is None else git_output(folder, "status", "--porcelain")
-    return {
-        "script_commit": commit,
-        "script_dirty": None if changes is None else bool(changes),
-        "argv": [re.sub(r"^([^=/]*=)?/.*/", r"\1.../", word) for word in argv],
-    }
-
-
-def sequence_groups(reports: Sequence[LoopReport]) -> list[list[ShardTokens]]:
-    """Return the tokens of all ranks, grouped by the sequence that the ranks share."""
-    shards = [report.tokens for report in reports]
-    groups = dict.fromkeys(tuple(shard.group) for shard in shards)
-    return [[shards[rank] for rank in group] for group in groups]
-
-
-def _size_refusal(reports: Sequence[LoopReport]) -> str | None:
-    """Return a message if ranks or steps had batches of different sizes; None if all had one size."""
-    sizes = sorted({size for report in reports for size in report.step_sizes})
-    if len(sizes) == 1:
-        return None
-    return (
-        f"ranks or steps had batches of different sizes ({', '.join(sizes[:3])}), so step times"
-        " cannot be compared; pad all batches to one size"
-    )
-
-
-def _layer_refusal(reports: Sequence[LoopReport]) -> str | None:
-    """Return a message if ranks share a sequence and not all layers are plain causal attention; else None."""
-    layers = dict.fromkeys(layer for report in reports for layer in report.unplain_layers)
-    if not layers or len(reports[0].tokens.group) == 1:
-        return None
-    return (
-        "ranks share a sequence, and bench.observe does not check that these layers see the other ranks'"
-        f" tokens: {', '.join(layers)}; compare the loss of each position with one device, or train without"
-        " sequence parallelism"
-    )
 
 
 def check_folder(folder: Path) -> None:
@@ -183,83 +151,38 @@ def write_report(folder: Path) -> None:
     )
 
 
-NEVER_CHECKED: Mapping[str, str] = {
-    "losses and gradient norms": "bench.observe does not keep the losses of a loop",
-    "training signal": "there is no other computation of this loop to compare with",
-    "every gradient at full length": "there is no other computation of this loop to compare with",
-    "loss by position": "there is no other computation of this loop to compare with",
-}
-"""Reasons why a check is never made in observed loops, by the check's name."""
-CELL_CHECKS = frozenset({
-    "every gradient on the cell's engine", "every shard of the parameters",
-})  # fmt: skip
-"""Checks on built-in data or a built-in optimizer. Loops have the check `objective` instead."""
-NEXT_TOKENS = "the mean loss of next tokens"
-
-
 def loop_checks(
     cell: Cell,
+    reports: Sequence[LoopReport],
     sections: Sections,
-    groups: Sequence[Sequence[ShardTokens]],
-    objectives: Sequence[RankObjective],
+    objective: ObjectiveVerdict,
+    *,
+    shows_documents: bool,
 ) -> list[Check]:
-    """Return the checks of all passes, with reasons that apply to observed loops.
+    """Return the checks of a loop, made or with the reason why not.
 
-    `sections` are merged over all ranks. `groups` has the tokens of the ranks of every sequence group.
+    `sections` are merged over all ranks. `shows_documents` says that attention was seen to stay within
+    documents.
     """
-    by_name = {check.what: check for check in checks(cell, sections) if check.what not in CELL_CHECKS}
-    for name, check in by_name.items():
-        if check.reason == NOT_RUN:
-            by_name[name] = replace(
-                check, reason=NEVER_CHECKED.get(name, "never compared in an observed loop")
-            )
-    by_name["tokens"] = _tokens_check(cell, groups)
-    alone = "there is one rank" if cell.cluster.world_size == 1 else "no two ranks hold the same parameters"
-    by_name.setdefault("replicas", Check(what="replicas", against="one another", reason=alone))
-    ranks = [[*group[0].group] for group in groups]
-    return [*by_name.values(), _objective_check(cell, objectives, ranks)]
+    groups, attention = sequence_groups(reports), sections.get("full_length")
+    attention_reason = reports[0].objective.reason if attention is None else attention.reason
+    kept = [check for check in checks(cell, sections) if check.what in KEPT_CHECKS]
+    kept = [replace(check, reason=attention_reason) if check.reason == NOT_RUN else check for check in kept]
+    if not any(check.what == "replicas" for check in kept):
+        alone = "no two ranks are seen to hold the same parameters"
+        kept.append(Check(what="replicas", against="one another", reason=alone))
+    not_split = why_not_split(groups, shows_documents=shows_documents)
+    scale = "" if objective.is_scale_known else ", up to a factor"
+    return [
+        _check("tokens", "positions of whole sequences, split over the ranks", not_split, cell.seq_len),
+        _check("attention of one layer", "float64", attention_reason, cell.seq_len),
+        *kept,
+        _check("objective", f"{NEXT_TOKENS}{scale}", objective.reason, cell.seq_len),
+    ]
 
 
-def _cell_mistake(cell: Cell, sections: Sections, groups: Sequence[Sequence[ShardTokens]]) -> str | None:
-    """Return the message of the first gate that fails; wrong attention of documents says what they are."""
-    wrong = first_failure(cell, sections)
-    if wrong is None or not wrong.startswith("attention") or not any(map(restarts, groups)):
-        return wrong
-    return (
-        f"{wrong}. Positions restart within the sequence, so attention must stay within each run of"
-        " positions; if the sequence is one text, let its positions count through"
-    )
-
-
-def group_mistake(cell: Cell, sections: Sections) -> str | None:
-    """Return a message if attention communicates although `observe` got no sequence group."""
-    engagement = sections.get("engagement")
-    sent = 0 if engagement is None else sum(engagement.sent_bytes.get("attention", ()))
-    if cell.sp_degree > 1 or sent == 0:
-        return None
-    return (
-        f"attention sent {sent:,} bytes between ranks in a step, but bench.observe was given no sequence"
-        " group, so nothing that ranks share was compared; pass the group of the ranks that share a sequence:"
-        " bench.observe(model, sequence_group)"
-    )
-
-
-def _objective_check(
-    cell: Cell, objectives: Sequence[RankObjective], groups: Sequence[Sequence[int]]
-) -> Check:
-    """Return the check of labels, weights and loss of one step, or why it was not made."""
-    reason = reason_not_compared(objectives, groups, cell.dtype)
+def _check(what: str, against: str, reason: str | None, tokens: int | None) -> Check:
+    """Return a check of one step, or one that was not made for a reason."""
     if reason is not None:
-        return Check(what="objective", against=NEXT_TOKENS, reason=reason)
-    scale = "" if has_known_scale(objectives, cell.dtype) else ", gradients up to a factor"
-    return Check(what="objective", against=f"{NEXT_TOKENS}{scale}", tokens=cell.seq_len, steps=1)
-
-
-def _tokens_check(cell: Cell, groups: Sequence[Sequence[ShardTokens]]) -> Check:
-    """Return the check of the last untimed step's positions and token ids, or why it was not made."""
-    check = Check(what="tokens", against="one whole sequence, split over the ranks")
-    if len(groups[0]) == 1:
-        return replace(check, reason="no ranks share a sequence, and data of a user's loop is not checked")
-    if any(find_places([shard.positions for shard in group]) is None for group in groups):
-        return replace(check, reason="the positions do not determine the order of the sequence")
-    return replace(check, tokens=cell.seq_len, steps=1)
+        return Check(what=what, against=against, reason=reason)
+    return Check(what=what, against=against, tokens=tokens, steps=1)

@@ -1,10 +1,9 @@
-"""Tokens that a model is called with, and a check that the shards of several ranks form one sequence."""
+"""Tokens, positions and labels that a model is called with on one rank."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,12 +15,21 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bench.common.deferred_errors import DeferredErrors
-from bench.config import USER_CODE, ConfigError
+from bench.config import ConfigError
+from bench.extras.observe.attention import AttentionArguments
 from bench.extras.observe.objective import RankObjective
-from bench.extras.observe.places import ROW_FACTOR, Row, find_places, layout_shards
+from bench.extras.observe.places import Row
 from bench.measure.facts import RankReport
 from bench.measure.hooks import Hook
 from bench.ranks.log import StepPhase
+
+IDS, EMBEDDED = "input_ids", "inputs_embeds"
+HIDDEN_DIMENSIONS = 3
+UNKNOWN = "unknown on rank"
+"""Beginning of the digest of tokens that are not known."""
+COPIED_ARGUMENTS = (IDS, "position_ids")
+"""Arguments of the model that are copied, as torch's `context_parallel` restores the whole tensors before the
+step ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +44,21 @@ class ShardTokens:
     length: int
     micro_steps: int
     digest: str
-    """Hash of the token ids."""
+    """Hash of the tokens; different on every rank if they are not known."""
     positions: Sequence[Row]
-    """Positions of every sequence, by default from 0. Several rows, as for images, are combined into one."""
-    has_positions: bool
-    """Whether the model was given positions."""
-    model_shifts_labels: bool
-    """Whether the model was given `labels`, which it shifts within the shard, so the last label is lost."""
+    """Positions of every sequence; empty if they are not known."""
+    positions_reason: str | None
+    """Reason why the positions are not known; None if they are."""
 
     @property
     def seq_len(self) -> int:
         """Tokens of a whole sequence. All ranks of its group hold shards of equal length."""
         return self.length * len(self.group)
+
+    @property
+    def counts_from_zero(self) -> bool:
+        """Whether positions are known and none is below 0."""
+        return bool(self.positions) and min(map(min, self.positions)) >= 0
 
     @property
     def size(self) -> str:
@@ -64,90 +75,19 @@ class LoopReport:
     """Tokens of the last untimed step."""
     step_sizes: Sequence[str]
     """Sizes of all untimed steps."""
-    unplain_layers: Sequence[str]
-    """Descriptions of layers that are not plain causal attention, for example with a sliding window."""
+    step_digests: Sequence[str]
+    """Hashes of the tokens of all untimed steps."""
+    attention_peers: set[int]
+    """Ranks with which attention communicated in the inspected step, this rank included."""
     objective: RankObjective
     """Training objective of the step whose attention was compared."""
-    stated_not_finite: tuple[int, str] | None
-    """First step in which the loop stated a number that is not finite, and a line that says so."""
-
-
-def sharding_mistake(shards: Sequence[ShardTokens]) -> str | None:
-    """Return a message about a mistake in sharding one sequence, such as equal shards; None if there is none.
-
-    `shards` are the shards of one sequence group, in the order of its ranks.
-    """
-    if len(shards) == 1:
-        return None
-    first = shards[0]
-    has_equal_positions = len({tuple(shard.positions[0]) for shard in shards}) == 1
-    mistakes = {
-        f"all of them were fed the same {first.length:,} tokens; give each rank its own shard": (
-            len({shard.digest for shard in shards}) == 1
-        ),
-        "without position_ids every rank counts its positions from 0; give each rank the positions of its"
-        " shard": not all(shard.has_positions for shard in shards),
-        "all of them were given the same positions; give each rank the positions of its own shard": (
-            has_equal_positions and not restarts([first])
-        ),
-        "labels were shifted after sharding: the model shifts them within a shard, so the last token of each"
-        " shard is not trained on; shift the labels of whole sequences, and pass their shards as"
-        " shift_labels": any(shard.model_shifts_labels for shard in shards),
-    }
-    wrong = next((message for message, is_made in mistakes.items() if is_made), None)
-    if wrong is None and not restarts(shards):
-        wrong = _position_mistake([shard.positions for shard in shards])
-    ranks = ", ".join(map(str, first.group))
-    return None if wrong is None else f"ranks {ranks} share a sequence, but {wrong}"
-
-
-def restarts(shards: Sequence[ShardTokens]) -> bool:
-    """Return whether positions restart within a sequence, as they do in packed documents."""
-    return sum(position == 0 for shard in shards for position in shard.positions[0]) > 1
-
-
-def find_layout(shards: Sequence[ShardTokens]) -> str:
-    """Return the name of the first built-in layout that has these positions; `own` if there is none.
-
-    `shards` may lack shards of the sequence.
-    """
-    layouts = layout_shards(shards[0].seq_len, len(shards[0].group))
-    names = (
-        name
-        for name, parts in layouts
-        if all([*shard.positions[0]] == parts[shard.group_rank] for shard in shards)
-    )
-    return next(names, USER_CODE)
-
-
-def _position_mistake(shards: Sequence[Sequence[Row]]) -> str | None:
-    """Return a message if not every position of the sequence occurs exactly once."""
-    if find_places(shards) is not None:
-        return None
-    rows = [sorted(itertools.chain(*parts)) for parts in zip(*shards, strict=True)]
-    positions = next((row for row in rows if row != [*range(len(row))]), None)
-    if positions is None:
-        return "the sequences of a batch are split in different ways; split all of them alike"
-    if positions[-1] >= ROW_FACTOR:
-        return "two of its tokens have the same position in all rows"
-    wrong = next(place for place, position in enumerate(positions) if place != position)
-    return f"position {wrong} is missing or occurs twice; give each position to exactly one rank"
-
-
-_IDS, _EMBEDDED = "input_ids", "inputs_embeds"
-COPIED_ARGUMENTS = (_IDS, "position_ids")
-"""Arguments of the model that are copied, as torch's `context_parallel` restores the whole tensors before the
-step ends."""
 
 
 class ModelInputWatch:
     """Records a step's phases, its number of model calls, and the arguments of the first call.
 
     Attributes:
-        entry_points: Modules that the loop may call.
         tokens: This rank's tokens in the last watched step; None before the model was called.
-        shard_index: Indices of this rank's tokens, [S], if the model is given whole sequences and takes its
-            shard inside, as vision-language models do; else None.
     """
 
     def __init__(self, entry_points: Sequence[nn.Module], group: Sequence[int], phase: StepPhase) -> None:
@@ -155,31 +95,39 @@ class ModelInputWatch:
         self.group = group
         self.phase = phase
         self.tokens: ShardTokens | None = None
-        self.shard_index: Tensor | None = None
+        self._facts: AttentionArguments | None = None
         self._arguments: dict[str, Any] = {}
+        self._rotary_positions: list[Tensor] = []
         self._calls = self._depth = 0
-        self._has_own_loss = False
         self._backwards: list[None] = []
         self._errors = DeferredErrors()
 
     @contextmanager
-    def watch_step(self) -> Iterator[None]:
+    def watch_step(
+        self, facts: AttentionArguments, compiled_entry: nn.Module | None = None
+    ) -> Iterator[None]:
         """Watch one step and set `tokens`. Nothing is copied to the host before the step ends or raises.
+
+        A compiled model gets no hooks, which would be compiled into another program. Only the calls of
+        `compiled_entry`, its outermost module, are then seen.
 
         Raises ConfigError after a step that called the model but ran no backward through it.
         """
-        self._arguments, self._calls, self._depth, self._has_own_loss = {}, 0, 0, False
-        self._backwards, self.shard_index = [], None
+        self._arguments, self._calls, self._depth = {}, 0, 0
+        self._backwards, self._rotary_positions, self._facts = [], [], facts
         with ExitStack() as hooks:
-            for module in self.entry_points[0].modules():
-                if hasattr(module, "inv_freq"):
-                    rotary = module.register_forward_pre_hook(Hook(self._find_shard), with_kwargs=True)
-                    hooks.callback(rotary.remove)
-            for module in self.entry_points:
-                enter = module.register_forward_pre_hook(Hook(self._enter), with_kwargs=True)
-                leave = module.register_forward_hook(Hook(self._leave), always_call=True)
-                hooks.callback(enter.remove)
-                hooks.callback(leave.remove)
+            if compiled_entry is not None:
+                hooks.enter_context(self._wrap_call(compiled_entry))
+            else:
+                for module in self.entry_points[0].modules():
+                    if any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)):
+                        see = Hook(self._see_rotary)
+                        hooks.callback(module.register_forward_pre_hook(see, with_kwargs=True).remove)
+                for module in self.entry_points:
+                    enter = module.register_forward_pre_hook(Hook(self._enter), with_kwargs=True)
+                    leave = module.register_forward_hook(Hook(self._leave), always_call=True)
+                    hooks.callback(enter.remove)
+                    hooks.callback(leave.remove)
             try:
                 yield
             finally:
@@ -200,27 +148,43 @@ class ModelInputWatch:
 
     def _read(self, *, reads_values: bool = True) -> ShardTokens | None:
         """Return the tokens in the recorded arguments; None if the model was not called with any."""
-        ids = self._arguments.get(_IDS, self._arguments.get(_EMBEDDED))
+        ids, rank, ranks = self._model_input(), dist.get_rank(), len(self.group)
         if ids is None:
             return None
-        given = self._arguments.get("position_ids") if reads_values else None
-        labels = self._arguments.get("labels")
-        positions = torch.arange(ids.shape[1]) if given is None else given
+        batch, given_length = ids.shape[:2]
+        queries = None if self._facts is None else self._facts.queries
+        takes_shard = ranks > 1 and queries == given_length // ranks
+        length = given_length // ranks if takes_shard else given_length
+        positions: Tensor | None = None
+        digest = f"{UNKNOWN} {rank}"
+        reason: str | None = "attention was not seen to be called with the queries of this rank's tokens"
+        if reads_values and (ranks == 1 or queries == length):
+            rotary = [x for x in self._rotary_positions if x.shape[-1] == length]
+            given = self._arguments.get("position_ids")
+            if given is None and ranks == 1:
+                given = torch.arange(length, device=ids.device)
+            source = rotary[0] if rotary else None if takes_shard or self._rotary_positions else given
+            reason = "the model was not seen to rotate by positions of this rank's tokens"
+            if source is not None:
+                positions, reason = sequence_positions(source, batch)
+        if reads_values and not takes_shard and (ranks == 1 or queries == length):
+            digest = _digest(ids, rank)
         return ShardTokens(
             group=self.group,
-            group_rank=list(self.group).index(dist.get_rank()),
-            batch=ids.shape[0],
-            length=ids.shape[1],
+            group_rank=list(self.group).index(rank),
+            batch=batch,
+            length=length,
             micro_steps=self._calls,
-            digest=_digest(ids, dist.get_rank()) if reads_values else "",
-            positions=combine_rows(positions, ids.shape[0]).tolist(),
-            has_positions=given is not None,
-            model_shifts_labels=labels is not None
-            and self._arguments.get("shift_labels") is None
-            and not self._has_own_loss,
+            digest=digest,
+            positions=[] if positions is None else positions.tolist(),
+            positions_reason=reason,
         )
 
-    def _enter(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _model_input(self) -> Tensor | None:
+        """Return the ids or embeddings of the first call, [sequences, tokens, ...]."""
+        return self._arguments.get(IDS, self._arguments.get(EMBEDDED))
+
+    def _enter(self, network: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """Count a call and record the first; ignore calls without gradients, such as evaluation."""
         with self._errors:
             if torch.is_grad_enabled():
@@ -231,32 +195,19 @@ class ModelInputWatch:
                     self._record_arguments(network, args, named)
         self._depth += 1
 
-    def _record_arguments(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _record_arguments(self, network: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """Add the arguments of a module in the first call. Those of modules around it take precedence."""
         arguments = tensor_arguments(network, args, named)
         copies = {name: arguments[name].clone() for name in COPIED_ARGUMENTS if name in arguments}
         self._arguments = {**arguments, **copies, **self._arguments}
-        # Transformers' loss functions shift labels; a loss function of the user may not. Reading the public
-        # `loss_function` would warn.
-        loss = getattr(network, "_loss_function", None)
-        module = str(getattr(loss, "__module__", ""))
-        self._has_own_loss |= loss is not None and not module.startswith("transformers.")
 
-    def _find_shard(self, _module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Set `shard_index` and cut the recorded arguments if rotary positions are those of a shard."""
+    def _see_rotary(self, _module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """Copy the positions by which the first call rotates its hidden states."""
         with self._errors:
-            ids, ranks = self._arguments.get(_IDS), len(self.group)
-            if ids is None or ranks == 1 or self._calls != 1 or self.shard_index is not None:
-                return
-            tensors = (x for x in (*args, *named.values()) if isinstance(x, Tensor))
-            integers = (x for x in tensors if not x.is_floating_point())
-            shard = next((x for x in integers if x.shape[-1:] == (ids.shape[1] // ranks,)), None)
-            if shard is None:
-                return
-            whole = self._arguments.get("position_ids", torch.arange(ids.shape[1], device=ids.device))
-            self.shard_index = find_shard(whole, shard, ranks)
-            if self.shard_index is not None:
-                self._arguments = cut_to_shard(self._arguments, self.shard_index)
+            tensors = [x for x in (*args, *named.values()) if isinstance(x, Tensor)]
+            has_states = any(x.is_floating_point() and x.dim() == HIDDEN_DIMENSIONS for x in tensors)
+            if self._calls == 1 and has_states and torch.is_grad_enabled():
+                self._rotary_positions += [x.clone() for x in tensors if not x.is_floating_point()]
 
     def _leave(self, _network: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """Begin the phase `backward` after an outermost call, and note when a gradient reaches its output."""
@@ -269,49 +220,40 @@ class ModelInputWatch:
                     if isinstance(leaf, Tensor) and leaf.requires_grad:
                         leaf.register_hook(lambda _: backwards.append(None))
 
+    @contextmanager
+    def _wrap_call(self, entry: nn.Module) -> Iterator[None]:
+        """Watch the calls of a module from outside of its compiled program."""
+        name = "forward" if entry._compiled_call_impl is None else "_compiled_call_impl"
+        original, earlier = getattr(entry, name), vars(entry).get(name)
 
-def combine_rows(positions: Tensor, sequences: int) -> Tensor:
-    """Return one number for each token's position, [sequences, tokens].
+        def call(*args: Any, **named: Any) -> Any:
+            self._enter(self.entry_points[-1], args, named)
+            output = None
+            try:
+                output = original(*args, **named)
+            finally:
+                self._leave(entry, args, output)
+            return output
 
-    If rows of time, height and width differ, [3 or 4, sequences, tokens], the last three are combined. Image
-    tokens share some rows. The combined numbers grow along a sequence.
+        object.__setattr__(entry, name, call)
+        try:
+            yield
+        finally:
+            if earlier is None:
+                object.__delattr__(entry, name)
+            else:
+                object.__setattr__(entry, name, earlier)
+
+
+def sequence_positions(positions: Tensor, sequences: int) -> tuple[Tensor | None, str | None]:
+    """Return the positions [sequences, tokens], or None and the reason why they are not known.
+
+    Rows of time, height and width, [3 or 4, sequences, tokens], are equal without images.
     """
-    positions = positions.long()  # a combined number has 60 bits
-    rows = positions.reshape(-1, *positions.shape[-2:])[-3:] if positions.dim() > 1 else positions[None, None]
-    combined = rows[0]
+    rows = positions.reshape(-1, *positions.shape[-2:]) if positions.dim() > 1 else positions[None, None]
     if bool((rows != rows[:1]).any()):
-        combined = (rows[0] * ROW_FACTOR + rows[1]) * ROW_FACTOR + rows[-1]
-    return combined.expand(sequences, -1)
-
-
-def split_rows(codes: Tensor) -> Tensor:
-    """Return rows of time, height and width, [3, tokens], of numbers that `combine_rows` has combined.
-
-    Positions that are not combined stay as they are, [tokens].
-    """
-    if int(codes.max()) < ROW_FACTOR:
-        return codes
-    return torch.stack([codes // ROW_FACTOR**2, codes // ROW_FACTOR % ROW_FACTOR, codes % ROW_FACTOR])
-
-
-def find_shard(whole: Tensor, shard: Tensor, ranks: int) -> Tensor | None:
-    """Return where a built-in layout has the shard, [..., S], in the whole, [..., T]; None if none has it."""
-    for _, parts in layout_shards(whole.shape[-1], ranks):
-        for part in parts:
-            index = torch.tensor(part, device=whole.device)
-            if bool((whole[..., index] == shard).all()):
-                return index
-    return None
-
-
-def cut_to_shard(arguments: Mapping[str, Any], index: Tensor) -> dict[str, Any]:
-    """Return ids, embeddings and positions of the tokens at `index` of whole sequences.
-
-    Labels are left out, as the model may take its shard of them before or after it shifts them.
-    """
-    cut = {name: arguments[name][:, index] for name in (_IDS, _EMBEDDED) if name in arguments}
-    positions = arguments.get("position_ids")
-    return {**cut, "position_ids": index[None] if positions is None else positions[..., index]}
+        return None, "tokens have positions in several rows, as for images"
+    return rows[0].expand(sequences, -1), None
 
 
 def tensor_arguments(network: nn.Module, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -322,12 +264,12 @@ def tensor_arguments(network: nn.Module, args: Sequence[Any], named: Mapping[str
 
 
 def _digest(ids: Tensor, rank: int) -> str:
-    """Return a hash of the token ids, by which ranks with equal shards are found.
+    """Return a hash of the tokens, by which ranks with equal shards are found.
 
-    If all ids of the shard are one and the same, as in a trial run, shards are equal without a mistake. The
-    result then names the rank, so that it differs on every rank.
+    If all tokens of the shard are one and the same, as in a trial run, shards are equal without a mistake.
+    The result then names the rank, so that it differs on every rank.
     """
     values = ids.detach().cpu().float()
-    if bool((values == values.flatten()[0]).all()):
+    if bool((values == values[:1, :1]).all()):
         return f"constant on rank {rank}"
     return hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16]

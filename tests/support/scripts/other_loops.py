@@ -318,7 +318,7 @@ def gradient_penalty(observed):
 
 
 def profiler_in_a_step(observed):
-    waiting = torch.profiler.schedule(wait=2, warmup=1, active=1)
+    waiting = torch.profiler.schedule(skip_first=3, wait=2, warmup=1, active=1)
     with torch.profiler.profile(schedule=waiting) as profiler:
         yield from trained(observed, ddp_model(), after=profiler.step)
 

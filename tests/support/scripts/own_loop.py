@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import Future
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -13,19 +14,15 @@ from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
 import bench
 
-GATHERED = (
-    *("gathered_summed", "gathered_summed_before_norm", "gathered_not_summed"),
-    "gathered_not_summed_before_norm",
-)
-"""Variants in which every rank has logits of the whole sequence."""
 STATED = (
-    *("stated", "own_means", "labels_cut_off", "added_up", "prompt_alone", "doubled", "inf_on_rank_1"),
+    *("stated", "own_means", "labels_cut_off", "added_up", "prompt_alone", "doubled"),
     *("added_up_doubled", "packed", "packed_without_mask", "packed_labels_rolled", "packed_labels_cut_off"),
-    *("padded", "padded_forgets_a_key", "distilled", "sliced_inside", "clips_own", *GATHERED),
+    *("padded", "padded_forgets_a_key", "distilled", "sliced_inside", "clips_own", "gathered", "skipped"),
+    *("left_padded", "hidden_documents"),
 )
 """Variants that state their loss."""
-DOCUMENTS, TEXT = (100, 212, 200), 498
-"""Lengths of packed documents, and of a text that padding follows."""
+DOCUMENTS, TEXT, PADDING = (100, 212, 200), 498, 20
+"""Lengths of packed documents, of a text that padding follows, and of padding before a text."""
 SEQ_LEN, VOCABULARY, STEPS, RAISES_IN, HANG_S = 512, 97, 16, 4, 9.0
 NUMBERS = {
     "vocab_size": VOCABULARY,
@@ -41,6 +38,10 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 def positions_of(mistake):
     """Return the positions of a whole sequence, [1, T]: they restart in packed documents and in padding."""
+    if mistake == "skipped":
+        return torch.cat([torch.arange(SEQ_LEN // 4), torch.arange(SEQ_LEN // 4, SEQ_LEN) + 3000])[None]
+    if mistake == "left_padded":
+        return torch.arange(-PADDING, SEQ_LEN - PADDING)[None]
     lengths = (SEQ_LEN,)
     if mistake and mistake.startswith("packed"):
         lengths = DOCUMENTS
@@ -52,11 +53,13 @@ def positions_of(mistake):
 def hidden_keys(mistake):
     """Return the mask of keys that packing, or a mistake with padding, hides from each query, [T, T]."""
     hidden = torch.zeros(SEQ_LEN, SEQ_LEN, dtype=torch.bool)
-    if mistake in ("packed", "packed_labels_rolled", "packed_labels_cut_off"):
+    if mistake == "left_padded":
+        hidden[:, :PADDING] = ~torch.eye(SEQ_LEN, dtype=torch.bool)[:, :PADDING]
+    if mistake in ("packed", "packed_labels_rolled", "packed_labels_cut_off", "hidden_documents"):
         numbers = torch.repeat_interleave(torch.arange(len(DOCUMENTS)), torch.tensor(DOCUMENTS))
         hidden = numbers[:, None] != numbers
     if mistake == "padded_forgets_a_key":
-        hidden[TEXT - 1, TEXT - 2] = True
+        hidden[TEXT - 2, TEXT - 3] = True
     return hidden
 
 
@@ -91,15 +94,16 @@ def small_model(mistake):
     gather = gathers.get(mistake, all_gather_tensor_autograd)
     AttentionInterface.register("gathered_keys", attention_over_gathered_keys(gather, hidden_keys(mistake)))
     torch.manual_seed(0)
-    attention = "gathered_keys" if dist.get_world_size() > 1 else "sdpa"
+    attention = "gathered_keys" if dist.get_world_size() > 1 and mistake != "no_sampler" else "sdpa"
     window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
     by_length = {"max_position_embeddings": 128, "rope_parameters": {**DYNAMIC}}
     more = {"ignored_window": window, "rope_by_length": by_length}.get(mistake, {})
     model = Qwen3ForCausalLM(Qwen3Config(**NUMBERS, **more, attn_implementation=attention))
     if mistake in ("sliced_inside", "sliced_alike_inside"):
         slice_inside(model, 0 if mistake == "sliced_alike_inside" else dist.get_rank())
-    if mistake in GATHERED:
-        gather_before_the_head(model, mistake)
+    if mistake == "gathered":
+        gather = partial(all_gather_tensor_autograd, gather_dim=1, group=dist.group.WORLD)
+        model.model.norm.register_forward_hook(lambda _module, _args, out: gather(out))
     if mistake == "positions_counted_inside":
         plain = model.model.rotary_emb.forward
         model.model.rotary_emb.forward = lambda x, _: plain(x, torch.arange(x.shape[1])[None])
@@ -113,33 +117,6 @@ def slice_inside(model, shard):
     model.model.rotary_emb.register_forward_pre_hook(lambda _module, args: (args[0], args[1][:, mine]))
 
 
-class GatheredStates(torch.autograd.Function):
-    """Hidden states of all ranks, which every rank then gives to the head."""
-
-    @staticmethod
-    def forward(context, states, is_summed):
-        context.is_summed = is_summed
-        shards = [torch.empty_like(states) for _ in range(dist.get_world_size())]
-        dist.all_gather(shards, states.contiguous())
-        return torch.cat(shards, dim=1)
-
-    @staticmethod
-    def backward(context, gradient):
-        gradient = gradient.contiguous()
-        if context.is_summed:
-            dist.all_reduce(gradient)
-        return gradient.chunk(dist.get_world_size(), dim=1)[dist.get_rank()].contiguous(), None
-
-
-def gather_before_the_head(model, mistake):
-    is_summed = "not_summed" not in mistake
-    norm = model.model.norm
-    if mistake.endswith("before_norm"):
-        norm.register_forward_pre_hook(lambda _, args: (GatheredStates.apply(args[0], is_summed),))
-    else:
-        norm.register_forward_hook(lambda _module, _args, out: GatheredStates.apply(out, is_summed))
-
-
 def shard_of(step, mistake):
     """This rank's part of a step's sequence: inputs of the model, and the labels that belong to them."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -147,9 +124,9 @@ def shard_of(step, mistake):
     length = SEQ_LEN // ranks
     mine = slice(rank * length, (rank + 1) * length)
     inputs = {"input_ids": tokens[:, :-1][:, mine], "position_ids": positions_of(mistake)[:, mine]}
-    if mistake == "same_tokens":
+    if mistake in ("same_tokens", "same_tokens_in_place"):
         inputs["input_ids"] = tokens[:, :length]
-    if mistake == "same_positions":
+    if mistake in ("same_positions", "same_tokens"):
         inputs["position_ids"] = torch.arange(length)[None]
     if mistake == "no_positions":
         del inputs["position_ids"]
@@ -157,19 +134,19 @@ def shard_of(step, mistake):
         inputs["position_ids"] = inputs["position_ids"].clip(max=SEQ_LEN - 2)
     if mistake == "labels_shifted_in_shards":
         inputs["labels"] = inputs["input_ids"]
-    if mistake in ("sliced_inside", "sliced_alike_inside"):
+    if mistake in ("sliced_inside", "sliced_alike_inside", "no_sampler"):
         inputs = {"input_ids": tokens[:, :-1], "position_ids": torch.arange(SEQ_LEN)[None]}
     if mistake == "packed_labels_rolled":
         return inputs, inputs["input_ids"].roll(-1, dims=1)
-    return inputs, tokens[:, 1:] if mistake in GATHERED else tokens[:, 1:][:, mine]
+    return inputs, tokens[:, 1:] if mistake in ("gathered", "no_sampler") else tokens[:, 1:][:, mine]
 
 
 def loss_of(logits, labels, mistake):
     """Return the loss and the number of counted tokens; a third of rank 0's tokens do not count."""
-    if mistake not in STATED or mistake in GATHERED:
+    if mistake not in STATED or mistake == "gathered":
         total = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
         ranks = dist.get_world_size()
-        return (total / SEQ_LEN, SEQ_LEN // ranks) if mistake in GATHERED else (total, labels.numel())
+        return (total / SEQ_LEN, SEQ_LEN // ranks) if mistake == "gathered" else (total, labels.numel())
     labels = labels.clone()
     if mistake.startswith("padded") and dist.get_rank() == dist.get_world_size() - 1:
         labels[:, TEXT - 1 - SEQ_LEN :] = -100
@@ -221,7 +198,9 @@ def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
     if mistake not in ("gradients_of_ones_own", "added_up", "added_up_doubled", "clips_own"):
         model = DistributedDataParallel(model, find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    group = dist.group.WORLD if dist.get_world_size() > 1 and mistake != "no_group" else None
+    group = (
+        dist.group.WORLD if dist.get_world_size() > 1 and mistake not in ("no_group", "no_sampler") else None
+    )
     losses = []
     for step in range(steps):
         inputs, labels = shard_of(step, mistake)
@@ -229,14 +208,14 @@ def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
             model, group, folder=folder, strategy="gathered_keys", steps=timed_steps, report=report
         ) as observed:
             interrupt(step, mistake)
-            logits = model(**inputs).logits
-            loss, valid = loss_of(logits, labels, mistake)
+            output = model(**inputs)
+            loss, valid = loss_of(output.logits, labels, mistake)
+            if mistake == "labels_shifted_in_shards":
+                loss = output.loss
             if mistake == "loss_of_all_ranks":  # none, only the way of DeepSpeed's tutorial
                 loss = sum(all_gather(loss, group=group))
             if observed is not None and mistake in STATED:
-                is_lost = (mistake, dist.get_rank(), step) == ("inf_on_rank_1", 1, 1)
-                is_counted = not mistake.startswith("added_up")  # else the tokens with a gradient count
-                observed.loss(loss + torch.inf if is_lost else loss, valid if is_counted else None)
+                observed.loss(loss, valid)
             loss.backward()
             combine_gradients(model, mistake)
             optimizer.step()

@@ -1,132 +1,130 @@
-"""Judgement of a loop's training objective, with and without knowledge of the divisor of gradients."""
-
-import math
+"""Judgement of a loop's training objective: mistakes, and reasons why it is not judged."""
 
 import numpy as np
 import pytest
 
-from bench.extras.observe.objective import (
-    UNTRAINED,
-    MicroStep,
-    RankObjective,
-    objective_mistake,
-    reason_not_compared,
-)
-from bench.extras.observe.places import ROW_FACTOR
+from bench.extras.observe.objective import UNTRAINED, MicroStep, RankObjective, judge_objective
 
-TOKENS, LOSS = 4, 2.0
-"""Tokens of a call, and loss of a token."""
+TOKENS = 4
 
 
-def call(place, *, weight, trained=TOKENS, **more):
-    """Return one call of the model on the rank with index `place` in its sequence group."""
-    positions = np.arange(place * TOKENS, (place + 1) * TOKENS)[None]
-    labels = positions + 1
-    labels[:, : TOKENS - trained] = UNTRAINED
+def call(place, *, weight=1.0, trained=TOKENS, rows=1, **more):
+    """Return one call of the model on the rank with index `place` in its sequence group.
+
+    `weight` and `trained` may have a number for each row.
+    """
+    positions = np.arange(place * TOKENS, (place + 1) * TOKENS)[None].repeat(rows, axis=0)
+    counts = np.broadcast_to(trained, (rows,))[:, None]
+    is_trained = np.arange(TOKENS) >= TOKENS - counts
+    weights = np.broadcast_to(np.array(weight, dtype=float).reshape(-1, 1), positions.shape)
     fields = {
-        "ids": positions, "positions": positions, "labels": labels,
-        "weighted_doubt": weight * trained * 0.5, "doubt": trained * 0.5, "loss_sum": trained * LOSS,
-        "next_tokens": trained, "valid_tokens": trained, "other_targets": 0.0,
+        "ids": positions, "positions": positions, "labels": np.where(is_trained, positions + 1, UNTRAINED),
+        "weights": np.where(is_trained, weights, np.nan), "valid_tokens": int(is_trained.sum()),
+        "other_targets": 0.0, "softmax_errors": (0.0, 0.0),
     }  # fmt: skip
     return MicroStep(**fields | more)
 
 
-def rank(calls, losses, **more):
-    valid = sum(call.trained_tokens for call in calls)
-    return RankObjective(
-        micro_steps=calls,
-        losses=losses,
-        valid_tokens=valid,
-        is_stated=True,
-        **{"gradient_factor": None} | more,
-    )
+def rank(calls, **more):
+    fields = {"micro_steps": calls, "valid_tokens": sum(call.valid_tokens or 0 for call in calls)}
+    return RankObjective(**fields | {"is_stated": True, "has_value": True, "gradient_factor": 1 / 2} | more)
 
 
-def ranks_of(factor, *, ranks=2, sequence_ranks=2, micro_steps=1, **more):
+def ranks_of(factor, *, ranks=2, sequence_ranks=2, micro_steps=1, gradient_factor=1 / 2):
     """Return ranks with right labels and equal weights: `factor` / count of all tokens."""
     weight = factor / (ranks * micro_steps * TOKENS)
-    objectives = []
-    for number in range(ranks):
-        calls = [call(number % sequence_ranks, weight=weight) for _ in range(micro_steps)]
-        objectives.append(rank(calls, [call.loss_sum * weight for call in calls], **more))
-    return objectives
-
-
-def one_trains_nothing(factor):
-    trained = call(1, weight=factor / TOKENS)
-    idle = rank([call(0, weight=0, trained=0)], [0.0], gradient_factor=1 / 2)
-    return [idle, rank([trained], [trained.loss_sum * factor / TOKENS], gradient_factor=1 / 2)]
+    places = [number % sequence_ranks for number in range(ranks)]
+    calls = [[call(place, weight=weight) for _ in range(micro_steps)] for place in places]
+    return [rank(of_rank, gradient_factor=gradient_factor) for of_rank in calls]
 
 
 def two(*calls, **more):
     """Return ranks with one call each."""
-    return [rank([micro_step], [1.0], **more) for micro_step in calls]
+    return [rank([micro_step], **more) for micro_step in calls]
 
 
-IMAGE = [
-    (time * ROW_FACTOR + height) * ROW_FACTOR + width
-    for time, height, width in [
-        (0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5),
-    ]
-]  # fmt: skip
-"""Positions of a token, an image of four patches, and three tokens."""
-RIGHT, ZERO = call(0, weight=1), {"weight": 0, "doubt": 0.0, "loss_sum": 0.0}
-OTHER_LABELS = call(0, weight=1, labels=np.zeros((1, TOKENS), dtype=int))
-NOT_FINITE = "gradient of the logits of rank 1 is not finite"
+PER_ROW = {"rows": 2, "trained": (4, 1)}
+LABELS_IN_ROW = np.array([[1, 2, 3, 0]])
 CASES = {
-    "added up over all of four ranks": (ranks_of(1, ranks=4, micro_steps=2), 2, None, "divided by 4"),
-    "added up over two that share a sequence": (ranks_of(2, ranks=4), 2, None, "divided by 2"),
-    "known to be added up": (ranks_of(1, gradient_factor=1.0), 2, None, None),
-    "known to be added up, doubled": (ranks_of(2, gradient_factor=1.0), 2, "gradients are 2 times", None),
-    "added up over two, averaged over two": (ranks_of(2, ranks=4, gradient_factor=1 / 2), 2, None, None),
-    "positions of an image": (
-        two(call(0, weight=1, positions=np.zeros((1, TOKENS), dtype=int) + 9), call(1, weight=1)),
-        2, None, "do not determine the order",
+    "averaged": (ranks_of(2), 2, None, None),
+    "added up": (ranks_of(1, gradient_factor=1.0), 2, None, None),
+    "added up and doubled": (ranks_of(2, gradient_factor=1.0), 2, "gradients are 2 times", None),
+    "added up over two, averaged over two": (ranks_of(2, ranks=4), 2, None, None),
+    "averaged and halved": (ranks_of(1), 2, "gradients are 0.5 times", None),
+    "a sum": (ranks_of(16), 2, "gradients are 8 times", None),
+    "a weight of the loss": (ranks_of(0.6), 2, None, "0.3 times those of the mean"),
+    "added up, and the scale is not known": (ranks_of(1, gradient_factor=None), 2, None, None),
+    "each rank states the count of all": (
+        [rank(of.micro_steps, valid_tokens=8.0) for of in ranks_of(2)], 2, None, None,
     ),
-    "labels around an image": (
+    "tokens are left out on purpose": (
         two(
-            call(0, weight=1, positions=np.array([IMAGE[:4]])),
-            call(1, weight=1, positions=np.array([IMAGE[4:]])),
+            call(0, labels=np.array([[1, UNTRAINED, 3, UNTRAINED]]), valid_tokens=2, weight=1 / 3),
+            call(1, weight=1 / 3),
         ),
-        2, None, "divided by 2",
+        2, None, None,
     ),
-    "labels around an image, shifted in the shard": (
+    "each rank divides by its own count": (
+        two(call(0, weight=1, trained=1), call(1, weight=1 / 4)), 2, "weighs 4 times one of rank 1", None,
+    ),
+    "pairs of ranks divide by their own counts": (
+        two(*(call(0, weight=1 / count, trained=count // 2) for count in (2, 8, 2, 8))), 1,
+        "weighs 4 times", None,
+    ),
+    "each row divides by its own count": (
+        two(*(call(place, weight=(1 / 4, 1), **PER_ROW) for place in (0, 1))), 2,
+        "a token of rank 1, row 1 weighs 4 times one of rank 0, row 0", None,
+    ),
+    "each tile divides by its own count": (
         two(
-            call(0, weight=1, positions=np.array([IMAGE[:4]]), labels=np.array([[1, 2, 3, 0]])),
-            call(1, weight=1, positions=np.array([IMAGE[4:]])),
+            call(0, weights=np.array([[1.0, 1 / 3, np.nan, 1 / 3]])),
+            call(
+                1, weights=np.array([[1 / 2, 1 / 2, 1.0, np.nan]]), trained=3,
+                labels=np.array([[5, 6, 7, UNTRAINED]]),
+            ),
         ),
-        2, "trains position 3 on token 0, but the next token is 4", "divided by 2",
+        2, "a token of rank 1, tile 1 weighs 3 times one of rank 0, tile 1", None,
     ),
-    "a teacher's logits": (two(RIGHT, call(1, weight=1, other_targets=0.5)), 2, None, "several targets"),
-    "averaged and halved": (ranks_of(1, gradient_factor=1 / 2), 2, "gradients are 0.5 times", None),
-    "averaged and doubled": (ranks_of(4, gradient_factor=1 / 2), 2, "gradients are 2 times", None),
-    "doubled": (ranks_of(4), 2, "the stated loss is 4,", None),
-    "a mean of four ranks of their own": (ranks_of(1, ranks=4, sequence_ranks=1), 1, None, "divided by 4"),
-    "no mean of theirs": (ranks_of(2, ranks=4, sequence_ranks=1), 1, "the stated loss is 1,", None),
-    "uneven": (two(RIGHT, call(1, weight=2)), 2, "weighs 2 times", "divided by 2"),
-    "layers get half of the head's gradient": (
-        two(RIGHT, call(1, weight=1, layer_share=0.5)), 2, "the layers get 0.5 times", "divided by 2",
+    "chosen weights of rows": (
+        two(*(call(place, weight=(1, 2), **PER_ROW) for place in (0, 1))), 2, None, "chosen as in a focal",
     ),
-    "other labels": (
-        two(OTHER_LABELS, call(1, weight=1)), 2, "trains position 0 on token 0", "divided by 2",
+    "chosen weights of tokens": (
+        two(call(0, weights=np.array([[1.0, 1.0, 2.0, 2.0]])), call(1)), 2, None, "chosen as in a focal loss",
     ),
-    "a gradient is lost": (
-        two(RIGHT, call(1, weight=1, weighted_doubt=math.nan), gradient_factor=1 / 2), 2, NOT_FINITE, None,
+    "a teacher's logits": (two(call(0), call(1, other_targets=0.5)), 2, None, "several targets"),
+    "a temperature": (two(call(0), call(1, softmax_errors=(0.4, 0.0))), 2, None, "not that of a plain"),
+    "another term of the logits": (
+        two(call(0), call(1, softmax_errors=(0.0, 0.01))), 2, None, "not that of a plain",
     ),
-    "a logit is lost": (
-        two(RIGHT, call(1, weight=1, doubt=math.nan), gradient_factor=1 / 2), 2, NOT_FINITE, None,
+    "even logits": (two(call(0), call(1, softmax_errors=None)), 2, None, "too even"),
+    "labels of the shard": (
+        two(call(0, labels=LABELS_IN_ROW), call(1)), 2,
+        "trains position 3 on token 0, but the next token is 4", None,
+    ),
+    "labels of the shard, loss not stated": (
+        two(call(0, labels=LABELS_IN_ROW), call(1), is_stated=False), 2, None, "did not state its loss",
+    ),
+    "plain labels of the model, loss not stated": (
+        two(
+            call(0, labels=np.array([[1, 2, 3, UNTRAINED]]), weights=np.ones((1, 4))), call(1),
+            is_stated=False,
+        ),
+        2, "the last token of each shard is not trained on", None,
+    ),
+    "no labels and no value": (
+        two(*(call(place, valid_tokens=None) for place in (0, 1)), has_value=False), 2, None,
+        "label smoothing or compute_loss_func",
+    ),
+    "no order": (
+        two(call(0, positions=np.zeros((1, TOKENS), dtype=int) + 9), call(1)), 2, None, "do not determine",
     ),
     "a loss of zero shows no weights": (
-        [rank([call(place, **ZERO)], [0.0], gradient_factor=1 / 2) for place in range(2)], 2, None, None,
+        two(*(call(place, weight=np.nan) for place in (0, 1))), 2, None, "near 0",
     ),
-    "a rank trains on nothing": (one_trains_nothing(2), 2, None, None),
-    "a rank trains on nothing, the other twice too much": (
-        one_trains_nothing(4), 2, "gradients are 2 times", None,
-    ),
-    "no logits": ([rank([], [1.0])], 1, None, "no per-token logits"),
-    "no gradient": (
-        [rank([call(0, weight=0, trained=0)], [1.0])], 1, None, "gradient of all logits was zero",
-    ),
+    "no logits": ([rank([])], 1, None, "no logits of each token"),
+    "no gradient": (two(call(0, trained=0), call(1, trained=0)), 2, None, "gradient of all logits was zero"),
+    "clipped too early": (two(call(0), call(1), clips_local=True), 2, None, "clipped its own gradients"),
+    "ids are not known": (two(call(0), call(1), reason="embeddings"), 2, None, "embeddings"),
 }  # fmt: skip
 """Objectives of the ranks, ranks per sequence, what is wrong, and why something was not compared."""
 
@@ -136,7 +134,6 @@ def test_objective_names_mistakes_and_does_not_judge_the_unknown(case):
     ranks, sequence_ranks, mistake, unknown = CASES[case]
     firsts = range(0, len(ranks), sequence_ranks)
     groups = [[*range(first, first + sequence_ranks)] for first in firsts]
-    wrong = objective_mistake(ranks, groups, "fp32")
-    reason = reason_not_compared(ranks, groups, "fp32")
-    assert mistake in wrong if mistake else wrong is None
-    assert unknown in reason if unknown else reason is None
+    verdict = judge_objective(ranks, groups, "fp32")
+    assert mistake in verdict.mistake if mistake else verdict.mistake is None
+    assert unknown in verdict.reason if unknown else verdict.reason is None

@@ -15,29 +15,36 @@ from torch import nn
 import bench
 from bench.attention.layouts import LAYOUTS
 from bench.common.environment import REPOSITORY
-from bench.config import USER_CODE, ConfigError
-from bench.cost.memory import memory_need
+from bench.config import ConfigError
 from bench.extras.observe import step_watchdog
+from bench.extras.observe.objective import RankObjective
 from bench.extras.observe.observation import LOST_PEER_WAIT_S
-from bench.extras.observe.observed_record import NEVER_CHECKED, loop_checks, loop_need
-from bench.extras.observe.tokens import ShardTokens, find_layout, sharding_mistake
+from bench.extras.observe.sharding import (
+    equal_tokens_line,
+    find_layout,
+    group_mistake,
+    sharding_mistake,
+    token_holders,
+    why_no_order,
+)
+from bench.extras.observe.tokens import LoopReport, ShardTokens
+from bench.measure.facts import RankReport
 from bench.run.cell.rank_watch import GRACE_S
 from bench.run.node.ranks import LOST_PEER_TEXTS
 from bench.run.node.worker import join
 from tests.support.cells import make_cell
 from tests.support.records import read_lines
 from tests.support.scripts import own_loop
-from tests.support.trace_cases import TRACED
 
+ATTENTION = "attention of one layer"
 MISTAKES = {
-    "no_gradient_to_others": "attention parity: dk of a real step at 512 tokens is off by",
-    "no_gradient_to_any": "attention parity: dk of a real step at 512 tokens is off by 1.0e+00",
+    "no_gradient_to_others": "attention at 512 tokens: dk",
+    "no_gradient_to_any": "attention at 512 tokens: dk",
     "same_tokens": "were fed the same 256 tokens; give each rank its own shard",
-    "same_positions": "all of them were given the same positions",
-    "no_positions": "without position_ids every rank counts its positions from 0",
-    "a_position_twice": "position 511 is missing or occurs twice",
-    "labels_shifted_in_shards": "labels were shifted after sharding",
-    "no_group": "bytes between ranks in a step, but bench.observe was given no sequence group",
+    "same_positions": "ranks 0 and 1 both hold position 0",
+    "no_positions": "without which it counts from 0",
+    "labels_shifted_in_shards": "position 255 of rank 0: labels were shifted after sharding",
+    "no_group": "attention communicates among ranks 0, 1, but bench.observe was given no sequence group",
     "gradients_of_ones_own": "differ on ranks 0, 1: they began as different weights, or gradients were not",
     "own_means": "a token of rank 0 weighs 1.497 times one of rank 1",
     "labels_cut_off": "the last token of each shard is not trained on, such as position 255 of rank 0",
@@ -45,20 +52,29 @@ MISTAKES = {
     "positions_counted_inside": "rank 1 rotates position 256 by other angles than one device",
     "rope_by_length": "rank 0 rotates position 1 by other angles than one device",
     "packed_without_mask": "Positions restart within the sequence, so attention must stay within each run",
-    "padded_forgets_a_key": "attention parity: out of a real step at 512 tokens is off by",
-    "sliced_alike_inside": "were fed the same 256 tokens; give each rank its own shard",
+    "padded_forgets_a_key": "attention at 512 tokens: out of the sampled rows is off by",
+    "sliced_alike_inside": "ranks 0 and 1 both hold position 0",
     "packed_labels_rolled": "rank 0 trains position 255 on token",
     "packed_labels_cut_off": "the last token of each shard is not trained on, such as position 255 of rank 0",
     "added_up_doubled": "gradients are 2 times those of the mean loss over all ranks' valid tokens",
-    "inf_on_rank_1": "the stated loss of step 1 on rank 1 is inf",
-    "gathered_not_summed": "the layers get 0.5 times their gradient; sum it over the ranks",
-    "gathered_not_summed_before_norm": "the layers get 0.5 times their gradient; sum it over the ranks",
 }
 
+NOT_MADE = {
+    "distilled": ("objective", "the loss has several targets for each token"),
+    "clips_own": ("objective", "each rank clipped its own gradients before they were combined"),
+    "sliced_inside": ("objective", "the model returned logits of 256 tokens and was given 512"),
+    "gathered": ("objective", "the model returned logits of 512 tokens and was given 256"),
+    "a_position_twice": ("tokens", "the positions do not determine the order"),
+    "same_tokens_in_place": ("tokens", "the same tokens at different positions"),
+    "skipped": ("tokens", "positions skip numbers"),
+    "left_padded": (ATTENTION, "positions are below 0"),
+    "hidden_documents": (ATTENTION, "a mask that only the loop knows"),
+    "ignored_window": (ATTENTION, "1 of 2 layers are sliding_attention (sliding_window=64)"),
+}
+"""Check that is not made in each of these loops, which may be right, and the reason."""
 LOOPS = (
-    *("right", "stated", "prompt_alone", "added_up", "packed", "padded", "distilled", "sliced_inside"),
-    *("gathered_summed", "gathered_summed_before_norm", "clips_own", "loss_of_all_ranks", "ignored_window"),
-    *MISTAKES,
+    *("right", "stated", "prompt_alone", "added_up", "packed", "padded"),
+    *("loss_of_all_ranks", "no_sampler", *NOT_MADE, *MISTAKES),
 )
 """Variants of the loop: those without a mistake first."""
 
@@ -104,7 +120,7 @@ def record(records):
 
 def test_record_of_a_right_loop_has_the_sections_of_a_cell(record):
     assert (record["status"], record["reason"], record["role"]) == ("ok", None, "observed")
-    for section in ("parity", "engagement", "timing", "memory", "telemetry", "trace"):
+    for section in ("full_length", "engagement", "timing", "memory", "telemetry", "trace"):
         assert record[section] is not None, section
     steps = record["timing"]["step_times_ms"]
     assert [len(rank) for rank in steps] == [6, 6]
@@ -115,7 +131,8 @@ def test_record_of_a_right_loop_has_the_sections_of_a_cell(record):
     }  # fmt: skip
     assert config.items() <= record["config"].items()
     assert record["engagement"]["attention_shapes"] == [[[256, 4, 2]]] * 2
-    assert {*record["parity"]["errors"]} == {"out", "dq", "dk", "dv"}
+    assert {*record["full_length"]["errors"]} == {"out", "dq", "dk", "dv", "dk_keys", "dv_keys"}
+    assert record["full_length"]["rows"] == record["full_length"]["keys"] == 512
     assert record["trace"]["purposes_unknown"] == [None, None]
     assert all(record["trace"]["compute_ms"]["optimizer"][rank] > 0 for rank in (0, 1))
     # Per layer, forward sends K and V to the other rank, and backward half of both whole gradients.
@@ -123,50 +140,56 @@ def test_record_of_a_right_loop_has_the_sections_of_a_cell(record):
     assert record["engagement"]["sent_bytes"]["attention"] == [2 * (2 * shard_bytes + 2 * shard_bytes)] * 2
 
 
-def test_record_lists_the_checks_that_a_loop_had_and_had_not(record):
+def test_record_lists_the_checks_of_a_loop(record):
     made = {check["what"]: check for check in record["checks"]}
-    compared = {what: check["steps"] for what, check in made.items() if check["reason"] is None}
-    assert compared == {
-        "attention": 1,
-        "attention at full length": 1,
-        "dk and dv of sampled keys": 1,
-        "tokens": 1,
-        "replicas": 1,
-        "rotary positions": 1,
-        "collective calls of traced steps": TRACED,
+    assert {what: check["reason"] for what, check in made.items()} == {
+        "tokens": None,
+        ATTENTION: None,
+        "replicas": None,
+        "rotary positions": None,
+        "objective": "the loop did not state its loss; call step.loss(loss, valid_tokens) in every step",
     }
-    assert {made[what]["tokens"] for what in compared if what != "replicas"} == {512}
-    assert {what: check["reason"] for what, check in made.items() if what not in compared} == {
-        **NEVER_CHECKED,
-        "objective": ("the loop did not state its loss; call step.loss(loss, valid_tokens) in every step"),
-        "shapes in attention": "no formula of strategy gathered_keys is known",
-        "bytes that attention exchanges": "no formula of strategy gathered_keys is known",
-    }
+    compared = (made[what] for what in ("tokens", ATTENTION, "rotary positions"))
+    assert {(check["tokens"], check["steps"]) for check in compared} == {(512, 1)}
 
 
 @pytest.mark.parametrize(
-    ("loop", "reason"),
+    "loop",
     [
-        ("stated", None),  # a third of one rank's labels does not count
-        ("prompt_alone", None),  # none of them does
-        ("added_up", None),  # gradients are summed, not averaged
-        ("packed", None),
-        ("padded", None),
-        ("sliced_inside", None),  # the model is given whole sequences
-        ("gathered_summed", None),  # every rank has logits of the whole sequence
-        ("gathered_summed_before_norm", None),
-        ("distilled", "the loss has several targets for each token"),
-        ("clips_own", "each rank clipped its own gradients before they were combined"),
+        "stated",  # a third of one rank's labels does not count
+        "prompt_alone",  # none of them does
+        "added_up",  # gradients are summed, not averaged
+        "packed",
+        "padded",
     ],
 )
-def test_objective_is_compared_unless_the_loss_has_other_targets(records, loop, reason):
+def test_all_checks_of_a_right_loop_are_made(records, loop):
     (record,) = records[loop]
     assert (record["status"], record["reason"]) == ("ok", None)
-    (objective,) = (check for check in record["checks"] if check["what"] == "objective")
-    if reason is None:
-        assert (objective["reason"], objective["tokens"], objective["steps"]) == (None, 512, 1)
-    else:
-        assert reason in objective["reason"]
+    assert {check["reason"] for check in record["checks"]} == {None}
+
+
+def test_flops_of_packed_documents_are_those_of_their_area(records):
+    (packed,), (whole,) = records["packed"], records["stated"]
+    areas = [sum(n * (n + 1) // 2 for n in lengths) for lengths in (own_loop.DOCUMENTS, [own_loop.SEQ_LEN])]
+    flops_per_pair = 12 * own_loop.NUMBERS["num_hidden_layers"] * own_loop.NUMBERS["num_attention_heads"] * 8
+    flops = [record["analytic"]["model_flops_causal"] for record in (packed, whole)]
+    assert flops[1] - flops[0] == flops_per_pair * (areas[1] - areas[0])
+
+
+def test_tokens_that_all_ranks_hold_count_once(records):
+    (record,) = records["no_sampler"]
+    assert (record["status"], record["reason"]) == ("ok", None)
+    assert (record["config"]["dp_shard"], record["timing"]["tokens_per_step"]) == (1, own_loop.SEQ_LEN)
+
+
+@pytest.mark.parametrize("loop", NOT_MADE)
+def test_check_is_not_made_without_what_it_assumes(records, loop):
+    (record,) = records[loop]
+    what, reason = NOT_MADE[loop]
+    assert (record["status"], record["reason"]) == ("ok", None)
+    reasons = {check["what"]: check["reason"] for check in record["checks"]}
+    assert reason in (reasons[what] or "made")
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -175,14 +198,6 @@ def test_loop_with_a_mistake_is_a_wrong_result(records, mistake):
     assert record["status"] == "wrong_result"
     assert MISTAKES[mistake] in record["reason"]
     assert record["timing"] is None
-
-
-def test_unplain_layers_of_a_shared_sequence_are_unsupported(records):
-    """The second layer has a window, which the loop's attention ignores, as accelerate did (4177)."""
-    (record,) = records["ignored_window"]
-    assert (record["status"], record["timing"]) == ("unsupported", None)
-    for layers in ("1 of 2 layers are sliding_attention (sliding_window=64)", "called with a sliding window"):
-        assert layers in record["reason"]
 
 
 def test_step_that_raises_leaves_one_record_and_still_raises(launcher, tmp_path):
@@ -242,65 +257,82 @@ def test_deepspeed_loop_under_torchrun_is_reported(tmp_path):
     assert "tokens/s" in done.stdout
 
 
-def shard_tokens(group_rank, positions, digest, **more):
-    return ShardTokens(
-        group=[0, 1], group_rank=group_rank, batch=1, length=len(positions), micro_steps=1, digest=digest,
-        positions=[positions], has_positions=True, model_shifts_labels=False, **more,
-    )  # fmt: skip
-
-
-def test_loop_need_is_known_for_built_in_strategies_and_engines():
-    cell = make_cell("strategy=ulysses")
-    assert loop_need(cell) == memory_need(cell)
-    assert loop_need(replace(cell, strategy="gathered_keys")) is None
-    assert loop_need(replace(cell, engine=replace(cell.engine, name="theirs"))) is None
+def shard_tokens(group_rank, positions, digest="", **more):
+    fields = {
+        "group": [0, 1], "group_rank": group_rank, "batch": 1, "length": len(positions), "micro_steps": 1,
+        "digest": digest or str(group_rank), "positions": [positions], "positions_reason": None,
+    }  # fmt: skip
+    return ShardTokens(**fields | more)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_find_layout_needs_the_positions_of_one_shard_only(layout):
     pieces = [LAYOUTS[layout].slices(16, 2, rank) for rank in (0, 1)]
-    shards = [
-        shard_tokens(rank, [i for piece in pieces[rank] for i in range(16)[piece]], str(rank))
-        for rank in (0, 1)
-    ]
+    shards = [shard_tokens(rank, [i for piece in pieces[rank] for i in range(16)[piece]]) for rank in (0, 1)]
     assert find_layout(shards) == layout
     assert [find_layout([shard]) for shard in shards] == [layout, layout]
     assert sharding_mistake(shards) is None
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("rows", "mistake", "reason"),
     [
-        (([[0, 1], [0, 1]], [[2, 3], [2, 4]]), "position 3 is missing or occurs twice"),
-        (([[0, 1], [0, 2]], [[2, 3], [1, 3]]), "sequences of a batch are split in different ways"),
+        (([0, 1], [2, 3]), None, None),
+        (([0, 4], [9, 2]), None, None),  # in this order, with gaps
+        (([0, 1, 2, 3], [4, 0, 1, 2]), None, None),  # two documents
+        (([0, 1, 2], [2, 3, 4]), "ranks 0 and 1 both hold position 2;", "do not determine the order"),
+        (([0, 1, 2], [3, 4, 4]), None, "do not determine the order"),  # may be padding
+        (([-1, 0], [1, 2]), None, "below 0"),
     ],
 )
-def test_positions_of_every_sequence_of_a_batch_are_checked(rows, message):
-    shards = [
-        replace(shard_tokens(rank, [0, 1], str(rank)), batch=2, positions=positions)
-        for rank, positions in enumerate(rows)
-    ]
-    assert message in sharding_mistake(shards)
+def test_only_a_position_that_two_ranks_hold_is_a_mistake(rows, mistake, reason):
+    shards = [shard_tokens(rank, row) for rank, row in enumerate(rows)]
+    wrong, unknown = sharding_mistake(shards), why_no_order(shards)
+    assert mistake in wrong if mistake else wrong is None
+    assert reason in unknown if reason else unknown is None
 
 
-def test_wrong_tokens_accepts_packed_documents():
-    assert sharding_mistake([shard_tokens(0, [0, 1, 2, 3], "a"), shard_tokens(1, [4, 0, 1, 2], "b")]) is None
+def loop_report(rank, group, peers, digests=()):
+    tokens = shard_tokens([*group].index(rank), [0, 1], group=group)
+    return LoopReport(
+        RankReport({}, {}, {}, None), tokens, [], digests or [f"of {rank}"], peers, RankObjective()
+    )
 
 
 @pytest.mark.parametrize(
-    ("group", "reason"),
+    ("size", "peers", "mistake"),
     [
-        ([shard_tokens(0, [0, 1], "a"), shard_tokens(1, [2, 3], "b")], None),
-        ([shard_tokens(0, [0, 1], "a"), shard_tokens(1, [0, 1], "b")], None),  # two documents
-        ([shard_tokens(0, [0, 4], "a"), shard_tokens(1, [9, 2], "b")], "the positions do not determine"),
-        ([shard_tokens(0, [0, 1], "a")], "no ranks share a sequence"),
+        (1, [{0}, {1}, {2}, {3}], None),
+        (2, [{0, 1}, {0, 1}, {2, 3}, {2, 3}], None),
+        (
+            4,
+            [{0, 1, 2}, {0, 1, 3}, {0, 2, 3}, {1, 2, 3}],
+            None,
+        ),  # Ulysses in one direction, a ring in the other
+        (4, [set()] * 4, None),  # collectives outside of the attention function
+        (1, [{0, 1}, {0, 1}, {2}, {3}], "among ranks 0, 1, but bench.observe was given no sequence group"),
+        (
+            4,
+            [{0, 1}, {0, 1}, {2, 3}, {2, 3}],
+            "0, 1, but bench.observe was given the sequence group 0, 1, 2, 3",
+        ),
+        (2, [{0, 1}, {1, 2}, {2, 3}, {3}], "0, 1, 2, 3, but bench.observe was given the sequence group 0, 1"),
     ],
 )
-def test_tokens_check_has_steps_only_if_positions_were_compared(group, reason):
-    cell = replace(make_cell("strategy=ring"), trainer=USER_CODE)
-    (tokens,) = (check for check in loop_checks(cell, {}, [group], []) if check.what == "tokens")
-    assert tokens.steps == (1 if reason is None else None)
-    assert tokens.reason is None if reason is None else tokens.reason.startswith(reason)
+def test_sequence_group_is_that_of_attention(size, peers, mistake):
+    groups = [range(rank - rank % size, rank - rank % size + size) for rank in range(4)]
+    reports = [loop_report(rank, [*groups[rank]], peers[rank]) for rank in range(4)]
+    wrong = group_mistake(reports)
+    assert mistake in wrong if mistake else wrong is None
+
+
+def test_equal_tokens_of_ranks_count_once():
+    reports = [loop_report(rank, [rank - rank % 2, rank - rank % 2 + 1], set()) for rank in range(6)]
+    assert (equal_tokens_line(reports), token_holders(reports)) == (None, [[0, 1], [2, 3], [4, 5]])
+    digests = [["a"], ["b"], ["c"], ["d"], ["a"], ["b"]]
+    reports = [replace(report, step_digests=held) for report, held in zip(reports, digests, strict=True)]
+    assert token_holders(reports) == [[0, 1, 4, 5], [2, 3]]
+    assert equal_tokens_line(reports).startswith("ranks 0, 1, 4, 5 held the same tokens")
 
 
 def test_observe_without_a_process_group_says_how_to_start():
@@ -327,5 +359,19 @@ def test_rank_that_lost_a_peer_stores_a_record_before_sigterm(launcher, tmp_path
     ends, (record,) = observe_on_ranks(launcher, tmp_path, lose_a_peer)
     assert record["status"] == "error"
     assert any(text in record["failure"]["message"] for text in LOST_PEER_TEXTS)
+    assert "no answer from rank 1, which ended or was killed" in record["reason"]
     assert [end.exit_code for end in ends] == [-signal.SIGTERM, 3]
     assert LOST_PEER_WAIT_S <= GRACE_S / 2  # before the other ranks are stopped
+
+
+def end_by_sigterm(job, log):
+    join(job)
+    own_loop.train(job.folder, steps=3)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_leaves_a_line_and_ends_the_ranks(launcher, tmp_path):
+    ends, records = observe_on_ranks(launcher, tmp_path, end_by_sigterm)
+    assert ([end.exit_code for end in ends], records) == ([-signal.SIGTERM] * 2, [])
+    log = (tmp_path / "rank_0.log").read_text()
+    assert "bench.observe: SIGTERM after 3 of 13 steps; no record was written" in log

@@ -12,7 +12,14 @@ import torch.distributed as dist
 
 import bench
 from bench.attention import watch
-from bench.extras.observe import attention, loop, observation, observed_record, parity, trained_tokens
+from bench.extras.observe import (
+    attention,
+    attention_check,
+    loop,
+    observation,
+    observed_record,
+    trained_tokens,
+)
 from bench.extras.observe.tokens import ModelInputWatch
 from bench.measure import hooks
 from bench.measure.engagement.rank import EngagementPass
@@ -45,23 +52,22 @@ PARTS = {
     "the context of a timed window": (1, TelemetryPass, "around_window", fail),
     "the context of an inspected step": (1, EngagementPass, "around_inspected_step", fail),
     "what the model is fed": (1, ModelInputWatch, "_record_arguments", fail),
-    "the dtype of attention": (1, loop.ObservedLoop, "_set_dtype", fail),
+    "the dtype of attention": (1, loop.ObservedLoop, "_record_attention_inputs", fail),
     "what attention is given": (1, attention, "_layer_kinds", fail),
     "when attention begins and ends": (1, watch, "time", SimpleNamespace(monotonic_ns=fail)),
     "gradients on their way back to attention": (1, watch._Report, "forward", fail),
     "when the optimizer is at work": (1, hooks, "time", SimpleNamespace(monotonic_ns=fail)),
     "collectives": (1, CommunicationTap, "_call", fail),
     "live tensors": (1, trackers, "_tensors_in", fail),
-    "one head of parity": (1, parity, "_one_head", fail),
-    "parity on the rank that compares": (0, parity, "_head_errors", fail),
+    "attention": (1, attention_check, "compare", fail),
     "reading the trace": (1, trace.StepTracer, "read", fail),
-    "logits before backward": (1, trained_tokens, "_before_backward", fail),
-    "gradients of logits": (1, trained_tokens, "_after_backward", fail),
+    "logits before backward": (1, trained_tokens, "_gradient_reader", fail),
+    "gradients of logits": (1, trained_tokens, "_softmax_errors", fail),
     "what the loop says of its loss": (1, loop.ObservedLoop, "record_objective", fail),
     "replicas": (1, loop, "digest", fail),
     "what a rank reports": (1, Measurement, "parts", fail),
     "judging": (0, observation, "observed_record", fail),
-    "whose script it is": (0, observed_record, "script_facts", fail),
+    "whose script it is": (0, observed_record, "re", SimpleNamespace(sub=fail)),
     "writing the record": (0, Store, "append", find_no_room),
     "the report": (0, observation, "write_report", find_no_room),
 }

@@ -1,34 +1,77 @@
-"""Tokens of a call of the model, as they are kept until backward."""
+"""Labels and weights of losses that are derived from the gradient of the logits."""
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
-from bench.extras.observe.objective import UNTRAINED
-from bench.extras.observe.tokens import split_rows
-from bench.extras.observe.trained_tokens import _after_backward, _before_backward
+from bench.extras.observe.objective import OTHER_TARGETS_LIMIT, SIXTEEN_BIT_LIMIT, UNTRAINED
+from bench.extras.observe.trained_tokens import _gradient_reader
 
-
-def test_next_tokens_around_an_image_follow_from_its_rows():
-    """Positions of a token, an image of four patches in two rows, and two tokens."""
-    rows = torch.tensor([[0, 1, 1, 1, 1, 3, 4], [0, 1, 1, 2, 2, 3, 4], [0, 1, 2, 1, 2, 3, 4]])
-    ids = torch.arange(10, 17)[None]
-    call = _before_backward(
-        torch.zeros(1, 7, 20), {"input_ids": ids, "position_ids": rows[:, None]}, gather=None
-    )
-    assert torch.equal(split_rows(call.positions[0]), rows)
-    # Elsewhere another rank may hold the next token.
-    known = [11, 12, UNTRAINED, 14, UNTRAINED, 16, UNTRAINED]
-    assert call.successors.tolist() == known
+TOKENS, VOCABULARY = 200, 50
+IDS = torch.randint(VOCABULARY, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+LABELS = torch.cat([IDS[0, 1:], torch.tensor([3])])
 
 
-@pytest.mark.parametrize(("logit", "count"), [(1.0, 5), (30.0, None)])
-def test_tokens_count_by_gradient_unless_their_loss_is_zero(logit, count):
-    """One of six tokens has no gradient: it does not count, or its loss is so small that it might."""
-    ids = torch.arange(10, 16)[None]
-    logits = torch.zeros(1, 6, 20)
-    logits[0, 2, 13] = logit
-    call = _before_backward(logits, {"input_ids": ids}, gather=None)
-    gradient = logits[0].softmax(-1)
-    gradient[range(6), range(10, 16)] -= 1
-    gradient[2] = 0
-    assert _after_backward(call, gradient).valid_tokens == count
+def step(loss_of, dtype=torch.float32, scale=0.3, logits=None):
+    """Return what is derived from the gradient of `loss_of(logits)`."""
+    random = torch.randn(1, TOKENS, VOCABULARY, generator=torch.Generator().manual_seed(1)) * scale
+    logits = (random if logits is None else logits).to(dtype).requires_grad_()
+    read = _gradient_reader(logits.detach(), {"input_ids": IDS}, torch.arange(TOKENS)[None])
+    (gradient,) = torch.autograd.grad(loss_of(logits[0]), logits)
+    return read(gradient[0])
+
+
+def is_cross_entropy(result):
+    errors = result.softmax_errors
+    return result.other_targets <= OTHER_TARGETS_LIMIT and max(map(abs, errors)) <= SIXTEEN_BIT_LIMIT
+
+
+def focal(logits):
+    losses = cross_entropy(logits, LABELS, reduction="none")
+    return ((1 - (-losses).exp()) ** 2 * losses).mean()
+
+
+LOSSES = {
+    "mean": (lambda logits: cross_entropy(logits, LABELS), True, True),
+    "sum of half of the tokens": (lambda logits: cross_entropy(logits[:100], LABELS[:100]) * 100, True, True),
+    "focal": (focal, True, False),
+    "chosen weights": (
+        lambda logits: (cross_entropy(logits, LABELS, reduction="none") * LABELS).mean(), True, False,
+    ),
+    "label smoothing": (lambda logits: cross_entropy(logits, LABELS, label_smoothing=0.05), False, None),
+    "temperature": (lambda logits: cross_entropy(logits / 1.1, LABELS), False, None),
+    "square of the normaliser": (
+        lambda logits: cross_entropy(logits, LABELS) + 0.01 * logits.logsumexp(-1).square().mean(),
+        False, None,
+    ),
+    "teacher": (
+        lambda logits: logits.log_softmax(-1).mul(-logits.detach().roll(1, 0).softmax(-1)).mean(),
+        False, None,
+    ),
+}  # fmt: skip
+"""Loss, whether its gradient is a weight times softmax minus one-hot, and whether all weights are equal."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradient_of_the_logits_shows_the_form_of_the_loss(loss, dtype):
+    loss_of, is_plain, is_even = LOSSES[loss]
+    result = step(loss_of, dtype)
+    assert is_cross_entropy(result) is is_plain
+    if is_plain:
+        weights = result.weights[~np.isnan(result.weights)]
+        assert bool(weights.std() <= SIXTEEN_BIT_LIMIT / 4 * weights.mean()) is is_even
+
+
+def test_weights_labels_and_loss_are_those_of_the_mean():
+    ignored = LABELS.where(torch.arange(TOKENS) >= 80, -100)
+    result = step(lambda logits: cross_entropy(logits, ignored))
+    assert result.weights[0, 80:] == pytest.approx(1 / 120, rel=1e-4)
+    assert result.labels[0].tolist() == [UNTRAINED] * 80 + LABELS[80:].tolist()
+    assert result.valid_tokens is None
+
+
+def test_even_logits_do_not_show_the_form():
+    result = step(lambda logits: cross_entropy(logits / 2, LABELS), logits=torch.zeros(1, TOKENS, VOCABULARY))
+    assert result.softmax_errors is None
