@@ -3,31 +3,20 @@
 import errno
 import io
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
-from functools import cache, partial
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
 
 import bench
-from bench.attention import watch
 from bench.extras.observe import (
-    attention,
     attention_check,
-    loop,
     observation,
-    observed_record,
     trained_tokens,
 )
 from bench.extras.observe.tokens import ModelInputWatch
-from bench.measure import hooks
 from bench.measure.engagement.rank import EngagementPass
-from bench.measure.memory import trackers
-from bench.measure.memory.rank import MemoryPass
-from bench.measure.rank_pass import Measurement
 from bench.measure.tap import CommunicationTap
-from bench.measure.telemetry.rank import TelemetryPass
 from bench.measure.trace import rank as trace
 from bench.record.store import Store
 from bench.run.node.worker import join
@@ -48,53 +37,26 @@ def find_no_room(*_, **__):
 
 PARTS = {
     "what is needed before the first step": (1, observation, "observed_model", fail),
-    "the context of the first step": (1, MemoryPass, "around_first_step", fail),
-    "the context of a timed window": (1, TelemetryPass, "around_window", fail),
     "the context of an inspected step": (1, EngagementPass, "around_inspected_step", fail),
     "what the model is fed": (1, ModelInputWatch, "_record_arguments", fail),
-    "the dtype of attention": (1, loop.ObservedLoop, "_record_attention_inputs", fail),
-    "what attention is given": (1, attention, "_layer_kinds", fail),
-    "when attention begins and ends": (1, watch, "time", SimpleNamespace(monotonic_ns=fail)),
-    "gradients on their way back to attention": (1, watch._Report, "forward", fail),
-    "when the optimizer is at work": (1, hooks, "time", SimpleNamespace(monotonic_ns=fail)),
     "collectives": (1, CommunicationTap, "_call", fail),
-    "live tensors": (1, trackers, "_tensors_in", fail),
     "attention": (1, attention_check, "compare", fail),
     "reading the trace": (1, trace.StepTracer, "read", fail),
     "logits before backward": (1, trained_tokens, "_gradient_reader", fail),
-    "gradients of logits": (1, trained_tokens, "_softmax_errors", fail),
-    "what the loop says of its loss": (1, loop.ObservedLoop, "record_objective", fail),
-    "replicas": (1, loop, "digest", fail),
-    "what a rank reports": (1, Measurement, "parts", fail),
     "judging": (0, observation, "observed_record", fail),
-    "whose script it is": (0, observed_record, "re", SimpleNamespace(sub=fail)),
     "writing the record": (0, Store, "append", find_no_room),
     "the report": (0, observation, "write_report", find_no_room),
 }
 """Parts that fail: the rank, the object and attribute that is replaced, and the replacement."""
-COVER = (
-    "what is needed before the first step", "the context of an inspected step", "what the model is fed",
-    "collectives", "reading the trace", "logits before backward", "judging", "writing the record",
-    "the report",
-)  # fmt: skip
-"""One part of every stage. The others are marked slow."""
-OTHERS = tuple(part for part in PARTS if part not in COVER)
-CASES = [*COVER, *(pytest.param(part, marks=pytest.mark.slow) for part in OTHERS)]
-WITHOUT_RECORD = (
-    "what is needed before the first step",
-    "the context of the first step",
-    "what the model is fed",
-    "whose script it is",
-    "writing the record",
-)
-AFTER_THE_LAST_BARRIER = ("judging", "whose script it is", "writing the record", "the report")
+WITHOUT_RECORD = ("what is needed before the first step", "what the model is fed", "writing the record")
+AFTER_THE_LAST_BARRIER = ("judging", "writing the record", "the report")
 
 
-def train_with_errors(parts, job, log):
+def train_with_errors(job, log):
     """Train one unobserved loop, then one loop for each part that fails."""
     join(job)
     results = {}
-    for part in (None, *parts):
+    for part in (None, *PARTS):
         output = io.StringIO()
         with redirect_stderr(output), redirect_stdout(output), fault(part):
             losses = own_loop.train(job.folder / str(part), "stated", steps=STEPS, report=True, timed_steps=1)
@@ -117,26 +79,21 @@ def fault(part):
 
 
 @pytest.fixture(scope="module")
-def results_of(launcher, tmp_path_factory):
-    """Return a function of COVER or OTHERS: results of every rank by the part that failed, and the folder."""
-
-    @cache
-    def train_all(parts):
-        folder = tmp_path_factory.mktemp("own errors")
-        cell = make_cell("strategy=ring", "cluster.world_size=2")
-        ends = launcher.run(cell, folder, entry=partial(train_with_errors, parts))
-        assert all(end.report for end in ends), [end.failure or end.log_tail for end in ends]
-        return [end.report["results"] for end in ends], folder
-
-    return train_all
+def results(launcher, tmp_path_factory):
+    """Return the results of every rank by the part that failed, and the folder."""
+    folder = tmp_path_factory.mktemp("own errors")
+    cell = make_cell("strategy=ring", "cluster.world_size=2")
+    ends = launcher.run(cell, folder, entry=train_with_errors)
+    assert all(end.report for end in ends), [end.failure or end.log_tail for end in ends]
+    return [end.report["results"] for end in ends], folder
 
 
-@pytest.mark.parametrize("part", CASES)
-def test_observation_error_changes_no_loss_and_is_printed_once(results_of, part):
-    ranks, folder = results_of(COVER if part in COVER else OTHERS)
-    for results in ranks:
-        assert len(results["None"]["losses"]) == STEPS
-        assert results[part]["losses"] == results["None"]["losses"]
+@pytest.mark.parametrize("part", PARTS)
+def test_observation_error_changes_no_loss_and_is_printed_once(results, part):
+    ranks, folder = results
+    for of_rank in ranks:
+        assert len(of_rank["None"]["losses"]) == STEPS
+        assert of_rank[part]["losses"] == of_rank["None"]["losses"]
     rank = PARTS[part][0]
     output = ranks[rank][part]["output"]
     messages = [line for line in output.splitlines() if ERROR_TEXT in line]
