@@ -242,8 +242,8 @@ def _judge_weights(ranks: Sequence[RankObjective], limit: float) -> ObjectiveVer
                 " micro-steps, not by its own count"
             )
     return ObjectiveVerdict(
-        reason=f"weights of tokens in the loss are {weights.min():.4g} to {weights.max():.4g}, chosen as in a"
-        " focal loss"
+        reason=f"weights of tokens in the loss are {weights.min():.4g} to {weights.max():.4g}: chosen as in a"
+        " focal loss, or of tiles that are divided by their own counts"
     )
 
 

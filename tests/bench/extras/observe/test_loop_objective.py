@@ -86,10 +86,10 @@ CASES = {
         2, "a token of rank 1, tile 1 weighs 3 times one of rank 0, tile 1", None,
     ),
     "chosen weights of rows": (
-        two(*(call(place, weight=(1, 2), **PER_ROW) for place in (0, 1))), 2, None, "chosen as in a focal",
+        two(*(call(place, weight=(1, 2), **PER_ROW) for place in (0, 1))), 2, None, "chosen as in a",
     ),
     "chosen weights of tokens": (
-        two(call(0, weights=np.array([[1.0, 1.0, 2.0, 2.0]])), call(1)), 2, None, "chosen as in a focal loss",
+        two(call(0, weights=np.array([[1.0, 1.0, 2.0, 2.0]])), call(1)), 2, None, "chosen as in a",
     ),
     "a teacher's logits": (two(call(0), call(1, other_targets=0.5)), 2, None, "several targets"),
     "a temperature": (two(call(0), call(1, softmax_errors=(0.4, 0.0))), 2, None, "not that of a plain"),
