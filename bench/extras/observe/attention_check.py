@@ -112,6 +112,10 @@ def compare_attention(
     in_order = torch.tensor(places).argsort()
     local_places = torch.tensor(places).view(len(states), length)[tokens.group_rank]
     starts = _document_starts(shards_tokens, places)
+    # Outputs in documents without a gradient are padding, whose keys are the loop's own choice.
+    has_gradient = x["dout"].ne(0).any(dim=3).any(dim=1).float()[..., None]
+    trained = sequence_group.all_gather(has_gradient)[:, in_order.to(has_gradient.device), 0].cpu()
+    is_trained = torch.zeros_like(trained).scatter_add(1, starts, trained).gather(1, starts) > 0
     shards = Shards(
         positions=local_places,
         ranks=len(states),
@@ -119,6 +123,7 @@ def compare_attention(
         all_reduce=sequence_group.all_reduce,
         seed=secrets.randbits(62),  # the loop's random generators must not advance
         first_keys=starts[:, local_places] if bool(starts.any()) else None,
+        compared=is_trained[:, local_places],
     )
     rows = max(SAMPLED_ROWS, min(shards.tokens, SCORES[x["q"].device.type] // shards.tokens))
     # Under autocast, attention rounds wider inputs, or does not if it is the loop's own.

@@ -103,8 +103,11 @@ def _row_errors(
             tensors = zip((rows["out"], rows["dq"]), control, attention_rows(*inputs), strict=True)
             for index, (result, rounded, exact) in enumerate(tensors):
                 parts = [result.double() - exact, rounded.double() - exact, exact]
-                if index == 0 and first_keys is not None:  # an output without a gradient may be padding
-                    parts = [part * rows["dout"].ne(0).any(dim=-1, keepdim=True) for part in parts]
+                if index == 0 and first_keys is not None:
+                    is_compared = rows["dout"].ne(0).any(dim=-1)
+                    if shards.compared is not None:
+                        is_compared = shards.compared.to(local.device)[:, local]
+                    parts = [part * is_compared[..., None] for part in parts]
                 squares[index] += torch.stack([part.square().sum() for part in parts])
     lengths = shards.all_reduce(squares).sqrt().tolist()
     floors = {"out": OUT_FLOORS, "dq": GRADIENT_FLOORS}

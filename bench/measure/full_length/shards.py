@@ -29,6 +29,9 @@ class Shards:
     first_keys: Tensor | None = None
     """First key that each of this rank's tokens sees, [B, S] on the CPU; None if it is key 0 for all of
     them."""
+    compared: Tensor | None = None
+    """Whether the output of each of this rank's tokens is compared, [B, S]; None for outputs with a
+    gradient, as others may be padding. Not used without `first_keys`."""
 
     @property
     def tokens(self) -> int:

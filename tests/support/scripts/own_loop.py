@@ -59,7 +59,7 @@ def hidden_keys(mistake):
         numbers = torch.repeat_interleave(torch.arange(len(DOCUMENTS)), torch.tensor(DOCUMENTS))
         hidden = numbers[:, None] != numbers
     if mistake == "padded_forgets_a_key":
-        hidden[TEXT - 2, TEXT - 3] = True
+        hidden[TEXT - 1, TEXT - 2] = True
     return hidden
 
 
