@@ -352,30 +352,30 @@ class MeasureConfig:
     """Largest number of timed steps; `budget_s` may allow fewer."""
     warmup_steps: CountOrZero
     """Full-length steps before the timed steps."""
-    warmup_s: SecondsOrZero
+    warmup_s: SecondsOrZero = 0.0
     """Seconds for which full-length steps run before the timed steps, until a GPU's temperature and clocks
     settle; 0 to count `warmup_steps` only."""
-    min_timed_steps: CountOrZero
+    min_timed_steps: CountOrZero = 0
     """Number of timed steps that run, after one full-length step, even if they exceed `budget_s`. With 0 at
     least one step is timed."""
-    budget_s: SecondsOrZero
+    budget_s: SecondsOrZero = 0.0
     """Seconds for the timed steps; 0 in an observed loop, which only `steps` limits."""
-    repeats: Count | Literal["auto"]
+    repeats: Count | Literal["auto"] = 1
     """Number of times that the cell runs, each time in fresh processes; AUTO to choose it within
     `repeats_budget_s`."""
-    repeats_budget_s: SecondsOrZero
+    repeats_budget_s: SecondsOrZero = 0.0
     """With `repeats=auto`, repeats are added only while the estimated total of the sweep stays below this
     many seconds."""
-    reference_budget_s: SecondsOrZero
+    reference_budget_s: SecondsOrZero = 0.0
     """Seconds that a reference (a cell of `local` that others are compared with) may take; 0 for no
     reference."""
-    timeout_s: SecondsOrZero
+    timeout_s: SecondsOrZero = 0.0
     """Seconds after which the launcher ends the processes of a cell."""
-    trace: Flag
+    trace: Flag = True
     """Whether some steps run under torch.profiler."""
-    keep_traces: Flag
+    keep_traces: Flag = False
     """Whether the median traced step of each rank is written to a file."""
-    gradients: Flag
+    gradients: Flag = False
     """Whether the full gradients of one step are written to a file."""
     weights: Flag = False
     """Whether the weights after the last step are written to a folder, as a checkpoint."""

@@ -61,12 +61,11 @@ class Store:
             self._lock.acquire(timeout=self.wait_s)
         except Timeout:
             raise ConfigError(
-                f"sweep_dir={self.folder}: another sweep is writing here; wait for it or name another folder"
+                f"{self.folder}: another sweep is writing here; wait for it or name another folder"
             ) from None
         except OSError as error:
             raise ConfigError(
-                f"sweep_dir={self.folder}: cannot be written to ({error.strerror or error}); name another"
-                " folder"
+                f"{self.folder}: cannot be written to ({error.strerror or error}); name another folder"
             ) from None
         return self
 

@@ -20,7 +20,6 @@ AttentionResult = tuple[Tensor, Any]
 RunAttention = Callable[[Tensor, Tensor, Tensor], AttentionResult]
 """Function of q [B, N, S, D], k and v [B, K, S, D] that runs one attention call with its other arguments."""
 Inputs = tuple[Tensor, Tensor, Tensor]
-"""q, k and v."""
 
 
 class AttentionArguments:
@@ -30,7 +29,7 @@ class AttentionArguments:
         dtype: Coarsest dtype of the first call, in which it computes; under autocast inputs may be wider.
         queries: Number of this rank's queries in the first call; None before it.
         scale: Factor of the scores in the first call; None if it did not pass one.
-        features: Ordered set of features by which a call differs from plain causal attention.
+        features: Features by which a call differs from plain causal attention, in order.
     """
 
     def __init__(self, dtype: torch.dtype, sequence_ranks: int) -> None:
@@ -39,7 +38,24 @@ class AttentionArguments:
         self.scale: float | None = None
         self.features: dict[str, None] = {}
 
-    def record(
+    @contextmanager
+    def record_step(self, attention_name: str) -> Iterator[None]:
+        """Record the calls of a step, and forget those of earlier steps."""
+        errors = DeferredErrors()
+        self.features, self.queries = {}, None
+
+        def run_and_record(run: RunAttention, inputs: Inputs, *call: Any) -> AttentionResult:
+            out, weights = run(*inputs)
+            with errors:
+                if torch.is_grad_enabled():
+                    self._record((*inputs, out), *call)
+            return out, weights
+
+        with _wrap_attention(attention_name, run_and_record):
+            yield
+        errors.raise_first()
+
+    def _record(
         self, tensors: Sequence[Tensor], module: nn.Module, mask: Any, arguments: Mapping[str, Any]
     ) -> None:
         """Record one call; `tensors` are q, k, v and the output."""
@@ -58,14 +74,7 @@ class AttentionArguments:
         self.features |= dict.fromkeys(name for name, is_present in features.items() if is_present)
 
 
-def attention_module(attention_name: str) -> str:
-    """Return the name of the Python module that defines this attention; transformers' own for `eager`."""
-    function = ALL_ATTENTION_FUNCTIONS.get(attention_name)
-    return "transformers.models" if function is None else str(function.__module__)
-
-
-@contextmanager
-def watch_attention(attention_name: str, watch: AttentionWatch) -> Iterator[None]:
+def watch_attention(attention_name: str, watch: AttentionWatch) -> AbstractContextManager[None]:
     """Run every attention call through `watch` while the context lasts."""
 
     def run_watched(run: RunAttention, inputs: Inputs, *_: Any) -> AttentionResult:
@@ -78,26 +87,7 @@ def watch_attention(attention_name: str, watch: AttentionWatch) -> Iterator[None
 
         return watch.run(attention, *inputs), weights[-1]
 
-    with _wrap_attention(attention_name, run_watched):
-        yield
-
-
-@contextmanager
-def record_attention(attention_name: str, facts: AttentionArguments) -> Iterator[None]:
-    """Record every attention call that has gradients enabled in `facts`, which begins anew."""
-    errors = DeferredErrors()
-    facts.features, facts.queries = {}, None
-
-    def run_and_record(run: RunAttention, inputs: Inputs, *call: Any) -> AttentionResult:
-        out, weights = run(*inputs)
-        with errors:
-            if torch.is_grad_enabled():
-                facts.record((*inputs, out), *call)
-        return out, weights
-
-    with _wrap_attention(attention_name, run_and_record):
-        yield
-    errors.raise_first()
+    return _wrap_attention(attention_name, run_watched)
 
 
 def _wrap_attention(

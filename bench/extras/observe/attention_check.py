@@ -8,7 +8,6 @@ Letters of shapes: B sequences, N heads, S tokens of a shard, T tokens of the wh
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from torch import Tensor
 
 from bench.attention.watch import CapturedCall
 from bench.extras.observe.attention import AttentionArguments
-from bench.extras.observe.places import document_starts, order
-from bench.extras.observe.sharding import find_places_of, why_no_order
+from bench.extras.observe.objective import LIMITS, SIXTEEN_BIT_LIMIT
+from bench.extras.observe.sharding import document_starts_of, places_of
 from bench.extras.observe.tokens import ShardTokens
 from bench.measure.full_length.comparison import compare
 from bench.measure.full_length.section import SAMPLED_ROWS, FullLengthSection
@@ -33,9 +32,6 @@ SCORES: Mapping[str, int] = {"cpu": 2**21, "cuda": 2**24}
 sequences are compared, and samples of long ones."""
 SPAN_ROWS = 4
 """Number of wrong rows on each rank whose visible keys are looked for."""
-SPAN_LIMITS: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}
-"""Largest relative error of a row that is explained by other visible keys, by dtype."""
-SPAN_LIMIT_16_BIT = 2e-2
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
@@ -84,25 +80,23 @@ class SequenceGroup:
 def compare_attention(
     captured: CapturedCall, facts: AttentionArguments, tokens: ShardTokens, sequence_group: SequenceGroup
 ) -> FullLengthSection:
-    """Compare a captured attention call with float64; every rank of the group must call this.
+    """Compare this rank's part of an attention call with float64; every rank of the group must call this.
 
     Args:
-        captured: This rank's shard of one attention call.
-        facts: What the calls of the step were given.
+        captured: The call.
+        facts: Arguments of the step's attention calls.
         tokens: This rank's tokens.
         sequence_group: The ranks that hold the other shards.
 
     Returns:
-        Errors and limits, or the reason why the call cannot be compared: it is not seen to be plain causal
-        attention.
+        Errors and limits, or the reason why the call is not seen to be plain causal attention.
     """
     x = {name: copy.to_tensor(sequence_group.device) for name, copy in captured.copies.items()}
     states = sequence_group.all_gather_objects((_reason_not_comparable(x, facts, tokens), tokens))
     shards_tokens = [shard for _, shard in states]
-    reason = next((reason for reason, _ in states if reason is not None), None) or why_no_order(shards_tokens)
-    places = find_places_of(shards_tokens)
-    if reason is not None or places is None:
-        return _not_made(reason or "")
+    places = next((reason for reason, _ in states if reason is not None), None) or places_of(shards_tokens)
+    if isinstance(places, str):
+        return _not_made(places)
     # A gradient that was never computed counts as zeros: K and V that were sent as constants have none.
     x = {f"d{name}": torch.zeros_like(x[name]) for name in ("q", "k", "v")} | x
     sequences, heads, length, size = x["q"].shape
@@ -111,7 +105,7 @@ def compare_attention(
     attention = AttentionSettings(DTYPE_NAMES[facts.dtype], facts.scale or size**-0.5, causal=True)
     in_order = torch.tensor(places).argsort()
     local_places = torch.tensor(places).view(len(states), length)[tokens.group_rank]
-    starts = _document_starts(shards_tokens, places)
+    starts = torch.tensor(document_starts_of(shards_tokens, places))
     # Outputs in documents without a gradient are padding, whose keys are the loop's own choice.
     has_gradient = x["dout"].ne(0).any(dim=3).any(dim=1).float()[..., None]
     trained = sequence_group.all_gather(has_gradient)[:, in_order.to(has_gradient.device), 0].cpu()
@@ -144,12 +138,6 @@ def _not_made(reason: str) -> FullLengthSection:
     return FullLengthSection(tokens=0, rows=0, errors={}, limits={}, reason=reason)
 
 
-def _document_starts(shards: Sequence[ShardTokens], places: Sequence[int]) -> Tensor:
-    """Return the start of each token's document in whole sequences, [B, T]."""
-    rows = zip(*(shard.positions for shard in shards), strict=True)
-    return torch.tensor([document_starts(order([*itertools.chain(*parts)], places)) for parts in rows])
-
-
 def _reason_not_comparable(
     x: Mapping[str, Tensor], facts: AttentionArguments, given: ShardTokens
 ) -> str | None:
@@ -175,6 +163,7 @@ def _has_mask_of_its_own(x: Mapping[str, Tensor], attention: AttentionSettings, 
     rank of the group must call this.
     """
     device = x["q"].device
+    limit = LIMITS.get(attention.dtype, SIXTEEN_BIT_LIMIT)
     with torch.autocast(device.type, enabled=False):
         k_TD, v_TD = (shards.gather(x[name][:, 0])[0].double() for name in ("k", "v"))
         count = min(len(shards.positions), max(SPAN_ROWS, SCORES[device.type] // shards.tokens))
@@ -185,15 +174,14 @@ def _has_mask_of_its_own(x: Mapping[str, Tensor], attention: AttentionSettings, 
         hidden_RT = torch.arange(shards.tokens, device=device) > places[:, None]
         exact_RD = scores_RT.masked_fill(hidden_RT, float("-inf")).softmax(-1) @ v_TD
         errors_R = (out_RD - exact_RD).norm(dim=-1) / exact_RD.norm(dim=-1)
-        limit = SPAN_LIMITS.get(attention.dtype, SPAN_LIMIT_16_BIT)
         # Wrong rows, those of them with other keys, and those whose keys begin within a shard.
         counts = torch.zeros(3, device=device)
         for row in errors_R.topk(min(SPAN_ROWS, count)).indices:
             if errors_R[row] > limit:
-                span, error = _visible_span(scores_RT[row], v_TD, out_RD[row], int(places[row]))
-                is_prefix = span.stop != int(places[row]) + 1
-                is_within_shard = is_prefix or span.start % len(shards.positions) != 0
+                place = int(places[row])
+                span, error = _visible_span(scores_RT[row], v_TD, out_RD[row], place)
                 is_masked = error <= limit and span != range(shards.tokens)  # all keys: not causal at all
+                is_within_shard = span.stop != place + 1 or span.start % len(shards.positions) != 0
                 counts += torch.tensor([1, is_masked, is_within_shard], device=device)
     wrong, fitting, within_shard = shards.all_reduce(counts).tolist()
     return bool(wrong == fitting and within_shard > 0)
@@ -207,5 +195,4 @@ def _visible_span(scores_T: Tensor, v_TD: Tensor, out_D: Tensor, place: int) -> 
     sums = torch.cat([after, terms.cumsum(0)[place + 1 :]])
     errors = (sums[:, :-1] / sums[:, -1:] - out_D).norm(dim=-1) / out_D.norm()
     best = int(errors.argmin())
-    span = range(best, place + 1) if best <= place else range(best + 1)
-    return span, float(errors[best])
+    return range(best, place + 1) if best <= place else range(best + 1), float(errors[best])

@@ -21,6 +21,7 @@ from bench.config import (
     ModelConfig,
     WorkloadConfig,
 )
+from bench.extras.observe.attention_check import DTYPE_NAMES
 from bench.extras.observe.loop import ObservedLoop
 from bench.extras.observe.sharding import find_layout
 from bench.extras.observe.tokens import ShardTokens
@@ -35,14 +36,10 @@ class ObserveRequest:
     """Arguments of `observe`. Raises ConfigError if a value is not legal."""
 
     strategy: str
-    """Name in the report."""
     folder: Path
-    """Folder of the records and the report."""
     steps: int
-    """Number of timed steps."""
     warmup_steps: int
     report: bool
-    """Whether tables, figures and the page are written after the record."""
 
     def __post_init__(self) -> None:
         values.whole_number("steps", self.steps)
@@ -50,27 +47,14 @@ class ObserveRequest:
         facts = STRATEGIES.get(self.strategy)
         if facts is not None and facts.options:
             raise ConfigError(
-                f"strategy={self.strategy}: this strategy has options ({', '.join(facts.options)}), which"
-                " bench.observe cannot read from your loop; pass another name"
+                f"strategy={self.strategy}: bench.observe cannot read its options"
+                f" ({', '.join(facts.options)}) from your loop; pass another name"
             )
 
     @property
     def measure(self) -> MeasureConfig:
-        """Settings of the passes: the numbers of steps as requested, and no limits of time."""
-        return MeasureConfig(
-            steps=self.steps,
-            warmup_steps=self.warmup_steps,
-            warmup_s=0.0,
-            min_timed_steps=0,
-            budget_s=0.0,
-            repeats=1,
-            repeats_budget_s=0,
-            reference_budget_s=0,
-            timeout_s=0.0,
-            trace=True,
-            keep_traces=False,
-            gradients=False,
-        )
+        """Settings of the passes, without limits of time."""
+        return MeasureConfig(steps=self.steps, warmup_steps=self.warmup_steps)
 
     @property
     def steps_needed(self) -> int:
@@ -87,8 +71,8 @@ def observed_cell(
 ) -> Cell:
     """Return the cell that describes the loop; settings that cannot be known are `own`.
 
-    `shards` are tokens of some ranks that share one sequence. `groups` is the number of sequence groups with
-    different tokens, by default of all.
+    `shards` are tokens of some ranks that share one sequence. `groups` is the number of sequence groups that
+    count, by default all.
     """
     first, sp_degree, world_size = shards[0], len(shards[0].group), dist.get_world_size()
     facts = STRATEGIES.get(request.strategy)
@@ -109,7 +93,7 @@ def observed_cell(
         options=(),
         layout=find_layout(shards),
         kernel=loop.attention_name,
-        dtype=loop.dtype,
+        dtype=DTYPE_NAMES.get(loop.attention_facts.dtype, str(loop.attention_facts.dtype)),
         model=model,
         engine=EngineConfig(name=loop.model.engine),
         trainer=USER_CODE,

@@ -26,41 +26,32 @@ TOLERANCE = 0.02
 """Largest relative error of a measured factor, and of the gradient from this multiple of the sum."""
 
 
-def closest_factor(result: Tensor, base: Tensor) -> float:
-    """Return the factor for which `factor * base` is closest to `result`; 0 if `base` is all zeros."""
-    size = float(base.square().sum())
-    return float((result * base).sum()) / size if size else 0.0
-
-
 class GradientFactor:
     """Watches the gradient of one trained parameter in one step.
 
     Attributes:
-        clips_local: Whether the loop scaled down this rank's own gradient on one of several ranks; set by
-            `measure`.
+        is_multiple: False if the optimizer's gradient is no multiple of the sum; set by `measure`.
     """
 
     def __init__(self, model: nn.Module) -> None:
         trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
         whole = (item for item in trained if item.numel() > 1 and not isinstance(item, DTensor))
         self._parameter = min(whole, key=nn.Parameter.numel, default=None)
-        self.clips_local = self._is_clipped = False
+        self.is_multiple = True
         self._local: Tensor | None = None
         self._used: Tensor | None = None
         self._errors = DeferredErrors()
 
     @contextmanager
     def watch_step(self) -> Iterator[None]:
-        """Watch one step of the loop. Gradients are read before torch clips them."""
         self._local = self._used = None
         with ExitStack() as hooks:
             if self._parameter is not None:
                 hooks.callback(self._parameter.register_hook(self._add_local).remove)
                 hooks.callback(register_optimizer_step_pre_hook(self._read_used).remove)
-                clip = getattr(clip_grad, CLIP, None)
-                if clip is not None:
-                    hooks.callback(setattr, clip_grad, CLIP, clip)
-                    setattr(clip_grad, CLIP, partial(self._read_and_run, clip))
+                clip = getattr(clip_grad, CLIP)
+                hooks.callback(setattr, clip_grad, CLIP, clip)
+                setattr(clip_grad, CLIP, partial(self._read_and_clip, clip))
             yield
         self._errors.raise_first()
 
@@ -74,22 +65,20 @@ class GradientFactor:
             device: Device of the process group's tensors.
         """
         world, local, used = dist.get_world_size(), self._local, self._used
-        shapes: list[Any] = [None] * world
         is_known = local is not None and used is not None and local.shape == used.shape
+        shapes: list[Any] = [None] * world
         dist.all_gather_object(shapes, tuple(local.shape) if is_known and local is not None else None)
         if len({*shapes}) > 1 or local is None or used is None or not is_known:
             return None
         total = local.to(device, copy=True)
         dist.all_reduce(total)
         used, total = used.double().flatten(), total.double().flatten().to(used.device)
-        factor = closest_factor(used, total)
-        is_multiple = float((used - factor * total).norm()) <= TOLERANCE * float(used.norm())
+        factor = float(used @ total) / (float(total @ total) or 1.0)
+        self.is_multiple = float((used - factor * total).norm()) <= TOLERANCE * float(used.norm())
+        if not self.is_multiple or not factor:
+            return None
         divisors = (world, sequence_ranks, world // sequence_ranks, 1)
         nearest = min((1 / divisor for divisor in divisors), key=lambda expected: abs(factor - expected))
-        is_local = torch.equal(used, local.to(used).flatten())
-        self.clips_local = self._is_clipped and is_local and not is_multiple
-        if not is_multiple or not factor:
-            return None
         return nearest if abs(factor / nearest - 1) <= TOLERANCE else factor
 
     def _add_local(self, gradient: Tensor) -> None:
@@ -97,14 +86,9 @@ class GradientFactor:
             local = gradient.detach().clone()
             self._local = local if self._local is None else self._local + local
 
-    def _read_and_run(self, run: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def _read_and_clip(self, clip: Callable[..., Any], *args: Any, **named: Any) -> Any:
         self._read_used()
-        result = run(*args, **named)
-        with self._errors:
-            gradient = None if self._parameter is None else self._parameter.grad
-            if gradient is not None and self._used is not None:
-                self._is_clipped = not torch.equal(gradient, self._used)
-        return result
+        return clip(*args, **named)
 
     def _read_used(self, *_: Any) -> None:
         """Keep the gradient before the first clipping or, without clipping, before the optimizer's step."""

@@ -9,16 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bench.attention.watch import AttentionWatch, CapturedCall
 from bench.config import ConfigError
-from bench.extras.observe.attention import (
-    AttentionArguments,
-    attention_module,
-    record_attention,
-    watch_attention,
-)
-from bench.extras.observe.attention_check import DTYPE_NAMES, SequenceGroup, compare_attention
+from bench.extras.observe.attention import AttentionArguments, watch_attention
+from bench.extras.observe.attention_check import SequenceGroup, compare_attention
 from bench.extras.observe.gradient_factor import GradientFactor
 from bench.extras.observe.objective import RankObjective
 from bench.extras.observe.observed_model import ObservedModel
@@ -31,10 +27,9 @@ from bench.measure.subject import Subject
 from bench.measure.updates.rank import digest, names_not_finite
 from bench.measure.updates.section import RankUpdates
 from bench.ranks.log import StepPhase
+from bench.request.layer_types import layers_not_plain
 
 COMPILED = "the model is compiled, and hooks would be compiled into another program"
-CHECKS_WITH_HOOKS = frozenset({"positions", "full_length"})
-"""Passes whose hooks a compiled model does not get."""
 
 
 class ObservedLoop(Subject):
@@ -46,45 +41,37 @@ class ObservedLoop(Subject):
         self.model = model
         self.sequence_group = sequence_group
         self.device = device
-        self.input_watch = ModelInputWatch(model.entry_points, sequence_group.ranks, phase)
         self.phase = phase
         self.attention_name = model.attention_name
-        self.attention_modules = attention_module(model.attention_name)
+        function = ALL_ATTENTION_FUNCTIONS.get(model.attention_name)
+        self.attention_modules = function.__module__ if function else "transformers.models"  # for `eager`
         self.network = model.entry_points[0]
         self.sequence_ranks = len(sequence_group.ranks)
         parameter = next(iter(model.networks[0].parameters()))
         self.attention_facts = AttentionArguments(parameter.dtype, self.sequence_ranks)
+        self.input_watch = ModelInputWatch(model, sequence_group.ranks, self.attention_facts, phase)
         self.step_sizes: list[str] = []
         self.step_digests: list[str] = []
-        self.objective = RankObjective(reason=COMPILED)
-        """Training objective of the step whose attention is compared; set by `record_objective`."""
+        self.objective = RankObjective(reason=COMPILED)  # replaced by `record_objective`
         self.trained_tokens = TrainedTokens(model.networks[0])
         self.gradient_factor = GradientFactor(model.networks[0])
-        self.always_updates = True
-        """Whether an optimizer stepped in every untimed step so far. If not, gradients are accumulated over
-        several steps, so the scale of one step's gradients is not known."""
+        self.always_updates = True  # else gradients of several steps add up, and their scale is not known
 
     def watch_attention(self, watch: AttentionWatch) -> AbstractContextManager[None]:
-        if self.model.compiled_entry is not None:
-            return nullcontext()
-        return watch_attention(self.attention_name, watch)
+        return nullcontext() if self.model.is_compiled else watch_attention(self.attention_name, watch)
 
     def optimizer_spans(self) -> AbstractContextManager[Spans]:
         return optimizer_step_spans(self.phase)
 
     @contextmanager
     def around_untimed_step(self) -> Iterator[None]:
-        """Record inputs of the model, dtype of attention, phases and optimizer steps of an untimed step.
+        """Record inputs of the model, arguments of attention, phases and optimizer steps of an untimed step.
 
         Raises ConfigError after a step in which no forward and backward of the model was seen.
         """
-        compiled, facts = self.model.compiled_entry, self.attention_facts
-        record = nullcontext() if compiled is not None else record_attention(self.attention_name, facts)
-        with (
-            optimizer_step_spans(self.phase) as spans,
-            self.input_watch.watch_step(facts, compiled),
-            record,
-        ):
+        facts = self.attention_facts
+        record = nullcontext() if self.model.is_compiled else facts.record_step(self.attention_name)
+        with optimizer_step_spans(self.phase) as spans, self.input_watch.watch_step(), record:
             yield
         self.always_updates &= bool(spans)
         self.step_sizes.append(self.tokens.size)
@@ -96,39 +83,36 @@ class ObservedLoop(Subject):
     @property
     def tokens(self) -> ShardTokens:
         """Tokens of the last untimed step on this rank. Raises ConfigError if the model was not called."""
-        tokens = self.input_watch.tokens
-        if tokens is None:
+        if self.input_watch.tokens is None:
             raise ConfigError(
                 "the step did not call the model with input_ids or inputs_embeds while gradients were"
                 " enabled; put forward and backward into the context, and pass the model that the loop calls"
             )
-        return tokens
+        return self.input_watch.tokens
 
     def record_objective(self) -> None:
         """Set `objective` from the step that was watched last. Every rank must call this method."""
         measured = self.gradient_factor.measure(self.sequence_ranks, self.device)
         factor = self.model.gradient_factor() or measured
         stated, calls = self.trained_tokens.stated, self.trained_tokens.micro_steps()
-        stated_counts = [count for _, count in stated if count is not None]
-        is_stated_twice = len(stated) > len(calls)
         reason, positions = self.trained_tokens.reason, self.tokens.positions
         if calls and positions and calls[0].positions.tolist() != [[*row] for row in positions]:
             reason = "the model rotates by other positions than it is given, so the next tokens are not known"
+        if self.always_updates and not self.gradient_factor.is_multiple:
+            reason = (
+                "the optimizer's gradient is no multiple of the sum of all ranks', as if each clips its own"
+            )
+        stated_counts = [count for _, count in stated if count is not None]
         counts = stated_counts or [call.valid_tokens for call in calls if call.valid_tokens is not None]
+        is_counted = len(counts) > 0 and len(stated) <= len(calls)  # else the loss was stated twice
         self.objective = RankObjective(
             micro_steps=calls,
-            valid_tokens=sum(map(float, counts)) if counts and not is_stated_twice else None,
+            valid_tokens=sum(map(float, counts)) if is_counted else None,
             is_stated=bool(stated),
             has_value=any(has_value for has_value, _ in stated),
             gradient_factor=factor if self.always_updates else None,
-            clips_local=self.gradient_factor.clips_local,
             reason=reason,
         )
-
-    @property
-    def dtype(self) -> str:
-        """Dtype of attention."""
-        return DTYPE_NAMES.get(self.attention_facts.dtype, str(self.attention_facts.dtype))
 
 
 class LoopAttention(RankPass):
@@ -153,7 +137,8 @@ class LoopAttention(RankPass):
         self.measurement.raise_if_rank_failed()
         loop.record_objective()
         facts = loop.attention_facts
-        facts.features |= dict.fromkeys(loop.model.unplain_layers(loop.tokens.seq_len))
+        config = loop.model.networks[0].config.to_dict()
+        facts.features |= dict.fromkeys(layers_not_plain(config, loop.tokens.seq_len))
         with self.measurement.log.run_phase("full_length"):
             self.section = compare_attention(watch.captured, facts, loop.tokens, loop.sequence_group)
 
@@ -179,26 +164,18 @@ class LoopReplicas(RankPass):
 def _trained_shards(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield a name and the local values of every trained parameter.
 
-    Ranks that yield equal names hold the same values: if this rank has only a shard of the parameter, the
-    name ends with the shard's index. Parameters that ZeRO-3 has partitioned are empty here and are left out.
+    Ranks that yield equal names hold the same values: the name of a shard ends with its index. Parameters
+    that ZeRO-3 has partitioned are empty here and are left out.
     """
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        values = parameter.detach()
-        local = values.to_local() if isinstance(values, DTensor) else values
-        if local.numel() > 0:
-            yield f"{name}{_shard_suffix(model, values)}", local
-
-
-def _shard_suffix(model: nn.Module, values: Tensor) -> str:
-    """Return text such as ` [shard 1]`, equal on ranks with the same shard; empty for a whole parameter."""
-    if isinstance(values, DTensor):
-        coordinate = zip(values.device_mesh.get_coordinate() or (), values.placements, strict=False)
-        indices = [str(index) for index, placement in coordinate if not placement.is_replicate()]
-        return f" [shard {', '.join(indices)}]" if indices else ""
     is_sharded = any(
         type(module).__name__ == "FullyShardedDataParallel" or getattr(module, "tp_size", None)
         for module in model.modules()
     )
-    return f" [shard of rank {dist.get_rank()}]" if is_sharded else ""
+    for name, parameter in model.named_parameters():
+        values, shard = parameter.detach(), f"of rank {dist.get_rank()}" if is_sharded else ""
+        if isinstance(values, DTensor):
+            indices = zip(values.device_mesh.get_coordinate() or (), values.placements, strict=False)
+            shard = ", ".join(str(index) for index, placement in indices if not placement.is_replicate())
+            values = values.to_local()
+        if parameter.requires_grad and values.numel() > 0:
+            yield f"{name} [shard {shard}]" if shard else name, values

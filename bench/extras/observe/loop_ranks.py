@@ -1,4 +1,4 @@
-"""Device, time, gathering, signals and an abortable barrier for the ranks of a user's own loop."""
+"""Group, device, signals and an abortable barrier for the ranks of a user's own loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 import torch
 import torch.distributed as dist
@@ -17,6 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _get_default_group, _get_default_store
 
 from bench.config import ConfigError
+
+LONGEST_PAUSE_S = 0.05
+"""Longest pause between two polls of the store; the first pauses are much shorter."""
+LONGEST_WAIT_S = 300.0
+"""Longest wait for a late rank, which may be writing a checkpoint or computing an exact result."""
+GO_ON, STOP = "go on", "stop"
 
 
 def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
@@ -32,31 +37,18 @@ def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessG
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of the parameters, or the current GPU if they are offloaded to host memory.
-
-    If a loop never calls `set_device`, the current GPU is GPU 0 on every rank.
-    """
+    """Return the device of the parameters, or the current GPU if they are offloaded to host memory."""
     parameter_device = next(model.parameters()).device
     if parameter_device.type != "cuda" and "nccl" in str(dist.get_backend()):
         return torch.device("cuda", torch.cuda.current_device())
     return parameter_device
 
 
-def broadcast_time(device: torch.device) -> datetime:
-    """Return rank 0's present time on every rank. Records with equal times belong to one run of a loop."""
-    now = torch.tensor(datetime.now(UTC).timestamp(), dtype=torch.float64, device=device)
-    dist.broadcast(now, src=0)
-    return datetime.fromtimestamp(now.item(), UTC)
-
-
 @contextmanager
 def delay_sigterm() -> Iterator[None]:
-    """Delay SIGTERM until the context ends. When a rank fails, torchrun sends it, and SIGKILL 30 s later.
-
-    Only the main thread receives signals; in other threads nothing is delayed.
-    """
+    """Delay SIGTERM until the context ends. When a rank fails, torchrun sends it, and SIGKILL 30 s later."""
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield  # other threads receive no signals
         return
     received: list[int] = []
     previous = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
@@ -66,13 +58,6 @@ def delay_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
         if received:
             signal.raise_signal(signal.SIGTERM)
-
-
-LONGEST_PAUSE_S = 0.05
-"""Longest pause between two polls of the store; the first pauses are much shorter."""
-LONGEST_WAIT_S = 300.0
-"""Longest wait for a late rank, which may be writing a checkpoint or computing an exact result."""
-GO_ON, STOP = "go on", "stop"
 
 
 class PeerStoppedError(RuntimeError):
@@ -88,34 +73,31 @@ class AbortableBarrier:
 
     An error may end the observation on one rank only. The other ranks would then wait for ever in the next
     collective of the observation, or take one of the training for it. In torch's store, a rank can announce
-    that it will not come. A rank that dies announces nothing, so the wait has a time limit.
+    that it will not come. A rank that dies announces nothing, so the wait has a time limit: half the timeout
+    of the training's collectives, as the missing rank may wait for this one in such a collective.
     """
 
     def __init__(self, name: str, ranks: Sequence[int]) -> None:
         """Create the barrier without waiting; `name` distinguishes barriers of the same ranks."""
         self._ranks, self._size = ranks, len(ranks)
         self._store = PrefixStore(f"bench.observe {name} {[*ranks]}", _get_default_store())
-        self._longest_s = longest_wait_s()
+        self._longest_s = min(LONGEST_WAIT_S, collective_timeout_s() / 2)
         self._rounds = 0
 
     def wait(self) -> None:
         """Return when all ranks have arrived; raise PeerStoppedError or PeerMissingError if one will not."""
         if self._size == 1:
             return
-        if self._store.add(self._key("arrivals"), 1) == self._size:
+        if self._store.add(f"{self._rounds} arrivals", 1) == self._size:
             self._decide(GO_ON)
         self._await_decision()
-        decision = self._store.get(self._key("decision"))
         self._rounds += 1
-        if decision != GO_ON.encode():
-            raise PeerStoppedError("another rank stopped observing")
 
     def abort(self) -> None:
-        """Make `wait` raise on the other ranks; returns at once."""
+        """Make `wait` raise on the other ranks."""
         self._decide(STOP)
 
     def announce_end(self) -> None:
-        """Announce that this rank ends, so that it is none of `silent_ranks`."""
         self._store.set(f"end of {dist.get_rank()}", "")
 
     def silent_ranks(self) -> list[int]:
@@ -124,32 +106,22 @@ class AbortableBarrier:
 
     def _await_decision(self) -> None:
         deadline, pause_s = time.monotonic() + self._longest_s, 1e-4
-        while not self._store.check([self._key("decision")]):
+        while not self._store.check([f"{self._rounds} decision"]):
             if time.monotonic() > deadline:
                 self._decide(STOP)
-                arrivals = self._store.add(self._key("arrivals"), 0)
+                arrivals = self._store.add(f"{self._rounds} arrivals", 0)
                 raise PeerMissingError(
                     f"only {arrivals} of {self._size} ranks reached this point of bench.observe within"
                     f" {self._longest_s:g} s; every rank must enter the context in every step"
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-    def _key(self, value: str) -> str:
-        """Return the store's key of a value of the next round: its `arrivals` or its `decision`."""
-        return f"{self._rounds} {value}"
+        if self._store.get(f"{self._rounds} decision").decode() != GO_ON:
+            raise PeerStoppedError("another rank stopped observing")
 
     def _decide(self, decision: str) -> None:
-        """Set the decision of the next round unless another rank has set it."""
-        self._store.compare_set(self._key("decision"), "", decision)
-
-
-def longest_wait_s() -> float:
-    """Return the longest wait at a barrier, at most half the timeout of the training's collectives.
-
-    A missing rank may wait for this rank in such a collective, which must not time out.
-    """
-    return min(LONGEST_WAIT_S, collective_timeout_s() / 2)
+        """Set the decision of this round unless another rank has set it."""
+        self._store.compare_set(f"{self._rounds} decision", "", decision)
 
 
 def collective_timeout_s() -> float:

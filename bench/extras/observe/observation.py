@@ -7,8 +7,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, ClassVar, Self, TextIO
 from weakref import WeakKeyDictionary
@@ -19,33 +20,13 @@ from torch import Tensor, nn
 
 from bench.common.labels import checks_label
 from bench.config import Cell, ConfigError, ExitCode
+from bench.extras.observe import loop_ranks, observed_record, sharding
 from bench.extras.observe.attention_check import SequenceGroup
 from bench.extras.observe.cell import ObserveRequest, observed_cell
-from bench.extras.observe.loop import CHECKS_WITH_HOOKS, LoopAttention, LoopReplicas, ObservedLoop
-from bench.extras.observe.loop_ranks import (
-    AbortableBarrier,
-    PeerStoppedError,
-    broadcast_time,
-    delay_sigterm,
-    device_of,
-)
+from bench.extras.observe.loop import LoopAttention, LoopReplicas, ObservedLoop
 from bench.extras.observe.observed_model import observed_model
-from bench.extras.observe.observed_record import (
-    check_folder,
-    failed_record,
-    observed_record,
-    store_once,
-    user_frame,
-    write_report,
-)
-from bench.extras.observe.sharding import (
-    equal_tokens_line,
-    ranks_label,
-    sequence_groups,
-    token_holders,
-)
 from bench.extras.observe.step_watchdog import StepWatchdog
-from bench.extras.observe.tokens import LoopReport
+from bench.extras.observe.tokens import LoopReport, ShardTokens
 from bench.measure import decode_reports
 from bench.measure.rank_pass import Measurement, StepRequest
 from bench.ranks.device import nccl_version
@@ -93,34 +74,38 @@ class Observation:
         self._log = RankLog(lambda _: None)
         self._steps = 0
         self._is_prepared = self._is_over = False
+        self._is_rank_0 = dist.get_rank() == 0
         Observation.count += 1
         with self._contain_errors(refusals=(ConfigError, StoreError)):
             self._prepare(model, group)
 
     def _prepare(self, model: nn.Module, group: dist.ProcessGroup | None) -> None:
         ranks = [dist.get_rank()] if group is None else dist.get_process_group_ranks(group)
-        self._all_ranks = AbortableBarrier(f"{Observation.count} all", range(dist.get_world_size()))
-        self._sequence_ranks = AbortableBarrier(f"{Observation.count} sequence", ranks)
-        if dist.get_rank() == 0:
-            check_folder(self.request.folder)
-        observed, device = observed_model(model), device_of(model)
+        name = str(Observation.count)
+        self._all_ranks = loop_ranks.AbortableBarrier(f"{name} all", range(dist.get_world_size()))
+        self._sequence_ranks = loop_ranks.AbortableBarrier(f"{name} sequence", ranks)
+        if self._is_rank_0:
+            with self._store() as store:
+                store.read()  # errors must be raised before the training
+        observed, device = observed_model(model), loop_ranks.device_of(model)
         sequence_group = SequenceGroup(ranks, group, device, self._sequence_ranks.wait)
         self._model = observed.model_config()
         self._loop = ObservedLoop(observed, sequence_group, device, self._log.step)
+        hooked = ("positions", "full_length") if observed.is_compiled else ()
         self._measurement = Measurement(
             self.request.measure,
             device,
             self._log,
             raise_if_rank_failed=self._all_ranks.wait,
-            skipped=frozenset({"parity"})
-            | (frozenset() if observed.compiled_entry is None else CHECKS_WITH_HOOKS),
+            skipped=frozenset({"parity", *hooked}),
             replacements={"full_length": LoopAttention, "updates": LoopReplicas},
         )
         self._step_requests = self._measurement.steps(self._loop)
         self._all_ranks.wait()
-        self._started_at = broadcast_time(device)
-        self._is_rank_0 = dist.get_rank() == 0
-        self._watchdog = StepWatchdog(f"{Observation.count}", self._log, device.type, self._store_hang)
+        times = [datetime.now(UTC)]
+        dist.broadcast_object_list(times, device=device)
+        self._started_at = times[0]  # equal in all records of a run
+        self._watchdog = StepWatchdog(name, self._log, device.type, self._store_hang)
         atexit.register(self._report_missing_steps)
         is_main = threading.current_thread() is threading.main_thread()
         if self._is_rank_0 and is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -198,19 +183,20 @@ class Observation:
         None if the code refused to observe or was interrupted.
         """
         self._is_over = True
+        failure = error if isinstance(error, Exception) else None
         with suppress(Exception):
             self._all_ranks.abort()
             self._sequence_ranks.abort()
-            if isinstance(error, Exception):
+            if failure is not None:
                 self._all_ranks.announce_end()
         messages = []
-        if is_internal and isinstance(error, Exception):
-            messages.append(f"the observation stopped, the training continues; reason: {one_line(error)}")
+        if is_internal and failure is not None:
+            messages.append(f"the observation stopped, the training continues; reason: {one_line(failure)}")
         try:
             if self._is_prepared:
                 self._step_requests.close()
-                if isinstance(error, Exception) and not isinstance(error, PeerStoppedError):
-                    self._store_failure(error, is_internal=is_internal)
+                if failure is not None and not isinstance(failure, loop_ranks.PeerStoppedError):
+                    self._store_failure(failure, is_internal=is_internal)
         except Exception as store_error:  # noqa: BLE001  it would end the training, or replace the user's error
             messages.append(f"no record was written; reason: {one_line(store_error)}")
         if messages and self.record is None:
@@ -235,28 +221,27 @@ class Observation:
         """Gather the reports of all ranks; on rank 0, judge them and write the record and the report."""
         local = self._loop_report()
         self._all_ranks.wait()
-        gathered: list[Any] | None = [None] * dist.get_world_size() if self._is_rank_0 else None
-        dist.gather_object(local, gathered)
-        if gathered is None:
+        reports: list[Any] = [None] * dist.get_world_size()
+        dist.gather_object(local, reports if self._is_rank_0 else None)
+        if not self._is_rank_0:
             return
-        reports: list[LoopReport] = gathered
-        groups, wall_s = sequence_groups(reports), time.monotonic() - self._start
-        cell = observed_cell(self._loop, self._model, self.request, groups[0], len(token_holders(reports)))
-        with Store(self.request.folder, STORE_WAIT_S) as store:
+        shards, groups = sharding.sequence_groups(reports)[0], len(sharding.token_holders(reports))
+        cell, wall_s = self._cell(shards, groups), time.monotonic() - self._start
+        with self._store() as store:
             repeat = sum(record.cell_id == cell.cell_id for record in store.read())
-            record = observed_record(cell, reports, repeat, wall_s, self._started_at)
-            self.record = record = store_once(record, store)
+            record = observed_record.observed_record(cell, reports, repeat, wall_s, self._started_at)
+            self.record = record = observed_record.store_once(record, store)
         result = outcome(record)
         if record.status is Status.OK:
             result = (
                 f"ok: {result}; {checks_label({check.what: check.reason for check in record.checks or ()})}"
             )
-        for line in filter(None, (result, equal_tokens_line(reports))):
+        for line in filter(None, (result, sharding.equal_tokens_line(reports))):
             print_message(line, sys.stdout)
         if self.request.report:
             try:
-                write_report(self.request.folder)
-            except Exception as error:  # noqa: BLE001  the record is stored, and the training must continue
+                observed_record.write_report(self.request.folder)
+            except OSError as error:
                 print_message(f"the record was written, but no report; reason: {one_line(error)}")
 
     def _loop_report(self) -> LoopReport:
@@ -264,9 +249,8 @@ class Observation:
         loop, software = self._loop, nccl_version(self._measurement.device)
         calls = self._measurement.tap.calls
         values = {**self._measurement.report(), "phases_s": self._log.phases_s, "software": software}
-        (rank_report,) = decode_reports([values])
         return LoopReport(
-            rank_report=rank_report,
+            rank_report=decode_reports([values])[0],
             tokens=loop.tokens,
             step_sizes=loop.step_sizes,
             step_digests=loop.step_digests,
@@ -274,22 +258,31 @@ class Observation:
             objective=loop.objective,
         )
 
-    @delay_sigterm()
+    def _cell(self, shards: Sequence[ShardTokens], groups: int | None = None) -> Cell:
+        return observed_cell(self._loop, self._model, self.request, shards, groups)
+
+    def _store(self) -> Store:
+        return Store(self.request.folder, STORE_WAIT_S)
+
+    @loop_ranks.delay_sigterm()
     def _store_failure(self, error: Exception, *, is_internal: bool) -> None:
         """Store a record of the error that ended the loop or its observation, if the tokens are known."""
         tokens = self._loop.input_watch.tokens
         if tokens is None:
             return
-        cell = observed_cell(self._loop, self._model, self.request, [tokens])
+        cell = self._cell([tokens])
         failure = describe_failure(error, self._log, cell.cluster)
-        place = "bench.observe, not in the training loop" if is_internal else user_frame(error)
+        place = (
+            "bench.observe, not in the training loop" if is_internal else observed_record.user_frame(error)
+        )
         if is_lost_peer_failure(failure):
             # A peer has ended. If it can still store its own error, that record is the one that counts.
             time.sleep(LOST_PEER_WAIT_S)
             with suppress(Exception):  # the store may have ended, too
                 silent = self._all_ranks.silent_ranks()
                 if silent:
-                    place += f"; no answer from rank {ranks_label(silent)}, which ended or was killed"
+                    ranks = sharding.ranks_label(silent)
+                    place += f"; no answer from rank {ranks}, which ended or was killed"
         end = RankEnd(dist.get_rank(), ExitCode.FAILED, None, failure, log_tail="")
         self._store_end(cell, end, f" (in {place})")
 
@@ -298,31 +291,27 @@ class Observation:
         print_message(f"rank {end.rank}: {end.hang}")
         tokens = self._loop.input_watch.latest_tokens()
         if tokens is not None:
-            self._store_end(observed_cell(self._loop, self._model, self.request, [tokens]), end)
+            self._store_end(self._cell([tokens]), end)
 
     def _store_end(self, cell: Cell, end: RankEnd, place: str = "") -> None:
         """Store the record of a loop that has ended or hangs, and print it."""
         wall_s = time.monotonic() - self._start
-        record = failed_record(cell, end, wall_s, self._started_at)
-        with Store(self.request.folder, STORE_WAIT_S) as store:
-            self.record = store_once(replace(record, reason=f"{record.reason}{place}"), store)
+        record = observed_record.failed_record(cell, end, wall_s, self._started_at)
+        with self._store() as store:
+            self.record = observed_record.store_once(replace(record, reason=f"{record.reason}{place}"), store)
         print_message(f"{outcome(self.record)}; record in {self.request.folder}")
 
     def _report_sigterm(self, *_: Any) -> None:
-        """Print that the process is being ended, and end it."""
-        if self.record is None:
-            print_message(
-                f"SIGTERM after {self._steps} of {self.request.steps_needed} steps; no record was written"
-            )
+        self._report_missing_steps("SIGTERM: ")
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
 
-    def _report_missing_steps(self) -> None:
+    def _report_missing_steps(self, cause: str = "") -> None:
         """Print, when the script ends, that it ran too few steps for a record."""
         if not self._is_over and self._is_rank_0:
             print_message(
-                f"{self.request.steps_needed} steps are needed, but only {self._steps} were observed, so no"
-                " record was written; train longer, or pass a smaller steps="
+                f"{cause}{self.request.steps_needed} steps are needed, but only {self._steps} were observed,"
+                " so no record was written; train longer, or pass a smaller steps="
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +62,13 @@ def observe(
     request = ObserveRequest(
         strategy=strategy, folder=Path(folder), steps=steps, warmup_steps=warmup_steps, report=report
     )
-    observation = Observation.by_model.get(model)
-    if observation is None:
-        observation = Observation.by_model[model] = Observation(model, process_group(group), request)
-    elif observation.request != request:
+    if model not in Observation.by_model:
+        Observation.by_model[model] = Observation(model, process_group(group), request)
+    if Observation.by_model[model].request != request:
         raise ConfigError(
-            "bench.observe: this model is already observed with other arguments; pass the same arguments in"
-            " every step"
+            "bench.observe: already observed with other arguments; pass the same ones in every step"
         )
-    return observation
+    return Observation.by_model[model]
 
 
 class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
@@ -92,31 +89,16 @@ class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
     def __init__(self, group: dist.ProcessGroup | DeviceMesh | None = None, **choices: Any) -> None:
         self.group = group
         self.choices = choices
-        self._observation: Observation | None = None
 
     def on_train_begin(self, *_: Any, model: nn.Module, **__: Any) -> None:
         """Start the observation. Raises ConfigError if the loop cannot be observed."""
-        self._observation = observe(find_wrapper(model), self.group, **self.choices)
+        self._observation = observe(model, self.group, **self.choices)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        if self._observation is not None:
-            self._observation.__enter__()
+        self._observation.__enter__()
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        if self._observation is not None:
-            self._observation.loss()
+        self._observation.loss()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        if self._observation is not None:
-            self._observation.__exit__(None, None, None)
-
-
-def find_wrapper(model: nn.Module) -> nn.Module:
-    """Return the module that wraps the model for training, or the model itself if there is none.
-
-    Trainer does not pass the wrapper to callbacks. A proxy for which `isinstance` is true may lack a module's
-    attributes, so the type is tested.
-    """
-    modules = (item for item in gc.get_objects() if issubclass(type(item), nn.Module))
-    wrappers = (item for item in modules if vars(item).get("_modules", {}).get("module") is model)
-    return next(wrappers, model)
+        self._observation.__exit__(None, None, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from bench.config import NOT_USED, ConfigError, ModelConfig
-from bench.request.layer_types import experts_error, has_experts, layers_not_plain
+from bench.request.layer_types import experts_error, has_experts
 from bench.request.model_numbers import model_config_fields
 from bench.training.engines import ENGINE_FACTS
 from bench.training.text_model import text_config
@@ -24,6 +23,8 @@ ENGINE_OF_WRAPPER: Mapping[str, str] = {
     "FullyShardedDataParallel": "fsdp1",
 }
 """Names of engines by the name of the class that they wrap a model in."""
+WRAPPED = ("module", "_orig_mod")
+"""Names by which wrappers hold the model: those of DDP, FSDP1 and DeepSpeed, and of torch.compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,8 @@ class ObservedModel:
     networks: Sequence[PreTrainedModel]
     """The transformers model and the models nested in it, such as its decoder; the outermost comes first."""
     engine: str
-    """Name of the engine; `none` if nothing wraps the model."""
-    compiled_entry: nn.Module | None
-    """Outermost module if any part of the model is compiled, else None."""
+    is_compiled: bool
+    """Whether the model or a module in it is compiled. A compiled function around it is not noticed."""
 
     @property
     def attention_name(self) -> str:
@@ -88,23 +88,10 @@ class ObservedModel:
         ((ranks, divide_factor),) = sums
         return 1 / (divide_factor or world_size) if ranks == world_size else None
 
-    def unplain_layers(self, tokens: int) -> list[str]:
-        """Return descriptions of layers that are not plain causal attention over `tokens` tokens.
-
-        They are found in the configuration and, as no configuration shows some of them, in modules.
-        """
-        network = self.networks[0]
-        found = dict.fromkeys(layers_not_plain(network.config.to_dict(), tokens))
-        for module in network.modules():
-            if any(isinstance(child, nn.Conv1d) for child in module.children()):
-                found[f"{type(module).__name__} holds a convolution over tokens"] = None
-            if isinstance(getattr(module, "sinks", None), nn.Parameter):
-                found[f"{type(module).__name__} holds attention sinks"] = None
-        return [*found]
-
 
 def observed_model(model: nn.Module) -> ObservedModel:
-    """Find the transformers model in `model`. Raises ConfigError if there is none."""
+    """Find the transformers model in `model`, and what wraps it. Raises ConfigError if there is none."""
+    model = _outermost_wrapper(model)
     networks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     if not networks:
         raise ConfigError(
@@ -112,26 +99,21 @@ def observed_model(model: nn.Module) -> ObservedModel:
             " models cannot be observed; pass the model that transformers built, wrapped or not"
         )
     entry_points = [*networks] if model is networks[0] else [model, *networks]
-    return ObservedModel(entry_points, networks, _engine(model), _compiled_entry(model))
+    return ObservedModel(entry_points, networks, _engine(model), any(map(_is_compiled, model.modules())))
 
 
-def _compiled_entry(model: nn.Module) -> nn.Module | None:
-    """Return the outermost module if the model, a part of it, or a module around it is compiled; else None.
-
-    If the user's own function that calls the model is compiled, this is not noticed.
-    """
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is None:
-        return None
-    parts = {*model.modules()}
-    compiled = (item for item in gc.get_objects() if issubclass(type(item), dynamo.OptimizedModule))
-    around = [module for module in compiled if not parts.isdisjoint(module.modules())]
-    outside = max([model, *around], key=lambda module: len([*module.modules()]))
-    return outside if around or any(map(_is_compiled, parts)) else None
+def _outermost_wrapper(model: nn.Module) -> nn.Module:
+    """Return the outermost module around the model, which Trainer does not pass to callbacks."""
+    # A proxy for which isinstance is true may lack a module's attributes.
+    modules = (item for item in gc.get_objects() if issubclass(type(item), nn.Module))
+    children = ((item, vars(item).get("_modules", {}).get(name)) for item in modules for name in WRAPPED)
+    wrappers = {id(child): item for item, child in children if child is not None}
+    while id(model) in wrappers:
+        model = wrappers[id(model)]
+    return model
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Return whether the module's `__call__` or `forward` has been compiled in place."""
     forward = vars(module).get("forward")
     is_replaced = hasattr(forward, "_torchdynamo_orig_callable")
     is_disabled = getattr(forward, "_torchdynamo_disable", False)

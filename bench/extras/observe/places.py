@@ -25,23 +25,22 @@ def find_places(shards: Sequence[Sequence[Row]]) -> list[int] | None:
     Args:
         shards: Positions of every sequence on every rank, [ranks][sequences][tokens].
     """
-    rows = [[position for row in parts for position in row] for parts in zip(*shards, strict=True)]
-    count = len(rows[0])
+    rows = [[*chain(*parts)] for parts in zip(*shards, strict=True)]
     if min(map(min, rows)) < 0:
         return None
-    if all(len({*row}) == count for row in rows):
-        all_places = [_ranks_of(row) for row in rows]
-        return all_places[0] if all(places == all_places[0] for places in all_places) else None
+    if all(len({*row}) == len(row) for row in rows):
+        orders = [sorted(range(len(row)), key=row.__getitem__) for row in rows]
+        return order(range(len(rows[0])), orders[0]) if all(item == orders[0] for item in orders) else None
     for first_positions in ((0,), (0, 1)):  # transformers gives padding in front of a text position 1
-        layouts = [[*chain(*parts)] for _, parts in layout_shards(count, len(shards))]
-        fitting = [
-            places
-            for places in layouts
-            if all(_restarts_only_at(first_positions, order(row, places)) for row in rows)
-        ]
+        fitting = []
+        for _, parts in layout_shards(len(rows[0]), len(shards)):
+            places = [*chain(*parts)]
+            steps = chain(*(pairwise(order(row, places)) for row in rows))
+            if all(position in (before + 1, *first_positions) for before, position in steps):
+                fitting.append(places)
         if fitting:
             documents = [[_first_tokens(row, places) for row in rows] for places in fitting]
-            return fitting[0] if all(found == documents[0] for found in documents) else None
+            return fitting[0] if all(item == documents[0] for item in documents) else None
     return None
 
 
@@ -53,10 +52,7 @@ def _first_tokens(row: Row, places: Sequence[int]) -> list[int]:
 
 def order(values: Sequence[int], places: Sequence[int]) -> list[int]:
     """Return the values in the order of their places."""
-    ordered = [0] * len(places)
-    for value, place in zip(values, places, strict=True):
-        ordered[place] = value
-    return ordered
+    return [value for _, value in sorted(zip(places, values, strict=True))]
 
 
 def document_starts(positions: Sequence[int]) -> list[int]:
@@ -64,10 +60,9 @@ def document_starts(positions: Sequence[int]) -> list[int]:
 
     Positions that only grow are one document, also where they skip numbers.
     """
-    starts, start = [0], 0
+    starts = [0]
     for place, (before, position) in enumerate(pairwise(positions), 1):
-        start = start if position > before else place
-        starts.append(start)
+        starts.append(starts[-1] if position > before else place)
     return starts
 
 
@@ -76,14 +71,4 @@ def layout_shards(tokens: int, ranks: int) -> Iterator[tuple[str, list[list[int]
     for layout in LAYOUTS.values():
         if tokens % layout.length_multiple(ranks) == 0:
             shards = (layout.slices(tokens, ranks, rank) for rank in range(ranks))
-            places = [[place for piece in shard for place in range(tokens)[piece]] for shard in shards]
-            yield layout.name, places
-
-
-def _ranks_of(values: Sequence[int]) -> list[int]:
-    place_of = {value: place for place, value in enumerate(sorted(values))}
-    return [place_of[value] for value in values]
-
-
-def _restarts_only_at(first_positions: Sequence[int], positions: Sequence[int]) -> bool:
-    return all(position in (before + 1, *first_positions) for before, position in pairwise(positions))
+            yield layout.name, [[*chain(*(range(tokens)[piece] for piece in shard))] for shard in shards]

@@ -30,11 +30,11 @@ POLLS = 25
 class StepWatchdog:
     """Calls `on_hang` on one rank, in a thread, if a step does not end.
 
-    Every rank then writes its stacks into torch's store, also a rank that is between two steps.
+    Every rank then writes its stacks into torch's store, also a rank that is between two steps. `name`
+    distinguishes the observations of the same ranks.
     """
 
     def __init__(self, name: str, log: RankLog, device: str, on_hang: Callable[[RankEnd], None]) -> None:
-        """Start the thread; `name` distinguishes the observations of the same ranks."""
         store: Any = _get_default_store()  # a clone, because a call that waits blocks its store
         self._store = PrefixStore(f"bench.observe {name} stacks", store.clone())
         self._log, self._device, self._on_hang = log, device, on_hang
@@ -45,16 +45,13 @@ class StepWatchdog:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def record_progress(self, *, is_in_step: bool) -> None:
-        """Record the beginning or the end of a step."""
         self._is_in_step, self._progressed_s = is_in_step, time.monotonic()
 
     def stop(self) -> None:
-        """End the thread at its next look at the clock."""
         self._stopped.set()
 
     def _watch(self) -> None:
-        # The store may be lost, or the observation may end meanwhile.
-        with suppress(Exception):
+        with suppress(Exception):  # the store may be lost, or the observation may end meanwhile
             self._report_first_hang()
 
     def _report_first_hang(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from bench.common.deferred_errors import DeferredErrors
 from bench.config import ConfigError
 from bench.extras.observe.attention import AttentionArguments
 from bench.extras.observe.objective import RankObjective
+from bench.extras.observe.observed_model import ObservedModel
 from bench.extras.observe.places import Row
 from bench.measure.facts import RankReport
 from bench.measure.hooks import Hook
@@ -27,9 +28,6 @@ IDS, EMBEDDED = "input_ids", "inputs_embeds"
 HIDDEN_DIMENSIONS = 3
 UNKNOWN = "unknown on rank"
 """Beginning of the digest of tokens that are not known."""
-COPIED_ARGUMENTS = (IDS, "position_ids")
-"""Arguments of the model that are copied, as torch's `context_parallel` restores the whole tensors before the
-step ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +37,6 @@ class ShardTokens:
     group: Sequence[int]
     """Ranks that share the sequences of this shard."""
     group_rank: int
-    """Index of this rank in `group`."""
     batch: int
     length: int
     micro_steps: int
@@ -48,7 +45,6 @@ class ShardTokens:
     positions: Sequence[Row]
     """Positions of every sequence; empty if they are not known."""
     positions_reason: str | None
-    """Reason why the positions are not known; None if they are."""
 
     @property
     def seq_len(self) -> int:
@@ -62,40 +58,39 @@ class ShardTokens:
 
     @property
     def size(self) -> str:
-        """Description of the amount of data in the step."""
         return f"{self.batch} x {self.length} tokens in {self.micro_steps} calls"
 
 
 @dataclass(frozen=True, slots=True)
 class LoopReport:
-    """Everything that one rank of an observed loop sends to rank 0."""
+    """Results that one rank of an observed loop sends to rank 0."""
 
     rank_report: RankReport
     tokens: ShardTokens
     """Tokens of the last untimed step."""
     step_sizes: Sequence[str]
-    """Sizes of all untimed steps."""
     step_digests: Sequence[str]
-    """Hashes of the tokens of all untimed steps."""
+    """Sizes and hashes of the tokens of all untimed steps."""
     attention_peers: set[int]
     """Ranks with which attention communicated in the inspected step, this rank included."""
     objective: RankObjective
-    """Training objective of the step whose attention was compared."""
 
 
 class ModelInputWatch:
     """Records a step's phases, its number of model calls, and the arguments of the first call.
 
+    A compiled model gets no hooks, which would be compiled into another program. Only the calls of its
+    outermost module are then seen.
+
     Attributes:
         tokens: This rank's tokens in the last watched step; None before the model was called.
     """
 
-    def __init__(self, entry_points: Sequence[nn.Module], group: Sequence[int], phase: StepPhase) -> None:
-        self.entry_points = entry_points
-        self.group = group
-        self.phase = phase
+    def __init__(
+        self, model: ObservedModel, group: Sequence[int], facts: AttentionArguments, phase: StepPhase
+    ) -> None:
+        self.model, self.group, self.facts, self.phase = model, group, facts, phase
         self.tokens: ShardTokens | None = None
-        self._facts: AttentionArguments | None = None
         self._arguments: dict[str, Any] = {}
         self._rotary_positions: list[Tensor] = []
         self._calls = self._depth = 0
@@ -103,31 +98,14 @@ class ModelInputWatch:
         self._errors = DeferredErrors()
 
     @contextmanager
-    def watch_step(
-        self, facts: AttentionArguments, compiled_entry: nn.Module | None = None
-    ) -> Iterator[None]:
+    def watch_step(self) -> Iterator[None]:
         """Watch one step and set `tokens`. Nothing is copied to the host before the step ends or raises.
-
-        A compiled model gets no hooks, which would be compiled into another program. Only the calls of
-        `compiled_entry`, its outermost module, are then seen.
 
         Raises ConfigError after a step that called the model but ran no backward through it.
         """
         self._arguments, self._calls, self._depth = {}, 0, 0
-        self._backwards, self._rotary_positions, self._facts = [], [], facts
-        with ExitStack() as hooks:
-            if compiled_entry is not None:
-                hooks.enter_context(self._wrap_call(compiled_entry))
-            else:
-                for module in self.entry_points[0].modules():
-                    if any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)):
-                        see = Hook(self._see_rotary)
-                        hooks.callback(module.register_forward_pre_hook(see, with_kwargs=True).remove)
-                for module in self.entry_points:
-                    enter = module.register_forward_pre_hook(Hook(self._enter), with_kwargs=True)
-                    leave = module.register_forward_hook(Hook(self._leave), always_call=True)
-                    hooks.callback(enter.remove)
-                    hooks.callback(leave.remove)
+        self._backwards, self._rotary_positions = [], []
+        with self._wrap_call() if self.model.is_compiled else self._hooks():
             try:
                 yield
             finally:
@@ -148,17 +126,17 @@ class ModelInputWatch:
 
     def _read(self, *, reads_values: bool = True) -> ShardTokens | None:
         """Return the tokens in the recorded arguments; None if the model was not called with any."""
-        ids, rank, ranks = self._model_input(), dist.get_rank(), len(self.group)
+        rank, ranks, queries = dist.get_rank(), len(self.group), self.facts.queries
+        ids = self._arguments.get(IDS, self._arguments.get(EMBEDDED))
         if ids is None:
             return None
-        batch, given_length = ids.shape[:2]
-        queries = None if self._facts is None else self._facts.queries
-        takes_shard = ranks > 1 and queries == given_length // ranks
-        length = given_length // ranks if takes_shard else given_length
+        batch, length = ids.shape[:2]
+        takes_shard = ranks > 1 and queries == length // ranks
+        length = length // ranks if takes_shard else length
+        is_readable = reads_values and (ranks == 1 or queries == length)
         positions: Tensor | None = None
-        digest = f"{UNKNOWN} {rank}"
         reason: str | None = "attention was not seen to be called with the queries of this rank's tokens"
-        if reads_values and (ranks == 1 or queries == length):
+        if is_readable:
             rotary = [x for x in self._rotary_positions if x.shape[-1] == length]
             given = self._arguments.get("position_ids")
             if given is None and ranks == 1:
@@ -167,22 +145,16 @@ class ModelInputWatch:
             reason = "the model was not seen to rotate by positions of this rank's tokens"
             if source is not None:
                 positions, reason = sequence_positions(source, batch)
-        if reads_values and not takes_shard and (ranks == 1 or queries == length):
-            digest = _digest(ids, rank)
         return ShardTokens(
             group=self.group,
             group_rank=list(self.group).index(rank),
             batch=batch,
             length=length,
             micro_steps=self._calls,
-            digest=digest,
+            digest=_digest(ids, rank) if is_readable and not takes_shard else f"{UNKNOWN} {rank}",
             positions=[] if positions is None else positions.tolist(),
             positions_reason=reason,
         )
-
-    def _model_input(self) -> Tensor | None:
-        """Return the ids or embeddings of the first call, [sequences, tokens, ...]."""
-        return self._arguments.get(IDS, self._arguments.get(EMBEDDED))
 
     def _enter(self, network: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """Count a call and record the first; ignore calls without gradients, such as evaluation."""
@@ -192,14 +164,12 @@ class ModelInputWatch:
                     self.phase.enter("forward")
                     self._calls += 1
                 if self._calls == 1:
-                    self._record_arguments(network, args, named)
+                    arguments = tensor_arguments(network, args, named)
+                    for name in arguments.keys() & {IDS, "position_ids"}:
+                        # torch's context_parallel restores the whole tensors before the step ends.
+                        arguments[name] = arguments[name].clone()
+                    self._arguments = arguments | self._arguments  # outer modules take precedence
         self._depth += 1
-
-    def _record_arguments(self, network: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Add the arguments of a module in the first call. Those of modules around it take precedence."""
-        arguments = tensor_arguments(network, args, named)
-        copies = {name: arguments[name].clone() for name in COPIED_ARGUMENTS if name in arguments}
-        self._arguments = {**arguments, **copies, **self._arguments}
 
     def _see_rotary(self, _module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """Copy the positions by which the first call rotates its hidden states."""
@@ -221,13 +191,32 @@ class ModelInputWatch:
                         leaf.register_hook(lambda _: backwards.append(None))
 
     @contextmanager
-    def _wrap_call(self, entry: nn.Module) -> Iterator[None]:
-        """Watch the calls of a module from outside of its compiled program."""
+    def _hooks(self) -> Iterator[None]:
+        """Watch the calls of all entry points, and of the modules that rotate positions."""
+        handles = [
+            module.register_forward_pre_hook(Hook(self._see_rotary), with_kwargs=True)
+            for module in self.model.entry_points[0].modules()
+            if any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
+        ]
+        for module in self.model.entry_points:
+            handles.append(module.register_forward_pre_hook(Hook(self._enter), with_kwargs=True))
+            handles.append(module.register_forward_hook(Hook(self._leave), always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def _wrap_call(self) -> Iterator[None]:
+        """Watch the calls of the outermost module from outside of its compiled program."""
+        entry = self.model.entry_points[0]
         name = "forward" if entry._compiled_call_impl is None else "_compiled_call_impl"
-        original, earlier = getattr(entry, name), vars(entry).get(name)
+        original, attributes = getattr(entry, name), vars(entry)
+        is_attribute = name in attributes
 
         def call(*args: Any, **named: Any) -> Any:
-            self._enter(self.entry_points[-1], args, named)
+            self._enter(self.model.entry_points[-1], args, named)
             output = None
             try:
                 output = original(*args, **named)
@@ -235,14 +224,14 @@ class ModelInputWatch:
                 self._leave(entry, args, output)
             return output
 
-        object.__setattr__(entry, name, call)
+        attributes[name] = call
         try:
             yield
         finally:
-            if earlier is None:
-                object.__delattr__(entry, name)
+            if is_attribute:
+                attributes[name] = original
             else:
-                object.__setattr__(entry, name, earlier)
+                del attributes[name]
 
 
 def sequence_positions(positions: Tensor, sequences: int) -> tuple[Tensor | None, str | None]:
@@ -264,12 +253,8 @@ def tensor_arguments(network: nn.Module, args: Sequence[Any], named: Mapping[str
 
 
 def _digest(ids: Tensor, rank: int) -> str:
-    """Return a hash of the tokens, by which ranks with equal shards are found.
-
-    If all tokens of the shard are one and the same, as in a trial run, shards are equal without a mistake.
-    The result then names the rank, so that it differs on every rank.
-    """
+    """Return a hash of the tokens, by which ranks with equal shards are found."""
     values = ids.detach().cpu().float()
     if bool((values == values[:1, :1]).all()):
-        return f"constant on rank {rank}"
+        return f"constant on rank {rank}"  # equal shards of a trial run are no mistake
     return hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16]

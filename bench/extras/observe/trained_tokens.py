@@ -24,11 +24,7 @@ from transformers import PreTrainedModel
 
 from bench.common.deferred_errors import DeferredErrors
 from bench.extras.observe.objective import UNTRAINED, MicroStep
-from bench.extras.observe.tokens import (
-    IDS,
-    sequence_positions,
-    tensor_arguments,
-)
+from bench.extras.observe.tokens import IDS, sequence_positions, tensor_arguments
 from bench.measure.hooks import Hook
 from bench.strategies.strategy import IGNORED_LABEL
 
@@ -47,8 +43,6 @@ CHUNK_LOGITS = 2**24
 class TrainedTokens:
     """Watches the logits of one step, and what the loop states of its loss.
 
-    Until backward, a watched call keeps some numbers per token and the logits of each shard's last token.
-
     Attributes:
         stated: Whether a value was stated, and the number of valid tokens, by call of `Observation.loss`.
         reason: Reason why a call of the watched step shows no trained tokens; None if all do.
@@ -63,14 +57,12 @@ class TrainedTokens:
         self._errors = DeferredErrors()
 
     def state(self, loss: Tensor | float | None, valid_tokens: Tensor | float | None) -> None:
-        """Note that the loop states its loss, and keep a copy of the number of valid tokens."""
         with self._errors:
             count = valid_tokens.detach().clone() if isinstance(valid_tokens, Tensor) else valid_tokens
             self.stated.append((loss is not None, count))
 
     @contextmanager
     def watch_step(self) -> Iterator[None]:
-        """Watch the logits and their gradients in one step."""
         self._calls, self.stated, self.reason = [], [], None
         hook = self.network.register_forward_hook(Hook(self._record_call), with_kwargs=True)
         try:
@@ -134,7 +126,7 @@ def _why_unreadable(logits: Any, shape: torch.Size, vocabulary: int) -> str | No
 def _gradient_reader(
     logits_BTV: Tensor, arguments: Mapping[str, Tensor], positions_BT: Tensor
 ) -> Callable[[Tensor], MicroStep]:
-    """Return a function of the gradient of the logits, [R, V], with what it needs of the logits.
+    """Return a function of the gradient of the logits, [R, V], with a few numbers per token of the logits.
 
     A token's successor is known if its position follows the token's; else another rank may hold it, and the
     label counts as the next token.
@@ -158,7 +150,6 @@ def _gradient_reader(
         lowest = [chunk.min(-1) for chunk in _chunks(gradient_RV)]
         at_labels = torch.cat([minimum.values for minimum in lowest]).float()
         labels = torch.cat([minimum.indices for minimum in lowest]).where(at_labels < 0, UNTRAINED)
-        negative = sum(float(chunk.float().clamp(max=0).sum()) for chunk in _chunks(gradient_RV))
         label_logits, nexts = successor_logits.clone(), successors.clone()
         nexts[open_rows] = open_labels = labels[open_rows]
         label_logits[open_rows] = open_logits.gather(-1, open_labels.clamp(min=0)[:, None]).squeeze(-1)
@@ -174,7 +165,6 @@ def _gradient_reader(
             positions=_to_numpy(positions),
             labels=_to_numpy(labels.view_as(ids)),
             weights=_to_numpy(weights.view_as(ids)),
-            other_targets=1 - float(at_labels.clamp(max=0).sum()) / negative if negative < 0 else 0.0,
             softmax_errors=_softmax_errors(
                 column_logits, gradient_RV[:, columns], weights, is_label=columns == labels[:, None]
             ),
@@ -189,8 +179,8 @@ def _softmax_errors(
 ) -> tuple[float, float] | None:
     """Return how far gradients are from w_i * softmax_ij: in the slope over the logits, and in size.
 
-    Both are differences of logarithms, the first for each unit of the logits: 1 / temperature - 1 if logits
-    are scaled. None if the sampled columns do not show the slope. `logs_RK` are logarithms of the softmax.
+    Both are differences of logarithms; the slope is 1 / temperature - 1 if logits are scaled. None if the
+    sampled columns do not show it. `logs_RK` are logarithms of the softmax.
     """
     smallest = torch.finfo(gradient_RK.dtype).tiny / 8  # up to here even fp16 rounds by less than 1 %
     gradient_RK = gradient_RK.float()

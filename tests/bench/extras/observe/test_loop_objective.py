@@ -20,7 +20,7 @@ def call(place, *, weight=1.0, trained=TOKENS, rows=1, **more):
     fields = {
         "ids": positions, "positions": positions, "labels": np.where(is_trained, positions + 1, UNTRAINED),
         "weights": np.where(is_trained, weights, np.nan), "valid_tokens": int(is_trained.sum()),
-        "other_targets": 0.0, "softmax_errors": (0.0, 0.0),
+        "softmax_errors": (0.0, 0.0),
     }  # fmt: skip
     return MicroStep(**fields | more)
 
@@ -91,12 +91,11 @@ CASES = {
     "chosen weights of tokens": (
         two(call(0, weights=np.array([[1.0, 1.0, 2.0, 2.0]])), call(1)), 2, None, "chosen as in a",
     ),
-    "a teacher's logits": (two(call(0), call(1, other_targets=0.5)), 2, None, "several targets"),
-    "a temperature": (two(call(0), call(1, softmax_errors=(0.4, 0.0))), 2, None, "not that of a plain"),
+    "a temperature": (two(call(0), call(1, softmax_errors=(0.4, 0.0))), 2, None, "of a plain cross"),
     "another term of the logits": (
-        two(call(0), call(1, softmax_errors=(0.0, 0.01))), 2, None, "not that of a plain",
+        two(call(0), call(1, softmax_errors=(0.0, 0.01))), 2, None, "of a plain cross-entropy",
     ),
-    "even logits": (two(call(0), call(1, softmax_errors=None)), 2, None, "too even"),
+    "even logits": (two(call(0), call(1, softmax_errors=None)), 2, None, "very even logits"),
     "labels of the shard": (
         two(call(0, labels=LABELS_IN_ROW), call(1)), 2,
         "trains position 3 on token 0, but the next token is 4", None,
@@ -123,7 +122,6 @@ CASES = {
     ),
     "no logits": ([rank([])], 1, None, "no logits of each token"),
     "no gradient": (two(call(0, trained=0), call(1, trained=0)), 2, None, "gradient of all logits was zero"),
-    "clipped too early": (two(call(0), call(1), clips_local=True), 2, None, "clipped its own gradients"),
     "ids are not known": (two(call(0), call(1), reason="embeddings"), 2, None, "embeddings"),
 }  # fmt: skip
 """Objectives of the ranks, ranks per sequence, what is wrong, and why something was not compared."""

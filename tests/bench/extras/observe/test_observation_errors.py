@@ -9,12 +9,7 @@ import pytest
 import torch.distributed as dist
 
 import bench
-from bench.extras.observe import (
-    attention_check,
-    observation,
-    trained_tokens,
-)
-from bench.extras.observe.tokens import ModelInputWatch
+from bench.extras.observe import attention_check, observation, observed_record, tokens, trained_tokens
 from bench.measure.engagement.rank import EngagementPass
 from bench.measure.tap import CommunicationTap
 from bench.measure.trace import rank as trace
@@ -38,14 +33,14 @@ def find_no_room(*_, **__):
 PARTS = {
     "what is needed before the first step": (1, observation, "observed_model", fail),
     "the context of an inspected step": (1, EngagementPass, "around_inspected_step", fail),
-    "what the model is fed": (1, ModelInputWatch, "_record_arguments", fail),
+    "what the model is fed": (1, tokens, "tensor_arguments", fail),
     "collectives": (1, CommunicationTap, "_call", fail),
     "attention": (1, attention_check, "compare", fail),
     "reading the trace": (1, trace.StepTracer, "read", fail),
     "logits before backward": (1, trained_tokens, "_gradient_reader", fail),
-    "judging": (0, observation, "observed_record", fail),
+    "judging": (0, observed_record, "observed_record", fail),
     "writing the record": (0, Store, "append", find_no_room),
-    "the report": (0, observation, "write_report", find_no_room),
+    "the report": (0, observed_record, "write_report", find_no_room),
 }
 """Parts that fail: the rank, the object and attribute that is replaced, and the replacement."""
 WITHOUT_RECORD = ("what is needed before the first step", "what the model is fed", "writing the record")
@@ -72,7 +67,7 @@ def fault(part):
         return
     rank, owner, name, replacement = PARTS[part]
     with (
-        patch.object(observation, "write_report", lambda _: None),
+        patch.object(observed_record, "write_report", lambda _: None),
         patch.object(owner, name, replacement) if dist.get_rank() == rank else nullcontext(),
     ):
         yield

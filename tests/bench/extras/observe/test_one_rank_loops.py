@@ -14,8 +14,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     Qwen3Config,
@@ -221,18 +219,6 @@ def test_attention_reason_names_what_is_not_plain(tmp_path, feature):
     assert feature in record["full_length"]["reason"]
 
 
-def test_unplain_layers_are_found_in_configuration_and_modules():
-    assert observed_model(small_model()).unplain_layers(LENGTH) == []
-    conv = AutoConfig.for_model("lfm2", **NUMBERS, layer_types=["conv", "full_attention"], block_ff_dim=32)
-    layers = observed_model(AutoModelForCausalLM.from_config(conv)).unplain_layers(LENGTH)
-    assert layers == ["1 of 2 layers are conv", "Lfm2ShortConv holds a convolution over tokens"]
-    sinks = AutoConfig.for_model(
-        "gpt_oss", **NUMBERS, layer_types=["full_attention"] * 2, num_local_experts=2
-    )
-    layers = observed_model(AutoModelForCausalLM.from_config(sinks)).unplain_layers(LENGTH)
-    assert layers == ["GptOssAttention holds attention sinks"]
-
-
 class DeepSpeed(torch.nn.Module):
     """Stand-in for DeepSpeed's engine, with its stage and the number of ranks that share a sequence."""
 
@@ -340,14 +326,19 @@ def mixture():
         (mixture, ".", {}, r"bench.observe: MixtralForCausalLM has experts; .*; choose a dense model"),
         (partial(torch.nn.Linear, 1, 1), ".", {}, "Linear holds no transformers model"),
         (small_model, "broken", {}, r"records.jsonl:1: not a record"),
-        (small_model, "file/in", {}, r"bench.observe: folder=.*file/in: cannot be written to \(Not a dir"),
+        (
+            small_model,
+            "file/in",
+            {},
+            r"file/in: cannot be written to \(Not a directory\); name another folder",
+        ),
         (small_model, ".", {"steps": 0}, "steps=0"),
         (small_model, ".", {"warmup_steps": -1}, "warmup_steps=-1"),
         (
             small_model,
             ".",
             {"strategy": "torch_cp"},
-            r"strategy=torch_cp: .*options \(rotation\).*; pass another name",
+            r"strategy=torch_cp: .* its options \(rotation\).*; pass another name",
         ),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from bench.extras.observe.objective import OTHER_TARGETS_LIMIT, SIXTEEN_BIT_LIMIT, UNTRAINED
+from bench.extras.observe.objective import SIXTEEN_BIT_LIMIT, UNTRAINED
 from bench.extras.observe.trained_tokens import _gradient_reader
 
 TOKENS, VOCABULARY = 200, 50
@@ -24,7 +24,7 @@ def step(loss_of, dtype=torch.float32, scale=0.3, logits=None):
 
 def is_cross_entropy(result):
     errors = result.softmax_errors
-    return result.other_targets <= OTHER_TARGETS_LIMIT and max(map(abs, errors)) <= SIXTEEN_BIT_LIMIT
+    return errors is not None and max(map(abs, errors)) <= SIXTEEN_BIT_LIMIT
 
 
 def focal(logits):
