@@ -90,14 +90,12 @@ def watch_attention(attention_name: str, watch: AttentionWatch) -> AbstractConte
     return _wrap_attention(attention_name, run_watched)
 
 
-def _wrap_attention(
-    attention_name: str, wrapper: Callable[..., AttentionResult]
-) -> AbstractContextManager[None]:
+def _wrap_attention(name: str, wrapper: Callable[..., AttentionResult]) -> AbstractContextManager[None]:
     """Route every call of this attention through `wrapper` while the context lasts.
 
     `wrapper(run, (q, k, v), module, mask, arguments)` returns the call's result; `run` is the original call.
     """
-    original: Callable[..., AttentionResult] | None = ALL_ATTENTION_FUNCTIONS.get(attention_name)
+    original: Callable[..., AttentionResult] | None = ALL_ATTENTION_FUNCTIONS.get(name)
 
     def attention(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, **arguments: Any
@@ -107,4 +105,4 @@ def _wrap_attention(
             lambda *inputs: function(module, *inputs, mask, **arguments), (q, k, v), module, mask, arguments
         )
 
-    return register_attention(attention_name, attention)
+    return register_attention(name, attention)

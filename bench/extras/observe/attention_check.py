@@ -1,8 +1,5 @@
 """Comparison of one layer's attention in a real step with float64 at full length.
 
-No layer is called again. The inputs, output and gradients of the step's own call are gathered from the ranks
-that share a sequence, and the exact result is computed from the inputs.
-
 Letters of shapes: B sequences, N heads, S tokens of a shard, T tokens of the whole sequence, D head size.
 """
 
@@ -37,10 +34,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class SequenceGroup:
-    """The ranks that share a sequence, including this rank, and their collectives.
-
-    Every rank of the group must call the same method.
-    """
+    """Ranks that share a sequence, including this rank, and collectives that all of them must call."""
 
     ranks: Sequence[int]
     process_group: dist.ProcessGroup | None
@@ -82,14 +76,7 @@ def compare_attention(
 ) -> FullLengthSection:
     """Compare this rank's part of an attention call with float64; every rank of the group must call this.
 
-    Args:
-        captured: The call.
-        facts: Arguments of the step's attention calls.
-        tokens: This rank's tokens.
-        sequence_group: The ranks that hold the other shards.
-
-    Returns:
-        Errors and limits, or the reason why the call is not seen to be plain causal attention.
+    The section has a reason instead of errors if the call is not seen to be plain causal attention.
     """
     x = {name: copy.to_tensor(sequence_group.device) for name, copy in captured.copies.items()}
     states = sequence_group.all_gather_objects((_reason_not_comparable(x, facts, tokens), tokens))

@@ -18,7 +18,6 @@ from bench.config import (
     DataConfig,
     EngineConfig,
     MeasureConfig,
-    ModelConfig,
     WorkloadConfig,
 )
 from bench.extras.observe.attention_check import DTYPE_NAMES
@@ -63,11 +62,7 @@ class ObserveRequest:
 
 
 def observed_cell(
-    loop: ObservedLoop,
-    model: ModelConfig,
-    request: ObserveRequest,
-    shards: Sequence[ShardTokens],
-    groups: int | None = None,
+    loop: ObservedLoop, request: ObserveRequest, shards: Sequence[ShardTokens], groups: int | None = None
 ) -> Cell:
     """Return the cell that describes the loop; settings that cannot be known are `own`.
 
@@ -75,16 +70,7 @@ def observed_cell(
     count, by default all.
     """
     first, sp_degree, world_size = shards[0], len(shards[0].group), dist.get_world_size()
-    facts = STRATEGIES.get(request.strategy)
-    cluster = ClusterConfig(
-        name=USER_CODE,
-        world_size=world_size,
-        device=loop.device.type,
-        backend=str(dist.get_backend()),
-        ranks_per_gpu=1,
-        threads_per_rank=torch.get_num_threads(),
-        memory_limit_gib=None,
-    )
+    network, facts = loop.model.networks[0], STRATEGIES.get(request.strategy)
     return Cell(
         seq_len=first.seq_len,
         batch=first.batch,
@@ -94,19 +80,27 @@ def observed_cell(
         layout=find_layout(shards),
         kernel=loop.attention_name,
         dtype=DTYPE_NAMES.get(loop.attention_facts.dtype, str(loop.attention_facts.dtype)),
-        model=model,
+        model=loop.model.sizes,
         engine=EngineConfig(name=loop.model.engine),
         trainer=USER_CODE,
         workload=WorkloadConfig(name="train", mask="causal"),
         data=DataConfig(name=USER_CODE, path=None, tokenizer=None, prompt_tokens=0),
         mode="measure",
-        hardware=hardware_of_machine(this_machine(), cluster.device),
-        cluster=cluster,
+        hardware=hardware_of_machine(this_machine(), loop.device.type),
+        cluster=ClusterConfig(
+            name=USER_CODE,
+            world_size=world_size,
+            device=loop.device.type,
+            backend=str(dist.get_backend()),
+            ranks_per_gpu=1,
+            threads_per_rank=torch.get_num_threads(),
+            memory_limit_gib=None,
+        ),
         sp_degree=sp_degree,
-        ulysses_degree=facts.ulysses_degree(sp_degree, model) if facts else 1,
+        ulysses_degree=facts.ulysses_degree(sp_degree, loop.model.sizes) if facts else 1,
         dp_replicate=1,
         dp_shard=groups or world_size // sp_degree,
-        checkpointing=loop.model.checkpointing,
+        checkpointing=any(getattr(module, "gradient_checkpointing", False) for module in network.modules()),
         loss=USER_CODE,
         measure=request.measure,
         seed=0,

@@ -56,14 +56,7 @@ class GradientFactor:
         self._errors.raise_first()
 
     def measure(self, sequence_ranks: int, device: torch.device) -> float | None:
-        """Return the factor, rounded to 1 / a number of ranks if near; None if there is none.
-
-        Every rank must call it.
-
-        Args:
-            sequence_ranks: Number of ranks that share a sequence.
-            device: Device of the process group's tensors.
-        """
+        """Return the factor, or 1 / a number of ranks if near; None if unknown. Every rank must call this."""
         world, local, used = dist.get_world_size(), self._local, self._used
         is_known = local is not None and used is not None and local.shape == used.shape
         shapes: list[Any] = [None] * world

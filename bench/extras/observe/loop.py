@@ -42,16 +42,15 @@ class ObservedLoop(Subject):
         self.sequence_group = sequence_group
         self.device = device
         self.phase = phase
-        self.attention_name = model.attention_name
-        function = ALL_ATTENTION_FUNCTIONS.get(model.attention_name)
+        self.attention_name = str(model.networks[0].config._attn_implementation)
+        function = ALL_ATTENTION_FUNCTIONS.get(self.attention_name)
         self.attention_modules = function.__module__ if function else "transformers.models"  # for `eager`
         self.network = model.entry_points[0]
         self.sequence_ranks = len(sequence_group.ranks)
         parameter = next(iter(model.networks[0].parameters()))
         self.attention_facts = AttentionArguments(parameter.dtype, self.sequence_ranks)
         self.input_watch = ModelInputWatch(model, sequence_group.ranks, self.attention_facts, phase)
-        self.step_sizes: list[str] = []
-        self.step_digests: list[str] = []
+        self.untimed_steps: list[tuple[str, str]] = []
         self.objective = RankObjective(reason=COMPILED)  # replaced by `record_objective`
         self.trained_tokens = TrainedTokens(model.networks[0])
         self.gradient_factor = GradientFactor(model.networks[0])
@@ -65,17 +64,13 @@ class ObservedLoop(Subject):
 
     @contextmanager
     def around_untimed_step(self) -> Iterator[None]:
-        """Record inputs of the model, arguments of attention, phases and optimizer steps of an untimed step.
-
-        Raises ConfigError after a step in which no forward and backward of the model was seen.
-        """
+        """Watch an untimed step; raise ConfigError after it if forward and backward were not in it."""
         facts = self.attention_facts
         record = nullcontext() if self.model.is_compiled else facts.record_step(self.attention_name)
         with optimizer_step_spans(self.phase) as spans, self.input_watch.watch_step(), record:
             yield
         self.always_updates &= bool(spans)
-        self.step_sizes.append(self.tokens.size)
-        self.step_digests.append(self.tokens.digest)
+        self.untimed_steps.append((self.tokens.size, self.tokens.digest))
 
     def input_positions(self) -> Tensor | None:
         return torch.tensor([*self.tokens.positions[0]]) if self.tokens.counts_from_zero else None

@@ -64,33 +64,38 @@ class PeerStoppedError(RuntimeError):
     """Another rank has stopped observing, so this rank cannot go on observing either."""
 
 
-class PeerMissingError(RuntimeError):
-    """Another rank did not arrive in time: it died, is busy, or does not observe its loop."""
-
-
 class AbortableBarrier:
     """A barrier that any rank can abort; the ranks wait at it before every collective of the observation.
 
-    An error may end the observation on one rank only. The other ranks would then wait for ever in the next
-    collective of the observation, or take one of the training for it. In torch's store, a rank can announce
-    that it will not come. A rank that dies announces nothing, so the wait has a time limit: half the timeout
-    of the training's collectives, as the missing rank may wait for this one in such a collective.
+    Without it, an error on one rank would leave the others waiting in a collective. A rank that dies aborts
+    nothing, so the wait has a time limit: half the timeout of the training's collectives, as the missing rank
+    may wait for this one in such a collective.
     """
 
     def __init__(self, name: str, ranks: Sequence[int]) -> None:
         """Create the barrier without waiting; `name` distinguishes barriers of the same ranks."""
-        self._ranks, self._size = ranks, len(ranks)
+        self._ranks = ranks
         self._store = PrefixStore(f"bench.observe {name} {[*ranks]}", _get_default_store())
         self._longest_s = min(LONGEST_WAIT_S, collective_timeout_s() / 2)
         self._rounds = 0
 
     def wait(self) -> None:
-        """Return when all ranks have arrived; raise PeerStoppedError or PeerMissingError if one will not."""
-        if self._size == 1:
-            return
-        if self._store.add(f"{self._rounds} arrivals", 1) == self._size:
+        """Return when all ranks have arrived; raise PeerStoppedError or TimeoutError if one will not."""
+        if self._store.add(f"{self._rounds} arrivals", 1) == len(self._ranks):
             self._decide(GO_ON)
-        self._await_decision()
+        deadline, pause_s = time.monotonic() + self._longest_s, 1e-4
+        while not self._store.check([f"{self._rounds} decision"]):
+            if time.monotonic() > deadline:
+                self._decide(STOP)
+                arrivals = self._store.add(f"{self._rounds} arrivals", 0)
+                raise TimeoutError(
+                    f"only {arrivals} of {len(self._ranks)} ranks reached this point of bench.observe within"
+                    f" {self._longest_s:g} s; every rank must enter the context in every step"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        if self._store.get(f"{self._rounds} decision").decode() != GO_ON:
+            raise PeerStoppedError("another rank stopped observing")
         self._rounds += 1
 
     def abort(self) -> None:
@@ -103,21 +108,6 @@ class AbortableBarrier:
     def silent_ranks(self) -> list[int]:
         """Return the ranks that have not announced their end: they were killed, or are still computing."""
         return [rank for rank in self._ranks if not self._store.check([f"end of {rank}"])]
-
-    def _await_decision(self) -> None:
-        deadline, pause_s = time.monotonic() + self._longest_s, 1e-4
-        while not self._store.check([f"{self._rounds} decision"]):
-            if time.monotonic() > deadline:
-                self._decide(STOP)
-                arrivals = self._store.add(f"{self._rounds} arrivals", 0)
-                raise PeerMissingError(
-                    f"only {arrivals} of {self._size} ranks reached this point of bench.observe within"
-                    f" {self._longest_s:g} s; every rank must enter the context in every step"
-                )
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        if self._store.get(f"{self._rounds} decision").decode() != GO_ON:
-            raise PeerStoppedError("another rank stopped observing")
 
     def _decide(self, decision: str) -> None:
         """Set the decision of this round unless another rank has set it."""

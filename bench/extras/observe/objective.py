@@ -1,9 +1,4 @@
-"""Check of the training objective: whether a loop trains the mean loss of its next tokens.
-
-A loop is wrong only if everything that the comparison assumes was seen: a cross-entropy with one label for
-each token, and a mistake that explains the numbers. Any other loss is not judged. This module imports no
-torch.
-"""
+"""Check of the training objective: whether a loop trains the mean loss of its next tokens. No torch."""
 
 from __future__ import annotations
 
@@ -39,9 +34,8 @@ class MicroStep:
     """Labels of the loss; UNTRAINED for tokens without a gradient."""
     weights: np.ndarray
     """Weights of the losses; nan where the label is not the next token, and where a loss is near 0."""
-    softmax_errors: tuple[float, float] | None
-    """Errors of the gradient in sampled columns: of its slope over the logits, and of its size, as
-    differences of logarithms. None if they do not show the slope."""
+    softmax_error: float
+    """Larger error of the gradient in sampled columns, of its slope or of its size; inf without a slope."""
     valid_tokens: int | None
     """Number of valid labels passed to the model; None if none were passed."""
 
@@ -111,7 +105,7 @@ def _why_not_known(ranks: Sequence[RankObjective], limit: float) -> str | None:
     """Return why the loop is not seen to train a cross-entropy with one label a token; None if it is."""
     calls = [call for rank in ranks for call in rank.micro_steps]
     is_promised = any(rank.is_stated and not rank.has_value for rank in ranks)
-    errors = [call.softmax_errors for call in calls if not np.isnan(call.weights).all()]
+    error = max((call.softmax_error for call in calls if not np.isnan(call.weights).all()), default=0.0)
     reasons = {
         **{rank.reason: True for rank in ranks if rank.reason is not None},
         "the model returned no logits of each token that received a gradient": (
@@ -122,9 +116,7 @@ def _why_not_known(ranks: Sequence[RankObjective], limit: float) -> str | None:
         " with label smoothing or compute_loss_func": is_promised
         and not all(call.valid_tokens is not None for call in calls),
         "the gradient of the logits is not seen to be that of a plain cross-entropy, as with label smoothing,"
-        " a teacher, a temperature, another term of the loss, or very even logits": any(
-            error is None or max(map(abs, error)) > limit for error in errors
-        ),
+        " a teacher, a temperature, another term of the loss, or very even logits": error > limit,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
@@ -157,11 +149,9 @@ def _label_mistake(
 
 
 def _shard_end_mistake(is_trained: np.ndarray, ranks: np.ndarray, goes_on: np.ndarray) -> str | None:
-    """Return a message if labels were shifted within shards.
+    """Return a message if the last token of every shard has no label, and the tokens next to it have one.
 
-    In this case the last token of every shard has no label, and all tokens next to such a token have one.
-    `is_trained` and `ranks` are in the order of the sequence. `goes_on` says whether the next token belongs
-    to the same document.
+    `is_trained` and `ranks` are in the order of the sequence; `goes_on` if the document does.
     """
     edges = np.flatnonzero((ranks[:-1] != ranks[1:]) & goes_on)
     neighbours = np.setdiff1d(np.concatenate([edges - 1, edges + 1]), [*edges, -1, len(ranks) - 1])
@@ -177,10 +167,7 @@ def _shard_end_mistake(is_trained: np.ndarray, ranks: np.ndarray, goes_on: np.nd
 
 
 def _judge_weights(ranks: Sequence[RankObjective], limit: float) -> ObjectiveVerdict | None:
-    """Return a verdict if tokens have different weights; None if all weights are equal.
-
-    It is a mistake if each call, row or tile is divided by its own number of tokens; else it is another loss.
-    """
+    """Return a verdict if tokens have different weights: a mistake, or another loss; else None."""
     calls = [
         (call, f"rank {rank}" + (f", micro-step {number}" if len(objective.micro_steps) > 1 else ""))
         for rank, objective in enumerate(ranks)
@@ -211,10 +198,7 @@ def _judge_weights(ranks: Sequence[RankObjective], limit: float) -> ObjectiveVer
 
 
 def _splits(call: MicroStep, name: str, limit: float) -> Iterator[list[WeightedPart]]:
-    """Yield the whole call, its rows, and its tiles: runs of equal weights.
-
-    A token whose weight is not known belongs to the tile before it.
-    """
+    """Yield the whole call, its rows, and its tiles: runs of equal weights, or of unknown ones after them."""
     is_trained = call.labels != UNTRAINED
     yield [WeightedPart(_without_nan(call.weights), call.valid_tokens or int(is_trained.sum()), name)]
     rows = zip(call.weights, is_trained.sum(axis=1), strict=True)
@@ -252,10 +236,7 @@ def _without_nan(weights: np.ndarray) -> np.ndarray:
 def _judge_size(
     ranks: Sequence[RankObjective], sequence_ranks: int, limit: float, dtype: str
 ) -> ObjectiveVerdict:
-    """Return the verdict on the size of gradients.
-
-    A size that no number of the loop explains may be a weight of the loss.
-    """
+    """Return the verdict on the size of gradients; a size that the loop does not explain may be a weight."""
     counts, factor = [rank.valid_tokens for rank in ranks], ranks[0].gradient_factor
     trained = sum(int((call.labels != UNTRAINED).sum()) for rank in ranks for call in rank.micro_steps)
     is_of_all_ranks = len(ranks) > 1 and {*counts} == {float(trained)}

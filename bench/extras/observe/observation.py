@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from types import TracebackType
@@ -26,14 +26,16 @@ from bench.extras.observe.cell import ObserveRequest, observed_cell
 from bench.extras.observe.loop import LoopAttention, LoopReplicas, ObservedLoop
 from bench.extras.observe.observed_model import observed_model
 from bench.extras.observe.step_watchdog import StepWatchdog
-from bench.extras.observe.tokens import LoopReport, ShardTokens
+from bench.extras.observe.tokens import LoopReport
 from bench.measure import decode_reports
 from bench.measure.rank_pass import Measurement, StepRequest
+from bench.plan.planned import PlannedCell
 from bench.ranks.device import nccl_version
 from bench.ranks.log import RankLog
-from bench.record.record import Record, Status
+from bench.record.record import Record, Role, Status
 from bench.record.store import Store, StoreError
-from bench.run.cell.outcome import outcome
+from bench.run.cell.ends import classify
+from bench.run.cell.outcome import failure_record, outcome
 from bench.run.node.failure import describe_failure
 from bench.run.node.ranks import RankEnd, is_lost_peer_failure
 
@@ -46,14 +48,11 @@ STORE_WAIT_S = 10.0
 class Observation:
     """Context manager for the steps of a training loop; `bench.observe` creates it.
 
-    Some steps are timed without instruments, and a few more are inspected (with hooks) or traced (with
-    torch.profiler). Then the record is written, and from then on the context does nothing. An error of the
-    user's code in the context is stored in a record and raised again. An error of the observation is printed
-    in one line, and the training continues unobserved.
+    An error of the user's code in the context is stored in a record and raised again. An error of the
+    observation is printed in one line, and the training continues unobserved.
 
     Attributes:
-        record: The record, on rank 0 after the last observed step or on a rank that stored an error; else
-            None.
+        record: The record, on rank 0 after the last observed step or on a rank that stored an error.
     """
 
     count: ClassVar[int] = 0
@@ -85,11 +84,10 @@ class Observation:
         self._all_ranks = loop_ranks.AbortableBarrier(f"{name} all", range(dist.get_world_size()))
         self._sequence_ranks = loop_ranks.AbortableBarrier(f"{name} sequence", ranks)
         if self._is_rank_0:
-            with self._store() as store:
+            with Store(self.request.folder, STORE_WAIT_S) as store:
                 store.read()  # errors must be raised before the training
         observed, device = observed_model(model), loop_ranks.device_of(model)
         sequence_group = SequenceGroup(ranks, group, device, self._sequence_ranks.wait)
-        self._model = observed.model_config()
         self._loop = ObservedLoop(observed, sequence_group, device, self._log.step)
         hooked = ("positions", "full_length") if observed.is_compiled else ()
         self._measurement = Measurement(
@@ -143,18 +141,16 @@ class Observation:
             if next(self._step_requests, None) is None:
                 self._finish()
                 self._is_over = True
+                self._release_model()
 
     def loss(self, loss: Tensor | float | None = None, valid_tokens: Tensor | float | None = None) -> None:
-        """State the loss of a step, so that the training objective is checked.
+        """State that the step trains the mean loss of next tokens over all ranks and micro-steps.
 
-        A loop that calls this says that it trains the mean cross-entropy of next tokens, over the valid
-        tokens of all ranks and micro-steps. Call it in every step, once per micro-step.
+        Call it in every step, once per micro-step.
 
         Args:
-            loss: The loss. Its gradient is checked, and not its value. Without it the loss is the one that
-                the model computes of its `labels`.
-            valid_tokens: Number of this rank's tokens in the loss; by default the number of labels passed to
-                the model, without ignored labels. If neither is known, gradients are checked up to a factor.
+            loss: The loss, whose gradient is checked; by default that of the model's `labels`.
+            valid_tokens: Number of this rank's tokens in the loss; by default that of the model's labels.
         """
         if not self._is_over:
             self._loop.trained_tokens.state(loss, valid_tokens)
@@ -172,15 +168,12 @@ class Observation:
             self._stop(error if is_internal else None, is_internal=True)
             if not is_internal:
                 raise
-        else:
-            if self._is_over:
-                self._release_model()
 
     def _stop(self, error: BaseException | None, *, is_internal: bool) -> None:
         """Release the waiting ranks, and store the error in a record if possible; raises nothing.
 
-        `is_internal` says that the observation's code raised the error, and not the user's step. `error` is
-        None if the code refused to observe or was interrupted.
+        `error` is None if the observation refused or was interrupted; the user's step raised it if it is not
+        internal.
         """
         self._is_over = True
         failure = error if isinstance(error, Exception) else None
@@ -211,7 +204,7 @@ class Observation:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
         attributes = vars(self)
         if "_watchdog" in attributes:
-            self._watchdog.stop()
+            self._watchdog.stop_event.set()
         if "_measurement" in attributes:
             self._measurement.passes.clear()  # passes refer to the measurement, which refers to the model
         for name in ("_loop", "_measurement", "_step_requests"):
@@ -226,16 +219,16 @@ class Observation:
         if not self._is_rank_0:
             return
         shards, groups = sharding.sequence_groups(reports)[0], len(sharding.token_holders(reports))
-        cell, wall_s = self._cell(shards, groups), time.monotonic() - self._start
-        with self._store() as store:
+        cell = observed_cell(self._loop, self.request, shards, groups)
+        wall_s = time.monotonic() - self._start
+        with Store(self.request.folder, STORE_WAIT_S) as store:
             repeat = sum(record.cell_id == cell.cell_id for record in store.read())
             record = observed_record.observed_record(cell, reports, repeat, wall_s, self._started_at)
             self.record = record = observed_record.store_once(record, store)
         result = outcome(record)
         if record.status is Status.OK:
-            result = (
-                f"ok: {result}; {checks_label({check.what: check.reason for check in record.checks or ()})}"
-            )
+            reasons = {check.what: check.reason for check in record.checks or ()}
+            result = f"ok: {result}; {checks_label(reasons)}"
         for line in filter(None, (result, sharding.equal_tokens_line(reports))):
             print_message(line, sys.stdout)
         if self.request.report:
@@ -252,17 +245,10 @@ class Observation:
         return LoopReport(
             rank_report=decode_reports([values])[0],
             tokens=loop.tokens,
-            step_sizes=loop.step_sizes,
-            step_digests=loop.step_digests,
+            untimed_steps=loop.untimed_steps,
             attention_peers={rank for call in calls if call.purpose == "attention" for rank in call.members},
             objective=loop.objective,
         )
-
-    def _cell(self, shards: Sequence[ShardTokens], groups: int | None = None) -> Cell:
-        return observed_cell(self._loop, self._model, self.request, shards, groups)
-
-    def _store(self) -> Store:
-        return Store(self.request.folder, STORE_WAIT_S)
 
     @loop_ranks.delay_sigterm()
     def _store_failure(self, error: Exception, *, is_internal: bool) -> None:
@@ -270,7 +256,7 @@ class Observation:
         tokens = self._loop.input_watch.tokens
         if tokens is None:
             return
-        cell = self._cell([tokens])
+        cell = observed_cell(self._loop, self.request, [tokens])
         failure = describe_failure(error, self._log, cell.cluster)
         place = (
             "bench.observe, not in the training loop" if is_internal else observed_record.user_frame(error)
@@ -279,25 +265,28 @@ class Observation:
             # A peer has ended. If it can still store its own error, that record is the one that counts.
             time.sleep(LOST_PEER_WAIT_S)
             with suppress(Exception):  # the store may have ended, too
-                silent = self._all_ranks.silent_ranks()
+                silent = sharding.ranks_label(self._all_ranks.silent_ranks())
                 if silent:
-                    ranks = sharding.ranks_label(silent)
-                    place += f"; no answer from rank {ranks}, which ended or was killed"
+                    place += f"; no answer from rank {silent}, which ended or was killed"
         end = RankEnd(dist.get_rank(), ExitCode.FAILED, None, failure, log_tail="")
         self._store_end(cell, end, f" (in {place})")
 
     def _store_hang(self, end: RankEnd) -> None:
         """Store a record of a step that hangs, from the watchdog's thread."""
         print_message(f"rank {end.rank}: {end.hang}")
-        tokens = self._loop.input_watch.latest_tokens()
+        watch = self._loop.input_watch
+        tokens = watch.tokens or watch.read(reads_values=False)  # the first step may hang
         if tokens is not None:
-            self._store_end(self._cell([tokens]), end)
+            self._store_end(observed_cell(self._loop, self.request, [tokens]), end)
 
     def _store_end(self, cell: Cell, end: RankEnd, place: str = "") -> None:
         """Store the record of a loop that has ended or hangs, and print it."""
         wall_s = time.monotonic() - self._start
-        record = observed_record.failed_record(cell, end, wall_s, self._started_at)
-        with self._store() as store:
+        status, failure = classify([end])
+        assert failure is not None
+        planned = PlannedCell(cell, 0, 0, Role.OBSERVED)
+        record = failure_record(planned, status, failure, wall_s, self._started_at)
+        with Store(self.request.folder, STORE_WAIT_S) as store:
             self.record = observed_record.store_once(replace(record, reason=f"{record.reason}{place}"), store)
         print_message(f"{outcome(self.record)}; record in {self.request.folder}")
 

@@ -31,6 +31,7 @@ def observe(
     Put every step into the context, on all ranks: forward, backward and the optimizer's update. After at most
     `warmup_steps + steps + 8` steps, rank 0 adds a record to `folder`, prints the speed and the checks, and
     writes a report; from then on the context does nothing. Losses are the same with and without the context.
+    docs/observe.md explains the checks.
 
         for batch in loader:
             with bench.observe(model, sequence_group) as step:
@@ -51,8 +52,7 @@ def observe(
         report: Whether tables, figures and the page are written after the record.
 
     Returns:
-        The observation of `model`; calls with the same arguments return the same object. See `Observation`
-        for `loss` and `record`.
+        The observation of `model`, with `loss` and `record`. Calls with the same arguments return the same.
 
     Raises:
         ConfigError: An argument is not legal, the loop cannot be observed, or the model is already observed
@@ -74,12 +74,7 @@ def observe(
 class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
     """Callback that observes every optimizer step of transformers' Trainer, or of TRL's trainers.
 
-        trainer = Trainer(model, arguments, train_dataset=rows)
-        trainer.add_callback(bench.ObserveCallback())
-        trainer.train()
-
-    If the model computes the loss of its labels, the objective is compared with the mean loss over the labels
-    of all ranks and micro-steps, as Trainer promises. Step times do not contain fetching batches.
+    Step times do not contain fetching batches.
 
     Args:
         group: The ranks that share a sequence, as in `observe`.

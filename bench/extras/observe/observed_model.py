@@ -35,45 +35,17 @@ class ObservedModel:
     """All modules that the loop may call: the outermost wrapper, if there is one, and then `networks`."""
     networks: Sequence[PreTrainedModel]
     """The transformers model and the models nested in it, such as its decoder; the outermost comes first."""
+    sizes: ModelConfig
+    """Numbers of the model, named after its checkpoint or its class."""
     engine: str
     is_compiled: bool
     """Whether the model or a module in it is compiled. A compiled function around it is not noticed."""
 
-    @property
-    def attention_name(self) -> str:
-        """Name of the attention in transformers' table of attention functions."""
-        return str(self.networks[0].config._attn_implementation)
-
-    @property
-    def checkpointing(self) -> bool:
-        return any(getattr(module, "gradient_checkpointing", False) for module in self.networks[0].modules())
-
-    def model_config(self) -> ModelConfig:
-        """Return the model's sizes, named after its checkpoint or its class.
-
-        Raises ConfigError if the model has experts or is not a plain decoder.
-        """
-        config = self.networks[0].config
-        path = config.name_or_path or None
-        decoder_config, model = text_config(config.to_dict()), type(self.networks[0]).__name__
-        if has_experts(decoder_config):
-            raise experts_error("bench.observe", model)
-        try:
-            sizes = model_config_fields(decoder_config)
-        except KeyError as error:
-            raise ConfigError(
-                f"bench.observe: the configuration of {model} has no {error}; only plain decoders with"
-                " attention in every layer can be observed"
-            ) from None
-        name = (path or model).rstrip("/").rpartition("/")[2]
-        return ModelConfig(name=name, path=path, **sizes)
-
     def gradient_factor(self) -> float | None:
-        """Return the factor between the sum of all ranks' gradients and the optimizer's, by engine.
+        """Return the factor between the sum of all ranks' gradients and the optimizer's; None if unknown.
 
         DeepSpeed averages over all ranks. With sequence groups (mpu) its stages 0, 1 and 2 add up the
-        gradients of the ranks that share a sequence. FSDP2 has a factor that the loop may set. None for other
-        engines, or if modules differ.
+        gradients of the ranks that share a sequence. FSDP2 has a factor that the loop may set.
         """
         model, world_size = self.entry_points[0], dist.get_world_size()
         if self.engine.startswith("zero"):
@@ -90,7 +62,7 @@ class ObservedModel:
 
 
 def observed_model(model: nn.Module) -> ObservedModel:
-    """Find the transformers model in `model`, and what wraps it. Raises ConfigError if there is none."""
+    """Find the transformers model in `model`, and its wrapper. Raises ConfigError without a plain decoder."""
     model = _outermost_wrapper(model)
     networks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     if not networks:
@@ -99,7 +71,24 @@ def observed_model(model: nn.Module) -> ObservedModel:
             " models cannot be observed; pass the model that transformers built, wrapped or not"
         )
     entry_points = [*networks] if model is networks[0] else [model, *networks]
-    return ObservedModel(entry_points, networks, _engine(model), any(map(_is_compiled, model.modules())))
+    is_compiled = any(map(_is_compiled, model.modules()))
+    return ObservedModel(entry_points, networks, _model_config(networks[0]), _engine(model), is_compiled)
+
+
+def _model_config(network: PreTrainedModel) -> ModelConfig:
+    path, model = network.config.name_or_path or None, type(network).__name__
+    decoder_config = text_config(network.config.to_dict())
+    if has_experts(decoder_config):
+        raise experts_error("bench.observe", model)
+    try:
+        sizes = model_config_fields(decoder_config)
+    except KeyError as error:
+        raise ConfigError(
+            f"bench.observe: the configuration of {model} has no {error}; only plain decoders with"
+            " attention in every layer can be observed"
+        ) from None
+    name = (path or model).rstrip("/").rpartition("/")[2]
+    return ModelConfig(name=name, path=path, **sizes)
 
 
 def _outermost_wrapper(model: nn.Module) -> nn.Module:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from bench.common.environment import REPOSITORY
 from bench.config import Cell
 from bench.extras.observe import sharding
+from bench.extras.observe.loop import COMPILED
 from bench.extras.observe.objective import ObjectiveVerdict, judge_objective
 from bench.extras.observe.tokens import LoopReport
 from bench.measure import Sections, checks, first_failure, merge_reports
@@ -24,9 +25,7 @@ from bench.measure.facts import NOT_RUN
 from bench.plan.planned import PlannedCell
 from bench.record.record import Record, Role
 from bench.record.store import Store
-from bench.run.cell.ends import classify
-from bench.run.cell.outcome import completed_record, failure_record, first_rank_flaw, unsupported_record
-from bench.run.node.ranks import RankEnd
+from bench.run.cell.outcome import completed_record, first_rank_flaw, unsupported_record
 from bench.run.node.stacks import PACKAGES_PATH, Frame
 
 NEXT_TOKENS = "the gradient of the logits on one device, of the mean loss of next tokens"
@@ -40,7 +39,7 @@ def observed_record(
     `reports` are those of all ranks, in rank order. `repeat` is the number of earlier records of this cell.
     """
     planned = PlannedCell(cell, repeat, repeat, Role.OBSERVED)
-    sizes = sorted({size for report in reports for size in report.step_sizes})
+    sizes = sorted({size for report in reports for size, _ in report.untimed_steps})
     if len(sizes) > 1:
         refusal = (
             f"ranks or steps had batches of different sizes ({', '.join(sizes[:3])}), so step times"
@@ -81,7 +80,7 @@ def observed_record(
         or objective.mistake
     )
     not_split = sharding.why_not_split(groups, shows_documents=shows_documents)
-    made = _loop_checks(cell, sections, not_split, reports[0].objective.reason, objective)
+    made = _loop_checks(cell, sections, not_split, objective)
     return completed_record(planned, ranks, sections, made, wrong, wall_s, started_at)
 
 
@@ -92,23 +91,16 @@ def write_report(folder: Path) -> None:
 
 
 def _loop_checks(
-    cell: Cell,
-    sections: Sections,
-    not_split: str | None,
-    not_watched: str | None,
-    objective: ObjectiveVerdict,
+    cell: Cell, sections: Sections, not_split: str | None, objective: ObjectiveVerdict
 ) -> list[Check]:
-    """Return the checks of a loop, made or with the reason why not.
-
-    `not_split` and `not_watched` are reasons why tokens are not checked, and why attention was not watched.
-    """
+    """Return the checks of a loop, made or not; `not_split` is the reason why tokens are not checked."""
 
     def check(what: str, against: str, reason: str | None) -> Check:
         extent: dict[str, Any] = {"reason": reason} if reason else {"tokens": cell.seq_len, "steps": 1}
         return Check(what=what, against=against, **extent)
 
     attention = sections["full_length"]
-    attention_reason = not_watched if attention is None else attention.reason
+    attention_reason = COMPILED if attention is None else attention.reason
     common = checks(cell, sections)
     replicas = [made for made in common if made.what == "replicas"]
     positions = [made for made in common if made.what == "rotary positions"]
@@ -121,13 +113,6 @@ def _loop_checks(
         *(replace(made, reason=attention_reason) if made.reason == NOT_RUN else made for made in positions),
         check("objective", f"{NEXT_TOKENS}{scale}", objective.reason),
     ]
-
-
-def failed_record(cell: Cell, end: RankEnd, wall_s: float, started_at: datetime) -> Record:
-    """Return the record of a loop that an error has ended; `end` belongs to the rank that raised it."""
-    status, failure = classify([end])
-    assert failure is not None
-    return failure_record(PlannedCell(cell, 0, 0, Role.OBSERVED), status, failure, wall_s, started_at)
 
 
 def user_frame(error: BaseException) -> str:

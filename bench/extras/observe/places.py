@@ -20,10 +20,7 @@ def find_places(shards: Sequence[Sequence[Row]]) -> list[int] | None:
 
     Tokens with different positions are in the order of these, which may skip numbers. Positions that restart
     are documents. The places are then those of the first built-in layout in which positions count up within
-    each document, if all other such layouts have the same documents.
-
-    Args:
-        shards: Positions of every sequence on every rank, [ranks][sequences][tokens].
+    each document, if all other such layouts have the same documents. `shards` is [ranks][sequences][tokens].
     """
     rows = [[*chain(*parts)] for parts in zip(*shards, strict=True)]
     if min(map(min, rows)) < 0:

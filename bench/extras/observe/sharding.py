@@ -141,7 +141,7 @@ def token_holders(reports: Sequence[LoopReport]) -> list[list[int]]:
     holders: dict[str, list[int]] = {}
     for group in sequence_groups(reports):
         ranks = group[0].group
-        holders.setdefault(str([[*reports[rank].step_digests] for rank in ranks]), []).extend(ranks)
+        holders.setdefault(str([[*reports[rank].untimed_steps] for rank in ranks]), []).extend(ranks)
     return [*holders.values()]
 
 

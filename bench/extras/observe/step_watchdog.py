@@ -40,33 +40,27 @@ class StepWatchdog:
         self._log, self._device, self._on_hang = log, device, on_hang
         self._limit_s = LIMIT_OF_TIMEOUT * collective_timeout_s()
         self._loop_thread = threading.get_ident()
-        self._stopped = threading.Event()
+        self.stop_event = threading.Event()
         self.record_progress(is_in_step=False)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def record_progress(self, *, is_in_step: bool) -> None:
         self._is_in_step, self._progressed_s = is_in_step, time.monotonic()
 
-    def stop(self) -> None:
-        self._stopped.set()
-
     def _watch(self) -> None:
-        with suppress(Exception):  # the store may be lost, or the observation may end meanwhile
-            self._report_first_hang()
-
-    def _report_first_hang(self) -> None:
         pause_s = self._limit_s / POLLS
-        while not self._stopped.wait(pause_s):
-            idle_s, rank = time.monotonic() - self._progressed_s, str(dist.get_rank())
-            if self._is_in_step and idle_s > self._limit_s:
-                self._store.compare_set("reporter", "", rank)
-            if idle_s > self._limit_s / 2 and self._store.check(["reporter"]):
-                state = self._log.phase, self._log.step.name, self._stacks()
-                self._store.set(rank, json.dumps(state))
-                if self._store.get("reporter").decode() == rank:
-                    self._stopped.wait(2 * pause_s)
-                    self._report()
-                return
+        with suppress(Exception):  # the store may be lost, or the observation may end meanwhile
+            while not self.stop_event.wait(pause_s):
+                idle_s, rank = time.monotonic() - self._progressed_s, str(dist.get_rank())
+                if self._is_in_step and idle_s > self._limit_s:
+                    self._store.compare_set("reporter", "", rank)
+                if idle_s > self._limit_s / 2 and self._store.check(["reporter"]):
+                    state = self._log.phase, self._log.step.name, self._stacks()
+                    self._store.set(rank, json.dumps(state))
+                    if self._store.get("reporter").decode() == rank:
+                        self.stop_event.wait(2 * pause_s)
+                        self._report()
+                    return
 
     def _report(self) -> None:
         """Call `on_hang` with the rank that is probably the cause, its place, and the stacks of all ranks."""

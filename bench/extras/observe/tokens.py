@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,9 +68,8 @@ class LoopReport:
     rank_report: RankReport
     tokens: ShardTokens
     """Tokens of the last untimed step."""
-    step_sizes: Sequence[str]
-    step_digests: Sequence[str]
-    """Sizes and hashes of the tokens of all untimed steps."""
+    untimed_steps: Sequence[tuple[str, str]]
+    """Size and hash of the tokens of every untimed step."""
     attention_peers: set[int]
     """Ranks with which attention communicated in the inspected step, this rank included."""
     objective: RankObjective
@@ -91,10 +90,6 @@ class ModelInputWatch:
     ) -> None:
         self.model, self.group, self.facts, self.phase = model, group, facts, phase
         self.tokens: ShardTokens | None = None
-        self._arguments: dict[str, Any] = {}
-        self._rotary_positions: list[Tensor] = []
-        self._calls = self._depth = 0
-        self._backwards: list[None] = []
         self._errors = DeferredErrors()
 
     @contextmanager
@@ -103,13 +98,15 @@ class ModelInputWatch:
 
         Raises ConfigError after a step that called the model but ran no backward through it.
         """
-        self._arguments, self._calls, self._depth = {}, 0, 0
-        self._backwards, self._rotary_positions = [], []
+        self._arguments: dict[str, Any] = {}
+        self._rotary_positions: list[Tensor] = []
+        self._backwards: list[None] = []
+        self._calls = self._depth = 0
         with self._wrap_call() if self.model.is_compiled else self._hooks():
             try:
                 yield
             finally:
-                self.tokens = self._read() or self.tokens
+                self.tokens = self.read() or self.tokens
                 self._arguments = {}
         self._errors.raise_first()
         if self._calls > 0 and not self._backwards:
@@ -117,15 +114,11 @@ class ModelInputWatch:
                 "no gradient reached the model's output within the step; put backward into the context, too"
             )
 
-    def latest_tokens(self) -> ShardTokens | None:
-        """Return the tokens of the last watched step, or those of the first one while it runs, by shape only.
+    def read(self, *, reads_values: bool = True) -> ShardTokens | None:
+        """Return the tokens of the running step; None before the model was called.
 
-        Values are not read, because a device that hangs would not return them.
+        Without `reads_values` only shapes are read, because a device that hangs would not return values.
         """
-        return self.tokens or self._read(reads_values=False)
-
-    def _read(self, *, reads_values: bool = True) -> ShardTokens | None:
-        """Return the tokens in the recorded arguments; None if the model was not called with any."""
         rank, ranks, queries = dist.get_rank(), len(self.group), self.facts.queries
         ids = self._arguments.get(IDS, self._arguments.get(EMBEDDED))
         if ids is None:
@@ -193,19 +186,15 @@ class ModelInputWatch:
     @contextmanager
     def _hooks(self) -> Iterator[None]:
         """Watch the calls of all entry points, and of the modules that rotate positions."""
-        handles = [
-            module.register_forward_pre_hook(Hook(self._see_rotary), with_kwargs=True)
-            for module in self.model.entry_points[0].modules()
-            if any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
-        ]
-        for module in self.model.entry_points:
-            handles.append(module.register_forward_pre_hook(Hook(self._enter), with_kwargs=True))
-            handles.append(module.register_forward_hook(Hook(self._leave), always_call=True))
-        try:
+        see_rotary, enter, leave = Hook(self._see_rotary), Hook(self._enter), Hook(self._leave)
+        with ExitStack() as hooks:
+            for module in self.model.entry_points[0].modules():
+                if any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)):
+                    hooks.enter_context(module.register_forward_pre_hook(see_rotary, with_kwargs=True))
+            for module in self.model.entry_points:
+                hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(leave, always_call=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @contextmanager
     def _wrap_call(self) -> Iterator[None]:
@@ -213,7 +202,7 @@ class ModelInputWatch:
         entry = self.model.entry_points[0]
         name = "forward" if entry._compiled_call_impl is None else "_compiled_call_impl"
         original, attributes = getattr(entry, name), vars(entry)
-        is_attribute = name in attributes
+        previous = {name: original} if name in attributes else {}
 
         def call(*args: Any, **named: Any) -> Any:
             self._enter(self.model.entry_points[-1], args, named)
@@ -228,10 +217,8 @@ class ModelInputWatch:
         try:
             yield
         finally:
-            if is_attribute:
-                attributes[name] = original
-            else:
-                del attributes[name]
+            del attributes[name]
+            attributes.update(previous)
 
 
 def sequence_positions(positions: Tensor, sequences: int) -> tuple[Tensor | None, str | None]:

@@ -1,9 +1,8 @@
 """Labels and loss weights of the tokens that a loop trains, derived from the gradient of the logits.
 
-For a cross-entropy l_i with weight w_i, the gradient of the logits is w_i * (softmax_i - onehot(label_i)), as
-on one device. Its only negative entry is at the label, and is -w_i * (1 - p_i), with p_i the probability of
-the label. In some random columns j it must be w_i * softmax_ij, which shows other losses, such as label
-smoothing or scaled logits.
+For a cross-entropy with weight w_i the gradient of the logits is w_i * (softmax_i - onehot(label_i)). Its
+only negative entry is at the label: -w_i * (1 - p_i), with p_i the probability of the label. In some random
+columns j it must be w_i * softmax_ij, which shows other losses, such as label smoothing or scaled logits.
 
 Letters of shapes: B sequences, T tokens of the shard, V entries of the vocabulary, R = B * T rows of logits,
 K sampled columns.
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -64,18 +62,12 @@ class TrainedTokens:
     @contextmanager
     def watch_step(self) -> Iterator[None]:
         self._calls, self.stated, self.reason = [], [], None
-        hook = self.network.register_forward_hook(Hook(self._record_call), with_kwargs=True)
-        try:
+        with self.network.register_forward_hook(Hook(self._record_call), with_kwargs=True):
             yield
-        finally:
-            hook.remove()
         self._errors.raise_first()
 
     def micro_steps(self) -> list[MicroStep]:
-        """Return the trained tokens of every watched call, and drop the calls.
-
-        Sets `reason` if logits received several gradients, of which none is the whole one.
-        """
+        """Return and drop the trained tokens of all calls; set `reason` if a call has several gradients."""
         calls, self._calls = self._calls, []
         if any(len(gradients) > 1 for gradients in calls):
             self.reason = "the logits received several gradients"
@@ -161,11 +153,11 @@ def _gradient_reader(
             sums, trained = [int(valid[first:].sum()) for first in (0, 1)], int((labels != UNTRAINED).sum())
             valid_tokens = min(sums, key=lambda count: abs(count - trained))
         return MicroStep(
-            ids=_to_numpy(ids),
-            positions=_to_numpy(positions),
-            labels=_to_numpy(labels.view_as(ids)),
-            weights=_to_numpy(weights.view_as(ids)),
-            softmax_errors=_softmax_errors(
+            ids=ids.cpu().numpy(),
+            positions=positions.cpu().numpy(),
+            labels=labels.view_as(ids).cpu().numpy(),
+            weights=weights.view_as(ids).cpu().numpy(),
+            softmax_error=_softmax_error(
                 column_logits, gradient_RV[:, columns], weights, is_label=columns == labels[:, None]
             ),
             valid_tokens=valid_tokens,
@@ -174,13 +166,11 @@ def _gradient_reader(
     return read
 
 
-def _softmax_errors(
-    logs_RK: Tensor, gradient_RK: Tensor, weights: Tensor, is_label: Tensor
-) -> tuple[float, float] | None:
-    """Return how far gradients are from w_i * softmax_ij: in the slope over the logits, and in size.
+def _softmax_error(logs_RK: Tensor, gradient_RK: Tensor, weights: Tensor, is_label: Tensor) -> float:
+    """Return how far gradients are from w_i * softmax_ij in the slope over the logits or in size.
 
-    Both are differences of logarithms; the slope is 1 / temperature - 1 if logits are scaled. None if the
-    sampled columns do not show it. `logs_RK` are logarithms of the softmax.
+    Both are differences of logarithms; the slope is 1 / temperature - 1 if logits are scaled. It is inf if
+    the sampled columns do not show the slope. `logs_RK` are logarithms of the softmax.
     """
     smallest = torch.finfo(gradient_RK.dtype).tiny / 8  # up to here even fp16 rounds by less than 1 %
     gradient_RK = gradient_RK.float()
@@ -191,17 +181,13 @@ def _softmax_errors(
     spread = (logs_RK - logs_RK.where(is_known, 0.0).sum(-1, keepdim=True) / counts).where(is_known, 0.0)
     squares = float(spread.double().square().sum())
     if squares <= SMALLEST_SPREAD**2 * int(is_known.sum()):
-        return None
+        return math.inf
     slope = float((spread * errors).double().sum()) / squares
     rest = errors - errors.sum(-1, keepdim=True) / counts - slope * spread
     noise = float(rest[is_known].std()) / math.sqrt(squares)
-    return (slope, float(errors[is_known].mean())) if noise < MAX_SLOPE_NOISE else None
+    return max(abs(slope), abs(float(errors[is_known].mean()))) if noise < MAX_SLOPE_NOISE else math.inf
 
 
 def _chunks(logits_RV: Tensor) -> tuple[Tensor, ...]:
     chunks: tuple[Tensor, ...] = logits_RV.split(max(1, CHUNK_LOGITS // logits_RV.shape[1]))
     return chunks
-
-
-def _to_numpy(tensor: Tensor) -> np.ndarray:
-    return np.array(tensor.cpu().numpy())

@@ -16,9 +16,8 @@ import bench
 
 STATED = (
     *("stated", "own_means", "labels_cut_off", "added_up", "prompt_alone", "doubled"),
-    *("added_up_doubled", "packed", "packed_without_mask", "packed_labels_rolled", "packed_labels_cut_off"),
-    *("padded", "padded_forgets_a_key", "distilled", "sliced_inside", "clips_own", "gathered", "skipped"),
-    *("left_padded", "hidden_documents"),
+    *("packed", "packed_without_mask", "packed_labels_rolled", "padded", "padded_forgets_a_key"),
+    *("distilled", "sliced_inside", "clips_own", "gathered", "skipped", "left_padded", "hidden_documents"),
 )
 """Variants that state their loss."""
 DOCUMENTS, TEXT, PADDING = (100, 212, 200), 498, 20
@@ -33,7 +32,6 @@ NUMBERS = {
     "num_key_value_heads": 2,
     "head_dim": 8,
 }
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 
 def positions_of(mistake):
@@ -55,7 +53,7 @@ def hidden_keys(mistake):
     hidden = torch.zeros(SEQ_LEN, SEQ_LEN, dtype=torch.bool)
     if mistake == "left_padded":
         hidden[:, :PADDING] = ~torch.eye(SEQ_LEN, dtype=torch.bool)[:, :PADDING]
-    if mistake in ("packed", "packed_labels_rolled", "packed_labels_cut_off", "hidden_documents"):
+    if mistake in ("packed", "packed_labels_rolled", "hidden_documents"):
         numbers = torch.repeat_interleave(torch.arange(len(DOCUMENTS)), torch.tensor(DOCUMENTS))
         hidden = numbers[:, None] != numbers
     if mistake == "padded_forgets_a_key":
@@ -85,19 +83,13 @@ def gather_as_constants(x, dim, group):
     return torch.cat(shards, dim)
 
 
-def gather_without_gradient(x, dim, group):
-    return gather_as_constants(x, dim, group).detach()
-
-
 def small_model(mistake):
-    gathers = {"no_gradient_to_others": gather_as_constants, "no_gradient_to_any": gather_without_gradient}
-    gather = gathers.get(mistake, all_gather_tensor_autograd)
+    gather = gather_as_constants if mistake == "no_gradient_to_others" else all_gather_tensor_autograd
     AttentionInterface.register("gathered_keys", attention_over_gathered_keys(gather, hidden_keys(mistake)))
     torch.manual_seed(0)
     attention = "gathered_keys" if dist.get_world_size() > 1 and mistake != "no_sampler" else "sdpa"
     window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
-    by_length = {"max_position_embeddings": 128, "rope_parameters": {**DYNAMIC}}
-    more = {"ignored_window": window, "rope_by_length": by_length}.get(mistake, {})
+    more = window if mistake == "ignored_window" else {}
     model = Qwen3ForCausalLM(Qwen3Config(**NUMBERS, **more, attn_implementation=attention))
     if mistake in ("sliced_inside", "sliced_alike_inside"):
         slice_inside(model, 0 if mistake == "sliced_alike_inside" else dist.get_rank())
@@ -128,8 +120,6 @@ def shard_of(step, mistake):
         inputs["input_ids"] = tokens[:, :length]
     if mistake in ("same_positions", "same_tokens"):
         inputs["position_ids"] = torch.arange(length)[None]
-    if mistake == "no_positions":
-        del inputs["position_ids"]
     if mistake == "a_position_twice":
         inputs["position_ids"] = inputs["position_ids"].clip(max=SEQ_LEN - 2)
     if mistake == "labels_shifted_in_shards":
@@ -150,8 +140,6 @@ def loss_of(logits, labels, mistake):
     labels = labels.clone()
     if mistake.startswith("padded") and dist.get_rank() == dist.get_world_size() - 1:
         labels[:, TEXT - 1 - SEQ_LEN :] = -100
-    if mistake == "packed_labels_cut_off":
-        labels[:, -1] = -100
     if dist.get_rank() == 0 and not mistake.startswith("packed"):
         prompt = labels.shape[1] if mistake in ("prompt_alone", "doubled") else labels.shape[1] // 3
         labels[:, :prompt] = -100
@@ -166,7 +154,7 @@ def loss_of(logits, labels, mistake):
     if mistake == "distilled":
         targets = torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)).softmax(-1)
         loss = kl_div(logits.log_softmax(-1), targets, reduction="sum")
-    own_ranks = {"added_up": 1, "clips_own": 1, "added_up_doubled": 2, "doubled": 2 * dist.get_world_size()}
+    own_ranks = {"added_up": 1, "clips_own": 1, "doubled": 2 * dist.get_world_size()}
     ranks = own_ranks.get(mistake, dist.get_world_size())
     return loss * ranks / of_all, valid
 
@@ -175,7 +163,7 @@ def combine_gradients(model, mistake):
     """Add up or clip gradients in the loops that do so themselves."""
     if mistake == "clips_own":
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-    if mistake in ("added_up", "added_up_doubled", "clips_own"):
+    if mistake in ("added_up", "clips_own"):
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
     if mistake == "doubled":
@@ -195,7 +183,7 @@ def interrupt(step, mistake):
 def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
     """The loss of every step, as this rank computed it."""
     model = small_model(mistake)
-    if mistake not in ("gradients_of_ones_own", "added_up", "added_up_doubled", "clips_own"):
+    if mistake not in ("gradients_of_ones_own", "added_up", "clips_own"):
         model = DistributedDataParallel(model, find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     group = (

@@ -20,7 +20,7 @@ def call(place, *, weight=1.0, trained=TOKENS, rows=1, **more):
     fields = {
         "ids": positions, "positions": positions, "labels": np.where(is_trained, positions + 1, UNTRAINED),
         "weights": np.where(is_trained, weights, np.nan), "valid_tokens": int(is_trained.sum()),
-        "softmax_errors": (0.0, 0.0),
+        "softmax_error": 0.0,
     }  # fmt: skip
     return MicroStep(**fields | more)
 
@@ -91,11 +91,11 @@ CASES = {
     "chosen weights of tokens": (
         two(call(0, weights=np.array([[1.0, 1.0, 2.0, 2.0]])), call(1)), 2, None, "chosen as in a",
     ),
-    "a temperature": (two(call(0), call(1, softmax_errors=(0.4, 0.0))), 2, None, "of a plain cross"),
+    "a temperature": (two(call(0), call(1, softmax_error=0.4)), 2, None, "of a plain cross"),
     "another term of the logits": (
-        two(call(0), call(1, softmax_errors=(0.0, 0.01))), 2, None, "of a plain cross-entropy",
+        two(call(0), call(1, softmax_error=0.01)), 2, None, "of a plain cross-entropy",
     ),
-    "even logits": (two(call(0), call(1, softmax_errors=None)), 2, None, "very even logits"),
+    "even logits": (two(call(0), call(1, softmax_error=np.inf)), 2, None, "very even logits"),
     "labels of the shard": (
         two(call(0, labels=LABELS_IN_ROW), call(1)), 2,
         "trains position 3 on token 0, but the next token is 4", None,
