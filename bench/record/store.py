@@ -61,7 +61,7 @@ class Store:
             self._lock.acquire(timeout=self.wait_s)
         except Timeout:
             raise ConfigError(
-                f"{self.folder}: another sweep is writing here; wait for it or name another folder"
+                f"{self.folder}: another process is writing here; wait for it or name another folder"
             ) from None
         except OSError as error:
             raise ConfigError(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bench.attention.watch import CapturedCall
 from bench.extras.observe.attention import AttentionArguments
-from bench.extras.observe.objective import LIMITS, SIXTEEN_BIT_LIMIT
+from bench.extras.observe.objective import SIXTEEN_BIT_LIMIT
 from bench.extras.observe.sharding import document_starts_of, places_of
 from bench.extras.observe.tokens import ShardTokens
 from bench.measure.full_length.comparison import compare
@@ -29,6 +29,8 @@ SCORES: Mapping[str, int] = {"cpu": 2**21, "cuda": 2**24}
 sequences are compared, and samples of long ones."""
 SPAN_ROWS = 4
 """Number of wrong rows on each rank whose visible keys are looked for."""
+SPAN_LIMITS: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}
+"""Largest relative error of a row that is explained by other visible keys, by dtype."""
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
@@ -150,7 +152,7 @@ def _has_mask_of_its_own(x: Mapping[str, Tensor], attention: AttentionSettings, 
     rank of the group must call this.
     """
     device = x["q"].device
-    limit = LIMITS.get(attention.dtype, SIXTEEN_BIT_LIMIT)
+    limit = SPAN_LIMITS.get(attention.dtype, SIXTEEN_BIT_LIMIT)
     with torch.autocast(device.type, enabled=False):
         k_TD, v_TD = (shards.gather(x[name][:, 0])[0].double() for name in ("k", "v"))
         count = min(len(shards.positions), max(SPAN_ROWS, SCORES[device.type] // shards.tokens))

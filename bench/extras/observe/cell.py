@@ -64,11 +64,7 @@ class ObserveRequest:
 def observed_cell(
     loop: ObservedLoop, request: ObserveRequest, shards: Sequence[ShardTokens], groups: int | None = None
 ) -> Cell:
-    """Return the cell that describes the loop; settings that cannot be known are `own`.
-
-    `shards` are tokens of some ranks that share one sequence. `groups` is the number of sequence groups that
-    count, by default all.
-    """
+    """Return the cell of a loop, from some shards of a sequence and the number of groups that count."""
     first, sp_degree, world_size = shards[0], len(shards[0].group), dist.get_world_size()
     network, facts = loop.model.networks[0], STRATEGIES.get(request.strategy)
     return Cell(

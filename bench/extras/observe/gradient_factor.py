@@ -24,13 +24,16 @@ CLIP = "_clip_grads_with_norm_"
 """Function of torch that scales gradients for all of its ways to clip by their norm."""
 TOLERANCE = 0.02
 """Largest relative error of a measured factor, and of the gradient from this multiple of the sum."""
+SURE_ERROR = 0.1
+"""Relative error of the gradient that no rounding explains."""
 
 
 class GradientFactor:
     """Watches the gradient of one trained parameter in one step.
 
     Attributes:
-        is_multiple: False if the optimizer's gradient is no multiple of the sum; set by `measure`.
+        is_multiple: False if the optimizer's gradient is seen to be no multiple of the sum of several ranks'
+            gradients; set by `measure`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -67,8 +70,9 @@ class GradientFactor:
         dist.all_reduce(total)
         used, total = used.double().flatten(), total.double().flatten().to(used.device)
         factor = float(used @ total) / (float(total @ total) or 1.0)
-        self.is_multiple = float((used - factor * total).norm()) <= TOLERANCE * float(used.norm())
-        if not self.is_multiple or not factor:
+        rest = float((used - factor * total).norm() / used.norm())
+        self.is_multiple = world == 1 or not rest > SURE_ERROR
+        if not factor or not rest <= TOLERANCE:
             return None
         divisors = (world, sequence_ranks, world // sequence_ranks, 1)
         nearest = min((1 / divisor for divisor in divisors), key=lambda expected: abs(factor - expected))

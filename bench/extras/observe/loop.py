@@ -38,7 +38,7 @@ class ObservedLoop(Subject):
     def __init__(
         self, model: ObservedModel, sequence_group: SequenceGroup, device: torch.device, phase: StepPhase
     ) -> None:
-        self.model = model
+        self.model, self.is_compiled = model, model.compiled_entry is not None
         self.sequence_group = sequence_group
         self.device = device
         self.phase = phase
@@ -57,7 +57,7 @@ class ObservedLoop(Subject):
         self.always_updates = True  # else gradients of several steps add up, and their scale is not known
 
     def watch_attention(self, watch: AttentionWatch) -> AbstractContextManager[None]:
-        return nullcontext() if self.model.is_compiled else watch_attention(self.attention_name, watch)
+        return nullcontext() if self.is_compiled else watch_attention(self.attention_name, watch)
 
     def optimizer_spans(self) -> AbstractContextManager[Spans]:
         return optimizer_step_spans(self.phase)
@@ -66,7 +66,7 @@ class ObservedLoop(Subject):
     def around_untimed_step(self) -> Iterator[None]:
         """Watch an untimed step; raise ConfigError after it if forward and backward were not in it."""
         facts = self.attention_facts
-        record = nullcontext() if self.model.is_compiled else facts.record_step(self.attention_name)
+        record = nullcontext() if self.is_compiled else facts.record_step(self.attention_name)
         with optimizer_step_spans(self.phase) as spans, self.input_watch.watch_step(), record:
             yield
         self.always_updates &= bool(spans)
@@ -94,8 +94,11 @@ class ObservedLoop(Subject):
         if calls and positions and calls[0].positions.tolist() != [[*row] for row in positions]:
             reason = "the model rotates by other positions than it is given, so the next tokens are not known"
         if self.always_updates and not self.gradient_factor.is_multiple:
+            reason = "the optimizer's gradient is no multiple of the ranks' sum, as if each clipped its own"
+        if any(not has_value for has_value, _ in stated) and any(call.valid_tokens is None for call in calls):
             reason = (
-                "the optimizer's gradient is no multiple of the sum of all ranks', as if each clips its own"
+                "the model was given no labels and the loop stated no value, so its loss is computed"
+                " elsewhere, as with label smoothing or compute_loss_func"
             )
         stated_counts = [count for _, count in stated if count is not None]
         counts = stated_counts or [call.valid_tokens for call in calls if call.valid_tokens is not None]
@@ -104,7 +107,6 @@ class ObservedLoop(Subject):
             micro_steps=calls,
             valid_tokens=sum(map(float, counts)) if is_counted else None,
             is_stated=bool(stated),
-            has_value=any(has_value for has_value, _ in stated),
             gradient_factor=factor if self.always_updates else None,
             reason=reason,
         )

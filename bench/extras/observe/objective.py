@@ -35,7 +35,8 @@ class MicroStep:
     weights: np.ndarray
     """Weights of the losses; nan where the label is not the next token, and where a loss is near 0."""
     softmax_error: float
-    """Larger error of the gradient in sampled columns, of its slope or of its size; inf without a slope."""
+    """Larger error of the gradient in sampled columns, of its slope or of its size; inf without a slope or
+    with several targets of a token, nan without a weight."""
     valid_tokens: int | None
     """Number of valid labels passed to the model; None if none were passed."""
 
@@ -48,8 +49,7 @@ class RankObjective:
     valid_tokens: float | None = None
     """Valid tokens of the whole step on this rank, as stated or counted in the labels passed to the model."""
     is_stated: bool = False
-    has_value: bool = False
-    """Whether the loop called `Observation.loss`, and whether with a value."""
+    """Whether the loop called `Observation.loss`."""
     gradient_factor: float | None = None
     """Factor between the sum of all ranks' gradients and the optimizer's gradient; None if unknown."""
     reason: str | None = None
@@ -104,17 +104,13 @@ def judge_objective(
 def _why_not_known(ranks: Sequence[RankObjective], limit: float) -> str | None:
     """Return why the loop is not seen to train a cross-entropy with one label a token; None if it is."""
     calls = [call for rank in ranks for call in rank.micro_steps]
-    is_promised = any(rank.is_stated and not rank.has_value for rank in ranks)
-    error = max((call.softmax_error for call in calls if not np.isnan(call.weights).all()), default=0.0)
+    error = max((call.softmax_error for call in calls if not np.isnan(call.softmax_error)), default=0.0)
     reasons = {
         **{rank.reason: True for rank in ranks if rank.reason is not None},
         "the model returned no logits of each token that received a gradient": (
             not all(rank.micro_steps for rank in ranks)
         ),
         "the gradient of all logits was zero": not any((call.labels != UNTRAINED).any() for call in calls),
-        "the model was given no labels and the loop stated no value, so its loss is computed elsewhere, as"
-        " with label smoothing or compute_loss_func": is_promised
-        and not all(call.valid_tokens is not None for call in calls),
         "the gradient of the logits is not seen to be that of a plain cross-entropy, as with label smoothing,"
         " a teacher, a temperature, another term of the loss, or very even logits": error > limit,
     }

@@ -53,6 +53,7 @@ class Observation:
 
     Attributes:
         record: The record, on rank 0 after the last observed step or on a rank that stored an error.
+        is_over: Whether the context does nothing any more.
     """
 
     count: ClassVar[int] = 0
@@ -72,7 +73,7 @@ class Observation:
         self._start = time.monotonic()
         self._log = RankLog(lambda _: None)
         self._steps = 0
-        self._is_prepared = self._is_over = False
+        self._is_prepared = self.is_over = False
         self._is_rank_0 = dist.get_rank() == 0
         Observation.count += 1
         with self._contain_errors(refusals=(ConfigError, StoreError)):
@@ -89,7 +90,7 @@ class Observation:
         observed, device = observed_model(model), loop_ranks.device_of(model)
         sequence_group = SequenceGroup(ranks, group, device, self._sequence_ranks.wait)
         self._loop = ObservedLoop(observed, sequence_group, device, self._log.step)
-        hooked = ("positions", "full_length") if observed.is_compiled else ()
+        hooked = ("positions", "full_length") if self._loop.is_compiled else ()
         self._measurement = Measurement(
             self.request.measure,
             device,
@@ -111,7 +112,7 @@ class Observation:
         self._is_prepared = True
 
     def __enter__(self) -> Self:
-        if self._is_over:
+        if self.is_over:
             return self
         with self._contain_errors():
             if Observation.active is not None:
@@ -129,7 +130,7 @@ class Observation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End a step; after the last observed one, write the record and the report on rank 0."""
-        if self._is_over:
+        if self.is_over:
             return
         Observation.active = None
         self._steps += 1
@@ -140,7 +141,7 @@ class Observation:
             self._watchdog.record_progress(is_in_step=False)
             if next(self._step_requests, None) is None:
                 self._finish()
-                self._is_over = True
+                self.is_over = True
                 self._release_model()
 
     def loss(self, loss: Tensor | float | None = None, valid_tokens: Tensor | float | None = None) -> None:
@@ -152,15 +153,12 @@ class Observation:
             loss: The loss, whose gradient is checked; by default that of the model's `labels`.
             valid_tokens: Number of this rank's tokens in the loss; by default that of the model's labels.
         """
-        if not self._is_over:
+        if not self.is_over:
             self._loop.trained_tokens.state(loss, valid_tokens)
 
     @contextmanager
     def _contain_errors(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """Stop the observation instead of the training if the observation's code raises.
-
-        Only `refusals` and exceptions such as KeyboardInterrupt are raised again.
-        """
+        """Stop the observation if its code raises; raise `refusals` and KeyboardInterrupt again."""
         try:
             yield
         except BaseException as error:
@@ -170,12 +168,8 @@ class Observation:
                 raise
 
     def _stop(self, error: BaseException | None, *, is_internal: bool) -> None:
-        """Release the waiting ranks, and store the error in a record if possible; raises nothing.
-
-        `error` is None if the observation refused or was interrupted; the user's step raised it if it is not
-        internal.
-        """
-        self._is_over = True
+        """Release the waiting ranks, and store the error of the observation or of the user's step, if any."""
+        self.is_over = True
         failure = error if isinstance(error, Exception) else None
         with suppress(Exception):
             self._all_ranks.abort()
@@ -297,7 +291,7 @@ class Observation:
 
     def _report_missing_steps(self, cause: str = "") -> None:
         """Print, when the script ends, that it ran too few steps for a record."""
-        if not self._is_over and self._is_rank_0:
+        if not self.is_over and self._is_rank_0 and self.record is None:
             print_message(
                 f"{cause}{self.request.steps_needed} steps are needed, but only {self._steps} were observed,"
                 " so no record was written; train longer, or pass a smaller steps="

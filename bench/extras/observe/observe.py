@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def observe(
     request = ObserveRequest(
         strategy=strategy, folder=Path(folder), steps=steps, warmup_steps=warmup_steps, report=report
     )
-    if model not in Observation.by_model:
+    earlier = Observation.by_model.get(model)
+    if earlier is None or (earlier.is_over and earlier.request != request):
         Observation.by_model[model] = Observation(model, process_group(group), request)
     if Observation.by_model[model].request != request:
         raise ConfigError(
@@ -87,7 +89,7 @@ class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
 
     def on_train_begin(self, *_: Any, model: nn.Module, **__: Any) -> None:
         """Start the observation. Raises ConfigError if the loop cannot be observed."""
-        self._observation = observe(model, self.group, **self.choices)
+        self._observation = observe(_find_wrapper(model), self.group, **self.choices)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._observation.__enter__()
@@ -97,3 +99,10 @@ class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self._observation.__exit__(None, None, None)
+
+
+def _find_wrapper(model: nn.Module) -> nn.Module:
+    """Return the module that wraps the model, which Trainer does not pass to callbacks, or the model."""
+    modules = (item for item in gc.get_objects() if issubclass(type(item), nn.Module))  # no proxies
+    children = ((item, dict(vars(item).get("_modules", ()))) for item in modules)
+    return next((item for item, names in children if names.get("module") is model), model)

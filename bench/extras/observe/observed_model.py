@@ -23,8 +23,6 @@ ENGINE_OF_WRAPPER: Mapping[str, str] = {
     "FullyShardedDataParallel": "fsdp1",
 }
 """Names of engines by the name of the class that they wrap a model in."""
-WRAPPED = ("module", "_orig_mod")
-"""Names by which wrappers hold the model: those of DDP, FSDP1 and DeepSpeed, and of torch.compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +36,8 @@ class ObservedModel:
     sizes: ModelConfig
     """Numbers of the model, named after its checkpoint or its class."""
     engine: str
-    is_compiled: bool
-    """Whether the model or a module in it is compiled. A compiled function around it is not noticed."""
+    compiled_entry: nn.Module | None
+    """Outermost module if the model, or a module in it or around it, is compiled, else None."""
 
     def gradient_factor(self) -> float | None:
         """Return the factor between the sum of all ranks' gradients and the optimizer's; None if unknown.
@@ -62,8 +60,7 @@ class ObservedModel:
 
 
 def observed_model(model: nn.Module) -> ObservedModel:
-    """Find the transformers model in `model`, and its wrapper. Raises ConfigError without a plain decoder."""
-    model = _outermost_wrapper(model)
+    """Find the transformers model in `model`. Raises ConfigError without a plain decoder."""
     networks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     if not networks:
         raise ConfigError(
@@ -71,8 +68,8 @@ def observed_model(model: nn.Module) -> ObservedModel:
             " models cannot be observed; pass the model that transformers built, wrapped or not"
         )
     entry_points = [*networks] if model is networks[0] else [model, *networks]
-    is_compiled = any(map(_is_compiled, model.modules()))
-    return ObservedModel(entry_points, networks, _model_config(networks[0]), _engine(model), is_compiled)
+    sizes, compiled_entry = _model_config(networks[0]), _compiled_entry(model)
+    return ObservedModel(entry_points, networks, sizes, _engine(model), compiled_entry)
 
 
 def _model_config(network: PreTrainedModel) -> ModelConfig:
@@ -91,15 +88,12 @@ def _model_config(network: PreTrainedModel) -> ModelConfig:
     return ModelConfig(name=name, path=path, **sizes)
 
 
-def _outermost_wrapper(model: nn.Module) -> nn.Module:
-    """Return the outermost module around the model, which Trainer does not pass to callbacks."""
-    # A proxy for which isinstance is true may lack a module's attributes.
-    modules = (item for item in gc.get_objects() if issubclass(type(item), nn.Module))
-    children = ((item, vars(item).get("_modules", {}).get(name)) for item in modules for name in WRAPPED)
-    wrappers = {id(child): item for item, child in children if child is not None}
-    while id(model) in wrappers:
-        model = wrappers[id(model)]
-    return model
+def _compiled_entry(model: nn.Module) -> nn.Module | None:
+    parts = {*model.modules()}
+    compiled = [item for item in gc.get_objects() if type(item).__name__ == "OptimizedModule"]
+    around = [module for module in compiled if not parts.isdisjoint(module.modules())]
+    outermost = max([model, *around], key=lambda module: len([*module.modules()]))
+    return outermost if around or any(map(_is_compiled, parts)) else None
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -48,18 +48,18 @@ def observed_record(
         return unsupported_record(planned, refusal, wall_s, started_at)
     ranks, groups = [report.rank_report for report in reports], sharding.sequence_groups(reports)
     sections = merge_reports(ranks, cell)
-    if sections["updates"].unequal and sharding.equal_tokens_line(reports):
+    updates, engagement, attention = (sections[name] for name in ("updates", "engagement", "full_length"))
+    if updates is not None and updates.unequal and sharding.equal_tokens_line(reports):
         # They may be parts of parameters, under tensor parallelism that is written by hand.
-        sections["updates"] = replace(sections["updates"], unequal={}, replicas=0)
+        sections["updates"] = replace(updates, unequal={}, replicas=0)
     if not all(report.tokens.counts_from_zero for report in reports):
         sections["positions"] = None  # compared on some ranks only
     firsts = {holders[0] for holders in sharding.token_holders(reports)}
     sections["documents"] = sharding.packed_documents(
         cell, [group for group in groups if group[0].group[0] in firsts]
     )
-    attention = sections["full_length"]
     is_compared = attention is not None and attention.reason is None
-    communicates = sum(sections["engagement"].sent_bytes.get("attention", ())) > 0
+    communicates = engagement is not None and sum(engagement.sent_bytes.get("attention", ())) > 0
     shows_documents = is_compared and communicates and first_failure(cell, {"full_length": attention}) is None
     objective = judge_objective(
         [report.objective for report in reports], [group[0].group for group in groups], cell.dtype

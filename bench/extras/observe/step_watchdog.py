@@ -28,11 +28,7 @@ POLLS = 25
 
 
 class StepWatchdog:
-    """Calls `on_hang` on one rank, in a thread, if a step does not end.
-
-    Every rank then writes its stacks into torch's store, also a rank that is between two steps. `name`
-    distinguishes the observations of the same ranks.
-    """
+    """Calls `on_hang` on one rank, in a thread, if a step does not end, with the stacks of all ranks."""
 
     def __init__(self, name: str, log: RankLog, device: str, on_hang: Callable[[RankEnd], None]) -> None:
         store: Any = _get_default_store()  # a clone, because a call that waits blocks its store

@@ -78,8 +78,8 @@ class LoopReport:
 class ModelInputWatch:
     """Records a step's phases, its number of model calls, and the arguments of the first call.
 
-    A compiled model gets no hooks, which would be compiled into another program. Only the calls of its
-    outermost module are then seen.
+    A compiled model gets no hooks, which would be compiled into another program. Only the calls of
+    `compiled_entry` are then seen.
 
     Attributes:
         tokens: This rank's tokens in the last watched step; None before the model was called.
@@ -102,7 +102,8 @@ class ModelInputWatch:
         self._rotary_positions: list[Tensor] = []
         self._backwards: list[None] = []
         self._calls = self._depth = 0
-        with self._wrap_call() if self.model.is_compiled else self._hooks():
+        entry = self.model.compiled_entry
+        with self._hooks() if entry is None else self._wrap_call(entry):
             try:
                 yield
             finally:
@@ -197,9 +198,8 @@ class ModelInputWatch:
             yield
 
     @contextmanager
-    def _wrap_call(self) -> Iterator[None]:
-        """Watch the calls of the outermost module from outside of its compiled program."""
-        entry = self.model.entry_points[0]
+    def _wrap_call(self, entry: nn.Module) -> Iterator[None]:
+        """Watch the calls of a module from outside of its compiled program."""
         name = "forward" if entry._compiled_call_impl is None else "_compiled_call_impl"
         original, attributes = getattr(entry, name), vars(entry)
         previous = {name: original} if name in attributes else {}

@@ -28,6 +28,8 @@ from bench.strategies.strategy import IGNORED_LABEL
 
 SMALLEST_DOUBT = 0.01
 """Value of 1 - p_i from which rounding of the logits hardly changes a weight."""
+OTHER_TARGETS = 0.01
+"""Largest share of the negative gradient that rounding of a cross-entropy may leave to other tokens."""
 COLUMNS = 8
 """Number of columns in which gradients are compared with the softmax."""
 MAX_SLOPE_NOISE = 0.01
@@ -142,12 +144,16 @@ def _gradient_reader(
         lowest = [chunk.min(-1) for chunk in _chunks(gradient_RV)]
         at_labels = torch.cat([minimum.values for minimum in lowest]).float()
         labels = torch.cat([minimum.indices for minimum in lowest]).where(at_labels < 0, UNTRAINED)
+        negative = sum(float(chunk.float().clamp(max=0).sum()) for chunk in _chunks(gradient_RV))
         label_logits, nexts = successor_logits.clone(), successors.clone()
         nexts[open_rows] = open_labels = labels[open_rows]
         label_logits[open_rows] = open_logits.gather(-1, open_labels.clamp(min=0)[:, None]).squeeze(-1)
         doubt = -(label_logits.double() - lse).expm1()
         is_known = (labels != UNTRAINED) & (labels == nexts) & (doubt > SMALLEST_DOUBT)
         weights = (-at_labels / doubt).where(is_known, math.nan)
+        error = _softmax_error(column_logits, gradient_RV[:, columns], weights, columns == labels[:, None])
+        if float(at_labels.clamp(max=0).sum()) > (1 - OTHER_TARGETS) * negative:
+            error = math.inf
         valid_tokens = None
         if valid is not None:  # the model may shift labels, or was given shifted ones
             sums, trained = [int(valid[first:].sum()) for first in (0, 1)], int((labels != UNTRAINED).sum())
@@ -157,9 +163,7 @@ def _gradient_reader(
             positions=positions.cpu().numpy(),
             labels=labels.view_as(ids).cpu().numpy(),
             weights=weights.view_as(ids).cpu().numpy(),
-            softmax_error=_softmax_error(
-                column_logits, gradient_RV[:, columns], weights, is_label=columns == labels[:, None]
-            ),
+            softmax_error=error,
             valid_tokens=valid_tokens,
         )
 
@@ -170,8 +174,10 @@ def _softmax_error(logs_RK: Tensor, gradient_RK: Tensor, weights: Tensor, is_lab
     """Return how far gradients are from w_i * softmax_ij in the slope over the logits or in size.
 
     Both are differences of logarithms; the slope is 1 / temperature - 1 if logits are scaled. It is inf if
-    the sampled columns do not show the slope. `logs_RK` are logarithms of the softmax.
+    the sampled columns do not show the slope, nan without a weight. `logs_RK` are logarithms of the softmax.
     """
+    if not weights.isfinite().any():
+        return math.nan
     smallest = torch.finfo(gradient_RK.dtype).tiny / 8  # up to here even fp16 rounds by less than 1 %
     gradient_RK = gradient_RK.float()
     is_known = weights.isfinite()[:, None] & ~is_label & (gradient_RK > smallest)

@@ -81,6 +81,6 @@ def test_nan_outside_of_sections_is_refused(tmp_path):
 
 @pytest.mark.fault(14)
 def test_store_allows_one_writer(tmp_path):
-    with Store(tmp_path), pytest.raises(ConfigError, match="another sweep is writing"), Store(tmp_path):
+    with Store(tmp_path), pytest.raises(ConfigError, match="another process is writing"), Store(tmp_path):
         pass
     assert not (tmp_path / ".lock").exists()

@@ -247,7 +247,7 @@ def test_two_sweeps_at_once_finish_while_port_29500_is_taken(launcher, tmp_path)
 @pytest.mark.usefixtures("nothing_left")
 def test_second_sweep_in_a_folder_is_refused_while_one_runs(launcher, tmp_path):
     nothing = replace(FAULTS[0], entry=None, words=())
-    with Store(tmp_path / FOLDER), pytest.raises(ConfigError, match="another sweep is writing here"):
+    with Store(tmp_path / FOLDER), pytest.raises(ConfigError, match="another process is writing here"):
         sweep(launcher, tmp_path / FOLDER, nothing)
     assert not (tmp_path / FOLDER / RECORDS).exists()
 

@@ -27,7 +27,7 @@ def call(place, *, weight=1.0, trained=TOKENS, rows=1, **more):
 
 def rank(calls, **more):
     fields = {"micro_steps": calls, "valid_tokens": sum(call.valid_tokens or 0 for call in calls)}
-    return RankObjective(**fields | {"is_stated": True, "has_value": True, "gradient_factor": 1 / 2} | more)
+    return RankObjective(**fields | {"is_stated": True, "gradient_factor": 1 / 2} | more)
 
 
 def ranks_of(factor, *, ranks=2, sequence_ranks=2, micro_steps=1, gradient_factor=1 / 2):
@@ -109,10 +109,6 @@ CASES = {
             is_stated=False,
         ),
         2, "the last token of each shard is not trained on", None,
-    ),
-    "no labels and no value": (
-        two(*(call(place, valid_tokens=None) for place in (0, 1)), has_value=False), 2, None,
-        "label smoothing or compute_loss_func",
     ),
     "no order": (
         two(call(0, positions=np.zeros((1, TOKENS), dtype=int) + 9), call(1)), 2, None, "do not determine",

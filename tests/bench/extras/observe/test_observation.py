@@ -56,7 +56,7 @@ MISTAKES = {
 
 NOT_MADE = {
     "distilled": ("objective", "a teacher"),
-    "clips_own": ("objective", "the optimizer's gradient is no multiple of the sum of all ranks'"),
+    "clips_own": ("objective", "the optimizer's gradient is no multiple of the ranks' sum"),
     "sliced_inside": ("objective", "the model returned logits of 256 tokens and was given 512"),
     "gathered": ("objective", "the model returned logits of 512 tokens and was given 256"),
     "a_position_twice": ("tokens", "the positions do not determine the order"),

@@ -172,9 +172,11 @@ def train_with_trainer(folder, **choices):
         folder / "trainer", use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
         logging_strategy="no", max_steps=len(rows), per_device_train_batch_size=1,
     )  # fmt: skip
+    scripted = torch.jit.script(torch.nn.Linear(1, 1))  # its table of modules is no dict
     trainer = Trainer(small_model(), arguments, train_dataset=rows, **choices)
     trainer.add_callback(bench.ObserveCallback(folder=folder, steps=1, warmup_steps=0, report=False))
     trainer.train()
+    del scripted
     (line,) = (folder / "records.jsonl").read_text().splitlines()
     return json.loads(line)
 
@@ -314,6 +316,11 @@ def test_observe_refuses_other_arguments_for_the_same_model(tmp_path):
     bench.observe(model, folder=tmp_path)
     with pytest.raises(ConfigError, match="already observed with other arguments"):
         bench.observe(model, folder=tmp_path, steps=3)
+
+
+def test_model_is_observed_again_in_another_folder(tmp_path):
+    model = small_model()
+    assert [train(model, tmp_path / folder, plain)["repeat"] for folder in ("short", "long")] == [0, 0]
 
 
 def mixture():

@@ -46,6 +46,10 @@ LOSSES = {
         lambda logits: cross_entropy(logits, LABELS) + 0.01 * logits.logsumexp(-1).square().mean(),
         False, None,
     ),
+    "two targets that are not next": (
+        lambda logits: sum(cross_entropy(logits, (LABELS + ahead) % VOCABULARY) for ahead in (1, 2)),
+        False, None,
+    ),
     "teacher": (
         lambda logits: logits.log_softmax(-1).mul(-logits.detach().roll(1, 0).softmax(-1)).mean(),
         False, None,
