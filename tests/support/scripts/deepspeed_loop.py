@@ -1,11 +1,4 @@
-"""DeepSpeed's Ulysses for Hugging Face models, driven as its tutorial does; every step observed.
-
-torchrun --nproc-per-node=2 tests/support/scripts/deepspeed_loop.py FOLDER
-"""
-
-import os
-import sys
-from functools import partial
+"""DeepSpeed's Ulysses for Hugging Face models, driven as its tutorial does; every step observed."""
 
 import deepspeed
 import torch
@@ -14,8 +7,6 @@ from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF,
 from torch.distributed.nn.functional import all_gather
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
-
-import bench
 
 SEQ_LEN, VOCABULARY, IGNORED = 512, 97, -100
 CONFIG = {
@@ -78,12 +69,3 @@ def train(observed):
             engine.step()
         losses.append(loss.item())
     return losses
-
-
-if __name__ == "__main__":
-    deepspeed.ops.__compatible_ops__ = {}  # compiles nothing for `inference_all_reduce`
-    deepspeed.init_distributed("gloo", verbose=False)
-    train(partial(bench.observe, folder=sys.argv[1], strategy="deepspeed_ulysses", steps=6))
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # as ranks of ours do: after DeepSpeed the interpreter's own end aborts now and then

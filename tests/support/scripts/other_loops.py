@@ -16,7 +16,7 @@ from torch.distributed.nn.functional import all_gather, all_to_all_single, reduc
 from torch.distributed.nn.functional import all_reduce as autograd_all_reduce
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.experimental import context_parallel
-from torch.nn.functional import cosine_similarity, cross_entropy
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
@@ -56,22 +56,12 @@ def update(optimizer):
     optimizer.zero_grad()
 
 
-def average_gradients(model):
-    """Data parallelism by hand."""
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
-
-
-def trained(observed, model, loss_of=loss_of, step=None, after=lambda: None, by_hand=False):
+def trained(observed, model, loss_of=loss_of, step=None, after=lambda: None):
     """The loop of most people; `step` is backward and update, `after` what comes last in the context."""
     optimizer = adamw(model)
 
     def backward_and_update(loss):
         loss.backward()
-        if by_hand:
-            average_gradients(model)
         update(optimizer)
 
     for number in range(STEPS):
@@ -273,16 +263,6 @@ def one_model(observed):
     return trained(observed, small_model("eager", attention_dropout=0.1))
 
 
-def contrastive(observed):
-    """Not the model that the loop holds is called, but one in it, twice."""
-
-    def loss_of_views(model, number):
-        views = [model.model(input_ids=tokens(number)).last_hidden_state.mean(1) for _ in range(2)]
-        return -cosine_similarity(*views).mean()
-
-    return trained(observed, small_model(attention_dropout=0.1), loss_of_views, by_hand=True)
-
-
 def in_a_thread(observed):
     losses = []
     thread = Thread(target=lambda: losses.extend(ddp(observed)))
@@ -304,17 +284,6 @@ def copied_in_a_step(observed):
             loss_of(means[-1], STEPS)
 
     return trained(observed, model, after=average)
-
-
-def gradient_penalty(observed):
-    def penalised(model, number):
-        ids = tokens(number)
-        embedded = model.get_input_embeddings()(ids)
-        loss = model(inputs_embeds=embedded, labels=ids).loss
-        (slope,) = torch.autograd.grad(loss, embedded, create_graph=True)
-        return loss + slope.square().sum()
-
-    return trained(observed, small_model("eager"), penalised, by_hand=True)
 
 
 def profiler_in_a_step(observed):
@@ -340,9 +309,7 @@ LOOPS = {
     "autocast_with_grad_scaler": autocast_with_grad_scaler,
     "compiled_loss": compiled_loss,
     "one_model": one_model,
-    "contrastive": contrastive,
     "in_a_thread": in_a_thread,
     "copied_in_a_step": copied_in_a_step,
-    "gradient_penalty": gradient_penalty,
     "profiler_in_a_step": profiler_in_a_step,
 }

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -14,7 +12,6 @@ from torch import nn
 
 import bench
 from bench.attention.layouts import LAYOUTS
-from bench.common.environment import REPOSITORY
 from bench.config import ConfigError
 from bench.extras.observe import step_watchdog
 from bench.extras.observe.objective import RankObjective
@@ -233,23 +230,6 @@ def test_loss_gathered_from_all_ranks_is_traced(records):
     assert record["status"] == "ok", record["reason"]
     assert record["engagement"]["calls"]["other scatter"] > 0
     assert record["trace"]["purposes_unknown"] == [None, None]
-
-
-@pytest.mark.slow
-@pytest.mark.ranks
-def test_deepspeed_loop_under_torchrun_is_reported(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(REPOSITORY / "tests" / "support" / "scripts" / "deepspeed_loop.py"), str(tmp_path)],
-        capture_output=True, text=True, check=False, timeout=600, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    record = json.loads((tmp_path / "records.jsonl").read_text())
-    assert (record["status"], record["config"]["engine"]) == ("ok", "zero3")
-    predicted = record["analytic"]["attention_bytes"]
-    assert record["engagement"]["sent_bytes"]["attention"] == [predicted, predicted]
-    assert "deepspeed_ulysses" in (tmp_path / "report.html").read_text()
-    assert "tokens/s" in done.stdout
 
 
 def shard_tokens(group_rank, positions, digest="", **more):
