@@ -101,7 +101,7 @@ def _loop_checks(
 
     attention = sections["full_length"]
     attention_reason = COMPILED if attention is None else attention.reason
-    common = checks(cell, sections)
+    common, not_run = checks(cell, sections), attention_reason or NOT_RUN
     replicas = [made for made in common if made.what == "replicas"]
     positions = [made for made in common if made.what == "rotary positions"]
     alone = "no two ranks are seen to hold the same parameters"
@@ -110,7 +110,7 @@ def _loop_checks(
         check("tokens", "positions of whole sequences, split over the ranks", not_split),
         check("attention of one layer", "float64", attention_reason),
         *(replicas or [check("replicas", "one another", alone)]),
-        *(replace(made, reason=attention_reason) if made.reason == NOT_RUN else made for made in positions),
+        *(replace(made, reason=not_run) if made.reason == NOT_RUN else made for made in positions),
         check("objective", f"{NEXT_TOKENS}{scale}", objective.reason),
     ]
 
