@@ -115,7 +115,7 @@ def compare_attention(
     if _is_wrong(section) and any(tensor.dtype != facts.dtype for tensor in x.values()):
         section = compare(x, attention, shards, samples=rows)
     if _is_wrong(section) and shards.first_keys is None and _has_mask_of_its_own(x, attention, shards):
-        return _not_made("queries see other keys than those before them, by a mask that only the loop knows")
+        return _not_made("queries see later or not all earlier keys, by a mask that only the loop knows")
     return section
 
 

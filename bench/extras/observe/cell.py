@@ -25,7 +25,6 @@ from bench.extras.observe.loop import ObservedLoop
 from bench.extras.observe.sharding import find_layout
 from bench.extras.observe.tokens import ShardTokens
 from bench.measure import planned_stages
-from bench.request import values
 from bench.request.hardware import hardware_of_machine
 from bench.strategies import STRATEGIES
 
@@ -41,8 +40,6 @@ class ObserveRequest:
     report: bool
 
     def __post_init__(self) -> None:
-        values.whole_number("steps", self.steps)
-        values.whole_number("warmup_steps", self.warmup_steps, least=0)
         facts = STRATEGIES.get(self.strategy)
         if facts is not None and facts.options:
             raise ConfigError(

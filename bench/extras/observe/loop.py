@@ -102,7 +102,7 @@ class ObservedLoop(Subject):
             )
         stated_counts = [count for _, count in stated if count is not None]
         counts = stated_counts or [call.valid_tokens for call in calls if call.valid_tokens is not None]
-        is_counted = len(counts) > 0 and len(stated) <= len(calls)  # else the loss was stated twice
+        is_counted = len(counts) == len(calls) >= max(1, len(stated))  # each call once
         self.objective = RankObjective(
             micro_steps=calls,
             valid_tokens=sum(map(float, counts)) if is_counted else None,

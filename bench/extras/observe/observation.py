@@ -285,16 +285,18 @@ class Observation:
         print_message(f"{outcome(self.record)}; record in {self.request.folder}")
 
     def _report_sigterm(self, *_: Any) -> None:
-        self._report_missing_steps("SIGTERM: ")
+        self._report_missing_steps("SIGTERM: ", advice="")
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
 
-    def _report_missing_steps(self, cause: str = "") -> None:
+    def _report_missing_steps(
+        self, cause: str = "", advice: str = "; train longer, or pass fewer steps="
+    ) -> None:
         """Print, when the script ends, that it ran too few steps for a record."""
         if not self.is_over and self._is_rank_0 and self.record is None:
             print_message(
                 f"{cause}{self.request.steps_needed} steps are needed, but only {self._steps} were observed,"
-                " so no record was written; train longer, or pass a smaller steps="
+                f" so no record was written{advice}"
             )
 
 

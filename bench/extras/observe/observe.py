@@ -15,6 +15,7 @@ from bench.config import USER_CODE, ConfigError
 from bench.extras.observe.cell import ObserveRequest
 from bench.extras.observe.loop_ranks import process_group
 from bench.extras.observe.observation import Observation
+from bench.request import values
 
 
 def observe(
@@ -61,7 +62,11 @@ def observe(
         StoreError: Records in `folder` cannot be read.
     """
     request = ObserveRequest(
-        strategy=strategy, folder=Path(folder), steps=steps, warmup_steps=warmup_steps, report=report
+        strategy=str(strategy),
+        folder=Path(folder),
+        steps=values.whole_number("steps", steps),
+        warmup_steps=values.whole_number("warmup_steps", warmup_steps, least=0),
+        report=report,
     )
     earlier = Observation.by_model.get(model)
     if earlier is None or (earlier.is_over and earlier.request != request):

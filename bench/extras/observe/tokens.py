@@ -176,7 +176,7 @@ class ModelInputWatch:
     def _leave(self, _network: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """Begin the phase `backward` after an outermost call, and note when a gradient reaches its output."""
         self._depth -= 1
-        if self._depth == 0:
+        if self._depth == 0 and output is not None:  # None if the call raised
             with self._errors:
                 self.phase.enter("backward")
                 backwards = self._backwards  # the graph may live on, and must not hold this watch

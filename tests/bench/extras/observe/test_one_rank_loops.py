@@ -137,7 +137,17 @@ def own_counts(model, _, observation):
         loss.backward()
 
 
+def stated_at_the_end(model, _, observation):
+    for number in range(2):
+        ids = tokens()
+        loss = cross_entropy(model(input_ids=ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        if number == 1:
+            observation.loss(loss / 2, LENGTH - 1)
+        (loss / 2).backward()
+
+
 STATED = {
+    "right, and stated in the last micro-step only": (stated_at_the_end, None),
     "right": (stating(lambda loss, _: (loss, loss, 63)), None),
     "a sum": (stating(lambda loss, _: (loss * 63, loss * 63, 63)), "63 times those of the mean loss"),
     "not the next tokens": (
