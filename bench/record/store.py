@@ -41,15 +41,17 @@ class Store:
     Entering creates the folder. Leaving removes it again if it is new and still empty.
     """
 
-    def __init__(self, folder: Path, wait_s: float = 0.0) -> None:
+    def __init__(self, folder: Path, wait_s: float = 0.0, option: str = "sweep_dir") -> None:
         """Store the settings without reading or writing anything.
 
         Args:
             folder: Folder of the sweep.
             wait_s: Seconds to wait for another writer before the context raises ConfigError.
+            option: Name of the user's option that chose the folder.
         """
         self.folder = folder
         self.wait_s = wait_s
+        self.option = option
         self.path = folder / RECORDS
         self._is_new = False
         self._lock = FileLock(folder / ".lock")
@@ -61,11 +63,13 @@ class Store:
             self._lock.acquire(timeout=self.wait_s)
         except Timeout:
             raise ConfigError(
-                f"{self.folder}: another process is writing here; wait for it or name another folder"
+                f"{self.option}={self.folder}: another process is writing here; wait for it or name another"
+                " folder"
             ) from None
         except OSError as error:
             raise ConfigError(
-                f"{self.folder}: cannot be written to ({error.strerror or error}); name another folder"
+                f"{self.option}={self.folder}: cannot be written to ({error.strerror or error}); name another"
+                " folder"
             ) from None
         return self
 

@@ -49,7 +49,6 @@ class ObserveRequest:
 
     @property
     def measure(self) -> MeasureConfig:
-        """Settings of the passes, without limits of time."""
         return MeasureConfig(steps=self.steps, warmup_steps=self.warmup_steps)
 
     @property

@@ -32,8 +32,7 @@ class GradientFactor:
     """Watches the gradient of one trained parameter in one step.
 
     Attributes:
-        is_multiple: False if the optimizer's gradient is seen to be no multiple of the sum of several ranks'
-            gradients; set by `measure`.
+        is_multiple: False if the optimizer's gradient is no multiple of the ranks' sum; set by `measure`.
     """
 
     def __init__(self, model: nn.Module) -> None:

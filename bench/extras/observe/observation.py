@@ -85,7 +85,7 @@ class Observation:
         self._all_ranks = loop_ranks.AbortableBarrier(f"{name} all", range(dist.get_world_size()))
         self._sequence_ranks = loop_ranks.AbortableBarrier(f"{name} sequence", ranks)
         if self._is_rank_0:
-            with Store(self.request.folder, STORE_WAIT_S) as store:
+            with Store(self.request.folder, STORE_WAIT_S, "bench.observe: folder") as store:
                 store.read()  # errors must be raised before the training
         observed, device = observed_model(model), loop_ranks.device_of(model)
         sequence_group = SequenceGroup(ranks, group, device, self._sequence_ranks.wait)

@@ -81,7 +81,9 @@ def observe(
 class ObserveCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
     """Callback that observes every optimizer step of transformers' Trainer, or of TRL's trainers.
 
-    Step times do not contain fetching batches.
+        trainer = Trainer(model, arguments, train_dataset=rows)
+        trainer.add_callback(bench.ObserveCallback())
+        trainer.train()
 
     Args:
         group: The ranks that share a sequence, as in `observe`.

@@ -347,7 +347,7 @@ def mixture():
             small_model,
             "file/in",
             {},
-            r"file/in: cannot be written to \(Not a directory\); name another folder",
+            r"bench.observe: folder=.*file/in: cannot be written to \(Not a directory\); name another folder",
         ),
         (small_model, ".", {"steps": 0}, "steps=0"),
         (small_model, ".", {"warmup_steps": -1}, "warmup_steps=-1"),
