@@ -94,18 +94,19 @@ def fsdp1(observed):
     return trained(observed, FullyShardedDataParallel(small_model(), device_id=torch.device("cpu")))
 
 
-def deepspeed_zero(observed, *, stage):
+def deepspeed_engine(model, stage, **more):
     import deepspeed
 
-    model = small_model()
     config = {
-        "train_micro_batch_size_per_gpu": BATCH,
+        "train_micro_batch_size_per_gpu": BATCH, "bf16": {"enabled": True},
         "zero_optimization": {"stage": stage},
-        "bf16": {"enabled": True},
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-    }
-    engine, *_ = deepspeed.initialize(model=model, optimizer=adamw(model), config=config)
+        "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+    }  # fmt: skip
+    return deepspeed.initialize(model=model, optimizer=adamw(model), config=config, **more)[0]
+
+
+def deepspeed_zero(observed, *, stage):
+    engine = deepspeed_engine(small_model(), stage)
     return trained(observed, engine, step=lambda loss: (engine.backward(loss), engine.step()))
 
 
@@ -123,18 +124,40 @@ def accelerate(observed):
         yield loss.item()
 
 
-def alst(observed):
+def alst(observed, *, stage):
+    """DeepSpeed's Ulysses for Hugging Face models, driven as its tutorial does."""
     import deepspeed
-
-    from tests.support.scripts import deepspeed_loop
+    from deepspeed.runtime.sequence_parallel import ulysses_sp
 
     deepspeed.ops.__compatible_ops__ = {}  # compiles nothing for `inference_all_reduce`
     deepspeed.init_distributed("gloo", verbose=False)
-    return deepspeed_loop.train(partial(observed, strategy="deepspeed_ulysses"))
+    ranks, model = dist.get_world_size(), small_model()
+    mpu = ulysses_sp.UlyssesSPAttentionHF.register_with_transformers(model, "sdpa", ranks, BATCH)
+    engine, group = deepspeed_engine(model, stage, mpu=mpu), mpu.get_sequence_parallel_group()
+    positions = torch.arange(LENGTH).expand(BATCH, -1)
+    batches = [
+        {"input_ids": tokens(number), "labels": tokens(number), "position_ids": positions}
+        for number in range(STEPS)
+    ]
+    shards = ulysses_sp.UlyssesSPDataLoaderAdapter(batches, dist.get_rank(), group, ranks, engine.device)
+    for batch in shards:
+        labels = batch.pop("shift_labels")
+        with observed(engine, group, strategy="deepspeed_ulysses") as step:
+            logits = engine(**batch).logits
+            loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+            count = (labels != -100).sum()
+            counts = all_gather(count, group=group)
+            losses = zip(all_gather(loss, group=group), counts, strict=True)
+            mean = sum(loss * count for loss, count in losses) / sum(counts)
+            if step is not None:
+                step.loss(mean, count)
+            engine.backward(mean)
+            engine.step()
+        yield loss.item()
 
 
-def transformers_trainer(observed):
-    """Steps of a Trainer, which a callback observes where `observed` is `bench.observe` with choices."""
+def transformers_trainer(observed, **choices):
+    """Steps of a Trainer, which a callback observes where `observed` is `bench.observe` with arguments."""
     from transformers import Trainer, TrainingArguments
 
     losses = []
@@ -153,7 +176,7 @@ def transformers_trainer(observed):
             folder, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True, logging_strategy="no",
             max_steps=STEPS, per_device_train_batch_size=BATCH, gradient_accumulation_steps=2,
         )  # fmt: skip
-        trainer = LossesOfTrainer(small_model(attention_dropout=0.1), chosen, train_dataset=rows)
+        trainer = LossesOfTrainer(small_model(attention_dropout=0.1), chosen, train_dataset=rows, **choices)
         if isinstance(observed, partial):
             trainer.add_callback(bench.ObserveCallback(**observed.keywords))
         trainer.train()
@@ -250,14 +273,6 @@ def autocast_with_grad_scaler(observed):
     return trained(observed, model, torch.autocast("cpu", torch.float16)(loss_of), scaled)
 
 
-def compiled_loss(observed):
-    """Train with a compiled loss and a model that is not compiled."""
-    squared = torch.compile(lambda logits: (logits.float().exp().log1p().square() * 3).sum(-1).sqrt().mean())
-    return trained(
-        observed, ddp_model(), lambda model, number: squared(model(input_ids=tokens(number)).logits)
-    )
-
-
 def one_model(observed):
     """No wrapper and no collective: also what a single rank has."""
     return trained(observed, small_model("eager", attention_dropout=0.1))
@@ -293,7 +308,8 @@ def profiler_in_a_step(observed):
 
 
 LOOPS = {
-    "alst": alst,
+    "alst": partial(alst, stage=3),
+    "alst_zero2": partial(alst, stage=2),
     "ddp": ddp,
     "checkpointing_reentrant": partial(checkpointing, use_reentrant=True),
     "checkpointing": partial(checkpointing, use_reentrant=False),
@@ -307,7 +323,6 @@ LOOPS = {
     "fsdp2_context_parallel": fsdp2_context_parallel,
     "all_collectives": all_collectives,
     "autocast_with_grad_scaler": autocast_with_grad_scaler,
-    "compiled_loss": compiled_loss,
     "one_model": one_model,
     "in_a_thread": in_a_thread,
     "copied_in_a_step": copied_in_a_step,

@@ -2,7 +2,6 @@
 
 import time
 from concurrent.futures import Future
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,23 +14,18 @@ from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 import bench
 
 STATED = (
-    *("stated", "own_means", "labels_cut_off", "added_up", "prompt_alone", "doubled"),
-    *("packed", "packed_without_mask", "packed_labels_rolled", "padded", "padded_forgets_a_key"),
-    *("distilled", "sliced_inside", "clips_own", "gathered", "skipped", "left_padded", "hidden_documents"),
+    *("stated", "own_means", "added_up", "prompt_alone", "doubled", "distilled", "clips_own", "skipped"),
+    *("packed", "packed_without_mask", "padded", "padded_forgets_a_key", "left_padded"),
+    *("hidden_documents", "sliced_inside"),
 )
 """Variants that state their loss."""
 DOCUMENTS, TEXT, PADDING = (100, 212, 200), 498, 20
 """Lengths of packed documents, of a text that padding follows, and of padding before a text."""
 SEQ_LEN, VOCABULARY, STEPS, RAISES_IN, HANG_S = 512, 97, 16, 4, 9.0
 NUMBERS = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
 
 
 def positions_of(mistake):
@@ -53,7 +47,7 @@ def hidden_keys(mistake):
     hidden = torch.zeros(SEQ_LEN, SEQ_LEN, dtype=torch.bool)
     if mistake == "left_padded":
         hidden[:, :PADDING] = ~torch.eye(SEQ_LEN, dtype=torch.bool)[:, :PADDING]
-    if mistake in ("packed", "packed_labels_rolled", "hidden_documents"):
+    if mistake in ("packed", "hidden_documents"):
         numbers = torch.repeat_interleave(torch.arange(len(DOCUMENTS)), torch.tensor(DOCUMENTS))
         hidden = numbers[:, None] != numbers
     if mistake == "padded_forgets_a_key":
@@ -87,24 +81,21 @@ def small_model(mistake):
     gather = gather_as_constants if mistake == "no_gradient_to_others" else all_gather_tensor_autograd
     AttentionInterface.register("gathered_keys", attention_over_gathered_keys(gather, hidden_keys(mistake)))
     torch.manual_seed(0)
-    attention = "gathered_keys" if dist.get_world_size() > 1 and mistake != "no_sampler" else "sdpa"
+    attention = "sdpa" if mistake == "no_sampler" else "gathered_keys"
     window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
     more = window if mistake == "ignored_window" else {}
     model = Qwen3ForCausalLM(Qwen3Config(**NUMBERS, **more, attn_implementation=attention))
-    if mistake in ("sliced_inside", "sliced_alike_inside"):
-        slice_inside(model, 0 if mistake == "sliced_alike_inside" else dist.get_rank())
-    if mistake == "gathered":
-        gather = partial(all_gather_tensor_autograd, gather_dim=1, group=dist.group.WORLD)
-        model.model.norm.register_forward_hook(lambda _module, _args, out: gather(out))
+    if mistake == "sliced_inside":
+        slice_inside(model)
     if mistake == "positions_counted_inside":
         plain = model.model.rotary_emb.forward
         model.model.rotary_emb.forward = lambda x, _: plain(x, torch.arange(x.shape[1])[None])
     return model
 
 
-def slice_inside(model, shard):
+def slice_inside(model):
     """Make the model take a shard of whole sequences after its embedding, as vision-language models do."""
-    mine = slice(shard * SEQ_LEN // 2, (shard + 1) * SEQ_LEN // 2)
+    mine = slice(dist.get_rank() * SEQ_LEN // 2, (dist.get_rank() + 1) * SEQ_LEN // 2)
     model.model.embed_tokens.register_forward_hook(lambda _module, _args, embedded: embedded[:, mine])
     model.model.rotary_emb.register_forward_pre_hook(lambda _module, args: (args[0], args[1][:, mine]))
 
@@ -120,31 +111,23 @@ def shard_of(step, mistake):
         inputs["input_ids"] = tokens[:, :length]
     if mistake in ("same_positions", "same_tokens"):
         inputs["position_ids"] = torch.arange(length)[None]
-    if mistake == "a_position_twice":
-        inputs["position_ids"] = inputs["position_ids"].clip(max=SEQ_LEN - 2)
     if mistake == "labels_shifted_in_shards":
         inputs["labels"] = inputs["input_ids"]
-    if mistake in ("sliced_inside", "sliced_alike_inside", "no_sampler"):
+    if mistake in ("sliced_inside", "no_sampler"):
         inputs = {"input_ids": tokens[:, :-1], "position_ids": torch.arange(SEQ_LEN)[None]}
-    if mistake == "packed_labels_rolled":
-        return inputs, inputs["input_ids"].roll(-1, dims=1)
-    return inputs, tokens[:, 1:] if mistake in ("gathered", "no_sampler") else tokens[:, 1:][:, mine]
+    return inputs, tokens[:, 1:] if mistake == "no_sampler" else tokens[:, 1:][:, mine]
 
 
 def loss_of(logits, labels, mistake):
     """Return the loss and the number of counted tokens; a third of rank 0's tokens do not count."""
-    if mistake not in STATED or mistake == "gathered":
-        total = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-        ranks = dist.get_world_size()
-        return (total / SEQ_LEN, SEQ_LEN // ranks) if mistake == "gathered" else (total, labels.numel())
+    if mistake not in STATED:
+        return cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"), labels.numel()
     labels = labels.clone()
     if mistake.startswith("padded") and dist.get_rank() == dist.get_world_size() - 1:
         labels[:, TEXT - 1 - SEQ_LEN :] = -100
     if dist.get_rank() == 0 and not mistake.startswith("packed"):
         prompt = labels.shape[1] if mistake in ("prompt_alone", "doubled") else labels.shape[1] // 3
         labels[:, :prompt] = -100
-    if mistake == "labels_cut_off":
-        logits, labels = logits[:, :-1], labels[:, :-1]
     valid = (labels != -100).sum()
     loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     if mistake == "own_means":
@@ -161,13 +144,11 @@ def loss_of(logits, labels, mistake):
 
 def combine_gradients(model, mistake):
     """Add up or clip gradients in the loops that do so themselves."""
-    if mistake == "clips_own":
+    if mistake in ("clips_own", "doubled"):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
     if mistake in ("added_up", "clips_own"):
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
-    if mistake == "doubled":
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
 
 
 def interrupt(step, mistake):
@@ -186,9 +167,7 @@ def train(folder, mistake=None, steps=STEPS, report=False, timed_steps=6):
     if mistake not in ("gradients_of_ones_own", "added_up", "clips_own"):
         model = DistributedDataParallel(model, find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    group = (
-        dist.group.WORLD if dist.get_world_size() > 1 and mistake not in ("no_group", "no_sampler") else None
-    )
+    group = None if mistake in ("no_group", "no_sampler") else dist.group.WORLD
     losses = []
     for step in range(steps):
         inputs, labels = shard_of(step, mistake)

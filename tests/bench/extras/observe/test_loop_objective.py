@@ -47,8 +47,6 @@ PER_ROW = {"rows": 2, "trained": (4, 1)}
 LABELS_IN_ROW = np.array([[1, 2, 3, 0]])
 CASES = {
     "averaged": (ranks_of(2), 2, None, None),
-    "added up": (ranks_of(1, gradient_factor=1.0), 2, None, None),
-    "added up and doubled": (ranks_of(2, gradient_factor=1.0), 2, "gradients are 2 times", None),
     "added up over two, averaged over two": (ranks_of(2, ranks=4), 2, None, None),
     "averaged and halved": (ranks_of(1), 2, "gradients are 0.5 times", None),
     "a sum": (ranks_of(16), 2, "gradients are 8 times", None),
@@ -63,9 +61,6 @@ CASES = {
             call(1, weight=1 / 3),
         ),
         2, None, None,
-    ),
-    "each rank divides by its own count": (
-        two(call(0, weight=1, trained=1), call(1, weight=1 / 4)), 2, "weighs 4 times one of rank 1", None,
     ),
     "pairs of ranks divide by their own counts": (
         two(*(call(0, weight=1 / count, trained=count // 2) for count in (2, 8, 2, 8))), 1,
@@ -88,14 +83,9 @@ CASES = {
     "chosen weights of rows": (
         two(*(call(place, weight=(1, 2), **PER_ROW) for place in (0, 1))), 2, None, "chosen as in a",
     ),
-    "chosen weights of tokens": (
-        two(call(0, weights=np.array([[1.0, 1.0, 2.0, 2.0]])), call(1)), 2, None, "chosen as in a",
-    ),
-    "a temperature": (two(call(0), call(1, softmax_error=0.4)), 2, None, "of a plain cross"),
     "another term of the logits": (
         two(call(0), call(1, softmax_error=0.01)), 2, None, "of a plain cross-entropy",
     ),
-    "even logits": (two(call(0), call(1, softmax_error=np.inf)), 2, None, "very even logits"),
     "labels of the shard": (
         two(call(0, labels=LABELS_IN_ROW), call(1)), 2,
         "trains position 3 on token 0, but the next token is 4", None,

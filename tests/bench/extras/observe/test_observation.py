@@ -1,31 +1,17 @@
 """A training loop observed on two ranks: its record, its checks, its report."""
 
-import json
 import os
 import re
 import signal
 import time
-from dataclasses import replace
 
 import pytest
 from torch import nn
 
 import bench
-from bench.attention.layouts import LAYOUTS
 from bench.config import ConfigError
 from bench.extras.observe import step_watchdog
-from bench.extras.observe.objective import RankObjective
 from bench.extras.observe.observation import LOST_PEER_WAIT_S
-from bench.extras.observe.sharding import (
-    equal_tokens_line,
-    find_layout,
-    group_mistake,
-    places_of,
-    sharding_mistake,
-    token_holders,
-)
-from bench.extras.observe.tokens import LoopReport, ShardTokens
-from bench.measure.facts import RankReport
 from bench.run.cell.rank_watch import GRACE_S
 from bench.run.node.ranks import LOST_PEER_TEXTS
 from bench.run.node.worker import join
@@ -42,43 +28,37 @@ MISTAKES = {
     "no_group": "attention communicates among ranks 0, 1, but bench.observe was given no sequence group",
     "gradients_of_ones_own": "differ on ranks 0, 1: they began as different weights, or gradients were not",
     "own_means": "a token of rank 0 weighs 1.497 times one of rank 1",
-    "labels_cut_off": "the last token of each shard is not trained on, such as position 255 of rank 0",
     "doubled": "gradients are 2 times those of the mean loss over all ranks' valid tokens (256 tokens)",
     "positions_counted_inside": "rank 1 rotates position 256 by other angles than one device",
     "packed_without_mask": "Positions restart within the sequence, so attention must stay within each run",
     "padded_forgets_a_key": "attention at 512 tokens: out of the sampled rows is off by",
-    "sliced_alike_inside": "ranks 0 and 1 both hold position 0",
-    "packed_labels_rolled": "rank 0 trains position 255 on token",
 }
 
 NOT_MADE = {
-    "distilled": ("objective", "a teacher"),
-    "clips_own": ("objective", "the optimizer's gradient is no multiple of the ranks' sum"),
-    "sliced_inside": ("objective", "the model returned logits of 256 tokens and was given 512"),
-    "gathered": ("objective", "the model returned logits of 512 tokens and was given 256"),
-    "a_position_twice": ("tokens", "the positions do not determine the order"),
-    "same_tokens_in_place": ("tokens", "the same tokens at different positions"),
-    "skipped": ("tokens", "positions skip numbers"),
-    "left_padded": (ATTENTION, "positions are below 0"),
-    "hidden_documents": (ATTENTION, "a mask that only the loop knows"),
-    "ignored_window": (ATTENTION, "1 of 2 layers are sliding_attention (sliding_window=64)"),
+    ("distilled", "objective"): "a teacher",
+    ("clips_own", "objective"): "the optimizer's gradient is no multiple of the ranks' sum",
+    ("sliced_inside", "objective"): "the model returned logits of 256 tokens and was given 512",
+    ("sliced_inside", "tokens"): "takes its shard inside",
+    ("same_tokens_in_place", "tokens"): "the same tokens at different positions",
+    ("skipped", "tokens"): "positions skip numbers",
+    ("left_padded", ATTENTION): "positions are below 0",
+    ("hidden_documents", ATTENTION): "a mask that only the loop knows",
+    ("ignored_window", ATTENTION): "1 of 2 layers are sliding_attention (sliding_window=64)",
 }
-"""Check that is not made in each of these loops, which may be right, and the reason."""
-LOOPS = (
-    *("right", "stated", "prompt_alone", "added_up", "packed", "padded"),
-    *("loss_of_all_ranks", "no_sampler", *NOT_MADE, *MISTAKES),
+"""Checks that are not made in loops that may be right, and the reasons."""
+COMPLETE = ("stated", "prompt_alone", "added_up", "packed", "padded")
+"""Right loops in which all checks are made."""
+LOOPS = dict.fromkeys(
+    ("right", *COMPLETE, "loss_of_all_ranks", "no_sampler", *(name for name, _ in NOT_MADE), *MISTAKES)
 )
-"""Variants of the loop: those without a mistake first."""
-
-JUDGED = {"steps": 8, "timed_steps": 1}
-"""The fewest steps that leave a record; times of a loop with a mistake are not used."""
+FEWEST_STEPS = {"steps": 8, "timed_steps": 1}
 
 
 def train_all_loops(job, log):
     """Train one loop after another, in folders named after them, and the first loop twice."""
     join(job)
-    for name in (*LOOPS, LOOPS[0]):
-        own_loop.train(job.folder / name, name, **(JUDGED if name in MISTAKES else {}))
+    for name in (*LOOPS, "right"):
+        own_loop.train(job.folder / name, name, **(FEWEST_STEPS if name in MISTAKES else {}))
     return {}
 
 
@@ -93,7 +73,7 @@ def observe_on_ranks(launcher, folder, entry):
     for end in ends:  # shown if a test fails
         print(end.rank, end.exit_code, end.failure, end.log_tail)
     path = folder / "records.jsonl"
-    return ends, [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return ends, read_lines(path) if path.exists() else []
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +85,8 @@ def records(launcher, tmp_path_factory):
     return {name: read_lines(folder / name / "records.jsonl") for name in LOOPS}
 
 
-@pytest.fixture
-def record(records):
-    return records["right"][0]
-
-
-def test_record_of_a_right_loop_has_the_sections_of_a_cell(record):
+def test_record_of_a_right_loop_has_the_sections_of_a_cell(records):
+    record, _ = records["right"]
     assert (record["status"], record["reason"], record["role"]) == ("ok", None, "observed")
     for section in ("full_length", "engagement", "timing", "memory", "telemetry", "trace"):
         assert record[section] is not None, section
@@ -132,8 +108,8 @@ def test_record_of_a_right_loop_has_the_sections_of_a_cell(record):
     assert record["engagement"]["sent_bytes"]["attention"] == [2 * (2 * shard_bytes + 2 * shard_bytes)] * 2
 
 
-def test_record_lists_the_checks_of_a_loop(record):
-    made = {check["what"]: check for check in record["checks"]}
+def test_record_lists_the_checks_of_a_loop(records):
+    made = {check["what"]: check for check in records["right"][0]["checks"]}
     assert {what: check["reason"] for what, check in made.items()} == {
         "tokens": None,
         ATTENTION: None,
@@ -145,16 +121,7 @@ def test_record_lists_the_checks_of_a_loop(record):
     assert {(check["tokens"], check["steps"]) for check in compared} == {(512, 1)}
 
 
-@pytest.mark.parametrize(
-    "loop",
-    [
-        "stated",  # a third of one rank's labels does not count
-        "prompt_alone",  # none of them does
-        "added_up",  # gradients are summed, not averaged
-        "packed",
-        "padded",
-    ],
-)
+@pytest.mark.parametrize("loop", COMPLETE)
 def test_all_checks_of_a_right_loop_are_made(records, loop):
     (record,) = records[loop]
     assert (record["status"], record["reason"]) == ("ok", None)
@@ -175,13 +142,12 @@ def test_tokens_that_all_ranks_hold_count_once(records):
     assert (record["config"]["dp_shard"], record["timing"]["tokens_per_step"]) == (1, own_loop.SEQ_LEN)
 
 
-@pytest.mark.parametrize("loop", NOT_MADE)
-def test_check_is_not_made_without_what_it_assumes(records, loop):
+@pytest.mark.parametrize(("loop", "check"), NOT_MADE)
+def test_check_is_not_made_without_what_it_assumes(records, loop, check):
     (record,) = records[loop]
-    what, reason = NOT_MADE[loop]
     assert (record["status"], record["reason"]) == ("ok", None)
     reasons = {check["what"]: check["reason"] for check in record["checks"]}
-    assert reason in (reasons[what] or "made")
+    assert NOT_MADE[loop, check] in (reasons[check] or "made")
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -232,82 +198,6 @@ def test_loss_gathered_from_all_ranks_is_traced(records):
     assert record["trace"]["purposes_unknown"] == [None, None]
 
 
-def shard_tokens(group_rank, positions, digest="", **more):
-    fields = {
-        "group": [0, 1], "group_rank": group_rank, "batch": 1, "length": len(positions), "micro_steps": 1,
-        "digest": digest or str(group_rank), "positions": [positions], "positions_reason": None,
-    }  # fmt: skip
-    return ShardTokens(**fields | more)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_find_layout_needs_the_positions_of_one_shard_only(layout):
-    pieces = [LAYOUTS[layout].slices(16, 2, rank) for rank in (0, 1)]
-    shards = [shard_tokens(rank, [i for piece in pieces[rank] for i in range(16)[piece]]) for rank in (0, 1)]
-    assert find_layout(shards) == layout
-    assert [find_layout([shard]) for shard in shards] == [layout, layout]
-    assert sharding_mistake(shards) is None
-
-
-@pytest.mark.parametrize(
-    ("rows", "mistake", "reason"),
-    [
-        (([0, 1], [2, 3]), None, None),
-        (([0, 4], [9, 2]), None, None),  # in this order, with gaps
-        (([0, 1, 2, 3], [4, 0, 1, 2]), None, None),  # two documents
-        (([0, 1, 2], [2, 3, 4]), "ranks 0 and 1 both hold position 2;", "do not determine the order"),
-        (([0, 1, 2], [3, 4, 4]), None, "do not determine the order"),  # may be padding
-        (([-1, 0], [1, 2]), None, "below 0"),
-    ],
-)
-def test_only_a_position_that_two_ranks_hold_is_a_mistake(rows, mistake, reason):
-    shards = [shard_tokens(rank, row) for rank, row in enumerate(rows)]
-    wrong, places = sharding_mistake(shards), places_of(shards)
-    assert mistake in wrong if mistake else wrong is None
-    assert reason in places if reason else sorted(places) == [*range(len(shards) * len(rows[0]))]
-
-
-def loop_report(rank, group, peers, digests=()):
-    tokens = shard_tokens([*group].index(rank), [0, 1], group=group)
-    return LoopReport(RankReport({}, {}, {}, None), tokens, digests or [f"of {rank}"], peers, RankObjective())
-
-
-@pytest.mark.parametrize(
-    ("size", "peers", "mistake"),
-    [
-        (1, [{0}, {1}, {2}, {3}], None),
-        (2, [{0, 1}, {0, 1}, {2, 3}, {2, 3}], None),
-        (
-            4,
-            [{0, 1, 2}, {0, 1, 3}, {0, 2, 3}, {1, 2, 3}],
-            None,
-        ),  # Ulysses in one direction, a ring in the other
-        (4, [set()] * 4, None),  # collectives outside of the attention function
-        (1, [{0, 1}, {0, 1}, {2}, {3}], "among ranks 0, 1, but bench.observe was given no sequence group"),
-        (
-            4,
-            [{0, 1}, {0, 1}, {2, 3}, {2, 3}],
-            "0, 1, but bench.observe was given the sequence group 0, 1, 2, 3",
-        ),
-        (2, [{0, 1}, {1, 2}, {2, 3}, {3}], "0, 1, 2, 3, but bench.observe was given the sequence group 0, 1"),
-    ],
-)
-def test_sequence_group_is_that_of_attention(size, peers, mistake):
-    groups = [range(rank - rank % size, rank - rank % size + size) for rank in range(4)]
-    reports = [loop_report(rank, [*groups[rank]], peers[rank]) for rank in range(4)]
-    wrong = group_mistake(reports)
-    assert mistake in wrong if mistake else wrong is None
-
-
-def test_equal_tokens_of_ranks_count_once():
-    reports = [loop_report(rank, [rank - rank % 2, rank - rank % 2 + 1], set()) for rank in range(6)]
-    assert (equal_tokens_line(reports), token_holders(reports)) == (None, [[0, 1], [2, 3], [4, 5]])
-    digests = [["a"], ["b"], ["c"], ["d"], ["a"], ["b"]]
-    reports = [replace(report, untimed_steps=held) for report, held in zip(reports, digests, strict=True)]
-    assert token_holders(reports) == [[0, 1, 4, 5], [2, 3]]
-    assert equal_tokens_line(reports).startswith("ranks 0, 1, 4, 5 held the same tokens")
-
-
 def test_observe_without_a_process_group_says_how_to_start():
     with pytest.raises(ConfigError, match="start the script with torchrun, even on one device"):
         bench.observe(nn.Linear(1, 1))
@@ -334,6 +224,7 @@ def test_rank_that_lost_a_peer_stores_a_record_before_sigterm(launcher, tmp_path
     assert any(text in record["failure"]["message"] for text in LOST_PEER_TEXTS)
     assert "no answer from rank 1, which ended or was killed" in record["reason"]
     assert [end.exit_code for end in ends] == [-signal.SIGTERM, 3]
+    assert "SIGTERM" not in (tmp_path / "rank_0.log").read_text()  # the record says all
     assert LOST_PEER_WAIT_S <= GRACE_S / 2  # before the other ranks are stopped
 
 

@@ -1,15 +1,23 @@
-"""An error in the observation of one rank does not change the training."""
+"""An error in the observation of one rank, or a missing rank, does not change the training."""
 
 import errno
 import io
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from datetime import timedelta
 from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
 
 import bench
-from bench.extras.observe import attention_check, observation, observed_record, tokens, trained_tokens
+from bench.extras.observe import (
+    attention_check,
+    loop_ranks,
+    observation,
+    observed_record,
+    tokens,
+    trained_tokens,
+)
 from bench.measure.engagement.rank import EngagementPass
 from bench.measure.tap import CommunicationTap
 from bench.measure.trace import rank as trace
@@ -45,13 +53,14 @@ PARTS = {
 """Parts that fail: the rank, the object and attribute that is replaced, and the replacement."""
 WITHOUT_RECORD = ("what is needed before the first step", "what the model is fed", "writing the record")
 AFTER_THE_LAST_BARRIER = ("judging", "writing the record", "the report")
+ALONE = "rank 0 observes alone"
 
 
 def train_with_errors(job, log):
-    """Train one unobserved loop, then one loop for each part that fails."""
+    """Train one unobserved loop, one loop for each part that fails, and one that only rank 0 observes."""
     join(job)
     results = {}
-    for part in (None, *PARTS):
+    for part in (None, *PARTS, ALONE):
         output = io.StringIO()
         with redirect_stderr(output), redirect_stdout(output), fault(part):
             losses = own_loop.train(job.folder / str(part), "stated", steps=STEPS, report=True, timed_steps=1)
@@ -61,8 +70,10 @@ def train_with_errors(job, log):
 
 @contextmanager
 def fault(part):
-    if part is None:
-        with patch.object(bench, "observe", lambda *_, **__: nullcontext(), create=True):
+    if part in (None, ALONE):
+        is_observed = part is not None and dist.get_rank() == 0
+        observe = bench.observe if is_observed else lambda *_, **__: nullcontext()
+        with patch.object(bench, "observe", observe), patch.object(loop_ranks, "LONGEST_WAIT_S", 0.5):
             yield
         return
     rank, owner, name, replacement = PARTS[part]
@@ -107,3 +118,22 @@ def test_observation_error_changes_no_loss_and_is_printed_once(results, part):
         else:
             assert record["reason"].endswith(f"{ERROR_TEXT} (in bench.observe, not in the training loop)")
             assert record["failure"]["rank"] == rank
+
+
+def test_rank_that_observes_alone_reports_it_and_trains_on(results):
+    ranks, _ = results
+    assert all(of_rank[ALONE]["losses"] == of_rank["None"]["losses"] for of_rank in ranks)
+    for text in ("the training continues", "TimeoutError", "1 of 2 ranks", "0.5 s"):
+        assert text in ranks[0][ALONE]["output"]
+
+
+def test_barrier_waits_half_the_timeout_of_a_collective_once():
+    timeout = timedelta(seconds=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    first, late = (loop_ranks.AbortableBarrier("test", [0, 1]) for _ in range(2))
+    with pytest.raises(TimeoutError, match=r"1 of 2 ranks.* within 0\.5 s"):
+        first.wait()
+    with pytest.raises(loop_ranks.PeerStoppedError):
+        late.wait()
+    assert loop_ranks.LONGEST_WAIT_S <= 600 / 2  # half of the default timeout of NCCL
+    dist.destroy_process_group()

@@ -1,7 +1,6 @@
 """Loops of many kinds on one rank: right loops pass, wrong ones are named, and refusals say why."""
 
 import gc
-import json
 import weakref
 from functools import partial
 from pathlib import Path
@@ -13,23 +12,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from transformers import (
-    MixtralConfig,
-    MixtralForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import MixtralConfig, MixtralForCausalLM
 
 import bench
 from bench.config import ConfigError
 from bench.extras.observe.cell import ObserveRequest
 from bench.extras.observe.observed_model import observed_model
+from tests.support.records import read_lines
+from tests.support.scripts.other_loops import small_model, transformers_trainer
 from tests.support.scripts.own_loop import NUMBERS, VOCABULARY
 
 LENGTH = 64
-ONE_STEP = ObserveRequest(strategy="own", folder=Path(), steps=1, warmup_steps=0, report=False)
+ONE_STEP = {"steps": 1, "warmup_steps": 0, "report": False}
+STEPS_NEEDED = ObserveRequest(strategy="own", folder=Path(), **ONE_STEP).steps_needed
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,11 +43,6 @@ def _one_rank(tmp_path):
     dist.destroy_process_group()
 
 
-def small_model(**more):
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(Qwen3Config(**NUMBERS, attn_implementation="sdpa", **more))
-
-
 def tokens(batch=1, length=LENGTH):
     return torch.randint(VOCABULARY, (batch, length))
 
@@ -60,14 +50,14 @@ def tokens(batch=1, length=LENGTH):
 def train(model, folder, step, *, update_every=1):
     """Return the record of a loop with steps `step(model, number, observation)` and then an update."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    for number in range(ONE_STEP.steps_needed):
-        with bench.observe(model, folder=folder, steps=1, warmup_steps=0, report=False) as observation:
+    for number in range(STEPS_NEEDED):
+        with bench.observe(model, folder=folder, **ONE_STEP) as observation:
             step(model, number, observation)
             if (number + 1) % update_every == 0:
                 optimizer.step()
                 optimizer.zero_grad()
-    (line,) = (folder / "records.jsonl").read_text().splitlines()
-    return json.loads(line)
+    (record,) = read_lines(folder / "records.jsonl")
+    return record
 
 
 def plain(model, *_, **inputs):
@@ -170,33 +160,19 @@ def test_stated_loss_is_compared_with_the_trained_tokens(tmp_path, case):
         assert reason in record["reason"]
 
 
-def focal(outputs, labels, num_items_in_batch):
-    losses = cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="none")
-    return ((1 - (-losses).exp()) ** 2 * losses).sum() / num_items_in_batch
-
-
-def train_with_trainer(folder, **choices):
-    """Return the record of a Trainer's steps."""
-    rows = [{"input_ids": ids, "labels": ids} for ids in tokens(ONE_STEP.steps_needed)]
-    arguments = TrainingArguments(
-        folder / "trainer", use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
-        logging_strategy="no", max_steps=len(rows), per_device_train_batch_size=1,
-    )  # fmt: skip
-    scripted = torch.jit.script(torch.nn.Linear(1, 1))  # its table of modules is no dict
-    trainer = Trainer(small_model(), arguments, train_dataset=rows, **choices)
-    trainer.add_callback(bench.ObserveCallback(folder=folder, steps=1, warmup_steps=0, report=False))
-    trainer.train()
-    del scripted
-    (line,) = (folder / "records.jsonl").read_text().splitlines()
-    return json.loads(line)
+def another_loss(outputs, labels, num_items_in_batch):
+    return outputs.logits.square().mean()
 
 
 @pytest.mark.parametrize(
     ("choices", "reason"),
-    [({}, None), ({"compute_loss_func": focal}, "label smoothing or compute_loss_func")],
+    [({}, None), ({"compute_loss_func": another_loss}, "label smoothing or compute_loss_func")],
 )
 def test_objective_of_a_trainer_is_that_of_its_model_loss(tmp_path, choices, reason):
-    record = train_with_trainer(tmp_path, **choices)
+    scripted = torch.jit.script(torch.nn.Linear(1, 1))  # its table of modules is no dict
+    transformers_trainer(partial(bench.observe, folder=tmp_path, **ONE_STEP), **choices)
+    del scripted
+    (record,) = read_lines(tmp_path / "records.jsonl")
     (objective,) = (check for check in record["checks"] if check["what"] == "objective")
     assert record["status"] == "ok"
     assert reason in objective["reason"] if reason else objective["reason"] is None
@@ -229,26 +205,6 @@ def test_attention_reason_names_what_is_not_plain(tmp_path, feature):
     record = train(model, tmp_path, partial(plain, **more))
     assert record["status"] == "ok"
     assert feature in record["full_length"]["reason"]
-
-
-class DeepSpeed(torch.nn.Module):
-    """Stand-in for DeepSpeed's engine, with its stage and the number of ranks that share a sequence."""
-
-    def __init__(self, stage, sequence_ranks):
-        super().__init__()
-        self.module, self.stage, self.sequence_parallel_size = small_model(), stage, sequence_ranks
-
-    def zero_optimization_stage(self):
-        return self.stage
-
-
-@pytest.mark.parametrize("stage", range(4))
-@pytest.mark.parametrize("sequence_ranks", [1, 2])
-def test_deepspeed_adds_up_over_mpu_ranks_below_stage_3(monkeypatch, stage, sequence_ranks):
-    """Seen in the update of one SGD step under stages 0, 1 and 2 of DeepSpeed 0.19.8."""
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
-    expected = 1 / 4 if stage == 3 else sequence_ranks / 4
-    assert observed_model(DeepSpeed(stage, sequence_ranks)).gradient_factor() == expected
 
 
 @pytest.mark.parametrize("divide_factor", [None, 1.0, 4.0])
@@ -323,7 +279,7 @@ def test_second_model_is_not_observed_at_the_same_time(tmp_path, capsys):
 
 def test_observe_refuses_other_arguments_for_the_same_model(tmp_path):
     model = small_model()
-    bench.observe(model, folder=tmp_path)
+    assert bench.observe(model, folder=tmp_path) is bench.observe(model, folder=tmp_path, steps="20")
     with pytest.raises(ConfigError, match="already observed with other arguments"):
         bench.observe(model, folder=tmp_path, steps=3)
 
@@ -337,34 +293,33 @@ def mixture():
     return MixtralForCausalLM(MixtralConfig(**NUMBERS, num_local_experts=2))
 
 
-@pytest.mark.parametrize(
-    ("make_model", "folder", "choices", "refusal"),
-    [
-        (mixture, ".", {}, r"bench.observe: MixtralForCausalLM has experts; .*; choose a dense model"),
-        (partial(torch.nn.Linear, 1, 1), ".", {}, "Linear holds no transformers model"),
-        (small_model, "broken", {}, r"records.jsonl:1: not a record"),
-        (
-            small_model,
-            "file/in",
-            {},
-            r"bench.observe: folder=.*file/in: cannot be written to \(Not a directory\); name another folder",
-        ),
-        (small_model, ".", {"steps": 0}, "steps=0"),
-        (small_model, ".", {"warmup_steps": -1}, "warmup_steps=-1"),
-        (
-            small_model,
-            ".",
-            {"strategy": "torch_cp"},
-            r"strategy=torch_cp: .* its options \(rotation\).*; pass another name",
-        ),
-    ],
+REFUSALS = (
+    (mixture, ".", {}, "bench.observe: MixtralForCausalLM has experts; .*; choose a dense model"),
+    (partial(torch.nn.Linear, 1, 1), ".", {}, "Linear holds no transformers model"),
+    (small_model, "broken", {}, "records.jsonl:1: not a record"),
+    (small_model, "file/in", {}, "folder=.*file/in: cannot be written to .Not a directory.; name"),
+    (small_model, ".", {"steps": 0}, "steps=0"),
+    (small_model, ".", {"warmup_steps": -1}, "warmup_steps=-1"),
+    (small_model, ".", {"strategy": "torch_cp"}, "torch_cp: .* options .rotation.*; pass another name"),
 )
+
+
+@pytest.mark.parametrize(("make_model", "folder", "choices", "refusal"), REFUSALS)
 def test_observe_refuses_before_the_training(tmp_path, make_model, folder, choices, refusal):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "records.jsonl").write_text("no record\n")
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=refusal):
         bench.observe(make_model(), folder=tmp_path / folder, **choices)
+
+
+def test_error_in_forward_is_reported_as_such(tmp_path):
+    model = small_model()
+    model.model.norm.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(model, tmp_path, plain)
+    (record,) = read_lines(tmp_path / "records.jsonl")
+    assert "forward: ZeroDivisionError" in record["reason"]
 
 
 def test_attention_with_nan_is_called_not_finite(tmp_path):

@@ -12,12 +12,9 @@ import bench
 from bench.extras.probe.leak_probe import Moved, choose_changes
 from tests.support.cells import make_cell
 from tests.support.many_cells import built_workloads, results_of_cells
+from tests.support.scripts.own_loop import NUMBERS
 
 TOKENS = 32
-NUMBERS = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": None,
-}  # fmt: skip
 SHARDED = (
     "strategy=ring", "layout=zigzag", "engine=ddp", "dtype=fp32", "data=synthetic", "data.packing=documents",
     "seq_len=64", "batch=2", "cluster.world_size=2",
@@ -26,14 +23,14 @@ SHARDED = (
 
 def probe_packed(family, change=lambda _: None, **settings):
     """Return the counts of a small model of four packed documents, after `change` of its decoder."""
-    config = AutoConfig.for_model(family, **NUMBERS, **settings)
+    config = AutoConfig.for_model(family, **NUMBERS, pad_token_id=None, **settings)
     config._attn_implementation = "sdpa"
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).double()
     change(model.get_decoder())
     documents = torch.arange(4).repeat_interleave(8)[None]
     positions = torch.arange(8).repeat(4)[None]  # transformers finds packed documents by restarting positions
-    return bench.probe(model, torch.arange(TOKENS)[None] % 64, documents, position_ids=positions)
+    return bench.probe(model, torch.arange(TOKENS)[None], documents, position_ids=positions)
 
 
 def look_ahead(decoder):
