@@ -3,7 +3,6 @@
 `observed(model, group)` is the context around a step: `bench.observe`, or nothing.
 """
 
-import copy
 from functools import partial
 from tempfile import TemporaryDirectory
 from threading import Thread
@@ -124,7 +123,7 @@ def accelerate(observed):
         yield loss.item()
 
 
-def alst(observed, *, stage):
+def alst(observed):
     """DeepSpeed's Ulysses for Hugging Face models, driven as its tutorial does."""
     import deepspeed
     from deepspeed.runtime.sequence_parallel import ulysses_sp
@@ -133,7 +132,7 @@ def alst(observed, *, stage):
     deepspeed.init_distributed("gloo", verbose=False)
     ranks, model = dist.get_world_size(), small_model()
     mpu = ulysses_sp.UlyssesSPAttentionHF.register_with_transformers(model, "sdpa", ranks, BATCH)
-    engine, group = deepspeed_engine(model, stage, mpu=mpu), mpu.get_sequence_parallel_group()
+    engine, group = deepspeed_engine(model, stage=3, mpu=mpu), mpu.get_sequence_parallel_group()
     positions = torch.arange(LENGTH).expand(BATCH, -1)
     batches = [
         {"input_ids": tokens(number), "labels": tokens(number), "position_ids": positions}
@@ -145,19 +144,19 @@ def alst(observed, *, stage):
         with observed(engine, group, strategy="deepspeed_ulysses") as step:
             logits = engine(**batch).logits
             loss = cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-            count = (labels != -100).sum()
-            counts = all_gather(count, group=group)
-            losses = zip(all_gather(loss, group=group), counts, strict=True)
-            mean = sum(loss * count for loss, count in losses) / sum(counts)
+            valid = (labels != -100).sum()
+            counts = all_gather(valid, group=group)
+            means = all_gather(loss, group=group)
+            mean = sum(mean * count for mean, count in zip(means, counts, strict=True)) / sum(counts)
             if step is not None:
-                step.loss(mean, count)
+                step.loss(mean, valid)
             engine.backward(mean)
             engine.step()
         yield loss.item()
 
 
 def transformers_trainer(observed, **choices):
-    """Steps of a Trainer, which a callback observes where `observed` is `bench.observe` with arguments."""
+    """Steps of a Trainer; a callback observes them if `observed` is a partial of `bench.observe`."""
     from transformers import Trainer, TrainingArguments
 
     losses = []
@@ -286,21 +285,6 @@ def in_a_thread(observed):
     return losses
 
 
-def copied_in_a_step(observed):
-    """A mean of all weights so far is kept in a copy, and another copy is the best model."""
-    model, means = ddp_model(), []
-
-    def average():
-        best = copy.deepcopy(model.module)
-        means.append(means[-1] if means else copy.deepcopy(model.module))
-        for kept, new in zip(means[-1].parameters(), best.parameters(), strict=True):
-            kept.data.lerp_(new, 0.1)
-        with torch.no_grad():
-            loss_of(means[-1], STEPS)
-
-    return trained(observed, model, after=average)
-
-
 def profiler_in_a_step(observed):
     waiting = torch.profiler.schedule(skip_first=3, wait=2, warmup=1, active=1)
     with torch.profiler.profile(schedule=waiting) as profiler:
@@ -308,8 +292,7 @@ def profiler_in_a_step(observed):
 
 
 LOOPS = {
-    "alst": partial(alst, stage=3),
-    "alst_zero2": partial(alst, stage=2),
+    "alst": alst,
     "ddp": ddp,
     "checkpointing_reentrant": partial(checkpointing, use_reentrant=True),
     "checkpointing": partial(checkpointing, use_reentrant=False),
@@ -325,6 +308,5 @@ LOOPS = {
     "autocast_with_grad_scaler": autocast_with_grad_scaler,
     "one_model": one_model,
     "in_a_thread": in_a_thread,
-    "copied_in_a_step": copied_in_a_step,
     "profiler_in_a_step": profiler_in_a_step,
 }

@@ -46,7 +46,6 @@ def two(*calls, **more):
 PER_ROW = {"rows": 2, "trained": (4, 1)}
 LABELS_IN_ROW = np.array([[1, 2, 3, 0]])
 CASES = {
-    "averaged": (ranks_of(2), 2, None, None),
     "added up over two, averaged over two": (ranks_of(2, ranks=4), 2, None, None),
     "averaged and halved": (ranks_of(1), 2, "gradients are 0.5 times", None),
     "a sum": (ranks_of(16), 2, "gradients are 8 times", None),
@@ -83,15 +82,25 @@ CASES = {
     "chosen weights of rows": (
         two(*(call(place, weight=(1, 2), **PER_ROW) for place in (0, 1))), 2, None, "chosen as in a",
     ),
+    "chosen weights of tokens": (
+        two(call(0, weights=np.array([[1.0, 1.0, 2.0, 2.0]])), call(1)), 2, None, "chosen as in a",
+    ),
     "another term of the logits": (
         two(call(0), call(1, softmax_error=0.01)), 2, None, "of a plain cross-entropy",
     ),
-    "labels of the shard": (
-        two(call(0, labels=LABELS_IN_ROW), call(1)), 2,
-        "trains position 3 on token 0, but the next token is 4", None,
-    ),
     "labels of the shard, loss not stated": (
         two(call(0, labels=LABELS_IN_ROW), call(1), is_stated=False), 2, None, "did not state its loss",
+    ),
+    "labels of the shard in a document": (
+        two(
+            call(0, positions=np.array([[0, 1, 2, 0]]), labels=LABELS_IN_ROW),
+            call(1, positions=np.array([[1, 2, 3, 4]])),
+        ),
+        2, "trains position 3 on token 0, but the next token is 4", None,
+    ),
+    "labels cut off at the end of the shard": (
+        two(call(0, labels=np.array([[1, 2, 3, UNTRAINED]]), valid_tokens=None), call(1)), 2,
+        "the last token of each shard is not trained on", None,
     ),
     "plain labels of the model, loss not stated": (
         two(

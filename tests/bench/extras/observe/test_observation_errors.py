@@ -71,7 +71,7 @@ def train_with_errors(job, log):
 @contextmanager
 def fault(part):
     if part in (None, ALONE):
-        is_observed = part is not None and dist.get_rank() == 0
+        is_observed = part == ALONE and dist.get_rank() == 0
         observe = bench.observe if is_observed else lambda *_, **__: nullcontext()
         with patch.object(bench, "observe", observe), patch.object(loop_ranks, "LONGEST_WAIT_S", 0.5):
             yield
@@ -130,10 +130,12 @@ def test_rank_that_observes_alone_reports_it_and_trains_on(results):
 def test_barrier_waits_half_the_timeout_of_a_collective_once():
     timeout = timedelta(seconds=1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
-    first, late = (loop_ranks.AbortableBarrier("test", [0, 1]) for _ in range(2))
-    with pytest.raises(TimeoutError, match=r"1 of 2 ranks.* within 0\.5 s"):
-        first.wait()
-    with pytest.raises(loop_ranks.PeerStoppedError):
-        late.wait()
+    try:
+        first, late = (loop_ranks.AbortableBarrier("test", [0, 1]) for _ in range(2))
+        with pytest.raises(TimeoutError, match=r"1 of 2 ranks.* within 0\.5 s"):
+            first.wait()
+        with pytest.raises(loop_ranks.PeerStoppedError):
+            late.wait()
+    finally:
+        dist.destroy_process_group()
     assert loop_ranks.LONGEST_WAIT_S <= 600 / 2  # half of the default timeout of NCCL
-    dist.destroy_process_group()

@@ -4,6 +4,7 @@ import gc
 import weakref
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 import bench
 from bench.config import ConfigError
 from bench.extras.observe.cell import ObserveRequest
-from bench.extras.observe.observed_model import observed_model
+from bench.extras.observe.observed_model import ObservedModel, observed_model
 from tests.support.records import read_lines
 from tests.support.scripts.other_loops import small_model, transformers_trainer
 from tests.support.scripts.own_loop import NUMBERS, VOCABULARY
@@ -118,33 +119,31 @@ def stating(change, shift=1):
     return step
 
 
-def own_counts(model, _, observation):
-    for length in (LENGTH, LENGTH // 2):
-        ids = tokens()
-        logits = model(input_ids=ids).logits[:, : length - 1]
-        loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:length].flatten()) / 2
-        observation.loss(loss)
-        loss.backward()
+def micro_steps(lengths, stated):
+    """Return a step with a call for each length, which divides each mean by the number of calls."""
 
+    def step(model, _, observation):
+        for length, is_stated in zip(lengths, stated, strict=True):
+            ids = tokens()
+            logits = model(input_ids=ids).logits[:, : length - 1]
+            loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:length].flatten()) / len(lengths)
+            if is_stated:
+                observation.loss(loss, length - 1)
+            loss.backward()
 
-def stated_at_the_end(model, _, observation):
-    for number in range(2):
-        ids = tokens()
-        loss = cross_entropy(model(input_ids=ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-        if number == 1:
-            observation.loss(loss / 2, LENGTH - 1)
-        (loss / 2).backward()
+    return step
 
 
 STATED = {
-    "right, and stated in the last micro-step only": (stated_at_the_end, None),
+    "right, and stated in the last micro-step only": (micro_steps((LENGTH, LENGTH), (False, True)), None),
     "right": (stating(lambda loss, _: (loss, loss, 63)), None),
     "a sum": (stating(lambda loss, _: (loss * 63, loss * 63, 63)), "63 times those of the mean loss"),
     "not the next tokens": (
         stating(lambda loss, _: (loss, loss, 62), shift=2), "objective: rank 0 trains position 0 on token",
     ),
     "micro-steps that divide by their own counts": (
-        own_counts, "a token of rank 0, micro-step 1 weighs 2.032 times one of rank 0, micro-step 0",
+        micro_steps((LENGTH, LENGTH // 2), (True, True)),
+        "a token of rank 0, micro-step 1 weighs 2.032 times one of rank 0, micro-step 0",
     ),
 }  # fmt: skip
 
@@ -160,13 +159,13 @@ def test_stated_loss_is_compared_with_the_trained_tokens(tmp_path, case):
         assert reason in record["reason"]
 
 
-def another_loss(outputs, labels, num_items_in_batch):
+def squared_logits(outputs, labels, num_items_in_batch):
     return outputs.logits.square().mean()
 
 
 @pytest.mark.parametrize(
     ("choices", "reason"),
-    [({}, None), ({"compute_loss_func": another_loss}, "label smoothing or compute_loss_func")],
+    [({}, None), ({"compute_loss_func": squared_logits}, "label smoothing or compute_loss_func")],
 )
 def test_objective_of_a_trainer_is_that_of_its_model_loss(tmp_path, choices, reason):
     scripted = torch.jit.script(torch.nn.Linear(1, 1))  # its table of modules is no dict
@@ -205,6 +204,14 @@ def test_attention_reason_names_what_is_not_plain(tmp_path, feature):
     record = train(model, tmp_path, partial(plain, **more))
     assert record["status"] == "ok"
     assert feature in record["full_length"]["reason"]
+
+
+@pytest.mark.parametrize(("engine", "factor"), [("zero0", 2), ("zero1", 2), ("zero2", 2), ("zero3", 1)])
+def test_deepspeed_adds_up_over_sequence_ranks_below_stage_3(monkeypatch, engine, factor):
+    """Seen in the update of one SGD step under stages 0, 1 and 2 of DeepSpeed 0.19.8."""
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    wrapper = SimpleNamespace(sequence_parallel_size=2)
+    assert ObservedModel([wrapper], [], None, engine, None).gradient_factor() == factor / 4
 
 
 @pytest.mark.parametrize("divide_factor", [None, 1.0, 4.0])
@@ -293,18 +300,24 @@ def mixture():
     return MixtralForCausalLM(MixtralConfig(**NUMBERS, num_local_experts=2))
 
 
-REFUSALS = (
-    (mixture, ".", {}, "bench.observe: MixtralForCausalLM has experts; .*; choose a dense model"),
-    (partial(torch.nn.Linear, 1, 1), ".", {}, "Linear holds no transformers model"),
-    (small_model, "broken", {}, "records.jsonl:1: not a record"),
-    (small_model, "file/in", {}, "folder=.*file/in: cannot be written to .Not a directory.; name"),
-    (small_model, ".", {"steps": 0}, "steps=0"),
-    (small_model, ".", {"warmup_steps": -1}, "warmup_steps=-1"),
-    (small_model, ".", {"strategy": "torch_cp"}, "torch_cp: .* options .rotation.*; pass another name"),
-)
-
-
-@pytest.mark.parametrize(("make_model", "folder", "choices", "refusal"), REFUSALS)
+@pytest.mark.parametrize(
+    ("make_model", "folder", "choices", "refusal"),
+    [
+        (mixture, ".", {}, "bench.observe: MixtralForCausalLM has experts; .*; choose a dense model"),
+        (partial(torch.nn.Linear, 1, 1), ".", {}, "Linear holds no transformers model"),
+        (small_model, "broken", {}, "records.jsonl:1: not a record"),
+        (
+            small_model, "file/in", {},
+            r"bench.observe: folder=.*file/in: cannot be written to \(Not a directory\); name another folder",
+        ),
+        (small_model, ".", {"steps": 0}, "steps=0"),
+        (small_model, ".", {"warmup_steps": -1}, "warmup_steps=-1"),
+        (
+            small_model, ".", {"strategy": "torch_cp"},
+            r"strategy=torch_cp: .* its options \(rotation\).*; pass another name",
+        ),
+    ],
+)  # fmt: skip
 def test_observe_refuses_before_the_training(tmp_path, make_model, folder, choices, refusal):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "records.jsonl").write_text("no record\n")
@@ -313,7 +326,7 @@ def test_observe_refuses_before_the_training(tmp_path, make_model, folder, choic
         bench.observe(make_model(), folder=tmp_path / folder, **choices)
 
 
-def test_error_in_forward_is_reported_as_such(tmp_path):
+def test_error_in_forward_has_that_phase(tmp_path):
     model = small_model()
     model.model.norm.register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from bench.extras.observe.objective import SIXTEEN_BIT_LIMIT, UNTRAINED
-from bench.extras.observe.trained_tokens import _gradient_reader
+from bench.extras.observe.trained_tokens import _gradient_reader, _why_unreadable
 
 TOKENS, VOCABULARY = 200, 50
 IDS = torch.randint(VOCABULARY, (1, TOKENS), generator=torch.Generator().manual_seed(0))
@@ -35,12 +35,12 @@ LOSSES = {
     "focal": (focal, True, False),
     "label smoothing": (lambda logits: cross_entropy(logits, LABELS, label_smoothing=0.05), False, None),
     "temperature": (lambda logits: cross_entropy(logits / 1.1, LABELS), False, None),
-    "two targets that are not next": (
-        lambda logits: sum(cross_entropy(logits[:-1], (LABELS[:-1] + n) % VOCABULARY) for n in (1, 2)),
+    "square of the normaliser": (
+        lambda logits: cross_entropy(logits, LABELS) + 0.01 * logits.logsumexp(-1).square().mean(),
         False, None,
     ),
-    "teacher": (
-        lambda logits: logits.log_softmax(-1).mul(-logits.detach().roll(1, 0).softmax(-1)).mean(),
+    "two targets that are not next": (
+        lambda logits: sum(cross_entropy(logits[:-1], (LABELS[:-1] + n) % VOCABULARY) for n in (1, 2)),
         False, None,
     ),
 }  # fmt: skip
@@ -70,3 +70,9 @@ def test_weights_labels_and_loss_are_those_of_the_mean():
 def test_even_logits_do_not_show_the_form():
     result = step(lambda logits: cross_entropy(logits / 2, LABELS), logits=torch.zeros(1, TOKENS, VOCABULARY))
     assert result.softmax_error == math.inf
+
+
+@pytest.mark.parametrize("length", [TOKENS // 2, 2 * TOKENS])
+def test_logits_of_other_tokens_are_not_read(length):
+    reason = _why_unreadable(torch.zeros(1, length, VOCABULARY), IDS.shape, VOCABULARY)
+    assert reason == f"the model returned logits of {length} tokens and was given {TOKENS}"
