@@ -171,7 +171,7 @@ def _judge_weights(ranks: Sequence[RankObjective], limit: float) -> ObjectiveVer
     ]
     weights = _without_nan(np.concatenate([call.weights.ravel() for call, _ in calls]))
     if not len(weights):
-        return ObjectiveVerdict(reason="no token shows a weight, as losses are near 0 or positions skip")
+        return ObjectiveVerdict(reason="no token shows a weight: losses near 0, or positions with gaps")
     if _is_even(weights, limit):
         return None
     for splits in zip(*(_splits(call, name, limit) for call, name in calls), strict=True):
@@ -239,7 +239,7 @@ def _judge_size(
     weights = np.concatenate([call.weights.ravel() for rank in ranks for call in rank.micro_steps])
     count, divisor = sum(count or 0.0 for count in counts), 1 / factor
     if abs(trained - count) > SIXTEEN_BIT_LIMIT * count:
-        return ObjectiveVerdict(reason=f"{trained:,} tokens have a gradient, and {count:,.0f} were stated")
+        return ObjectiveVerdict(reason=f"{trained:,} tokens have a gradient, and {count:,.0f} are valid")
     scale = float(np.median(_without_nan(weights))) * count * factor
     if abs(scale - 1) <= limit:
         return ObjectiveVerdict(is_scale_known=True)

@@ -111,7 +111,7 @@ CASES = {
     ),
     "a rank trains no token": (
         two(call(0, weight=1 / 4), call(1, labels=np.full((1, 4), UNTRAINED), trained=3, weight=1 / 4)), 2,
-        None, "4 tokens have a gradient, and 7 were stated",
+        None, "4 tokens have a gradient, and 7 are valid",
     ),
     "no order": (
         two(call(0, positions=np.zeros((1, TOKENS), dtype=int) + 9), call(1)), 2, None, "do not determine",
