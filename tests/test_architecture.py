@@ -17,7 +17,7 @@ from bench.measure.workloads import WORKLOADS, load_workload_class
 from bench.measure.workloads.workload import Workload
 from bench.request import resolve
 from bench.request.choices import CONF, read_option, strategy_content
-from bench.request.model_numbers import FAMILIES as FAMILY_WORDS
+from bench.request.layer_types import PLAIN_FAMILIES
 from bench.run.cell.outcome import ANALYTIC_FLOPS
 from bench.strategies import STRATEGIES
 from bench.training.data import SOURCES
@@ -139,7 +139,7 @@ def test_names_without_torch_equal_those_of_tables_with_torch():
     assert all(issubclass(engine_code(name), Engine) for name in ENGINE_FACTS)
     assert all(issubclass(load_workload_class(name), Workload) for name in WORKLOADS)
     assert set(WORKLOADS) == set(ANALYTIC_FLOPS)
-    assert set(FAMILY_WORDS) == set(FAMILIES)
+    assert set(PLAIN_FAMILIES) == set(FAMILIES)
 
 
 @pytest.mark.parametrize("name", STRATEGIES.built_in)

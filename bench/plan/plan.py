@@ -27,6 +27,7 @@ from bench.plan.repeats import (
 from bench.plan.stored import StoredSweep, stored_sweep
 from bench.record.record import Record, Role, Status
 from bench.request import values
+from bench.request.checkpoint_files import left_out_line
 from bench.request.choices import Raw
 from bench.request.kernel_choice import parity_fault
 from bench.request.modes import PREDICT
@@ -210,9 +211,11 @@ def plan(
 
 
 def _folder_lines(cells: Sequence[Cell]) -> list[str | None]:
-    """Return a line for every folder of `data.path`, on the files that are trained on."""
+    """Return a line for every folder of `data.path` and `model.path`, on what is trained of it."""
     data = (cell.data for cell in cells if cell.workload.trains and cell.data.name == "text")
-    return [files_line(name) for name in dict.fromkeys(entry.path for entry in data) if name is not None]
+    files = [files_line(name) for name in dict.fromkeys(entry.path for entry in data) if name is not None]
+    models = {cell.model.path: cell.model for cell in cells if cell.model.path is not None}
+    return [*files, *(left_out_line(model) for model in models.values())]
 
 
 def _plan_repeats(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.config import ModelConfig
@@ -13,8 +15,41 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LFS_START = b"version https://git-lfs"
 LENGTH_BYTES = 8
 WRAPPER_PREFIXES = ("_orig_mod.", "_fsdp_wrapped_module.", "module.")
-Shapes = Mapping[str, list[int]]
-"""Shape of each tensor by its name in the files."""
+NUMBER_DTYPES = ("F64", "F32", "F16", "BF16")
+"""Types of tensors in safetensors files that hold the weights themselves, not codes to multiply by scales."""
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+LANGUAGE_MODEL = re.compile(r"(model\.(layers|norm|embed_tokens)|lm_head)\.")
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+OTHER_FOLDER = "name the folder of a causal language model"
+OWN_CONFIG = "take the config.json that was saved with the weights"
+ROTARY_BUFFER = "rotary_emb.inv_freq"
+"""End of the name of a tensor in old files, which transformers ignores."""
+COMPARED_BYTES = 2**20
+"""Bytes at each end of a head that are compared with its tied embedding; ranks compare the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Tensor of a safetensors file, by the header."""
+
+    file: Path
+    dtype: str
+    shape: list[int]
+    start: int
+    """Position of the first byte in the file."""
+    end: int
+
+    def ends(self) -> tuple[bytes, bytes]:
+        """Return the first and the last COMPARED_BYTES."""
+        with self.file.open("rb") as file:
+            file.seek(self.start)
+            first = file.read(min(COMPARED_BYTES, self.end - self.start))
+            file.seek(max(self.start, self.end - COMPARED_BYTES))
+            return first, file.read(len(first))
+
+
+Tensors = Mapping[str, StoredTensor]
+"""Tensors by their names."""
 
 
 def adapter_fault(folder: Path) -> str | None:
@@ -25,34 +60,54 @@ def adapter_fault(folder: Path) -> str | None:
     return "is an adapter; merge it into its model with peft's merge_and_unload and save_pretrained"
 
 
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder has safetensors files."""
+    return any(folder.glob("*.safetensors"))
+
+
 def weights_fault(folder: Path, model: ModelConfig) -> str | None:
     """Return the message for weights that are not complete or not those of `model`, else None."""
-    if not any(folder.glob("*.safetensors")):
+    if not has_weights(folder):
         if any(folder.glob("global_step*")) or any(folder.glob("zero_pp_rank_*")):
             return (
                 "contains only shards of DeepSpeed ZeRO; convert them with its zero_to_fp32.py"
                 " --safe_serialization"
             )
-        return "contains no .safetensors file; write one with transformers' save_pretrained"
+        return (
+            "contains no .safetensors file; write one with transformers' save_pretrained, or add mode=predict"
+        )
     try:
-        shapes = _read_shapes(folder)
-        return _layout_fault(shapes) or _model_fault(shapes, model)
+        tensors = _read_tensors(folder)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         return f"its weights cannot be read ({error}); download or save them again"
+    return _layout_fault(tensors) or _model_fault(tensors, model)
 
 
-def _read_shapes(folder: Path) -> Shapes:
-    """Return the shapes of all tensors; raise ValueError or OSError for a file that is not complete."""
+def left_out_line(model: ModelConfig) -> str | None:
+    """Return the line of the plan on sound weights of which `model` takes only a part, else None."""
+    folder = Path(str(model.path))
+    names = [*map(text_name, _read_tensors(folder))] if has_weights(folder) else []
+    others = [name for name in names if _is_left_out(name, model)]
+    if not others:
+        return None
+    return (
+        f"model.path={folder}: {len(others)} of {len(names)} stored tensors are left out, such as"
+        f" {others[0]}; its config.json has the other {len(names) - len(others)}"
+    )
+
+
+def _read_tensors(folder: Path) -> Tensors:
+    """Return all stored tensors; raise ValueError or OSError for a file that is not complete."""
     files = [WEIGHTS]
     if (folder / INDEX).exists():
         files = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise ValueError(f"no file {missing[0]}")
-    return {name: shape for file in files for name, shape in _read_header(folder / file).items()}
+    return {name: tensor for file in files for name, tensor in _read_header(folder / file).items()}
 
 
-def _read_header(path: Path) -> Shapes:
+def _read_header(path: Path) -> Tensors:
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(len(LFS_START))
@@ -62,40 +117,99 @@ def _read_header(path: Path) -> Shapes:
         if size < LENGTH_BYTES + length or size < LENGTH_BYTES:
             raise ValueError(f"{path.name} ends after {size} bytes, within its header")
         file.seek(LENGTH_BYTES)
-        tensors = json.loads(file.read(length))
-    tensors.pop("__metadata__", None)
-    data_bytes = max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
-    expected = LENGTH_BYTES + length + data_bytes
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    tensors = {
+        name: StoredTensor(
+            path,
+            entry["dtype"],
+            entry["shape"],
+            *(LENGTH_BYTES + length + place for place in entry["data_offsets"]),
+        )
+        for name, entry in header.items()
+    }
+    expected = max((tensor.end for tensor in tensors.values()), default=LENGTH_BYTES + length)
     if size != expected:
         raise ValueError(f"{path.name} has {size} bytes, but its header requires {expected}")
-    return {name: tensor["shape"] for name, tensor in tensors.items()}
+    return tensors
 
 
-def _layout_fault(shapes: Shapes) -> str | None:
+def _layout_fault(tensors: Tensors) -> str | None:
     """Return the message for tensors that were saved from a wrapper or without their numbers, else None."""
-    wrapped = next((name for name in shapes if name.startswith(WRAPPER_PREFIXES)), None)
+    wrapped = next((name for name in tensors if name.startswith(WRAPPER_PREFIXES)), None)
     if wrapped:
         return f"its weights have names of a wrapper, such as {wrapped}; save the model inside the wrapper"
-    empty = next((name for name, shape in shapes.items() if 0 in shape), None)
+    empty = next((name for name, tensor in tensors.items() if 0 in tensor.shape), None)
     if empty:
         return f"{empty} has no numbers, as ZeRO-3 leaves it; gather the weights before saving them"
     return None
 
 
-def _model_fault(shapes: Shapes, model: ModelConfig) -> str | None:
+def _model_fault(tensors: Tensors, model: ModelConfig) -> str | None:
     """Return the message for tensors that are not those of a language model of these sizes, else None."""
-    named = {text_name(name): shape for name, shape in shapes.items()}
-    other = "name the folder of a causal language model"
-    embedding, expected = named.get("model.embed_tokens.weight"), [model.vocab_size, model.hidden_size]
-    if "lm_head.weight" not in named and "score.weight" in named:
-        return f"is a reward model, with a score in place of lm_head; {other}"
-    if embedding is None:
-        return f"has no model.embed_tokens.weight in its safetensors files; {other}"
-    if embedding != expected:
+    named = {text_name(name): tensor for name, tensor in tensors.items()}
+    if EMBEDDING not in named:
+        return f"has no {EMBEDDING} in its safetensors files; {OTHER_FOLDER}"
+    if HEAD not in named and "score.weight" in named:
+        return f"is a reward model, with a score in place of lm_head; {OTHER_FOLDER}"
+    if HEAD not in named and not model.tied_embeddings:
+        return f"has no {HEAD}, and its config.json does not tie it; {OTHER_FOLDER}"
+    try:
+        shapes = _parameter_shapes(model)
+    except Exception as error:  # noqa: BLE001  transformers raises many kinds for settings that do not fit
+        return f"transformers cannot build the model of its config.json ({error}); correct it there"
+    return _tensor_fault(named, shapes, model) or _tie_fault(named, model)
+
+
+def _parameter_shapes(model: ModelConfig) -> Mapping[str, list[int]]:
+    """Return the shapes of the model of a folder's config.json, as transformers builds it."""
+    from bench.training.models import parameter_shapes  # imports torch, as reading config.json did
+
+    return parameter_shapes(model)
+
+
+def _tensor_fault(named: Tensors, shapes: Mapping[str, list[int]], model: ModelConfig) -> str | None:
+    """Return the message for the first stored tensor that the model cannot take, or lacks, else None."""
+    for name, tensor in named.items():
+        if "lora_" in name or ".base_layer." in name:
+            return (
+                f"has {name}, a part of an adapter; merge it with peft's merge_and_unload and save_pretrained"
+            )
+        if not LANGUAGE_MODEL.match(name) or _is_left_out(name, model) or name.endswith(ROTARY_BUFFER):
+            continue
+        if tensor.dtype not in NUMBER_DTYPES:
+            return (
+                f"{name} holds codes of type {tensor.dtype}; name a folder with weights in bf16, fp16 or fp32"
+            )
+        if name not in shapes:
+            return f"has {name}, which a {model.family} with its config.json does not take; {OWN_CONFIG}"
+        if tensor.shape != shapes[name]:
+            return (
+                f"{name} has shape {tensor.shape}, but its config.json requires {shapes[name]}; {OWN_CONFIG}"
+            )
+    missing = [name for name in shapes if name not in named and name != HEAD]
+    if missing:
         return (
-            f"model.embed_tokens.weight has shape {embedding}, but its config.json requires {expected};"
-            " take the config.json that was saved with the weights"
+            f"has no {missing[0]}, which its config.json requires ({len(missing)} are missing); {OWN_CONFIG}"
         )
-    if "lm_head.weight" not in named and not model.tied_embeddings:
-        return f"has no lm_head.weight, and its config.json does not tie it; {other}"
     return None
+
+
+def _tie_fault(named: Tensors, model: ModelConfig) -> str | None:
+    """Return the message for a head that is stored although it is tied, with other numbers, else None."""
+    head, embedding = named.get(HEAD), named[EMBEDDING]
+    if head is None or not model.tied_embeddings or head.dtype != embedding.dtype:
+        return None
+    if head.ends() == embedding.ends():
+        return None
+    return (
+        f"{HEAD} and {EMBEDDING} differ, but its config.json ties them; write tie_word_embeddings=false there"
+    )
+
+
+def _is_left_out(name: str, model: ModelConfig) -> bool:
+    """Return whether a tensor is not in the language model, or in a layer that config.json cuts off."""
+    if name.endswith(ROTARY_BUFFER):
+        return False
+    layer = LAYER.match(name)
+    return int(layer[1]) >= model.num_layers if layer else not LANGUAGE_MODEL.match(name)

@@ -8,11 +8,10 @@ from pathlib import Path
 from bench.attention.kernel_facts import KERNEL_FACTS
 from bench.config import NOT_USED, Cell
 from bench.request.layer_types import layers_not_plain, shortest_window
-from bench.request.model_numbers import read_config
 from bench.request.modes import mode_of
 from bench.strategies import STRATEGIES
 from bench.training.engines import ENGINE_FACTS, is_autocast
-from bench.training.text_model import LENGTH_DEPENDENT_ROPE
+from bench.training.text_model import LENGTH_DEPENDENT_ROPE, read_config
 from bench.training.trainer_facts import TRAINER_FACTS
 
 WHOLE_WEIGHTS_ENGINE = "ddp"

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,49 +16,52 @@ from msgspec import Meta
 from bench.common.labels import value_label
 from bench.config import AUTO, DEFAULT_INIT_STD, NOT_USED, ConfigError, ModelConfig
 from bench.request import values
-from bench.request.checkpoint_files import adapter_fault, weights_fault
+from bench.request.checkpoint_files import adapter_fault, has_weights, weights_fault
 from bench.request.choices import Raw, options, read_option
-from bench.request.layer_types import attention_dropout, experts_error, has_experts, layers_not_plain
-from bench.training.text_model import LISTED_FACTORS, rope_parameters, rope_type, text_config
+from bench.request.layer_types import PLAIN_FAMILIES, experts_error, has_experts, layers_not_plain
+from bench.training.text_model import LISTED_FACTORS, read_config, rope_type
 
-FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
 ROPE_SCALINGS = (NOT_USED, "linear", "dynamic", "yarn", "llama3")
 """Values of `model.rope_scaling`."""
 ROPE_TYPES = (*ROPE_SCALINGS, LISTED_FACTORS)
-"""Types of RoPE scaling that transformers computes for FAMILIES."""
+"""Types of RoPE scaling that transformers computes for PLAIN_FAMILIES."""
 FACTOR_RULE = Meta(ge=1, le=2**20, description="a number from 1", examples=["4.0"])
 ROPE_KEYS = ("trained_len", "rope_scaling", "rope_factor")
 MIN_GPUS_FOR_4B = 4
 """Smallest number of GPUs with which `model=auto` is a model of 4 billion weights."""
 
 
-def model_config(raw: Raw, gpus: int, seq_len: int) -> ModelConfig:
+def model_config(raw: Raw, gpus: int, seq_len: int, *, needs_weights: bool = True) -> ModelConfig:
     """Return the model of a cell: a named model, a checkpoint, or for `auto` one that fits on `gpus` GPUs.
 
-    RoPE scaling without a factor extends the model to `seq_len` tokens.
+    RoPE scaling without a factor extends the model to `seq_len` tokens. Unless a cell needs the weights of a
+    checkpoint, a folder with its config.json is enough.
     """
     name, rope = raw["name"], {key: raw[key] for key in ROPE_KEYS if key in raw}
+    if name == "checkpoint":
+        return _with_rope_scaling(_checkpoint_model(raw["path"], needs_weights), rope, seq_len)
     if name == "auto":
         raw = read_option("model", _auto_model(gpus))
-    elif name == "checkpoint":
-        raw = _read_checkpoint(raw["path"])
     elif "family" not in raw:  # a name that replaced `auto` or `checkpoint`
         raw = read_option("model", values.choice("model", name, options("model")))
-    if name != "checkpoint":
-        raw = {**raw, "rope_scaling": NOT_USED, "rope_factor": None}
+    model = _build_model({**raw, "rope_scaling": NOT_USED, "rope_factor": None})
+    return _with_rope_scaling(model, rope, seq_len)
+
+
+def _checkpoint_model(path: Any, needs_weights: bool) -> ModelConfig:
+    raw = _read_checkpoint(path)
     try:
         model = _build_model(raw)
     except ConfigError as error:
-        if name != "checkpoint":
-            raise
         rule = str(error).partition("; ")[0]
         raise ConfigError(
             f"model.path={raw['path']}: by its config.json {rule}; correct it there, or name another folder"
         ) from None
-    fault = weights_fault(Path(raw["path"]), model) if name == "checkpoint" else None
+    folder = Path(raw["path"])
+    fault = weights_fault(folder, model) if needs_weights or has_weights(folder) else None
     if fault:
-        raise ConfigError(f"model.path={raw['path']}: {fault}")
-    return _with_rope_scaling(model, rope, seq_len)
+        raise ConfigError(f"model.path={folder}: {fault}")
+    return model
 
 
 def _with_rope_scaling(model: ModelConfig, requested: Raw, seq_len: int) -> ModelConfig:
@@ -78,13 +80,8 @@ def _with_rope_scaling(model: ModelConfig, requested: Raw, seq_len: int) -> Mode
     scaling = values.choice("model.rope_scaling", scaling, ROPE_SCALINGS)
     if scaling == NOT_USED:
         return replace(model, rope_scaling=NOT_USED, rope_factor=None)
-    if model.trained_len is None:
-        raise ConfigError(
-            f"model.rope_scaling={scaling}: needs the longest sequence of the model's training, and its"
-            " config.json has no max_position_embeddings; write model.trained_len=TOKENS"
-        )
     if factor == AUTO:
-        is_within = seq_len <= model.trained_len
+        is_within = seq_len <= (model.trained_len or 0)
         return replace(model, rope_scaling=NOT_USED if is_within else scaling, rope_factor=None)
     return replace(model, rope_scaling=scaling, rope_factor=factor)
 
@@ -106,7 +103,7 @@ def _build_model(raw: Raw) -> ModelConfig:
         raw,
         ModelConfig,
         name=values.text("model.name", raw["name"]),
-        family=values.choice("model.family", raw["family"], FAMILIES),
+        family=values.choice("model.family", raw["family"], PLAIN_FAMILIES),
         path=None if raw["path"] is None else values.path("model.path", raw["path"]),
         trained_len=None if trained_len is None else values.tokens("model.trained_len", trained_len),
         rope_scaling=str(raw["rope_scaling"]),
@@ -143,29 +140,22 @@ def _read_checkpoint(path: Any) -> dict[str, Any]:
     fault = adapter_fault(folder)
     if fault:
         raise ConfigError(f"model.path={folder}: {fault}")
-    try:
-        if not (folder / "config.json").is_file():
-            raise FileNotFoundError(f"no file {folder / 'config.json'}")  # reading a pipe would block
-        config = read_config(folder)
-        _refuse_untrainable(folder, config)
-        fields = model_config_fields(config)
-    except ConfigError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    if not (folder / "config.json").is_file():  # reading a pipe would block
         raise ConfigError(
-            f"model.path={path}: is not a checkpoint folder with a config.json ({_cause_text(error)}); name a"
-            " local folder of a Qwen3, Qwen2, Llama or Mistral model"
+            f"model.path={path}: is not a checkpoint folder, with no file config.json; name a local folder of"
+            " a Qwen3, Qwen2, Llama or Mistral model"
+        )
+    try:
+        config = read_config(folder)
+    except Exception as error:  # noqa: BLE001  transformers and its validators raise many kinds
+        cause = str(error.__cause__ or error).strip("\"'").partition("\n")[0]
+        raise ConfigError(
+            f"model.path={path}: transformers cannot read its config.json ({cause}); correct it there, or"
+            " name a local folder of a Qwen3, Qwen2, Llama or Mistral model"
         ) from None
+    _refuse_untrainable(folder, config)
+    fields = model_config_fields(config)
     return {"name": folder.resolve().name or "checkpoint", "path": str(folder.resolve()), **fields}
-
-
-def _cause_text(error: Exception) -> str:
-    return f"it has no key {error}" if isinstance(error, KeyError) else str(error)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the configuration of the text model in a folder's config.json."""
-    return text_config(json.loads((folder / "config.json").read_text()))
 
 
 def _refuse_untrainable(folder: Path, config: Mapping[str, Any]) -> None:
@@ -173,17 +163,23 @@ def _refuse_untrainable(folder: Path, config: Mapping[str, Any]) -> None:
     if has_experts(config):
         raise experts_error(f"model.path={folder}", f"a {config['model_type']}")
     family, unplain = config["model_type"], layers_not_plain(config, tokens=1)
-    dropout, families, rope_types = attention_dropout(config), ", ".join(FAMILIES), ", ".join(ROPE_TYPES[1:])
+    rope, dropout = config.get("rope_parameters") or {}, config.get("attention_dropout") or 0
+    texts = [
+        f"{key}={value!r}" for key, value in rope.items() if isinstance(value, str) and "type" not in key
+    ]
+    families, rope_types = ", ".join(PLAIN_FAMILIES), ", ".join(ROPE_TYPES[1:])
     faults = {  # messages, each with whether the checkpoint has this fault
         f"{'; '.join(unplain)}; strategies compute only plain causal attention, so name another": unplain,
         f"is a {family}, a family that cells cannot build; name a folder of one of {families}, or train it in"
-        " your own loop with bench.observe": family not in FAMILIES,
-        f"rope_type={rope_type(config)} is not computed by transformers for a {family}; name a folder with"
-        f" plain RoPE or one of {rope_types}": rope_type(config) not in ROPE_TYPES,
+        " your own loop with bench.observe": family not in PLAIN_FAMILIES,
+        f"rope_type={rope_type(rope)} is not computed by transformers for a {family}; name a folder with"
+        f" plain RoPE or one of {rope_types}": rope_type(rope) not in ROPE_TYPES,
+        f"its config.json has {', '.join(texts)} as text; write a number there": texts,
         f"attention_dropout={dropout:g}, but no strategy drops scores; write 0 in its config.json": dropout,
         "its weights are quantized; name a folder with weights in bf16, fp16 or fp32": config.get(
             "quantization_config"
-        ),
+        )
+        or config.get("compression_config"),
     }
     for message, applies in faults.items():
         if applies:
@@ -191,12 +187,11 @@ def _refuse_untrainable(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def model_config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a `ModelConfig`, except `name` and `path`, from a transformers configuration.
+    """Return the fields of a `ModelConfig`, except `name` and `path`, from a text model's configuration.
 
-    For a model of images and text they describe the text model. Raises KeyError for a missing key.
+    Raises KeyError for a missing key.
     """
-    config = text_config(config)
-    heads, rope = config["num_attention_heads"], rope_parameters(config)
+    heads, rope = config["num_attention_heads"], config.get("rope_parameters") or {}
     return {
         "family": config["model_type"],
         "vocab_size": config["vocab_size"],
@@ -208,10 +203,9 @@ def model_config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
         "tied_embeddings": config.get("tie_word_embeddings", False),
         "attention_bias": config.get("attention_bias", False),
-        "rope_theta": (config.get("rope_parameters") or config).get("rope_theta", 1e4),
+        "rope_theta": rope.get("rope_theta", 1e4),
         "norm_eps": config.get("rms_norm_eps", 1e-6),
-        "trained_len": rope.get("original_max_position_embeddings")
-        or config.get("original_max_position_embeddings", config.get("max_position_embeddings")),
-        "rope_scaling": rope_type(config),
+        "trained_len": rope.get("original_max_position_embeddings", config.get("max_position_embeddings")),
+        "rope_scaling": rope_type(rope),
         "rope_factor": rope.get("factor"),
     }

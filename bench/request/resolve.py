@@ -163,7 +163,8 @@ def _read_cell(raw: Raw, machine: Machine) -> Cell:
     else:
         parallel = unshared_degrees(raw, placement, machine)
         ranks = parallel.product
-    model = model_config(raw["model"], len(machine.gpus) if placement.device == "cuda" else 0, seq_len)
+    gpus, needs_weights = len(machine.gpus) if placement.device == "cuda" else 0, raw["mode"] != PREDICT
+    model = model_config(raw["model"], gpus, seq_len, needs_weights=needs_weights)
     cell = Cell(
         seq_len=seq_len,
         batch=values.whole_number("batch", raw["batch"]),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bench.config import NOT_USED, ModelConfig
-from bench.training.text_model import LENGTH_DEPENDENT_ROPE, LISTED_FACTORS, rope_type, text_config
+from bench.training.text_model import LENGTH_DEPENDENT_ROPE, LISTED_FACTORS, read_config, rope_type
 from bench.training.weights import fill_layers, model_weights
 
 FAMILIES: Mapping[str, tuple[type[Any], type[Any]]] = {
@@ -55,8 +54,7 @@ def empty_model(config: ModelConfig, *, attention_name: str, max_positions: int)
     """
     config_class, model_class = FAMILIES[config.family]
     if config.path is not None:
-        stored = json.loads((Path(config.path) / "config.json").read_text())
-        settings = config_class.from_dict(text_config(stored))
+        settings = config_class.from_dict(read_config(Path(config.path)))
     else:
         settings = _transformers_config(config_class, config, max_positions)
     _set_rope_scaling(settings, config, max_positions)
@@ -68,14 +66,21 @@ def empty_model(config: ModelConfig, *, attention_name: str, max_positions: int)
     return model
 
 
+@cache
+def parameter_shapes(config: ModelConfig) -> Mapping[str, list[int]]:
+    """Return the shapes of a model's parameters by name; a tied parameter has two names."""
+    model = empty_model(config, attention_name="sdpa", max_positions=1)
+    return {name: [*parameter.shape] for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
 def _set_rope_scaling(settings: Any, config: ModelConfig, tokens: int) -> None:
     """Replace the RoPE parameters of a model unless they are those that its cell asks for.
 
-    A factor of None extends the model to `tokens` tokens.
+    A factor of None extends the model to `tokens` tokens. Further parameters of the same type are kept.
     """
     rope = settings.rope_parameters
     stored_len = rope.get("original_max_position_embeddings", settings.max_position_embeddings)
-    stored = rope_type(settings.to_dict()), rope.get("factor"), stored_len
+    stored = rope_type(rope), rope.get("factor"), stored_len
     is_stored = stored == (config.rope_scaling, config.rope_factor, config.trained_len)
     if is_stored or config.rope_scaling == LISTED_FACTORS:  # only a config.json can list them
         return
@@ -84,10 +89,11 @@ def _set_rope_scaling(settings: Any, config: ModelConfig, tokens: int) -> None:
         settings.rope_parameters = plain
         return
     factor = config.rope_factor or max(1.0, tokens / config.trained_len)
-    scaled = {**plain, "rope_type": config.rope_scaling, "factor": factor}
     settings.max_position_embeddings = config.trained_len  # from which every scaling starts
-    if config.rope_scaling == "llama3":
-        scaled |= LLAMA3_FREQUENCIES
+    if rope_type(rope) != config.rope_scaling:
+        rope = {**plain, **(LLAMA3_FREQUENCIES if config.rope_scaling == "llama3" else {})}
+    scaled = {**rope, "rope_type": config.rope_scaling, "factor": factor}
+    scaled.pop("original_max_position_embeddings", None)
     settings.rope_parameters = scaled
 
 
@@ -99,7 +105,9 @@ def _set_length(settings: Any, tokens: int) -> None:
     positions.
     """
     if (getattr(settings, "sliding_window", None) or 0) >= tokens:
-        settings.sliding_window, settings.layer_types = None, ["full_attention"] * settings.num_hidden_layers
+        settings.sliding_window = None
+        if hasattr(settings, "layer_types"):
+            settings.layer_types = ["full_attention"] * settings.num_hidden_layers
     scaling = settings.rope_parameters.get("rope_type")
     if scaling in LENGTH_DEPENDENT_ROPE:
         # The new name keeps transformers from updating the frequencies in every forward pass.

@@ -28,6 +28,7 @@ from bench.measure.updates.rank import digest, names_not_finite
 from bench.measure.updates.section import RankUpdates
 from bench.ranks.log import StepPhase
 from bench.request.layer_types import layers_not_plain
+from bench.training.text_model import text_config
 
 COMPILED = "the model is compiled, and hooks would be compiled into another program"
 
@@ -134,7 +135,7 @@ class LoopAttention(RankPass):
         self.measurement.raise_if_rank_failed()
         loop.record_objective()
         facts = loop.attention_facts
-        config = loop.model.networks[0].config.to_dict()
+        config = text_config(loop.model.networks[0].config)
         facts.features |= dict.fromkeys(layers_not_plain(config, loop.tokens.seq_len))
         with self.measurement.log.run_phase("full_length"):
             self.section = compare_attention(watch.captured, facts, loop.tokens, loop.sequence_group)

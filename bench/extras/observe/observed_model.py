@@ -74,7 +74,7 @@ def observed_model(model: nn.Module) -> ObservedModel:
 
 def _model_config(network: PreTrainedModel) -> ModelConfig:
     path, model = network.config.name_or_path or None, type(network).__name__
-    decoder_config = text_config(network.config.to_dict())
+    decoder_config = text_config(network.config)
     if has_experts(decoder_config):
         raise experts_error("bench.observe", model)
     try:

@@ -1,30 +1,60 @@
 """Checkpoints with incomplete or other weights are refused by their headers."""
 
 import json
+import re
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from bench.config import ConfigError
+from bench.request.checkpoint_files import left_out_line
 from tests.support.cells import make_cell
-from tests.support.checkpoints import write_weights
+from tests.support.checkpoints import shapes_of, write_weights
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-SHAPES = {EMBEDDING: [64, 32], HEAD: [64, 32]}
+EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+LAYER = "model.layers.0.self_attn."
 NUMBERS = {
     "model_type": "qwen2", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
-    "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
 }  # fmt: skip
+SHAPES = shapes_of(NUMBERS)
+DEEPER = shapes_of(NUMBERS | {"num_hidden_layers": 3})
+
+
+def without(*names):
+    return {name: shape for name, shape in SHAPES.items() if name not in names}
+
+
 TENSORS = {
     "compiled": ({f"_orig_mod.{name}": shape for name, shape in SHAPES.items()}, "names of a wrapper"),
     "data parallel": ({f"module.{name}": shape for name, shape in SHAPES.items()}, "names of a wrapper"),
     "empty head": (SHAPES | {HEAD: [0]}, "lm_head.weight has no numbers"),
     "empty embedding": (SHAPES | {EMBEDDING: [0]}, "embed_tokens.weight has no numbers"),
-    "reward": ({EMBEDDING: [64, 32], "score.weight": [1, 32]}, "is a reward model"),
-    "reward of two": ({EMBEDDING: [64, 32], "score.weight": [2, 32]}, "is a reward model"),
+    "reward": (without(HEAD) | {"score.weight": [1, 32]}, "is a reward model"),
     "more rows": (SHAPES | {EMBEDDING: [65, 32]}, r"shape \[65, 32\], but its config.json requires"),
     "wider": (SHAPES | {EMBEDDING: [64, 33]}, r"shape \[64, 33\], but its config.json requires"),
-    "no head": ({EMBEDDING: [64, 32]}, "no lm_head.weight"),
-    "no embedding": ({HEAD: [64, 32]}, "no model.embed_tokens.weight"),
+    "fewer KV heads": (SHAPES | {f"{LAYER}k_proj.weight": [16, 32]}, r"k_proj.weight has shape \[16, 32\]"),
+    "no head": (without(HEAD), "no lm_head.weight"),
+    "no embedding": (without(EMBEDDING), "no model.embed_tokens.weight"),
+    "no norm": (without(NORM), r"no model.norm.weight, which its config.json requires \(1 are missing\)"),
+    "a bias": (
+        SHAPES | {f"{LAYER}o_proj.bias": [32]},
+        "o_proj.bias, which a qwen2 .* does not take; take the",
+    ),
+    "a bias of the head": (SHAPES | {"lm_head.bias": [64]}, "lm_head.bias, which a qwen2 .* does not take"),
+    "query norms": (
+        SHAPES | {f"{LAYER}q_norm.weight": [16]},
+        "q_norm.weight, which a qwen2 .* does not take",
+    ),
+    "an adapter": (
+        SHAPES | {f"{LAYER}q_proj.lora_A.default.weight": [4, 32]},
+        "a part of an adapter; merge it",
+    ),
+    "an adapter's base": (
+        {name.replace(".weight", ".base_layer.weight"): shape for name, shape in SHAPES.items()} | SHAPES,
+        "base_layer.weight, a part of an adapter; merge it",
+    ),
 }
 
 
@@ -46,9 +76,55 @@ def test_other_tensors_are_refused(tmp_path, case):
         plan(folder_with(tmp_path, shapes))
 
 
-def test_sound_and_tied_weights_are_accepted(tmp_path):
-    assert plan(folder_with(tmp_path, SHAPES)).model.vocab_size == 64
-    assert plan(folder_with(tmp_path, {EMBEDDING: [64, 32]}, tie_word_embeddings=True)).model.tied_embeddings
+LEFT_OUT = {
+    "nothing": (SHAPES, None),
+    "names of a decoder": ({re.sub("^model.", "", name): shape for name, shape in SHAPES.items()}, None),
+    "old buffers": (SHAPES | {f"{LAYER}rotary_emb.inv_freq": [8]}, None),
+    "cut layers": (DEEPER, "24 of 39 stored tensors are left out, such as model.layers.1."),
+    "an added head": (
+        SHAPES | {"v_head.weight": [1, 32]},
+        "1 of 16 stored tensors are left out, such as v_h",
+    ),
+    "a part for images": (SHAPES | {"visual.proj.weight": [2, 2]}, "1 of 16 stored tensors are left out"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_other_tensors_of_a_language_model_are_named(tmp_path, case):
+    shapes, line = LEFT_OUT[case]
+    named = left_out_line(plan(folder_with(tmp_path, shapes)).model)
+    assert named == line or line in named
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8])
+def test_codes_are_refused(tmp_path, dtype):
+    weights = {name: torch.ones(shape).to(dtype) for name, shape in SHAPES.items()}
+    save_file(weights, folder_with(tmp_path, None) / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"holds codes of type [FIU]8.*; name a folder"):
+        plan(tmp_path)
+
+
+@pytest.mark.parametrize("row", [None, 0, 63])
+def test_tied_head_with_other_numbers_is_refused(tmp_path, row):
+    weights = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    if row is not None:
+        weights[HEAD][row] = 1
+    save_file(weights, folder_with(tmp_path, None, tie_word_embeddings=True) / "model.safetensors")
+    if row is None:
+        assert plan(tmp_path).model.tied_embeddings
+    else:
+        with pytest.raises(ConfigError, match="differ, but its config"):
+            plan(tmp_path)
+
+
+def test_config_alone_is_enough_for_a_prediction(tmp_path):
+    words = ("model=checkpoint", f"model.path={folder_with(tmp_path, None)}", "hardware=h100_80gb")
+    assert make_cell(*words, "mode=predict").model.num_layers == 1
+    with pytest.raises(ConfigError, match=r"contains no \.safetensors file; .* or add mode=predict"):
+        make_cell("model=checkpoint", f"model.path={tmp_path}")
+    write_weights(tmp_path / "model.safetensors", without(NORM))
+    with pytest.raises(ConfigError, match=r"has no model\.norm\.weight"):
+        make_cell(*words, "mode=predict")
 
 
 @pytest.mark.parametrize("size", [0, 5, 60, 3000])
@@ -71,10 +147,10 @@ def test_a_pointer_of_git_lfs_is_refused(tmp_path, version):
 @pytest.mark.parametrize("missing", [1, 2])
 def test_a_missing_shard_is_refused(tmp_path, missing):
     folder_with(tmp_path, None)
-    files = {EMBEDDING: "model-1.safetensors", HEAD: "model-2.safetensors"}
+    files = {name: f"model-{1 + (name == HEAD)}.safetensors" for name in SHAPES}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-    for name, file in files.items():
-        write_weights(tmp_path / file, {name: SHAPES[name]})
+    for file in set(files.values()):
+        write_weights(tmp_path / file, {name: SHAPES[name] for name in SHAPES if files[name] == file})
     assert plan(tmp_path).model.vocab_size == 64
     (tmp_path / f"model-{missing}.safetensors").unlink()
     with pytest.raises(ConfigError, match=f"no file model-{missing}.safetensors"):

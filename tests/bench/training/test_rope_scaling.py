@@ -93,12 +93,6 @@ def test_checkpoint_keeps_its_scaling_by_default(tmp_path):
     assert settings.rope_parameters == {"rope_type": "default", "rope_theta": 1e4}
 
 
-def test_scaling_without_a_trained_length_is_refused(tmp_path):
-    words = checkpoint_of(tmp_path, {"rope_type": "default", "rope_theta": 1e4}, max_position_embeddings=None)
-    with pytest.raises(ConfigError, match=r"write model\.trained_len=TOKENS"):
-        make_cell(*words, "model.rope_scaling=yarn")
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -17,7 +17,6 @@ from transformers import (
 
 from bench.extras.observe.observed_model import observed_model
 from bench.training.models import build_model, empty_model
-from bench.training.text_model import DEFAULTS, text_config
 from tests.support.cells import make_cell, run_cell
 from tests.support.faults import acts
 
@@ -82,15 +81,6 @@ MODELS = FOR_IMAGES | {
     "longrope": lambda: text_model("llama", LONG),
     "longrope of Mistral": lambda: text_model("mistral", {**LONG, "factor": 8.0}, sliding_window=None),
 }
-
-
-@pytest.mark.parametrize("family", DEFAULTS)
-def test_text_numbers_has_the_defaults_of_transformers(family):
-    """The `text_config` of LLaVA 1.5, for example, has no size but that of the vocabulary."""
-    numbers = text_config({"model_type": "llava", "text_config": {"model_type": family, "vocab_size": 7}})
-    plain = AutoConfig.for_model(family, vocab_size=7).to_dict()
-    defaults = {name: numbers[name] for name in DEFAULTS[family]}
-    assert defaults == {name: plain[name] for name in DEFAULTS[family]}
 
 
 def save_and_build(model, folder):
