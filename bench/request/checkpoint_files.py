@@ -99,7 +99,7 @@ def left_out_line(model: ModelConfig) -> str | None:
 def _read_tensors(folder: Path) -> Tensors:
     """Return all stored tensors; raise ValueError or OSError for a file that is not complete."""
     files = [WEIGHTS]
-    if (folder / INDEX).exists():
+    if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
         files = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:

@@ -56,12 +56,12 @@ class CheckpointWeights:
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
-        index = self.folder / SAFE_WEIGHTS_INDEX_NAME
-        if index.exists():
-            files: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
+        single, index = self.folder / SAFE_WEIGHTS_NAME, self.folder / SAFE_WEIGHTS_INDEX_NAME
+        if single.exists():  # the single file comes first in transformers too
+            with safe_open(single, framework="pt") as file:
+                files: Mapping[str, str] = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
         else:
-            with safe_open(self.folder / SAFE_WEIGHTS_NAME, framework="pt") as file:
-                files = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
+            files = json.loads(index.read_text())["weight_map"]
         self.files = {text_name(name): file for name, file in files.items()}
         """File of each tensor, by its name in the text model."""
         self.stored_names = {text_name(name): name for name in files}

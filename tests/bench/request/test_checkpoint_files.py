@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from bench.config import ConfigError
 from bench.request.checkpoint_files import left_out_line
+from bench.training.weights import CheckpointWeights
 from tests.support.cells import make_cell
 from tests.support.checkpoints import shapes_of, write_weights
 
@@ -155,6 +156,14 @@ def test_a_missing_shard_is_refused(tmp_path, missing):
     (tmp_path / f"model-{missing}.safetensors").unlink()
     with pytest.raises(ConfigError, match=f"no file model-{missing}.safetensors"):
         plan(tmp_path)
+
+
+def test_single_file_comes_before_an_index(tmp_path):
+    (folder_with(tmp_path, SHAPES) / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(SHAPES, "gone.safetensors")})
+    )
+    assert plan(tmp_path).model.vocab_size == 64
+    assert set(CheckpointWeights(tmp_path).files.values()) == {"model.safetensors"}
 
 
 @pytest.mark.parametrize("has_config", [True, False])
