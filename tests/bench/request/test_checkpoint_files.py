@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from bench.config import ConfigError
+from bench.request import checkpoint_files
 from bench.request.checkpoint_files import left_out_line
 from bench.training.weights import CheckpointWeights
 from tests.support.cells import make_cell
@@ -80,7 +81,10 @@ def test_other_tensors_are_refused(tmp_path, case):
 LEFT_OUT = {
     "nothing": (SHAPES, None),
     "names of a decoder": ({re.sub("^model.", "", name): shape for name, shape in SHAPES.items()}, None),
-    "old buffers": (SHAPES | {f"{LAYER}rotary_emb.inv_freq": [8]}, None),
+    "old buffers": (
+        SHAPES | {f"{LAYER}rotary_emb.inv_freq": [8], "model.rotary_emb.inv_freq": [8]},
+        None,
+    ),
     "cut layers": (DEEPER, "24 of 39 stored tensors are left out, such as model.layers.1."),
     "an added head": (
         SHAPES | {"v_head.weight": [1, 32]},
@@ -105,17 +109,30 @@ def test_codes_are_refused(tmp_path, dtype):
         plan(tmp_path)
 
 
-@pytest.mark.parametrize("row", [None, 0, 63])
-def test_tied_head_with_other_numbers_is_refused(tmp_path, row):
-    weights = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    if row is not None:
-        weights[HEAD][row] = 1
-    save_file(weights, folder_with(tmp_path, None, tie_word_embeddings=True) / "model.safetensors")
-    if row is None:
-        assert plan(tmp_path).model.tied_embeddings
-    else:
-        with pytest.raises(ConfigError, match="differ, but its config"):
-            plan(tmp_path)
+def save_head(folder, head, *, tied=True):
+    """Write a checkpoint of zeros with another head, or without one."""
+    weights = {name: torch.zeros(shape) for name, shape in SHAPES.items() if name != HEAD}
+    others = {} if head is None else {HEAD: head}
+    folder_with(folder, None, tie_word_embeddings=tied)
+    save_file(weights | others, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("row", [0, 63])
+def test_tied_head_with_other_numbers_is_refused(tmp_path, row, monkeypatch):
+    monkeypatch.setattr(checkpoint_files, "COMPARED_BYTES", 128)
+    head = torch.zeros(64, 32)
+    head[row] = 1
+    save_head(tmp_path, head, tied=False)
+    assert not plan(tmp_path).model.tied_embeddings
+    save_head(tmp_path, head)
+    with pytest.raises(ConfigError, match="differ, but its config"):
+        plan(tmp_path)
+
+
+@pytest.mark.parametrize("head", [None, torch.zeros(64, 32), torch.zeros(64, 32, dtype=torch.bfloat16)])
+def test_tied_head_may_be_left_out_or_equal(tmp_path, head):
+    save_head(tmp_path, head)
+    assert plan(tmp_path).model.tied_embeddings
 
 
 def test_config_alone_is_enough_for_a_prediction(tmp_path):

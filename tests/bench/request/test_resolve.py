@@ -143,6 +143,14 @@ CHECKPOINTS = {
         {"quantization_config": {"bits": 4}},
         "its weights are quantized; name a folder",
     ),
+    "quantized by an old key": (
+        {"compression_config": {"format": "pack-quantized"}},
+        "its weights are quantized; name a folder",
+    ),
+    "quantized for images": (
+        {"model_type": "llava", "text_config": {**NANO}, "quantization_config": {"bits": 4}},
+        "its weights are quantized; name a folder",
+    ),
     "no safetensors": ({}, "contains no .safetensors file; write one"),
     "another layer": (
         {"per_layer_config": {"1": {"num_key_value_heads": 1}}},
