@@ -1,90 +1,101 @@
-"""Recognition of out-of-memory errors of the device or the host, and of the requested size."""
+"""Recognition of errors that mean exhausted memory or another resource, and of the requested size."""
 
 from __future__ import annotations
 
-import errno
+import linecache
 import re
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _REQUESTED = re.compile(
-    r"(?i:tried to allocate|unable to allocate|failed to cuda (?:m|c)alloc(?: async)?)"
+    r"(?i:tried to allocate|unable to allocate|failed to cuda (?:[mc]|host )alloc(?: async)?)"
     r"\s+([0-9]+(?:\.[0-9]+)?)\s*(bytes|[KMGTPE]iB)"
 )
 
 
-# The signs are searched in the whole text: TorchScript puts the allocator's line at the end of its message.
-DEVICE_SIGNS = (
-    r"(CUDA|HIP) out of memory",
-    r"(CUDA|HIP)( driver)? error: out of memory",
-    r"C(UBLAS|UDNN|USOLVER|UFFT|USPARSE)_(STATUS_)?ALLOC_FAILED",
-    r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-    r"(?i:Cuda failure.{0,20}out of memory)",
-    r"Failed to CUDA calloc",
-    r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY",
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """Resource that an error says is exhausted."""
+
+    memory: str | None
+    """Memory that the cell ran out of; None if the cell ends with status `error`."""
+    advice: str | None = None
+    """Name of the resource and way out, where the text of the error misleads."""
+
+
+OTHER, DEVICE, HOST = Resource(None), Resource("device"), Resource("host")
+LIMITED = Resource("host")
+"""Host memory, if the cell had a memory limit."""
+PINNED = Resource("pinned host", "pinned host memory is exhausted; free memory of the host, or pin less")
+KERNEL = Resource(
+    None,
+    "a kernel needs more shared memory or registers than the GPU has; try smaller blocks or another kernel",
 )
-HOST_SIGNS = (
-    r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
-    r"DefaultCPUAllocator: can't allocate memory",
-    r"DefaultCPUAllocator: not enough memory",
-    r"std::bad_alloc",
-    r"Cannot allocate memory \(12\)|\[Errno 12\]",
-    r"cannot allocate memory for thread-local data",
-)
-LIMITED_SIGNS = (
+SHARED_FILES = Resource(None, "probably /dev/shm is full; enlarge it (docker run --shm-size=16g)")
+PERHAPS = Resource(None, "perhaps out of device memory; to find out, try a shorter sequence")
+SIGNS: Sequence[tuple[Resource, str]] = (
+    # torch raises an OutOfMemoryError if a compiled kernel does not fit.
+    (KERNEL, r"out of resource: |too many resources requested for launch|(?i:launch_?out_?of_?resources)"),
+    (KERNEL, r"uses too much shared data|allowed dynamic shared memory size"),
+    (SHARED_FILES, r"(allocat|creat)\w+ shared memory ?(segment|\(shm\))|insufficient shared memory"),
+    (SHARED_FILES, r"workers are out of shared memory|killed by signal: Bus error"),
+    (SHARED_FILES, r"(?s:^(?=.*(/torch_|/psm_|shm|posix_fallocate|SemLock)).*No space left on device)"),
+    (PINNED, r"Failed to CUDA host alloc|allocate pinned host memory"),
+    # The same error may mean either; the device's allocator has words of its own.
+    (DEVICE, r"out of memory\. Tried to allocate|driver error: out of memory"),
+    (PINNED, r"(?is:^(?=.*(pin.memory|\b(cu|hip)\w*Host\w+)).*(out.of.memory|MemoryAllocation))"),
+    (
+        DEVICE,
+        r"(?i:\b(cu(da|mem)\w*|hip|npu|xpu|mps|musa|mlu|triton)\b.{0,80}(?<! run|ning|host)\Wout of memory)",
+    ),
+    (DEVICE, r"(CU|HIP)(BLAS|DNN|SOLVER|FFT|SPARSE)_(STATUS_)?ALLOC_FAILED|DEVICE_ALLOCATION_FAILED"),
+    (DEVICE, r"(cuda|hip)Error(MemoryAllocation|OutOfMemory)|(CUDA|HIP)_ERROR_O(UT_OF_MEMORY|utOfMemory)"),
+    (DEVICE, r"Failed to CUDA [mc]alloc|ERROR_OUT_OF_DEVICE_MEMORY|resource\[DeviceMemory\]"),
+    (DEVICE, r"(?m:^([\w.]+\.)?OutOfMemoryError\b)"),
+    (HOST, r"(?m:^MemoryError\b)|std::bad_alloc|Cannot allocate memory \(12\)|\[Errno 12\]"),
+    (HOST, r"DefaultCPUAllocator: (can't allocate|not enough) memory|allocate memory for thread-local data"),
+    (HOST, r"HOST_ALLOCATION_FAILED"),
     # A thread's stack counts as data. A thread that cannot be created may end in C++'s abort.
-    r"can't start new thread|Thread creation failed|pthread_create",
-    r"terminate called without an active exception",
-    r"Resource temporarily unavailable|\[Errno 11\]",
+    (LIMITED, r"can't start new thread|Thread creation failed|pthread_create|without an active exception"),
+    (LIMITED, r"Resource temporarily unavailable|\[Errno 11\]"),
     # oneDNN has no room for generated code or for its scratchpad.
-    r"could not (create|execute) a (primitive|memory)",
+    (LIMITED, r"could not (create|execute) a (primitive|memory)"),
+    (PERHAPS, r"_STATUS_NOT_INITIALIZED|when calling `\w+Create\b|_ERROR_OUT_OF_RESOURCES"),
 )
-"""Texts that mean exhausted host memory only in a cell with a memory limit."""
-MEMORY_OF_TYPE = {"OutOfMemoryError": "device", "MemoryError": "host"}
-"""Memory that is exhausted if an exception of this type is raised."""
+"""Signs of an exhausted resource in a text, of which the first counts. The word "memory" alone is no sign.
+
+A text begins with the type of the error. TorchScript puts the allocator's line at the end of its message.
+"""
+TELLING_WORDS = re.compile(r"pin_memory(?! *= *False)|\bSemLock\b")
+"""Words in the source of a failed call that name a resource which its error does not name."""
 
 
-def exhausted_memory_by_text(text: str, *, limited: bool = False) -> str | None:
-    """Return which memory is exhausted by the text of an error.
+def resource_by_text(text: str, *, limited: bool = False) -> Resource:
+    """Return the resource that is exhausted by an error's type and text, or by a line of a log."""
+    resources = (resource for resource, sign in SIGNS if re.search(sign, text))
+    return next((resource for resource in resources if limited or resource is not LIMITED), OTHER)
 
-    The word "memory" alone is no sign.
 
-    Args:
-        text: Message or log.
-        limited: Whether the cell had a memory limit.
+def exhausted_resource(error: BaseException, *, limited: bool = False) -> Resource:
+    """Return the resource that is exhausted by the type, the text and the failed call of an exception."""
+    types = (cls.__name__ for cls in type(error).__mro__)
+    calls = traceback.extract_tb(error.__traceback__)[-1:]
+    lines = (linecache.getlines(call.filename)[(call.lineno or 1) - 1 : call.end_lineno] for call in calls)
+    words = TELLING_WORDS.findall("".join(chain.from_iterable(lines)))
+    return resource_by_text("\n".join([*types, *words, str(error)]), limited=limited)
 
-    Returns:
-        `device`, `host`, or None if the text does not mean exhausted memory.
+
+def root_cause(error: BaseException, *, limited: bool = False) -> tuple[BaseException, Resource]:
+    """Return the exception in the chain of causes that means an exhausted resource, and the resource.
+
+    Without such an exception the result is the first one and OTHER. The chain matters because the cleanup of
+    a library may raise another error after an allocation has failed.
     """
-    if any(re.search(sign, text) for sign in DEVICE_SIGNS):
-        return "device"
-    signs = (*HOST_SIGNS, *(LIMITED_SIGNS if limited else ()))
-    return "host" if any(re.search(sign, text) for sign in signs) else None
-
-
-def exhausted_memory(error: BaseException, *, limited: bool = False) -> str | None:
-    """Return which memory is exhausted by the type or the text of an exception.
-
-    The result is `device`, `host` or None, as from `exhausted_memory_by_text`.
-    """
-    names = (cls.__name__ for cls in type(error).__mro__)
-    memories = (MEMORY_OF_TYPE[name] for name in names if name in MEMORY_OF_TYPE)
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return "host"
-    return next(memories, None) or exhausted_memory_by_text(str(error), limited=limited)
-
-
-def root_cause(error: BaseException, *, limited: bool = False) -> tuple[BaseException, str | None]:
-    """Return the out-of-memory error in the chain of causes of an exception, and which memory is exhausted.
-
-    Without such an error the result is the exception itself and None. The chain matters because the cleanup
-    of a library may raise another error after an allocation has failed.
-    """
-    for cause in _chain(error):
-        memory = exhausted_memory(cause, limited=limited)
-        if memory is not None:
-            return cause, memory
-    return error, None
+    pairs = [(cause, exhausted_resource(cause, limited=limited)) for cause in _chain(error)]
+    return min(pairs, key=lambda pair: (pair[1] is OTHER, pair[1] is PERHAPS))
 
 
 def requested_bytes(text: str) -> int | None:

@@ -92,7 +92,7 @@ class OutOfMemory(Struct, frozen=True, kw_only=True):
     """Failed allocation of a rank."""
 
     memory: str
-    """`device` or `host`."""
+    """`device`, `host` or `pinned host`."""
     requested_bytes: int | None
     """Bytes that the failed allocation requested; null if the error does not state them."""
     limit_bytes: int | None
@@ -115,7 +115,7 @@ class Failure(Struct, frozen=True, kw_only=True):
     kind: str
     """Type of the exception, name of the signal that ended the rank, or a status."""
     message: str
-    """Text of the exception."""
+    """Text of the exception, after a way out where it misleads."""
     log_tail: str
     """Last lines of the rank's log."""
     step_phase: str | None = None

@@ -22,7 +22,7 @@ from bench.measure.parity.rank import random_input, with_model_strides
 from bench.measure.rank_pass import RankPass, StepRequests
 from bench.measure.subject import AttentionCall
 from bench.measure.timing.clock import StepClock
-from bench.ranks.out_of_memory import exhausted_memory
+from bench.ranks.out_of_memory import exhausted_resource
 from bench.strategies.strategy import Strategy
 
 SAMPLED_TOKENS = 32
@@ -156,7 +156,7 @@ class AttentionPass(RankPass):
             try:
                 section = _add_one_device(section, strategy, row_errors)
             except (RuntimeError, MemoryError) as error:
-                if exhausted_memory(error, limited=True) is None:
+                if exhausted_resource(error, limited=True).memory is None:
                     raise
                 section = replace(section, one_device_reason="whole sequences do not fit on one device")
         dist.barrier()

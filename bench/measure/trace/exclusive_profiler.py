@@ -13,7 +13,7 @@ from torch.autograd.profiler import record_function
 from torch.profiler import profile
 
 from bench.config import ConfigError
-from bench.ranks.out_of_memory import exhausted_memory
+from bench.ranks.out_of_memory import exhausted_resource
 
 Enter = Callable[[record_function], record_function]
 START_FUNCTIONS = ("_prepare_profiler", "_enable_profiler")
@@ -91,7 +91,7 @@ class RunningProfiler:
         try:
             switch()
         except Exception as error:  # kineto and its libraries may raise anything
-            if exhausted_memory(error) is not None:
+            if exhausted_resource(error).memory is not None:
                 raise
             self.failure = f"the profiler did not {verb}: {error}"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.ranks.log import JOIN, RefusedError, WrongResultError
-from bench.ranks.out_of_memory import MEMORY_OF_TYPE, exhausted_memory_by_text
+from bench.ranks.out_of_memory import resource_by_text
 from bench.record.record import Failure, OutOfMemory, Status
 from bench.run.node.ranks import LOST_PEER_TEXTS, RankEnd, RankFailure, is_lost_peer_failure
 
@@ -44,7 +44,7 @@ class CellEnds:
     limited: bool
 
     def exhausted_memory(self, end: RankEnd) -> str | None:
-        """Return the memory that a rank ran out of, `device` or `host`, or None if it did not.
+        """Return the memory that a rank ran out of, or None if it did not.
 
         The failure that the rank wrote decides. If there is none, its signal and the end of its log decide.
         """
@@ -52,12 +52,15 @@ class CellEnds:
         if failure is None:
             if end.report:
                 return None
-            return self._memory_of_signal(end) or exhausted_memory_by_text(end.log_tail, limited=self.limited)
+            return self._memory_of_signal(end) or self._memory_by_texts(end.log_tail.splitlines())
         if failure.out_of_memory is not None:
             return failure.out_of_memory.memory
-        return MEMORY_OF_TYPE.get(failure.kind) or exhausted_memory_by_text(
-            failure.message, limited=self.limited
-        )
+        return self._memory_by_texts([f"{failure.kind}: {failure.message}"])
+
+    def _memory_by_texts(self, texts: Sequence[str]) -> str | None:
+        """Return the exhausted memory that the first of these texts to name one names."""
+        memories = (resource_by_text(text, limited=self.limited).memory for text in texts)
+        return next(filter(None, memories), None)
 
     def _memory_of_signal(self, end: RankEnd) -> str | None:
         """Return `host` if the signal of the rank comes from an allocation that the memory limit refused."""
@@ -181,7 +184,8 @@ def _exit_message(end: RankEnd, status: Status) -> str:
         Status.ERROR: f"exited with code {end.exit_code} and no result; look for the reason in its log",
     }
     if status is Status.CRASHED:
-        return f"ended by {_exit_kind(end, status)}; its stack is at the end of its log"
+        full = ", perhaps because /dev/shm is full" if end.exit_code == -signal.SIGBUS else ""
+        return f"ended by {_exit_kind(end, status)}{full}; its stack is at the end of its log"
     if status is Status.ERROR and end.exit_code is None:
         return (
             "was stopped because it still ran after other ranks had lost their connection to a peer; compare"

@@ -25,15 +25,17 @@ def describe_failure(error: BaseException, log: RankLog, cluster: ClusterConfig)
     allocated_bytes = _allocated_bytes(cluster)
     if log.limit_base_bytes is not None and cluster.device == "cpu":
         lift_memory_limit()
-    cause, memory = root_cause(error, limited=log.limit_base_bytes is not None)
+    cause, resource = root_cause(error, limited=log.limit_base_bytes is not None)
     return RankFailure(
         phase=log.phase,
         step_phase=log.step.name,
         kind=type(cause).__name__,
-        message=str(cause),
+        message=": ".join(filter(None, (resource.advice, str(cause)))),
         traceback="".join(traceback.format_exception(error)),
         failed_at_s=time.monotonic(),
-        out_of_memory=None if memory is None else _out_of_memory(cause, memory, allocated_bytes, cluster),
+        out_of_memory=None
+        if resource.memory is None
+        else _out_of_memory(cause, resource.memory, allocated_bytes, cluster),
     )
 
 
@@ -45,7 +47,7 @@ def _out_of_memory(
         memory=memory,
         requested_bytes=requested_bytes(str(cause)),
         limit_bytes=None if limit_gib is None else round(limit_gib * GIB),
-        allocated_bytes=allocated_bytes,
+        allocated_bytes=allocated_bytes if memory == "device" or cluster.device == "cpu" else None,
         largest=largest_block_classes(cluster.device),
     )
 

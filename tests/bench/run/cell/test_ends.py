@@ -28,6 +28,8 @@ def victim(rank):
         (failed(1, "CUDA out of memory. Tried to allocate 2 GiB", "OutOfMemoryError"), "out_of_memory"),
         (failed(1, "TorchScript ... DefaultCPUAllocator: can't allocate memory: you tried"), "out_of_memory"),
         (failed(1, "", "MemoryError"), "out_of_memory"),
+        (failed(1, "out of resource: shared memory, Required: 107008", "OutOfMemoryError"), "error"),
+        (failed(1, "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), "error"),
         (failed(1, "ran out of memory of better days"), "error"),
         (failed(1, "CUDA error: out of memory\nCUDA kernel errors might be"), "out_of_memory"),
         (failed(1, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublas"), "out_of_memory"),
@@ -45,6 +47,7 @@ def victim(rank):
         (RankEnd(1, -11, None, None, ""), "crashed"),
         (RankEnd(1, -6, None, None, ""), "crashed"),
         (RankEnd(1, 127, None, None, "DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
+        (RankEnd(1, 1, None, None, "out of resource: registers\nCUDA out of memory"), "out_of_memory"),
         (RankEnd(1, 0, None, None, ""), "error"),
     ],
 )
@@ -123,6 +126,10 @@ def test_failure_without_a_report_has_the_last_state_of_the_rank():
     assert (failure.phase, failure.step_phase) == ("timing", "forward")
     _, failure = classify([STOPPED, RankEnd(1, 1, None, PEER_GONE, "", state=TIMING, hang="in barrier")])
     assert (failure.step_phase, failure.kind, failure.message) == ("forward", "timed_out", "in barrier")
+
+
+def test_bus_error_points_at_shared_memory_files():
+    assert "because /dev/shm is full" in classify([RankEnd(0, -7, None, None, "")])[1].message
 
 
 def test_reports_from_all_ranks_are_ok():
