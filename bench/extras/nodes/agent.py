@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import termios
 from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing.connection import wait
@@ -50,6 +51,8 @@ def run_agent(reads: int, writes: int, policy: str, folder: str, interface: str,
     signal.signal(signal.SIGINT, signal.default_int_handler)
     link, say = Link(reads, writes, LAUNCHER_LOST_S), partial(print, file=sys.stderr, flush=True)
     link.send(b"\n")  # ends a line that a login shell has printed without its end
+    if os.isatty(reads) and termios.tcgetattr(reads)[3] & termios.ICANON:
+        raise ConfigError("standard input is a terminal; remove --pty, -t or -tt from cluster.start")
     with ExitStack() as stack:
         try:
             with beats([link], then=partial(_interrupt_if_lost, link)):

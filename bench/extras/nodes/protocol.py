@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from bench.config import ConfigError
 from bench.run.node.job import NodeJob
 from bench.run.node.ranks import NodeEvent, RankEnd
 from bench.run.node.stacks import RankActivity
@@ -51,6 +53,8 @@ class NodeReport(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 Request = Start | AskForActivity | Stop
 Report = Ready | NodeReport
+BEGINNING = re.compile(rb'\{"type": "(Start|AskForActivity|Stop|Ready|NodeReport)"')
+"""Beginning of a message, which a damaged message has and other text does not."""
 
 
 def encode(message: Request | Report) -> bytes:
@@ -59,5 +63,9 @@ def encode(message: Request | Report) -> bytes:
 
 
 def decode(line: bytes, kind: Any) -> Any:
-    """Return the message in a line; raise ValueError if it is none of `kind`, Request or Report."""
-    return msgspec.convert(json.loads(line), kind, str_keys=True)
+    """Return the message in a line; raise ConfigError if it is none of `kind`, Request or Report."""
+    try:
+        return msgspec.convert(json.loads(line), kind, str_keys=True)
+    except ValueError:
+        cause = "a program wrote into it, or a terminal cut or echoed it"
+        raise ConfigError(f"passed on a damaged line ({cause}): {str(line[:60])[1:]}") from None

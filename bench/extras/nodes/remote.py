@@ -17,6 +17,7 @@ from typing import Any
 from bench.config import ConfigError
 from bench.extras.nodes.link import Link
 from bench.extras.nodes.protocol import (
+    BEGINNING,
     AskForActivity,
     NodeReport,
     Report,
@@ -37,6 +38,7 @@ ANSWER_S = 60.0
 ACKNOWLEDGE_S = 0.005
 """Seconds between empty lines while an answer is expected. They carry TCP's acknowledgements: on srun's
 connection the last part of an answer would otherwise take 40 ms (Nagle's algorithm)."""
+ENDINGS = ("srun:", "Connection to ", "command terminated with exit code")
 OUTPUT_BYTES, LINE_CHARACTERS = 4000, 300
 """Bytes at the end of an agent's output in which its last line is looked for, and the length it is cut to."""
 
@@ -54,6 +56,7 @@ class RemoteNode:
         self.store: tuple[str, int] | None = None
         self.description: Mapping[str, Any] | None = None
         """Host, address and environment of the node; None until its agent is ready."""
+        self._damage: str | None = None
         self._output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  it lives as long as the node
         """Standard error of the command, and text that was printed before the agent started."""
         try:
@@ -82,7 +85,9 @@ class RemoteNode:
     def lost_reason(self) -> str | None:
         """Reason why the node is out of reach, with what was printed last; None while it is within reach."""
         reason = self.link.lost_reason
-        return None if reason is None else ": ".join(filter(None, (reason, self.last_line())))
+        if reason is None or self._damage is not None:
+            return self._damage  # without what was printed last, which may be the rest of a message
+        return ": ".join(filter(None, (reason, self.last_line())))
 
     def send(self, request: Request) -> None:
         self.link.send(encode(request))
@@ -93,8 +98,10 @@ class RemoteNode:
         for line in self.link.receive():
             try:
                 report: Report = decode(line, Report)
-            except ValueError:
+            except ConfigError as error:
                 self._output.write(line + b"\n")
+                if BEGINNING.search(line):
+                    self.link.lost_reason = self._damage = str(error)
                 continue
             if isinstance(report, NodeReport):
                 reports.append(report)
@@ -110,8 +117,8 @@ class RemoteNode:
         text = (tail if prompt.startswith(b"{") else tail + b"\n" + prompt).decode(errors="replace")
         lines = ["".join(filter(str.isprintable, line))[:LINE_CHARACTERS] for line in text.splitlines()]
         lines = [line for line in lines if line.strip() and not line.startswith("[W")]  # torch's warnings
-        # srun's lines about the end of an agent come after those of the agent.
-        return ([line for line in lines if not line.startswith("srun:")] or lines or [""])[-1]
+        # Lines of srun, ssh and kubectl about the end of an agent come after those of the agent.
+        return ([line for line in lines if not line.startswith(ENDINGS)] or lines or [""])[-1]
 
     def leave(self) -> None:
         """Close the link, so that the agent exits."""

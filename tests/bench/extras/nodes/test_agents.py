@@ -124,6 +124,15 @@ def test_agent_refuses_a_machine_in_use_in_one_line():
     assert "lease=refuse: this machine is in use by" in str(error.value)
 
 
+def test_agent_at_a_terminal_refuses_in_one_line():
+    start = f"{sys.executable} -c 'import pty, sys; pty.spawn(sys.argv[2:])' {{host}}"
+    with (
+        pytest.raises(ConfigError, match=r"is a terminal; remove --pty, -t or -tt from cluster\.start$"),
+        two_nodes("lease=none", start=start),
+    ):
+        pass
+
+
 def test_agent_whose_input_is_closed_refuses_in_one_line():
     start = "sh -c 'exec \"$@\" </dev/null' {host}"
     with (
