@@ -95,9 +95,8 @@ def _layer_windows(config: ConfigDict) -> list[tuple[int, str]]:
             if size
         ]
     window = config.get("sliding_window")
-    if not window or config["model_type"] == "llama" or not config.get("use_sliding_window", True):
-        return []
-    return [(window, f"layers have sliding_window={window}")]
+    has_window = window and config["model_type"] != "llama"
+    return [(window, f"layers have sliding_window={window}")] if has_window else []
 
 
 def _other_layer_types(config: ConfigDict) -> list[str]:

@@ -121,6 +121,9 @@ def test_empty_model_drops_a_window_that_hides_nothing(tmp_path, case):
     for tokens, window in ((TOKENS, None), (TOKENS + 1, TOKENS)):
         built = empty_model(config, attention_name="sdpa", max_positions=tokens).config
         assert built.sliding_window == window
+        assert hasattr(built, "layer_types") == case.startswith(
+            "listed"
+        )  # else a save were read as Ministral
         is_listed = "sliding_attention" in getattr(built, "layer_types", [])
         assert is_listed == (case.startswith("listed") and window is not None)
 
