@@ -334,7 +334,7 @@ class QualityConfig:
     """Questions that `experiment=quality` scores."""
 
     questions: Count = 20
-    """Number of questions of each generated task, or of a file."""
+    """Number of questions of each task."""
     depths: Count = 5
     """Number of depths at which the asked statements of generated questions stand."""
     chunks: CountOrZero = 0

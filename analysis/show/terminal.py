@@ -68,10 +68,9 @@ def print_table(console: Console, table: Table) -> None:
     console.print(_rich_table(shown))
     if len(whole.rows) > MAX_ROWS:
         console.print(f"{more_label(len(whole.rows) - MAX_ROWS, 'row')} in summary.md")
-    if left_out:
-        more = count_label(len(left_out), "more column")
-        names = ", ".join(heading for heading in headings if heading in left_out)
-        console.print(Text(f"{more} in summary.md: {names}"))
+    if names := [heading for heading in headings if heading in left_out]:
+        more = count_label(len(names), "more column")
+        console.print(Text(f"{more} in summary.md: {', '.join(names)}"))
 
 
 def _heading(column: Column) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 from bench.attention.kernel_facts import CUDNN
 from bench.common.environment import Machine
 from bench.config import AUTO, LEASE_POLICIES, Cell, ConfigError, LeasePolicy, Resume
+from bench.measure.quality.section import is_scored
 from bench.plan.auto_choices import choice_lines
 from bench.plan.experiments import EXPERIMENTS, Experiment, experiment_of
 from bench.plan.experiments.max_length import CellChooser
@@ -34,6 +36,7 @@ from bench.request.modes import PREDICT
 from bench.request.open_choices import with_one_engine, without_sequence_sharing
 from bench.request.values import refuse_too_many
 from bench.strategies import STRATEGIES
+from bench.training.questions import questions_line
 from bench.training.text_files import files_line
 
 
@@ -211,11 +214,13 @@ def plan(
 
 
 def _folder_lines(cells: Sequence[Cell]) -> list[str | None]:
-    """Return a line for every folder of `data.path` and `model.path`, on what is trained of it."""
-    data = (cell.data for cell in cells if cell.workload.trains and cell.data.name == "text")
-    files = [files_line(name) for name in dict.fromkeys(entry.path for entry in data) if name is not None]
+    """Return a line for every folder of `data.path` and `model.path`, and for every file of questions."""
+    read = [cell for cell in cells if cell.workload.trains and cell.data.name == "text" and cell.data.path]
+    asked = [(str(cell.data.path), cell.quality.questions) for cell in read if is_scored(cell)]
+    names = dict.fromkeys(str(cell.data.path) for cell in read)
     models = {cell.model.path: cell.model for cell in cells if cell.model.path is not None}
-    return [*files, *(left_out_line(model) for model in models.values())]
+    questions = starmap(questions_line, dict.fromkeys(asked))
+    return [*map(files_line, names), *questions, *map(left_out_line, models.values())]
 
 
 def _plan_repeats(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +15,8 @@ from numpy.typing import NDArray
 from bench.common.labels import value_label
 from bench.config import ConfigError
 from bench.training.text_files import text_files
-from bench.training.text_rows import DATASET_KEY, LONGBENCH_KEYS, read_rows
+from bench.training.text_rows import LONGBENCH_KEYS, TASK_KEYS, read_rows
 from bench.training.tokenizer import token_ids
-
-FILE_TASK = "file"
-"""Task of rows that do not name their dataset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,34 +77,49 @@ class Encoder:
         return EncodedQuestion(np.concatenate(pieces), np.concatenate(flags))
 
 
-def read_questions(name: str, limit: int) -> list[Question]:
-    """Return the first `limit` questions of files in LongBench's format.
+@cache
+def read_questions(name: str, limit: int) -> tuple[Sequence[Question], Mapping[str, int]]:
+    """Return the first `limit` questions of each task of files in LongBench's format, and each task's total.
 
     A row has the keys `context`, `input` and `answers`; the first answer is scored. Raises ConfigError for a
-    row of another form.
+    row of another form among them.
     """
-    questions = []
+    asked, totals = [], Counter[str]()
     try:
-        for place, row in _rows(name):
-            questions.append(_question(row, place))
-            if len(questions) == limit:
-                break
+        for task, place, row in _rows(name):
+            totals[task] += 1
+            if totals[task] <= limit:
+                asked.append(_question(task, row, place))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"data.path={name}: holds no questions ({error}); experiment=quality reads JSON lines with"
             " LongBench's keys: context, input, answers"
         ) from None
-    if not questions:
+    if not asked:
         raise ConfigError(f"data.path={name}: holds no rows; name another file or folder")
-    return questions
+    return asked, totals
 
 
-def _rows(name: str) -> Iterator[tuple[str, Any]]:
+def questions_line(name: str, limit: int) -> str:
+    """Return a line for the plan on the questions of files that are asked."""
+    asked, totals = read_questions(name, limit)
+    return (
+        f"data.path={name}: {len(asked)} of {sum(totals.values())} questions are asked, at most {limit}"
+        f" (quality.questions) of each task ({len(totals)}): {value_label(', '.join(totals))}"
+    )
+
+
+def _rows(name: str) -> Iterator[tuple[str, str, Any]]:
+    """Yield the task, by default the name of the file, the place and the content of each row."""
     for path in text_files(name).trained:
-        yield from read_rows(path)
+        file = path.relative_to(name) if Path(name).is_dir() else Path(path.name)
+        for place, row in read_rows(path):
+            named = [row.get(key) for key in TASK_KEYS] if isinstance(row, dict) else []
+            task = "/".join(value for value in named if value and isinstance(value, str))
+            yield task or str(file.with_suffix("")), place, row
 
 
-def _question(row: Any, place: str) -> Question:
+def _question(task: str, row: Any, place: str) -> Question:
     keys = [*row] if isinstance(row, dict) else []
     if not set(LONGBENCH_KEYS) <= {*keys}:
         raise ValueError(f"{place} has the keys {value_label(', '.join(keys) or 'none')}")
@@ -116,10 +131,4 @@ def _question(row: Any, place: str) -> Question:
     if not answers[0]:
         raise ValueError(f"{place}: its first answer is empty")
     query = f"\n\nQuestion: {row['input']}\nAnswer:"
-    task = row.get(DATASET_KEY)
-    return Question(
-        task if isinstance(task, str) and task else FILE_TASK,
-        None,
-        row["context"],
-        ((query, f" {answers[0]}"),),
-    )
+    return Question(task, None, row["context"], ((query, f" {answers[0]}"),))

@@ -232,7 +232,7 @@ def questions_of(cell: Cell, encoder: Encoder) -> list[Question]:
     """Return the questions that a cell scores: those of its file, or generated ones of every task."""
     quality = cell.quality
     if cell.data.path is not None:
-        return read_questions(cell.data.path, quality.questions)
+        return [*read_questions(cell.data.path, quality.questions)[0]]
     generator, tokens = TaskGenerator(encoder, cell.seed), cell.seq_len + 1
     count = min(quality.depths, quality.questions)
     depths = [(place + 0.5) / count for place in range(count)]

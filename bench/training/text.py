@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -10,8 +9,8 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 from bench.config import ConfigError
-from bench.training.text_files import JSON_LINES_SUFFIX, TABLE_SUFFIXES, text_files
-from bench.training.text_rows import decode, json_array_documents, json_documents, table_documents
+from bench.training.text_files import text_files
+from bench.training.text_rows import decode, has_rows, read_rows, row_text
 
 CHECKED_CHARACTERS = 2**16
 """Maximum number of characters that the launcher gives to the tokenizer."""
@@ -47,31 +46,14 @@ def read_beginning(name: str | None, tokenizer: str | None) -> str:
 
 
 def _documents(path: Path, tokenizer: str | None) -> Iterator[str]:
-    """Yield the documents of a file: rows of a table or of JSON lines, or else its text.
-
-    JSON lines have a suffix that says so, or a JSON object in the first line that is not blank.
-    """
+    """Yield the documents of a file: its rows, or else its text."""
     if not path.is_file():
         raise OSError(f"{path} is no file that can be read")  # reading a pipe would block
-    if path.suffix in TABLE_SUFFIXES:
-        yield from table_documents(path, tokenizer)
-        return
-    with path.open("rb") as file:
-        first = next((line for line in file if line.strip()), b"")
-        file.seek(0)
-        if path.suffix == JSON_LINES_SUFFIX or _is_json_object(first):
-            yield from json_documents(file, path, tokenizer)
-        elif path.suffix == ".json":
-            yield from json_array_documents(decode(file.read(), str(path)), path, tokenizer)
-        else:
-            yield decode(file.read(), str(path)).replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _is_json_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+    if has_rows(path):
+        for place, row in read_rows(path):
+            yield row_text(row, place, tokenizer)
+    else:
+        yield decode(path.read_bytes(), str(path)).replace("\r\n", "\n").replace("\r", "\n")
 
 
 @contextmanager

@@ -10,15 +10,15 @@ from typing import Any, BinaryIO
 
 from bench.common.labels import value_label
 from bench.config import ConfigError
-from bench.training.text_files import TABLE_SUFFIXES
+from bench.training.text_files import ROW_SUFFIXES, TABLE_SUFFIXES
 from bench.training.tokenizer import render_chat
 
 TEXT_KEY = "text"
 CHAT_KEYS = ("messages", "conversations")
 LONGBENCH_KEYS = ("context", "input", "answers")
 """Keys of a row in LongBench's format."""
-DATASET_KEY = "dataset"
-"""Key of such a row that names its task."""
+TASK_KEYS = ("dataset", "task")
+"""Keys of such a row that name its task."""
 BATCH_ROWS = 256
 """Number of rows of a Parquet file that are read at a time."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -27,18 +27,36 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the place and the content of each row of a file: JSON lines, a JSON array, Parquet or Arrow.
 
-    Raises ValueError that names the place of a row that is not JSON.
+    Rows are counted from 0, as `datasets` and pandas do, lines from 1. Raises ValueError that names the place
+    of a row that is not JSON.
     """
     if path.suffix in TABLE_SUFFIXES:
         for number, row in enumerate(_table_rows(path)):
             yield f"{path} row {number}", row
-    elif path.suffix == ".json":
+    elif path.suffix == ".json" and not _begins_with_object(path):
         rows = _json_row(decode(path.read_bytes(), str(path)), str(path))
-        for number, row in enumerate(rows if isinstance(rows, list) else [rows]):
+        if not isinstance(rows, list):
+            raise ValueError(f"{path}: is neither an array of rows nor JSON lines")
+        for number, row in enumerate(rows):
             yield f"{path} row {number}", row
     else:
         with path.open("rb") as file:
             yield from _json_lines(file, path)
+
+
+def has_rows(path: Path) -> bool:
+    """Return whether a file has rows: its suffix or a JSON object in its first line says so."""
+    return path.suffix in (*ROW_SUFFIXES, ".json") or _begins_with_object(path)
+
+
+def _begins_with_object(path: Path) -> bool:
+    """Return whether the first line that is not blank is a JSON object."""
+    with path.open("rb") as file:
+        first = next((line for line in file if line.strip()), b"")
+    try:
+        return isinstance(json.loads(first), dict)
+    except ValueError:
+        return False
 
 
 def _json_lines(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
@@ -48,30 +66,6 @@ def _json_lines(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
         text = decode(line, place, file.tell() - len(line))
         if text.strip():
             yield place, _json_row(text, place)
-
-
-def json_documents(file: BinaryIO, path: Path, tokenizer: str | None) -> Iterator[str]:
-    """Yield the documents of JSON lines; raise ValueError that names path and line if a line has none."""
-    for place, row in _json_lines(file, path):
-        yield _document(row, place, tokenizer)
-
-
-def json_array_documents(text: str, path: Path, tokenizer: str | None) -> Iterator[str]:
-    """Yield the documents of a JSON file that is one array of rows, counted from 0."""
-    rows = _json_row(text, str(path))
-    if not isinstance(rows, list):
-        raise ValueError(f"{path}: is neither an array of rows nor JSON lines")  # noqa: TRY004  a fault of the file
-    for number, row in enumerate(rows):
-        yield _document(row, f"{path} row {number}", tokenizer)
-
-
-def table_documents(path: Path, tokenizer: str | None) -> Iterator[str]:
-    """Yield the documents of a Parquet or Arrow file; raise ValueError that names the row if one has none.
-
-    Rows are counted from 0, as `datasets` and pandas do.
-    """
-    for number, row in enumerate(_table_rows(path)):
-        yield _document(row, f"{path} row {number}", tokenizer)
 
 
 def decode(content: bytes, place: str, offset: int = 0) -> str:
@@ -129,11 +123,11 @@ def _arrow_batches(path: Path) -> Iterator[Any]:
 
 def _columns(names: list[str]) -> list[str]:
     if set(LONGBENCH_KEYS) <= {*names}:
-        return [name for name in names if name in (*LONGBENCH_KEYS, DATASET_KEY)]
+        return [name for name in names if name in (*LONGBENCH_KEYS, *TASK_KEYS)]
     return [name for name in names if name in (TEXT_KEY, *CHAT_KEYS)] or names
 
 
-def _document(row: Any, place: str, tokenizer: str | None) -> str:
+def row_text(row: Any, place: str, tokenizer: str | None) -> str:
     """Return the text or the rendered chat of a row; raise ValueError that names its place if it has none."""
     keys = [*row] if isinstance(row, dict) else []
     key = next((key for key in (TEXT_KEY, *CHAT_KEYS) if key in keys), None)

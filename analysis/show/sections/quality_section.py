@@ -37,6 +37,7 @@ def quality_section(findings: Findings) -> Section | None:
     has_chunks = any(cell.quality and cell.quality.chunks for cell in cells)
     lines = [*_fall_lines(cells, tasks)]
     dispensable = ["status", "ms", "ms by chunks", *(f"{task} by chunks" for task in tasks), "nats"]
+    dispensable += tasks[:0:-1]
     table = Table.from_items(_columns(tasks, has_chunks=has_chunks), cells, dispensable)
     reading = f"{READING} {CHUNK_READING}" if has_chunks else READING
     return Section(
@@ -60,6 +61,7 @@ def _columns(tasks: Sequence[str], *, has_chunks: bool) -> list[Column]:
         Column("series", lambda cell: str(cell.series), is_words=True),
         Column("length", lambda cell: length_label(cell.seq_len)),
         *(accuracy_column(task, chunks=False) for task in tasks),
+        Column("cut contexts", _cut_text),
         Column("nats", _nats_text),
         Column("tokens/s", _rate_text),
         Column("peak", lambda cell: "" if cell.peak_bytes is None else bytes_label(cell.peak_bytes)),
@@ -75,6 +77,14 @@ def _accuracy_text(accuracy: Accuracy | None) -> str:
         return ""
     low, high = accuracy.interval
     return f"{accuracy.share * 100:.0f} % ({low * 100:.0f}-{high * 100:.0f})"
+
+
+def _cut_text(cell: ScoredCell) -> str:
+    """Return the number of questions of a file that fill the sequence, whose contexts lost their middle."""
+    quality = cell.quality
+    questions = [] if quality is None else [*zip(quality.whole.tokens, quality.depth, strict=True)]
+    cut = questions.count((cell.seq_len, None))
+    return f"{cut} of {len(questions)}" if cut else ""
 
 
 def _nats_text(cell: ScoredCell) -> str:

@@ -22,7 +22,7 @@ from bench.measure.timing.clock import synchronise
 from bench.ranks.progress_bars import use_thread_lock
 from bench.strategies.strategy import IGNORED_LABEL, Batch
 from bench.training.chunks import with_retrieved_chunks
-from bench.training.questions import EncodedQuestion, Encoder, Question
+from bench.training.questions import EncodedQuestion, Encoder, Question, read_questions
 from bench.training.tasks import questions_of
 from bench.training.trainers.trainer import Trainer
 
@@ -37,6 +37,7 @@ class QualityPass(RankPass):
             return
         with self.measurement.log.run_phase("quality"):
             self.section = score_questions(trainer, self.measurement.raise_if_rank_failed)
+            read_questions.cache_clear()  # the steps that follow measure memory
 
     def part(self) -> QualitySection | None:
         return self.section

@@ -12,6 +12,7 @@ from bench.common.rules import PositiveInt
 from bench.config import Cell
 from bench.measure.check import Check
 from bench.measure.facts import NOT_RUN, FaultOrigin, PassFacts, RankReport, join_by_rank
+from bench.training.questions import read_questions
 from bench.training.tasks import TASKS
 
 EXPERIMENT = "quality"
@@ -36,7 +37,9 @@ def scoring_steps(cell: Cell) -> float:
     """Return the number of training steps that take as long as the scoring of all questions."""
     if not is_scored(cell):
         return 0.0
-    questions = cell.quality.questions * (1 if cell.data.path is not None else len(TASKS))
+    questions = cell.quality.questions * len(TASKS)
+    if cell.data.path is not None:
+        questions = len(read_questions(cell.data.path, cell.quality.questions)[0])
     return FORWARD_SHARE * questions / cell.sequences_per_step
 
 

@@ -229,8 +229,8 @@ def _refuse_unfit_questions(cell: Cell) -> None:
     if cell.data.path is None:  # one generated question of each task shows whether they fit
         cell = replace(cell, quality=replace(cell.quality, questions=1))
     encoder = Encoder(cell.data.tokenizer, cell.model.vocab_size)
-    for question in questions_of(cell, encoder):
-        encoder.encode(question, cell.seq_len + 1)
+    for question in questions_of(cell, encoder):  # a context is cut to fit, and takes long to encode
+        encoder.encode(replace(question, context=""), cell.seq_len + 1)
 
 
 def _with_dtype(request: Raw, machine: Machine) -> Raw:

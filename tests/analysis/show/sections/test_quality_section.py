@@ -9,6 +9,7 @@ from analysis.read.archive import read_archive
 from analysis.report import _write
 from analysis.show.markdown import markdown_section
 from analysis.show.sections.quality_section import quality_section
+from analysis.show.terminal import terminal_text
 from tests.support.records import CPU, FAILED, make_record, write_sweep
 from tests.support.sections import findings_of
 
@@ -105,6 +106,19 @@ def test_chunks_have_their_own_columns_and_figure(tmp_path):
     assert "| needle by chunks |" in text
     assert "| 20.5 |" in text  # ms of a question on the slowest rank
     assert "| 2.00 |" in text
+
+
+def test_cut_contexts_are_printed_next_to_many_tasks(tmp_path):
+    record = record_of("local", 1024, 10)
+    record["quality"] |= {"task": [f"a_task_of_files_{row % 20}" for row in range(40)], "depth": [None] * 40}
+    record["quality"]["whole"]["tokens"][:37] = [1000] * 37
+    section = quality_section(findings_of(tmp_path, [record]))
+    assert "| 3 of 40 |" in markdown_section(section)
+    printed = terminal_text([section], answer_first=True)
+    assert "cut contexts" in printed
+    more, _, names = printed.partition(" more columns in summary.md: ")
+    assert int(more.split()[-1]) == len(names.partition("\n\n")[0].split(", "))
+    assert "a_task_of_files_19" in names
 
 
 def test_report_without_scores_has_no_section(tmp_path):

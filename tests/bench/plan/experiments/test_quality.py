@@ -10,12 +10,13 @@ import pytest
 from pyarrow import parquet
 
 from bench.config import ConfigError
+from bench.measure.quality.section import FORWARD_SHARE, scoring_steps
 from bench.plan.experiments.quality import STAGES, first_cells, make_cell_chooser, opening_text, roles_of
 from bench.plan.plan import plan
 from bench.record.record import Role, Status
 from bench.request.legality import refusal
 from bench.training.models import build_model
-from bench.training.questions import read_questions
+from bench.training.questions import questions_line, read_questions
 from tests.support.cells import TWO_CORES, make_cell, make_raw
 
 NAMES = ["local", "ring", "ulysses"]
@@ -164,7 +165,7 @@ ROW = {"context": "The sky is blue. " * 9, "input": "Of what colour is the sky?"
             "LongBench's keys: context, input, answers",
         ),
         ([], (), "holds no rows"),
-        ([ROW], ("seq_len=40",), r"seq_len=40: a question \(file\) has 51 tokens without its context"),
+        ([ROW], ("seq_len=40",), r"seq_len=40: a question \(rows\) has 51 tokens without its context"),
     ],
 )
 def test_file_without_questions_is_refused_in_one_line(tmp_path, rows, words, message):
@@ -181,16 +182,45 @@ def test_model_that_reads_no_bytes_needs_its_tokenizer(tmp_path):
 
 def test_questions_of_a_file_are_read_in_order(tmp_path):
     rows = [ROW | {"answers": f"blue {number}", "dataset": "colours"} for number in range(3)]
-    questions = read_questions(write_rows(tmp_path, *rows).removeprefix("data.path="), 2)
+    questions, _ = read_questions(write_rows(tmp_path, *rows).removeprefix("data.path="), 2)
     assert [question.asked[0][1] for question in questions] == [" blue 0", " blue 1"]
     assert {(question.task, question.depth) for question in questions} == {("colours", None)}
     assert questions[0].asked[0][0] == "\n\nQuestion: Of what colour is the sky?\nAnswer:"
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.jsonl": [ROW] * 3, "b/c.jsonl": [ROW]},
+        {"rows.jsonl": [ROW | {"task": "a"}] * 3 + [ROW | {"dataset": "b", "task": "c"}]},
+        {"rows.jsonl": [ROW | {"dataset": "a"}] * 2 + [ROW | {"task": "b/c"}, {"dataset": "a"}]},
+    ],
+    ids=["folder", "one file", "bad row that is not asked"],
+)
+def test_limit_on_questions_is_per_task_and_says_what_it_cuts(tmp_path, files):
+    for name, rows in files.items():
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    name = str(tmp_path / "data")
+    asked, totals = read_questions(name, 2)
+    assert ([question.task for question in asked], totals) == (["a", "a", "b/c"], {"a": 3, "b/c": 1})
+    line = "3 of 4 questions are asked, at most 2 (quality.questions) of each task (2): a, b/c"
+    assert questions_line(name, 2) == f"data.path={name}: {line}"
+
+
+def test_plan_states_the_questions_and_counts_their_time(tmp_path):
+    model = ("model=checkpoint", f"model.path={write_model(tmp_path / 'mine')}")
+    rows = [ROW | {"dataset": name} for name in "aabb"]
+    words = (write_rows(tmp_path, *rows), "quality.questions=1", "strategy=local", "seq_len=512")
+    planned = plan(requests(tmp_path, *model, *words), TWO_CORES, single=False)
+    assert f"{words[0]}: 2 of 4 questions are asked, at most 1" in planned.notes[0]
+    assert scoring_steps(planned.cells[0].cell) == pytest.approx(2 * FORWARD_SHARE)
+
+
 def test_table_keeps_the_task_of_its_rows(tmp_path):
-    rows = [ROW | {"dataset": "colours", "language": "en"}]
+    rows = [ROW | {"dataset": "colours", "task": None, "language": "en"}]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    (question,) = read_questions(str(tmp_path), 5)
+    (question,), _ = read_questions(str(tmp_path), 5)
     assert (question.task, question.asked[0][1]) == ("colours", " blue")
 
 
