@@ -19,6 +19,8 @@ LONGBENCH_KEYS = ("context", "input", "answers")
 """Keys of a row in LongBench's format."""
 TASK_KEYS = ("dataset", "task")
 """Keys of such a row that name its task."""
+MESSAGE_KEYS = ("reasoning_content", "reasoning", "thinking", "content", "tool_calls")
+"""Keys of a message with its text, in order; a message without `content` has another one."""
 BATCH_ROWS = 256
 """Number of rows of a Parquet file that are read at a time."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -145,20 +147,42 @@ def row_text(row: Any, place: str, tokenizer: str | None) -> str:
 
 
 def _chat_text(messages: Any, place: str, tokenizer: str | None) -> str:
-    """Return a chat as text; raise ValueError if a message has no `role` or no `content`."""
+    """Return a chat as text: by the tokenizer's template, or without one each message after its role.
+
+    Raises ValueError if a message has no `role` or no text.
+    """
     if not isinstance(messages, list) or not messages:
         raise ValueError(f"{place} is no list of messages")
-    for number, message in enumerate(messages, start=1):
-        keys = [*message] if isinstance(message, dict) else []
-        for key in ("role", "content"):
-            if key not in keys or not isinstance(message[key], str):
-                names = value_label(", ".join(keys) or "none")
-                raise ValueError(f"{place} has no string `{key}` in message {number}; its keys: {names}")
-    if tokenizer is None:
-        raise ConfigError(
-            f"data.path: {place} is a chat, and bytes have no chat template; write data.tokenizer=FOLDER with"
-            " the folder of a tokenizer that has one, such as the model's own"
-        )
+    given = [_message(message, place, number) for number, message in enumerate(messages, start=1)]
+    return "\n".join(map(_message_text, given)) if tokenizer is None else render_chat(given, place, tokenizer)
+
+
+def _message(message: Any, place: str, number: int) -> dict[str, Any]:
+    """Return the keys of a message that have a value, with its content as one string, which may be empty."""
+    keys = [*message] if isinstance(message, dict) else []
     # Arrow gives every message all keys. Transformers 5.24 drops those without a value, 5.17 does not.
-    given = [{key: value for key, value in message.items() if value is not None} for message in messages]
-    return render_chat(given, place, tokenizer)
+    given = {key: message[key] for key in keys if message[key] is not None}
+    if "function_call" in given:  # the older form of a tool call, which templates do not read
+        given["tool_calls"] = [{"type": "function", "function": given.pop("function_call")}]
+    if given.keys() & MESSAGE_KEYS:  # templates add strings to the content
+        given.setdefault("content", "")
+    if isinstance(given.get("content"), list):
+        given["content"] = "".join(_part_text(part, place, number) for part in given["content"])
+    for key in ("role", "content"):
+        if key not in given or not isinstance(given[key], str):
+            names = value_label(", ".join(keys) or "none")
+            raise ValueError(f"{place} has no string `{key}` in message {number}; its keys: {names}")
+    return given
+
+
+def _part_text(part: Any, place: str, number: int) -> str:
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise ValueError(f"{place} has a part without `text` in message {number}: {value_label(part)}")
+
+
+def _message_text(message: dict[str, Any]) -> str:
+    """Return a message without a template, with its tool calls as JSON."""
+    values = [message[key] for key in MESSAGE_KEYS if message.get(key)]
+    texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
+    return f"{message['role']}: " + "\n".join(texts)

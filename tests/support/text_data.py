@@ -10,7 +10,7 @@ from tokenizers.pre_tokenizers import Whitespace
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'nobody' %}{{ raise_exception('Unknown role') }}{% endif %}"
-    "<{{ message.role }}>{{ message.content }}{% if 'tool_calls' in message %}(a tool){% endif %}"
+    "{{ '<' + message.role + '>' + message.content }}{% if 'tool_calls' in message %}(a tool){% endif %}"
     "{% endfor %}"
 )
 

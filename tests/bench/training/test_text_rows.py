@@ -1,5 +1,7 @@
 """Documents of rows: texts and chats, in JSON lines and in tables."""
 
+import json
+
 import pytest
 
 from bench.config import ConfigError
@@ -62,10 +64,10 @@ def test_bytes_of_a_table_that_are_not_utf8_are_refused(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("key", ["messages", "conversations"])
 def test_chats_are_rendered_by_the_template(tmp_path, tokenizer, suffix, key):
-    called = [{"role": "tool", "content": "x", "tool_calls": "y"}]
+    called = [{"role": "assistant", "content": None, "tool_calls": "y"}]
     write_rows(tmp_path / f"chats{suffix}", [{"id": 1, key: CHAT}, {"id": 2, key: called}])
     path = str(tmp_path / f"chats{suffix}")
-    assert [*read_documents(path, tokenizer)] == [RENDERED, "<tool>x(a tool)"]
+    assert [*read_documents(path, tokenizer)] == [RENDERED, "<assistant>(a tool)"]
     assert read_beginning(path, tokenizer) == RENDERED
 
 
@@ -75,12 +77,36 @@ def test_text_of_a_row_wins_over_its_chat(tmp_path, tokenizer, suffix):
     assert [*read_documents(str(tmp_path / f"rows{suffix}"), tokenizer)] == ["a"]
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_chats_without_a_template_are_refused(tmp_path, suffix):
-    path = tmp_path / f"chats{suffix}"
+FUNCTION = {"name": "w", "arguments": '{"place": "Köln"}'}
+CALLS = [{"type": "function", "function": FUNCTION}]
+CALLED = f"assistant: {json.dumps(CALLS, ensure_ascii=False)}"
+
+
+@pytest.mark.parametrize(
+    ("message", "rendered", "plain"),
+    [
+        ({"content": None, "tool_calls": CALLS}, "<assistant>(a tool)", CALLED),
+        ({"tool_calls": CALLS}, "<assistant>(a tool)", CALLED),
+        ({"content": None, "function_call": FUNCTION}, "<assistant>(a tool)", CALLED),
+        (
+            {"content": [{"type": "text", "text": "to "}, {"text": "be"}]},
+            "<assistant>to be",
+            "assistant: to be",
+        ),
+        ({"content": "b", "reasoning_content": "a"}, "<assistant>b", "assistant: a\nb"),
+        ({"thinking": "a"}, "<assistant>", "assistant: a"),
+        ({"content": "", "tool_calls": None}, "<assistant>", "assistant: "),
+    ],
+)
+def test_messages_with_tool_calls_parts_or_reasoning_are_read(tmp_path, tokenizer, message, rendered, plain):
+    write_rows(tmp_path / "chats.jsonl", [{"messages": [CHAT[0], {"role": "assistant", **message}]}])
+    assert [*read_documents(str(tmp_path / "chats.jsonl"), tokenizer)] == [f"<user>to be{rendered}"]
+    assert [*read_documents(str(tmp_path / "chats.jsonl"), None)] == [f"user: to be\n{plain}"]
+
+
+def test_chats_need_the_template_of_a_tokenizer(tmp_path):
+    path = tmp_path / "chats.jsonl"
     write_rows(path, [{"messages": CHAT}])
-    with pytest.raises(ConfigError, match=r"its `messages` is a chat.*; write data\.tokenizer=FOLDER"):
-        read_beginning(str(path), None)
     write_tokenizer(tmp_path, ["?", "to"])
     with pytest.raises(ConfigError, match=r"data\.tokenizer=.*: has no chat template"):
         read_beginning(str(path), str(tmp_path))
@@ -94,7 +120,15 @@ def test_chats_without_a_template_are_refused(tmp_path, suffix):
     [
         ([{"from": "human", "value": "a"}], "no string `role` in message 1; its keys: from, value"),
         ([*CHAT, {"role": "user"}], "no string `content` in message 3; its keys: role"),
-        ([{"role": "user", "content": ["a"]}], "no string `content` in message 1; its keys: role, content"),
+        (
+            [*CHAT, {"role": "user", "content": None}],
+            "no string `content` in message 3; its keys: role, content",
+        ),
+        ([{"role": "user", "content": ["a"]}], "a part without `text` in message 1: a"),
+        (
+            [{"role": "user", "content": [{"text": "a"}, {"type": "image", "text": None}]}],
+            "message 1: .*'image'",
+        ),
         (["to be"], "no string `role` in message 1; its keys: none"),
         ("to be", "is no list of messages"),
         ([], "is no list of messages"),
