@@ -95,8 +95,9 @@ def _layer_windows(config: ConfigDict) -> list[tuple[int, str]]:
             if size
         ]
     window = config.get("sliding_window")
-    has_window = window and config["model_type"] != "llama"
-    return [(window, f"layers have sliding_window={window}")] if has_window else []
+    if not window or config["model_type"] == "llama":
+        return []
+    return [(window, f"layers have sliding_window={window}")]
 
 
 def _other_layer_types(config: ConfigDict) -> list[str]:
