@@ -19,9 +19,9 @@ from analysis.labels import number_label, table_console
 from bench.common.command import outlive_readers, tool_command
 from bench.config import ExitCode
 from bench.measure.trace.cpu_timeline import COMMUNICATION_PREFIXES
-from bench.measure.trace.cuda_timeline import NCCL_PREFIX
-from bench.measure.trace.intervals import Span, Spans, intersect, length, subtract, union
-from bench.measure.trace.reader import TraceError, Track, open_trace, read_events, read_tracks
+from bench.measure.trace.cuda_timeline import NCCL_PREFIX, device_events
+from bench.measure.trace.intervals import Span, Spans, covers, intersect, length, subtract, union
+from bench.measure.trace.reader import GPU_TRACKS, TraceError, Track, open_trace, read_events, read_tracks
 
 WINDOW_PREFIX = "ProfilerStep#"
 """Prefix of the annotations of `torch.profiler`'s steps; without any the whole trace is split."""
@@ -36,6 +36,10 @@ COLUMNS = (
 _RANK = re.compile(r'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d+)')
 _SIZES = re.compile(r'"world_size"\s*:\s*(\d+)\s*,\s*"pg_count"\s*:\s*1\b')
 _HOST = re.compile(r'"host_name"\s*:\s*"([^"]+)"')
+_LOOKALIKE = re.compile(  # before a name's arguments; Inductor's `triton_` kernels bear names of their inputs
+    r"(?i)(?!nccl|triton_)(?:void )?(?:\(.*?\)::)?([^<(]*?(?:(?<!sm)all_?(?:reduce|gather|to_?all)"
+    r"|reduce_?scatter|cross_device_|multimem|symm(?:etric)?_?mem|(?:nv|roc)shmem|deep_ep|msccl)[^<(]*)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +62,16 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class TraceSplit:
-    """Milliseconds of one trace; compute, exposed communication, copies and idle add up to `window_ms`."""
+    """Milliseconds of one GPU; compute, exposed communication, copies and idle add up to `window_ms`."""
 
     rank: int | None
-    """Rank in the trace's metadata; None if not recorded."""
     host: str | None
-    """Name of the host in the trace's metadata; None if not recorded."""
     calls: Sequence[Call]
     """Communications in the order in which they started."""
     exposed: Spans
     """Spans of `exposed_ms`, in microseconds of the trace's clock."""
+    lookalikes: Sequence[str]
+    """Kernels that count as compute and whose names look like communication."""
     window_ms: float
     compute_ms: float
     communication_ms: float
@@ -76,10 +80,12 @@ class TraceSplit:
     """The part of `communication_ms` in which the rank computed nothing."""
     copies_ms: float
     idle_ms: float
+    outside_steps_ms: float
+    lookalikes_ms: float
 
 
-def split_trace(path: Path) -> TraceSplit:
-    """Return the split of a Chrome trace.
+def split_trace(path: Path) -> dict[str, TraceSplit]:
+    """Return the splits of a Chrome trace by row: of every GPU, or of every process if it has no kernels.
 
     Raises:
         TraceError: The file is no trace of torch.profiler, or the trace has no operator and no kernel.
@@ -92,22 +98,61 @@ def split_trace(path: Path) -> TraceSplit:
         calls: list[Call] = []
         world_size = int(sizes[1]) if sizes else None  # gloo's events do not name their group
         tracks = read_tracks(_collect_calls(read_events(path), calls, world_size))
-    except (UnicodeDecodeError, EOFError, zlib.error, KeyError, TypeError, AttributeError):
+    except EOFError:
+        raise TraceError(f"{path} is cut off") from None
+    except (zlib.error, KeyError, TypeError, AttributeError):
         raise TraceError(f"{path} is not a Chrome trace of torch.profiler") from None
     if not len(tracks["operators"]) and not len(tracks["kernels"]):
         raise TraceError(f"{path} has no operator and no kernel; trace at least one step")
-    window = _window(tracks)
-    compute, communication = _gpu_spans(tracks) if len(tracks["kernels"]) else _cpu_spans(tracks)
+    if len(parts := _parts(tracks)) > 1:  # the metadata of merged files are those of one rank
+        return {f"{path.name} {name}": _split(part, None, None, []) for name, part in parts.items()}
+    calls.sort(key=lambda call: call.start_us)
+    names = int(rank[1]) if rank else None, host[1] if host else None
+    return {path.name: _split(tracks, *names, calls)}
+
+
+def _parts(tracks: dict[str, Track]) -> dict[str, dict[str, Track]]:
+    """Return the tracks by GPU, or by process without kernels; merged files keep both in the same order."""
+    hosts, gpus = (
+        [*dict.fromkeys(track.threads[number][:2] for number in np.unique(track.thread))]
+        for track in (tracks["operators"], tracks["kernels"])
+    )
+    parts = {}
+    for number, (process, gpu) in enumerate(gpus or hosts):
+        on_host = hosts[number : number + 1] if len(hosts) == len(gpus or hosts) else hosts
+        on_gpu = [(process, gpu), (process, None)]  # annotations on a GPU do not name it
+        name = f"process {process}" if gpu is None else f"process {process}, GPU {gpu}"
+        parts[name] = {
+            key: _of_processes(track, on_gpu if key in GPU_TRACKS else on_host)
+            for key, track in tracks.items()
+        }
+    return parts
+
+
+def _of_processes(track: Track, processes: Sequence[tuple[Any, Any]]) -> Track:
+    rows = np.array([thread[:2] in processes for thread in track.threads], dtype=np.bool_)[track.thread]
+    columns = track.name_index[rows], track.thread[rows], track.spans[rows], track.correlation[rows]
+    return Track(track.names, *columns, track.threads)
+
+
+def _split(tracks: dict[str, Track], rank: int | None, host: str | None, calls: Sequence[Call]) -> TraceSplit:
+    """Return the split of the tracks of one GPU or process."""
+    kernels, window = tracks["kernels"], _window(tracks)
+    nccl = kernels.name_mask(lambda name: name.startswith(NCCL_PREFIX))
+    by_kernels = kernels.spans[~nccl], kernels.spans[nccl]
+    compute, communication = by_kernels if len(kernels) else _cpu_spans(tracks)
     compute, communication, copies = (
         intersect(spans, window) for spans in (compute, communication, tracks["copies"].spans)
     )
     exposed = subtract(communication, compute)
     busy = np.concatenate([compute, exposed])
-    lengths_us = (window, compute, communication, exposed, subtract(copies, busy))
-    times = [length(spans) / 1e3 for spans in (*lengths_us, subtract(window, np.concatenate([busy, copies])))]
-    calls.sort(key=lambda call: call.start_us)
-    names = int(rank[1]) if rank else None, host[1] if host else None
-    return TraceSplit(*names, calls, exposed, *times)
+    idle = subtract(window, np.concatenate([busy, copies]))
+    outside = subtract(kernels.spans, window)
+    is_lookalike = kernels.name_mask(lambda name: bool(_LOOKALIKE.match(name)))
+    lookalikes = intersect(kernels.spans[is_lookalike], window)
+    lengths_us = (window, compute, communication, exposed, subtract(copies, busy), idle, outside, lookalikes)
+    names = [match[1] for name in kernels.names if (match := _LOOKALIKE.match(name))]
+    return TraceSplit(rank, host, calls, exposed, names, *(length(spans) / 1e3 for spans in lengths_us))
 
 
 def _collect_calls(
@@ -180,20 +225,22 @@ def _unknown_waiting(splits: Sequence[TraceSplit], rendezvous: Rendezvous) -> st
 
 
 def _window(tracks: dict[str, Track]) -> Spans:
-    """Return the profiler's steps, or the span from the first event to the last if the trace has none."""
-    annotations = tracks["annotations"]
-    steps = annotations.spans[annotations.name_mask(lambda name: name.startswith(WINDOW_PREFIX))]
-    if len(steps):
-        return union(steps)
-    spans = np.concatenate([track.spans for track in tracks.values()])
-    return np.array([[spans[:, 0].min(), spans[:, 1].max()]])
-
-
-def _gpu_spans(tracks: dict[str, Track]) -> tuple[Spans, Spans]:
-    """Return the spans of kernels that compute and of NCCL's kernels."""
-    kernels = tracks["kernels"]
-    is_nccl = kernels.name_mask(lambda name: name.startswith(NCCL_PREFIX))
-    return kernels.spans[~is_nccl], kernels.spans[is_nccl]
+    """Return the steps from the end of earlier kernels to that of their own, or the span of all events."""
+    steps, gpu_steps = (
+        union(track.spans[track.name_mask(lambda name: name.startswith(WINDOW_PREFIX))])
+        for track in (tracks["annotations"], tracks["gpu_annotations"])
+    )
+    if not len(steps) + len(gpu_steps):
+        spans = np.concatenate([track.spans for track in tracks.values()])
+        return np.array([[spans[:, 0].min(), spans[:, 1].max()]])
+    kernels = device_events(tracks["kernels"], tracks["launches"])
+    has_launch = kernels.launch_row >= 0  # others belong to the step in which they start, or that of the GPU
+    is_own = covers(steps, kernels.launched_us) & (has_launch | (len(gpu_steps) == 0))
+    own = np.concatenate([kernels.spans[is_own], gpu_steps])
+    is_earlier = kernels.spans[:, 1] <= (own[:, 0].min() if len(own) else -np.inf)
+    until_end = np.stack([kernels.launched_us, kernels.spans[:, 1]], axis=1)[is_own]
+    start = kernels.spans[is_earlier].max(initial=-np.inf)
+    return subtract(np.concatenate([steps, until_end, gpu_steps]), [(-np.inf, start)])
 
 
 def _cpu_spans(tracks: dict[str, Track]) -> tuple[Spans, Spans]:
@@ -215,36 +262,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     outlive_readers()
     parser = argparse.ArgumentParser(prog=tool_command("analysis.trace"), description=__doc__)
-    parser.add_argument(
-        "files", type=Path, nargs="+", metavar="FILE", help="trace of one rank, .json or .json.gz"
-    )
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="trace, .json or .json.gz")
     files = parser.parse_args(arguments).files
     try:
-        splits = [split_trace(path) for path in files]
+        rows = [row for path in files for row in split_trace(path).items()]
     except (TraceError, OSError) as error:
         print(error, file=sys.stderr)
         return ExitCode.INVALID_REQUEST
+    splits = [split for _, split in rows]
     waiting = exposed_waiting_ms(splits)
     known = [""] * len(splits) if isinstance(waiting, str) else [f"{ms:.1f}" for ms in waiting]
     table = Table(*COLUMNS, box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for path, split, waited in zip(files, splits, known, strict=True):
-        table.add_row(path.name, *_texts(split), waited)
+    for (name, split), waited in zip(rows, known, strict=True):
+        table.add_row(name, *_texts(split), waited)
     table_console().print(table)
     if isinstance(waiting, str) and len(splits) > 1:
         print(f"Waiting is unknown: {waiting}.")
     elif any(call.is_point_to_point for split in splits for call in split.calls):
         print("Waiting is that at collectives, without sends and receives.")
+    if outside_ms := round(sum(split.outside_steps_ms for split in splits), 2):
+        print(f"{number_label(outside_ms)} ms of kernels ran outside the steps and do not count.")
+    if ms := round(sum(split.lookalikes_ms for split in splits), 2):
+        names = ", ".join(sorted({name for split in splits for name in split.lookalikes}))
+        print(f"Communication does not include {number_label(ms)} ms of kernels that look like it: {names}.")
     return ExitCode.OK
 
 
 def _texts(split: TraceSplit) -> list[str]:
     """Return the texts of a row without its file."""
-    times = (split.window_ms, split.compute_ms, split.communication_ms, split.exposed_ms)
+    times = (split.window_ms, split.compute_ms, split.communication_ms, split.exposed_ms, split.copies_ms)
+    texts = [number_label(ms) or "" for ms in (*times, split.idle_ms)]
     share = f"{100 * split.exposed_ms / split.window_ms:.1f}" if split.window_ms else ""
-    before, after = (
-        [number_label(ms) or "" for ms in part] for part in (times, (split.copies_ms, split.idle_ms))
-    )
-    return ["?" if split.rank is None else str(split.rank), *before, share, *after]
+    return ["?" if split.rank is None else str(split.rank), *texts[:4], share, *texts[4:]]
 
 
 if __name__ == "__main__":

@@ -72,8 +72,8 @@ def cuda_timeline(
     if not len(tracks["kernels"]):
         raise TraceError(NO_KERNELS)
     operators = tracks["operators"]
-    kernels = _device_events(tracks["kernels"], tracks["launches"])
-    copies = _device_events(tracks["copies"], tracks["launches"])
+    kernels = device_events(tracks["kernels"], tracks["launches"])
+    copies = device_events(tracks["copies"], tracks["launches"])
     is_nccl = tracks["kernels"].name_mask(lambda name: name.startswith(NCCL_PREFIX))
     outermost = operators.outermost(
         np.flatnonzero(operators.name_mask(lambda name: name.startswith("aten::")))
@@ -104,7 +104,7 @@ def cuda_timeline(
 
 
 @dataclass(frozen=True, slots=True)
-class _DeviceEvents:
+class DeviceEvents:
     """Kernels or copies of the device, one row each, with their launches by the host."""
 
     spans: Spans
@@ -114,7 +114,7 @@ class _DeviceEvents:
     """Time of the launch; start of the event if the trace does not hold the launch."""
 
 
-def _device_events(device: Track, launches: Track) -> _DeviceEvents:
+def device_events(device: Track, launches: Track) -> DeviceEvents:
     """Return the events of a device track, each with the launch that has the same correlation ID."""
     launch_row, launched = np.full(len(device), -1, dtype=np.int64), device.spans[:, 0].copy()
     if len(launches):
@@ -124,14 +124,14 @@ def _device_events(device: Track, launches: Track) -> _DeviceEvents:
         has_launch = (launch_ids[position] == device.correlation) & (device.correlation >= 0)
         launch_row[has_launch] = order[position[has_launch]]
         launched[has_launch] = launches.spans[launch_row[has_launch], 0]
-    return _DeviceEvents(device.spans, launch_row, launched)
+    return DeviceEvents(device.spans, launch_row, launched)
 
 
 def _match_nccl(
     launches: Track,
     pairs: Sequence[tuple[IssuedCall, CollectiveCall]],
     nccl_rows: NDArray[np.int64],
-    kernels: _DeviceEvents,
+    kernels: DeviceEvents,
 ) -> list[CommunicationSpan]:
     """Return the tap's calls, each in flight from the start of its first kernel to the end of its last.
 
@@ -153,7 +153,7 @@ def _match_nccl(
 
 
 def _unmatched_nccl(
-    device: Track, regions: StepRegions, nccl_rows: NDArray[np.int64], kernels: _DeviceEvents
+    device: Track, regions: StepRegions, nccl_rows: NDArray[np.int64], kernels: DeviceEvents
 ) -> list[CommunicationSpan]:
     """Return each NCCL kernel as one communication without ranks and size, its kind by the kernel's name.
 

@@ -32,13 +32,16 @@ TRACKS: Mapping[str, str] = {
     "kernel": "kernels",
     "gpu_memcpy": "copies",
     "gpu_memset": "copies",
+    "gpu_user_annotation": "gpu_annotations",
     "cuda_runtime": "launches",
     "cuda_driver": "launches",
 }
 """Name of the track for each Kineto category that the reader keeps; other categories are dropped."""
+GPU_TRACKS = ("kernels", "copies", "gpu_annotations")
 
-_EVENTS_START = re.compile(r'"traceEvents"\s*:\s*\[')
+_EVENTS_START = re.compile(r'"traceEvents"\s*:\s*\[|\A\s*\[(?=\s*\{)')
 _GAP = re.compile(r"[\s,]*")
+_CUT_OFF = re.compile(r"[-+.\w\\]*\s*\Z")  # the text ends within a number, a word or an escape sequence
 
 
 class TraceError(ValueError):
@@ -62,14 +65,16 @@ class Track:
     """Start and end of each event, [n, 2]."""
     correlation: NDArray[np.int64]
     """Kineto's correlation ID, which a launch shares with the kernel or copy it launched; -1 without one."""
+    threads: tuple[tuple[Any, Any, Any], ...]
+    """Process ID, GPU (None on the host) and thread ID by number, in the order of their first events."""
 
     def __len__(self) -> int:
         return len(self.name_index)
 
     def name_mask(self, is_wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
         """Return a mask of the events whose name satisfies `is_wanted`."""
-        wanted = np.array([is_wanted(name) for name in self.names], dtype=np.bool_)
-        return wanted[self.name_index] if len(wanted) else np.zeros(0, dtype=np.bool_)
+        wanted: NDArray[np.bool_] = np.array([is_wanted(name) for name in self.names], dtype=np.bool_)
+        return wanted[self.name_index]
 
     def outermost(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return those of `rows` not nested in another of them on their thread, by thread and start."""
@@ -82,25 +87,27 @@ class Track:
 
 
 def open_trace(path: Path) -> TextIO:
-    """Open a trace as text, whether it is compressed with gzip or not."""
+    """Open a trace as text, compressed with gzip or not; bytes that are not UTF-8 are replaced."""
     with path.open("rb") as file:
         is_compressed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rt", encoding="utf-8") if is_compressed else path.open(encoding="utf-8")
+    if is_compressed:
+        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
+    return path.open(encoding="utf-8", errors="replace")
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the events of a Chrome trace one by one.
 
     Raises:
-        TraceError: The file has no `traceEvents`, or ends within them.
+        TraceError: The file has no `traceEvents`, ends within them, or is not JSON there.
     """
-    decode = json.JSONDecoder().raw_decode
+    decode = json.JSONDecoder(strict=False).raw_decode
     with open_trace(path) as file:
         buffer = file.read(CHUNK_CHARACTERS)
         start = _EVENTS_START.search(buffer)
         if start is None:
             raise TraceError(f"{path} is not a Chrome trace: it has no traceEvents")
-        at = start.end()
+        at, n_lines, n_characters = start.end(), 0, 0
         while True:
             gap = _GAP.match(buffer, at)
             at = gap.end() if gap else at
@@ -108,12 +115,14 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                 return
             try:
                 event, at = decode(buffer, at)
-            except json.JSONDecodeError:
-                more = file.read(CHUNK_CHARACTERS)
+            except json.JSONDecodeError as error:
+                is_cut = error.msg.startswith("Unterminated") or _CUT_OFF.match(buffer, error.pos)
+                more = file.read(CHUNK_CHARACTERS) if is_cut else ""
                 if not more:
-                    raise TraceError(
-                        f"{path} is not a complete Chrome trace: its last event is cut off"
-                    ) from None
+                    fault = "cut off" if is_cut else f"not JSON from {buffer[error.pos :][:20]!r} on,"
+                    place = f"line {n_lines + error.lineno}, character {n_characters + error.pos + 1}"
+                    raise TraceError(f"{path} is {fault} in {place} of the file") from None
+                n_lines, n_characters = n_lines + buffer.count("\n", 0, at), n_characters + at
                 buffer, at = buffer[at:] + more, 0
             else:
                 yield event
@@ -121,7 +130,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 def read_tracks(events: Iterable[Event]) -> dict[str, Track]:
     """Return every track of TRACKS with its complete events ("ph": "X"); a track may be empty."""
-    thread_ids: dict[Any, int] = {}
+    thread_ids: dict[tuple[Any, Any, Any], int] = {}
     builders = {track: _TrackBuilder(thread_ids) for track in TRACKS.values()}
     for event in events:
         track = TRACKS.get(event.get("cat", ""))
@@ -133,28 +142,24 @@ def read_tracks(events: Iterable[Event]) -> dict[str, Track]:
 class _TrackBuilder:
     """Columns of one track while the trace is read; `thread_ids` is shared by all tracks."""
 
-    def __init__(self, thread_ids: dict[Any, int]) -> None:
+    def __init__(self, thread_ids: dict[tuple[Any, Any, Any], int]) -> None:
         self.name_ids: dict[str, int] = {}
         self.thread_ids = thread_ids
         self.name_index, self.thread, self.correlation = array("q"), array("q"), array("q")
         self.times = array("d")
 
     def add(self, event: Event) -> None:
-        name, start, thread = event["name"], event["ts"], event["tid"]
+        name, start, args = event["name"], event["ts"], event.get("args", {})
+        gpu = args.get("device") if event["cat"].startswith(("kernel", "gpu_")) else None
+        thread = event.get("pid"), gpu, event["tid"]
         self.name_index.append(self.name_ids.setdefault(name, len(self.name_ids)))
         self.thread.append(self.thread_ids.setdefault(thread, len(self.thread_ids)))
-        self.times.append(start)
-        self.times.append(start + event["dur"])
-        self.correlation.append(event.get("args", {}).get("correlation", -1))
+        self.times.extend((start, start + event["dur"]))
+        self.correlation.append(args.get("correlation", -1))
 
     def build(self) -> Track:
-        return Track(
-            names=tuple(self.name_ids),
-            name_index=np.array(self.name_index, dtype=np.int64),
-            thread=np.array(self.thread, dtype=np.int64),
-            spans=np.array(self.times, dtype=np.float64).reshape(-1, 2),
-            correlation=np.array(self.correlation, dtype=np.int64),
-        )
+        columns = np.array(self.name_index), np.array(self.thread), np.array(self.times).reshape(-1, 2)
+        return Track(tuple(self.name_ids), *columns, np.array(self.correlation), tuple(self.thread_ids))
 
 
 def _without_nested(spans: Spans, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -100,11 +101,33 @@ def test_layout_and_chunk_size_do_not_change_the_events(tmp_path, monkeypatch, c
     assert list(read_events(tmp_path / "trace.json")) == events
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"traceEvents": [{"ph": "X", "na', '{"traceEvents": [{}'])
-def test_broken_trace_is_an_error_that_names_the_file(tmp_path, text):
-    (tmp_path / "trace.json").write_text(text)
-    with pytest.raises(TraceError, match=r"trace\.json"):
-        list(read_events(tmp_path / "trace.json"))
+FAULTS = {
+    "": "has no traceEvents",
+    "{}": "has no traceEvents",
+    '{"traceEvents": [{"ph": "X", "na': "cut off in line 1, character 30",
+    '{"traceEvents": [{"name": "caf\\u00': "cut off in line 1",
+    '{"traceEvents": [{"dur": tru': "cut off in line 1, character 26",
+    '{"traceEvents": [{}': "cut off in line 1, character 20",
+    '{"traceEvents":\n[{},\n{"x": "{"device": 0}"},': "from 'device\": 0}\"},' on, in line 3, character 31 ",
+    '{"traceEvents":\n[' + "{},\n" * 20 + '{"GB/s": inf}]}': "from 'inf}]}' on, in line 22, character 107 ",
+    '{"traceEvents": [{"path": "C:\\Users"}]}': "not JSON from '\\\\Users\"}]}' on, in line 1, character 30 ",
+}
+
+
+@pytest.mark.parametrize("characters", [25, 1 << 22])
+@pytest.mark.parametrize("text", FAULTS)
+def test_fault_of_a_trace_is_named_with_its_place(tmp_path, monkeypatch, text, characters):
+    monkeypatch.setattr(reader, "CHUNK_CHARACTERS", characters)
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=rf"{re.escape(str(path))} is .*{re.escape(FAULTS[text])}"):
+        list(read_events(path))
+
+
+@pytest.mark.parametrize("name", [b"S\x01", b"caf\xe9"])
+def test_control_characters_and_bytes_that_are_not_utf8_are_read(tmp_path, name):
+    (tmp_path / "trace.json").write_bytes(b'[{"name": "' + name + b'"}]')
+    assert len(list(read_events(tmp_path / "trace.json"))) == 1
 
 
 def test_read_tracks_keeps_complete_events_by_category():
