@@ -117,6 +117,8 @@ def _parts(tracks: dict[str, Track]) -> dict[str, dict[str, Track]]:
         [*dict.fromkeys(track.threads[number][:2] for number in np.unique(track.thread))]
         for track in (tracks["operators"], tracks["kernels"])
     )
+    if len(gpus or hosts) == 1:
+        return {"": tracks}
     parts = {}
     for number, (process, gpu) in enumerate(gpus or hosts):
         on_host = hosts[number : number + 1] if len(hosts) == len(gpus or hosts) else hosts
@@ -160,11 +162,12 @@ def _collect_calls(
 ) -> Iterator[dict[str, Any]]:
     """Yield the events, and append the communications among them to `calls`."""
     for event in events:
-        name, category, args = event.get("name", ""), event.get("cat"), event.get("args", {})
+        name, category = event.get("name", ""), event.get("cat")
         is_nccl = category == "kernel" and name.startswith(NCCL_PREFIX)
         if is_nccl or (category == "user_annotation" and name.startswith(GLOO_PREFIX)):
             kind, group, size = name, "world", world_size
             if is_nccl:
+                args = event.get("args", {})
                 group = f"{args.get('Process Group Name')} {args.get('Process Group Ranks')}"
                 kind, size = args.get("Collective name", name), args.get("Group size")
             calls.append(Call(kind, group, size, event["ts"], event["ts"] + event["dur"]))

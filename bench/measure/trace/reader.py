@@ -131,7 +131,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 def read_tracks(events: Iterable[Event]) -> dict[str, Track]:
     """Return every track of TRACKS with its complete events ("ph": "X"); a track may be empty."""
     thread_ids: dict[tuple[Any, Any, Any], int] = {}
-    builders = {track: _TrackBuilder(thread_ids) for track in TRACKS.values()}
+    builders = {track: _TrackBuilder(thread_ids, track in GPU_TRACKS) for track in TRACKS.values()}
     for event in events:
         track = TRACKS.get(event.get("cat", ""))
         if track is not None and event["ph"] == "X":
@@ -142,19 +142,19 @@ def read_tracks(events: Iterable[Event]) -> dict[str, Track]:
 class _TrackBuilder:
     """Columns of one track while the trace is read; `thread_ids` is shared by all tracks."""
 
-    def __init__(self, thread_ids: dict[tuple[Any, Any, Any], int]) -> None:
+    def __init__(self, thread_ids: dict[tuple[Any, Any, Any], int], is_gpu: bool) -> None:
         self.name_ids: dict[str, int] = {}
-        self.thread_ids = thread_ids
+        self.thread_ids, self.is_gpu = thread_ids, is_gpu
         self.name_index, self.thread, self.correlation = array("q"), array("q"), array("q")
         self.times = array("d")
 
     def add(self, event: Event) -> None:
         name, start, args = event["name"], event["ts"], event.get("args", {})
-        gpu = args.get("device") if event["cat"].startswith(("kernel", "gpu_")) else None
-        thread = event.get("pid"), gpu, event["tid"]
+        thread = event.get("pid"), args.get("device") if self.is_gpu else None, event["tid"]
         self.name_index.append(self.name_ids.setdefault(name, len(self.name_ids)))
         self.thread.append(self.thread_ids.setdefault(thread, len(self.thread_ids)))
-        self.times.extend((start, start + event["dur"]))
+        self.times.append(start)
+        self.times.append(start + event["dur"])
         self.correlation.append(args.get("correlation", -1))
 
     def build(self) -> Track:
