@@ -16,7 +16,7 @@ from msgspec import Meta
 from bench.common.labels import value_label
 from bench.config import AUTO, DEFAULT_INIT_STD, NOT_USED, ConfigError, ModelConfig
 from bench.request import values
-from bench.request.checkpoint_files import adapter_fault, has_weights, weights_fault
+from bench.request.checkpoint_files import adapter_fault, weights_fault
 from bench.request.choices import Raw, options, read_option
 from bench.request.layer_types import PLAIN_FAMILIES, experts_error, has_experts, layers_not_plain
 from bench.training.text_model import LISTED_FACTORS, read_config, rope_type
@@ -58,7 +58,7 @@ def _checkpoint_model(path: Any, needs_weights: bool) -> ModelConfig:
             f"model.path={raw['path']}: by its config.json {rule}; correct it there, or name another folder"
         ) from None
     folder = Path(raw["path"])
-    fault = weights_fault(folder, model) if needs_weights or has_weights(folder) else None
+    fault = weights_fault(folder, model, needs_weights)
     if fault:
         raise ConfigError(f"model.path={folder}: {fault}")
     return model
@@ -80,8 +80,12 @@ def _with_rope_scaling(model: ModelConfig, requested: Raw, seq_len: int) -> Mode
     scaling = values.choice("model.rope_scaling", scaling, ROPE_SCALINGS)
     if scaling == NOT_USED:
         return replace(model, rope_scaling=NOT_USED, rope_factor=None)
+    if model.trained_len is None:
+        raise ConfigError(
+            f"model.rope_scaling={scaling}: needs model.trained_len; write model.trained_len=TOKENS"
+        )
     if factor == AUTO:
-        is_within = seq_len <= (model.trained_len or 0)
+        is_within = seq_len <= model.trained_len
         return replace(model, rope_scaling=NOT_USED if is_within else scaling, rope_factor=None)
     return replace(model, rope_scaling=scaling, rope_factor=factor)
 
@@ -148,7 +152,8 @@ def _read_checkpoint(path: Any) -> dict[str, Any]:
     try:
         config = read_config(folder)
     except Exception as error:  # noqa: BLE001  transformers and its validators raise many kinds
-        cause = str(error.__cause__ or error).strip("\"'").partition("\n")[0]
+        text = error.args[0] if isinstance(error, KeyError) else error.__cause__ or error
+        cause = str(text).partition("\n")[0]
         raise ConfigError(
             f"model.path={path}: transformers cannot read its config.json ({cause}); correct it there, or"
             " name a local folder of a Qwen3, Qwen2, Llama or Mistral model"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,11 @@ from numpy.typing import NDArray
 from bench.common.labels import value_label
 from bench.config import ConfigError
 from bench.training.text_files import text_files
-from bench.training.text_rows import LONGBENCH_KEYS, TASK_KEYS, read_rows
+from bench.training.text_rows import LONE_SURROGATE, LONGBENCH_KEYS, TASK_KEYS, read_rows
 from bench.training.tokenizer import token_ids
+
+SHARD = re.compile(r"-\d+-of-\d+$")
+"""End of the names of files that hold parts of one task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +96,8 @@ def read_questions(name: str, limit: int) -> tuple[Sequence[Question], Mapping[s
                 asked.append(_question(task, row, place))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"data.path={name}: holds no questions ({error}); experiment=quality reads JSON lines with"
-            " LongBench's keys: context, input, answers"
+            f"data.path={name}: cannot be read as questions ({error}); experiment=quality reads JSON lines"
+            " with LongBench's keys: context, input, answers"
         ) from None
     if not asked:
         raise ConfigError(f"data.path={name}: holds no rows; name another file or folder")
@@ -116,7 +120,7 @@ def _rows(name: str) -> Iterator[tuple[str, str, Any]]:
         for place, row in read_rows(path):
             named = [row.get(key) for key in TASK_KEYS] if isinstance(row, dict) else []
             task = "/".join(value for value in named if value and isinstance(value, str))
-            yield task or str(file.with_suffix("")), place, row
+            yield task or SHARD.sub("", str(file.with_suffix(""))), place, row
 
 
 def _question(task: str, row: Any, place: str) -> Question:
@@ -130,5 +134,7 @@ def _question(task: str, row: Any, place: str) -> Question:
         raise ValueError(f"{place}: context and input must be texts, answers a text or a list of texts")
     if not answers[0]:
         raise ValueError(f"{place}: its first answer is empty")
+    if LONE_SURROGATE.search("".join((row["context"], row["input"], answers[0]))):
+        raise ValueError(f"{place}: has half of a surrogate pair, which UTF-8 cannot hold")
     query = f"\n\nQuestion: {row['input']}\nAnswer:"
     return Question(task, None, row["context"], ((query, f" {answers[0]}"),))

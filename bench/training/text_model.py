@@ -5,6 +5,7 @@ The module must not import torch. Only `read_config` does, in the call: transfor
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from copy import deepcopy
@@ -47,17 +48,24 @@ _TEXT_MODEL_PREFIX = re.compile(r"\b(language|text)_model\.")
 def read_config(folder: Path) -> ConfigDict:
     """Return the configuration of the text model in a folder, as transformers reads its config.json.
 
-    Raises what transformers raises for a file that it cannot read.
+    For a family that transformers does not have it is the `model_type` alone. Raises what transformers raises
+    for a file that it cannot read.
     """
     return deepcopy(_read_once(folder, (folder / "config.json").read_text()))
 
 
 @cache
-def _read_once(folder: Path, content: str) -> ConfigDict:  # noqa: ARG001  another content is read again
+def _read_once(folder: Path, content: str) -> ConfigDict:
     """Return the configuration; read again, transformers would repeat its warnings."""
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
+    family = json.loads(content).get("model_type")
+    if family is not None and family not in CONFIG_MAPPING:
+        return {"model_type": family}
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    text = config.get_text_config(decoder=True)
+    if getattr(text, "rope_parameters", None):
+        text.standardize_rope_params()  # as transformers does when it computes frequencies
     return text_config(config)
 
 

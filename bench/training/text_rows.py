@@ -132,7 +132,8 @@ def _columns(names: list[str]) -> list[str]:
 def row_text(row: Any, place: str, tokenizer: str | None) -> str:
     """Return the text or the rendered chat of a row; raise ValueError that names its place if it has none."""
     keys = [*row] if isinstance(row, dict) else []
-    key = next((key for key in (TEXT_KEY, *CHAT_KEYS) if key in keys), None)
+    known = [key for key in (TEXT_KEY, *CHAT_KEYS) if key in keys]
+    key = next((key for key in known if row[key] is not None), known[0] if known else None)
     if key is None and set(LONGBENCH_KEYS) <= {*keys}:
         return f"{row['context']}\n\n{row['input']}"
     if key is None:

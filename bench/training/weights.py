@@ -56,12 +56,14 @@ class CheckpointWeights:
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
-        single, index = self.folder / SAFE_WEIGHTS_NAME, self.folder / SAFE_WEIGHTS_INDEX_NAME
-        if single.exists():  # the single file comes first in transformers too
-            with safe_open(single, framework="pt") as file:
-                files: Mapping[str, str] = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
-        else:
-            files = json.loads(index.read_text())["weight_map"]
+        shards = [SAFE_WEIGHTS_NAME]
+        if not (self.folder / SAFE_WEIGHTS_NAME).exists():  # which comes first in transformers too
+            index = json.loads((self.folder / SAFE_WEIGHTS_INDEX_NAME).read_text())
+            shards = sorted(set(index["weight_map"].values()))
+        files: dict[str, str] = {}
+        for shard in shards:  # an index may name another shard than the one that has a tensor
+            with safe_open(self.folder / shard, framework="pt") as file:
+                files |= dict.fromkeys(file.keys(), shard)
         self.files = {text_name(name): file for name, file in files.items()}
         """File of each tensor, by its name in the text model."""
         self.stored_names = {text_name(name): name for name in files}

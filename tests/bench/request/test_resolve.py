@@ -168,6 +168,14 @@ CHECKPOINTS = {
         {"model_type": "phi3", "sliding_window": 262144},
         "is a phi3, .*; name a folder of one of qwen3, qwen2, llama, mistral,",
     ),
+    "a family of nobody": (
+        {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}},
+        "is a mine, a family that cells cannot build; name a folder of one of qwen3, qwen2,",
+    ),
+    "a text for a number": (
+        {"hidden_size": "64"},
+        r"transformers cannot read its config.json \(Field 'hidden_size' expected int, got str",
+    ),
     "another rotation": (
         {"rope_scaling": {"type": "su", "long_factor": [1.0]}},
         "rope_type=su is not computed by transformers for a llama; name a folder with plain RoPE or one",

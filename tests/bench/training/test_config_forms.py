@@ -43,6 +43,10 @@ FORMS = {
     "default type": {**OLD, "rope_scaling": {"rope_type": "default"}},
     "YaRN's other numbers": {"rope_parameters": {**YARN, "beta_fast": 16, "attention_factor": 1.5}},
     "YaRN of DeepSeek": {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}},
+    "YaRN from a length in another place": {
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+        "original_max_position_embeddings": 512,
+    },
     "YaRN not truncated": {"rope_parameters": {**YARN, "truncate": False}},
     "other positions": {"rope_scaling": YARN, "max_position_embeddings": 8192},
     "keys of other families": {"sliding_window": 16, "use_sliding_window": False, "alibi": True},
@@ -87,7 +91,9 @@ def facts(model):
 
 
 def planned(folder):
-    return make_cell("model=checkpoint", f"model.path={folder}", "seq_len=4k").model
+    model = make_cell("model=checkpoint", f"model.path={folder}", "seq_len=4k").model
+    assert model.trained_len in (512, 1024, 4096, 8192)
+    return model
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -110,6 +110,7 @@ def test_another_factor_keeps_the_other_numbers_of_the_checkpoint(tmp_path):
             ("model.rope_scaling=yarn", "model.rope_factor=0.5"),
             "model.rope_factor=0.5: must be a number from",
         ),
+        (("model.rope_scaling=yarn", "model.trained_len=null"), "write model.trained_len=TOKENS"),
         (("model.rope_scaling=yan",), "did you mean model.rope_scaling=yarn?"),
     ],
 )

@@ -79,6 +79,11 @@ MODELS = FOR_IMAGES | {
     ),
     "dynamic": lambda: text_model("qwen2", {"rope_type": "dynamic", "factor": 3.0}),
     "longrope": lambda: text_model("llama", LONG),
+    "longrope with its length in another place": lambda: text_model(
+        "qwen2",
+        {**LONG, "original_max_position_embeddings": None},
+        original_max_position_embeddings=32,
+    ),
     "longrope of Mistral": lambda: text_model("mistral", {**LONG, "factor": 8.0}, sliding_window=None),
 }
 

@@ -155,7 +155,7 @@ ROW = {"context": "The sky is blue. " * 9, "input": "Of what colour is the sky?"
         (
             [ROW, {"text": "no question"}],
             (),
-            "holds no questions .*:2 has the keys text.*LongBench",
+            "cannot be read as questions .*:2 has the keys text.*LongBench",
         ),
         ([ROW | {"answers": []}], (), "context and input must be texts, answers a text or a list"),
         ([ROW | {"answers": [""]}], (), "its first answer is empty"),
@@ -164,6 +164,7 @@ ROW = {"context": "The sky is blue. " * 9, "input": "Of what colour is the sky?"
             (),
             "LongBench's keys: context, input, answers",
         ),
+        ([ROW | {"input": "\ud83d"}], (), "half of a surrogate pair"),
         ([], (), "holds no rows"),
         ([ROW], ("seq_len=40",), r"seq_len=40: a question \(rows\) has 51 tokens without its context"),
     ],
@@ -191,7 +192,7 @@ def test_questions_of_a_file_are_read_in_order(tmp_path):
 @pytest.mark.parametrize(
     "files",
     [
-        {"a.jsonl": [ROW] * 3, "b/c.jsonl": [ROW]},
+        {"a-00000-of-00002.jsonl": [ROW] * 2, "a-00001-of-00002.jsonl": [ROW], "b/c.jsonl": [ROW]},
         {"rows.jsonl": [ROW | {"task": "a"}] * 3 + [ROW | {"dataset": "b", "task": "c"}]},
         {"rows.jsonl": [ROW | {"dataset": "a"}] * 2 + [ROW | {"task": "b/c"}, {"dataset": "a"}]},
     ],
