@@ -7,7 +7,6 @@ import re
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _REQUESTED = re.compile(
@@ -37,24 +36,30 @@ KERNEL = Resource(
 SHARED_FILES = Resource(None, "probably /dev/shm is full; enlarge it (docker run --shm-size=16g)")
 PERHAPS = Resource(None, "perhaps out of device memory; to find out, try a shorter sequence")
 SIGNS: Sequence[tuple[Resource, str]] = (
+    # Errors of the program and words about a peer may quote any text.
+    (OTHER, r"^(\w+\n)*(Attribute|Import|ModuleNotFound|Key|Name|Type)Error\b|\b(by peer|peer closed)\b"),
     # torch raises an OutOfMemoryError if a compiled kernel does not fit.
     (KERNEL, r"out of resource: |too many resources requested for launch|(?i:launch_?out_?of_?resources)"),
     (KERNEL, r"uses too much shared data|allowed dynamic shared memory size"),
+    (KERNEL, r"(?i:(shared|local) memory[\w ()]* exceeds )"),
     (SHARED_FILES, r"(allocat|creat)\w+ shared memory ?(segment|\(shm\))|insufficient shared memory"),
     (SHARED_FILES, r"workers are out of shared memory|killed by signal: Bus error"),
-    (SHARED_FILES, r"(?s:^(?=.*(/torch_|/psm_|shm|posix_fallocate|SemLock)).*No space left on device)"),
+    (SHARED_FILES, r"(?s:^(?=.*(/dev/shm|/torch_\d+_|/psm_|shm_open|_fallocate|SemLock)).*No space left)"),
     (PINNED, r"Failed to CUDA host alloc|allocate pinned host memory"),
     # The same error may mean either; the device's allocator has words of its own.
     (DEVICE, r"out of memory\. Tried to allocate|driver error: out of memory"),
-    (PINNED, r"(?is:^(?=.*(pin.memory|\b(cu|hip)\w*Host\w+)).*(out.of.memory|MemoryAllocation))"),
-    (
-        DEVICE,
-        r"(?i:\b(cu(da|mem)\w*|hip|npu|xpu|mps|musa|mlu|triton)\b.{0,80}(?<! run|ning|host)\Wout of memory)",
-    ),
+    (PINNED, r"(?is:^(?=.*(pin.memory|(?-i:\b(cu|hip|acl)\w*Host))).*(out.?of.?memory|MemoryAlloc|207001))"),
+    (DEVICE, r"(?im:(^|[:\]] )(cuda|gpu|hip|npu|xpu|mps backend|musa|mlu) out of memory)"),
+    (DEVICE, r"(?i:\b(cuda|hip|rocm|cublas|triton)( \w+)? (error|failure)\b.{,80}[:',] ?'?out of memory)"),
+    (DEVICE, r"\b(cu|hip)[a-z]*[A-Z]\w+(\(.*?\))?'?( failed| returned)?( with error)?:? out of memory(?! b)"),
+    (DEVICE, r"out of memory at line \d+ in file|would exceed allowed memory\. \(out of memory\)"),
+    (DEVICE, r"RESOURCE_EXHAUSTED: (Out of memory|Failed to allocate)|PT_DEVMEM Allocation failed"),
+    (DEVICE, r"\(EL0004\)|EL0004: |(result =|code is) 207001"),
     (DEVICE, r"(CU|HIP)(BLAS|DNN|SOLVER|FFT|SPARSE)_(STATUS_)?ALLOC_FAILED|DEVICE_ALLOCATION_FAILED"),
     (DEVICE, r"(cuda|hip)Error(MemoryAllocation|OutOfMemory)|(CUDA|HIP)_ERROR_O(UT_OF_MEMORY|utOfMemory)"),
     (DEVICE, r"Failed to CUDA [mc]alloc|ERROR_OUT_OF_DEVICE_MEMORY|resource\[DeviceMemory\]"),
-    (DEVICE, r"(?m:^([\w.]+\.)?OutOfMemoryError\b)"),
+    (HOST, r"running low on memory"),
+    (DEVICE, r"^([\w.]+[.\n])?OutOfMemoryError\b"),
     (HOST, r"(?m:^MemoryError\b)|std::bad_alloc|Cannot allocate memory \(12\)|\[Errno 12\]"),
     (HOST, r"DefaultCPUAllocator: (can't allocate|not enough) memory|allocate memory for thread-local data"),
     (HOST, r"HOST_ALLOCATION_FAILED"),
@@ -63,13 +68,14 @@ SIGNS: Sequence[tuple[Resource, str]] = (
     (LIMITED, r"Resource temporarily unavailable|\[Errno 11\]"),
     # oneDNN has no room for generated code or for its scratchpad.
     (LIMITED, r"could not (create|execute) a (primitive|memory)"),
+    (PERHAPS, r"CUDNN_STATUS_INTERNAL_ERROR\b|(?i:unable to find an? (engine to|valid cudnn))"),
     (PERHAPS, r"_STATUS_NOT_INITIALIZED|when calling `\w+Create\b|_ERROR_OUT_OF_RESOURCES"),
 )
 """Signs of an exhausted resource in a text, of which the first counts. The word "memory" alone is no sign.
 
 A text begins with the type of the error. TorchScript puts the allocator's line at the end of its message.
 """
-TELLING_WORDS = re.compile(r"pin_memory(?! *= *False)|\bSemLock\b")
+RESOURCE_WORDS = re.compile(r"pin_memory(?! *= *False)|\bSemLock\b")
 """Words in the source of a failed call that name a resource which its error does not name."""
 
 
@@ -82,9 +88,11 @@ def resource_by_text(text: str, *, limited: bool = False) -> Resource:
 def exhausted_resource(error: BaseException, *, limited: bool = False) -> Resource:
     """Return the resource that is exhausted by the type, the text and the failed call of an exception."""
     types = (cls.__name__ for cls in type(error).__mro__)
-    calls = traceback.extract_tb(error.__traceback__)[-1:]
-    lines = (linecache.getlines(call.filename)[(call.lineno or 1) - 1 : call.end_lineno] for call in calls)
-    words = TELLING_WORDS.findall("".join(chain.from_iterable(lines)))
+    words: list[str] = []
+    for call in traceback.extract_tb(error.__traceback__)[-1:]:
+        first = call.lineno or 1
+        lines = linecache.getlines(call.filename)[first - 1 : call.end_lineno or first]
+        words = RESOURCE_WORDS.findall("".join(lines))
     return resource_by_text("\n".join([*types, *words, str(error)]), limited=limited)
 
 

@@ -54,7 +54,9 @@ class NodeReport(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 Request = Start | AskForActivity | Stop
 Report = Ready | NodeReport
 BEGINNING = re.compile(rb'\{"type": "(Start|AskForActivity|Stop|Ready|NodeReport)"')
-"""Beginning of a message, which a damaged message has and other text does not."""
+"""Beginning of a message, which a damaged message may have and other text does not."""
+END = re.compile(rb'"ends": .*, "files": \{.*\}\}')
+"""End of a `NodeReport`, which may have lost its beginning."""
 
 
 def encode(message: Request | Report) -> bytes:

@@ -18,6 +18,7 @@ from bench.config import ConfigError
 from bench.extras.nodes.link import Link
 from bench.extras.nodes.protocol import (
     BEGINNING,
+    END,
     AskForActivity,
     NodeReport,
     Report,
@@ -96,11 +97,12 @@ class RemoteNode:
         """Return the reports about ranks that have arrived, without waiting."""
         reports: list[NodeReport] = []
         for line in self.link.receive():
+            begin = BEGINNING.search(line)  # a program may print in front of a message, without a line's end
             try:
-                report: Report = decode(line, Report)
+                report: Report = decode(line[begin.start() :] if begin else line, Report)
             except ConfigError as error:
                 self._output.write(line + b"\n")
-                if BEGINNING.search(line):
+                if begin or END.search(line):
                     self.link.lost_reason = self._damage = str(error)
                 continue
             if isinstance(report, NodeReport):

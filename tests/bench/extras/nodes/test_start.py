@@ -134,7 +134,9 @@ PRINTED = {
     b"srun: warning: a step\n": None,
     b'{"type": "info", "text": "a log of JSON lines"}\n': None,
     b'{"type": "NodeReport", "ev\x1b[0m\nents": []}\nrest': '{"type": "NodeReport", "ev\\x1b[0m',
-    b'50 %{"type": "NodeReport", "events": []}\n': '50 %{"type": "NodeReport", "events": []}',
+    b'50 %{"type": "NodeReport", "events": []}\n': None,
+    b'50 %{"type": "NodeReport", "eve\n': '{"type": "NodeReport", "eve',
+    b'ogress": null, "ends": null, "files": {}}\n': 'ogress": null, "ends": null, "files": {}}',
     b'{"type": "Stop"}\r\n': '{"type": "Stop"}\\r',
     b'{"type": "NodeReport", "events": [' + b"1, " * 1365 + b"\n":
         '{"type": "NodeReport", "events": [' + "1, " * 8 + "1,",
