@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import re
 import sys
 import zlib
@@ -36,9 +37,9 @@ COLUMNS = (
 _RANK = re.compile(r'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d+)')
 _SIZES = re.compile(r'"world_size"\s*:\s*(\d+)\s*,\s*"pg_count"\s*:\s*1\b')
 _HOST = re.compile(r'"host_name"\s*:\s*"([^"]+)"')
-_LOOKALIKE = re.compile(  # before a name's arguments; Inductor's `triton_` kernels bear names of their inputs
-    r"(?i)(?!nccl|triton_)(?:void )?(?:\(.*?\)::)?([^<(]*?(?:(?<!sm)all_?(?:reduce|gather|to_?all)"
-    r"|reduce_?scatter|cross_device_|multimem|symm(?:etric)?_?mem|(?:nv|roc)shmem|deep_ep|msccl)[^<(]*)"
+_LOOKALIKE = re.compile(  # beginnings of names; kernels that compute have such words in the middle
+    r"(?:void )?(?:.*(?:namespace\)|<unnamed>)::)?((?:\w+::)*?(?:(?:one|two)_?[sS]hot_?[aA]ll|multimem_|msccl"
+    r"|[aA]ll_?(?:[rR]educe|[gG]ather|[tT]o_?[aA]ll)|cross_device_reduce|(?:nv|roc)shmem|deep_ep::)[^<(]*)"
 )
 
 
@@ -98,9 +99,11 @@ def split_trace(path: Path) -> dict[str, TraceSplit]:
         calls: list[Call] = []
         world_size = int(sizes[1]) if sizes else None  # gloo's events do not name their group
         tracks = read_tracks(_collect_calls(read_events(path), calls, world_size))
+    except TraceError:
+        raise
     except EOFError:
         raise TraceError(f"{path} is cut off") from None
-    except (zlib.error, KeyError, TypeError, AttributeError):
+    except (gzip.BadGzipFile, zlib.error, LookupError, TypeError, AttributeError, ValueError, OverflowError):
         raise TraceError(f"{path} is not a Chrome trace of torch.profiler") from None
     if not len(tracks["operators"]) and not len(tracks["kernels"]):
         raise TraceError(f"{path} has no operator and no kernel; trace at least one step")
@@ -117,6 +120,8 @@ def _parts(tracks: dict[str, Track]) -> dict[str, dict[str, Track]]:
         [*dict.fromkeys(track.threads[number][:2] for number in np.unique(track.thread))]
         for track in (tracks["operators"], tracks["kernels"])
     )
+    numbered = {process for process, gpu in gpus if gpu is not None}
+    gpus = [key for key in gpus if key[1] is not None or key[0] not in numbered]
     if len(gpus or hosts) == 1:
         return {"": tracks}
     parts = {}
@@ -287,6 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{number_label(outside_ms)} ms of kernels ran outside the steps and do not count.")
     if ms := round(sum(split.lookalikes_ms for split in splits), 2):
         names = ", ".join(sorted({name for split in splits for name in split.lookalikes}))
+        names = names.encode(errors="replace").decode()  # JSON can hold half a surrogate pair
         print(f"Communication does not include {number_label(ms)} ms of kernels that look like it: {names}.")
     return ExitCode.OK
 
