@@ -52,17 +52,16 @@ SIGNS: Sequence[tuple[Resource, str]] = (
     (DEVICE, r"(?im:(^|[:\]] )(cuda|gpu|hip|npu|xpu|mps backend|musa|mlu) out of memory)"),
     (DEVICE, r"(?i:\b(cuda|hip|rocm|cublas|triton)( \w+)? (error|failure)\b.{,80}[:',] ?'?out of memory)"),
     (DEVICE, r"\b(cu|hip)[a-z]*[A-Z]\w+(\(.*?\))?'?( failed| returned)?( with error)?:? out of memory(?! b)"),
-    (DEVICE, r"out of memory at line \d+ in file|would exceed allowed memory\. \(out of memory\)"),
+    (DEVICE, r"(cudaSuccess.*: |allowed memory\. \()out of memory|out of memory at line \d+ in file"),
     (DEVICE, r"RESOURCE_EXHAUSTED: (Out of memory|Failed to allocate)|PT_DEVMEM Allocation failed"),
     (DEVICE, r"\(EL0004\)|EL0004: |(result =|code is) 207001"),
     (DEVICE, r"(CU|HIP)(BLAS|DNN|SOLVER|FFT|SPARSE)_(STATUS_)?ALLOC_FAILED|DEVICE_ALLOCATION_FAILED"),
     (DEVICE, r"(cuda|hip)Error(MemoryAllocation|OutOfMemory)|(CUDA|HIP)_ERROR_O(UT_OF_MEMORY|utOfMemory)"),
     (DEVICE, r"Failed to CUDA [mc]alloc|ERROR_OUT_OF_DEVICE_MEMORY|resource\[DeviceMemory\]"),
-    (HOST, r"running low on memory"),
+    (HOST, r"running low on memory|HOST_ALLOCATION_FAILED"),
     (DEVICE, r"^([\w.]+[.\n])?OutOfMemoryError\b"),
     (HOST, r"(?m:^MemoryError\b)|std::bad_alloc|Cannot allocate memory \(12\)|\[Errno 12\]"),
     (HOST, r"DefaultCPUAllocator: (can't allocate|not enough) memory|allocate memory for thread-local data"),
-    (HOST, r"HOST_ALLOCATION_FAILED"),
     # A thread's stack counts as data. A thread that cannot be created may end in C++'s abort.
     (LIMITED, r"can't start new thread|Thread creation failed|pthread_create|without an active exception"),
     (LIMITED, r"Resource temporarily unavailable|\[Errno 11\]"),
@@ -90,8 +89,7 @@ def exhausted_resource(error: BaseException, *, limited: bool = False) -> Resour
     types = (cls.__name__ for cls in type(error).__mro__)
     words: list[str] = []
     for call in traceback.extract_tb(error.__traceback__)[-1:]:
-        first = call.lineno or 1
-        lines = linecache.getlines(call.filename)[first - 1 : call.end_lineno or first]
+        lines = linecache.getlines(call.filename)[(call.lineno or 1) - 1 : call.end_lineno or 1]
         words = RESOURCE_WORDS.findall("".join(lines))
     return resource_by_text("\n".join([*types, *words, str(error)]), limited=limited)
 

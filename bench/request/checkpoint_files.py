@@ -39,7 +39,6 @@ class StoredTensor:
     dtype: str
     shape: list[int]
     start: int
-    """Position of the first byte in the file."""
     end: int
 
     def ends(self) -> tuple[bytes, bytes]:

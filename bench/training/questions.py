@@ -20,7 +20,6 @@ from bench.training.text_rows import LONE_SURROGATE, LONGBENCH_KEYS, TASK_KEYS, 
 from bench.training.tokenizer import token_ids
 
 SHARD = re.compile(r"-\d+-of-\d+$")
-"""End of the names of files that hold parts of one task."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,8 @@ ConfigDict = Mapping[str, Any]
 """Settings of a text model with transformers' names, and with its defaults: see `text_config`."""
 
 TEXT_FAMILIES: Mapping[str, str] = {
-    "qwen2_vl": "qwen2",
     "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
-    "qwen3_vl": "qwen3",
     "qwen3_vl_text": "qwen3",
 }
 """Family of the text model inside a model for images, by the `model_type` of the latter.
@@ -37,7 +34,6 @@ WHOLE_MODEL_KEYS = ("tie_word_embeddings", "quantization_config", "compression_c
 THREE_POSITION_KEYS = ("mrope_section", "mrope_interleaved")
 """RoPE parameters that only a model with three positions per token has."""
 DECODER_PARTS = ("embed_tokens.", "layers.", "norm.")
-"""Beginnings of the names of a decoder's parameters."""
 LISTED_FACTORS = "longrope"
 """RoPE type of transformers with a factor for each frequency."""
 LENGTH_DEPENDENT_ROPE = ("dynamic", LISTED_FACTORS)
@@ -48,8 +44,7 @@ _TEXT_MODEL_PREFIX = re.compile(r"\b(language|text)_model\.")
 def read_config(folder: Path) -> ConfigDict:
     """Return the configuration of the text model in a folder, as transformers reads its config.json.
 
-    For a family that transformers does not have it is the `model_type` alone. Raises what transformers raises
-    for a file that it cannot read.
+    It is the `model_type` alone for a family that transformers does not have.
     """
     return deepcopy(_read_once(folder, (folder / "config.json").read_text()))
 

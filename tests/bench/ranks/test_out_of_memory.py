@@ -152,6 +152,7 @@ WORDS = [
     (PINNED, "cuMemAllocHost failed: CUDA_ERROR_OUT_OF_MEMORY"),
     (DEVICE, "EL0004: alloc device memory failed, runtime result = 207001"),
     (DEVICE, "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 137438953472 bytes."),
+    (DEVICE, "error == cudaSuccess. 2 vs 0. Error at: caffe2/core/context_gpu.cu:343: out of memory"),
     (DEVICE, "Error: out of memory at line 380 in file /src/csrc/ops.cu"),
     (DEVICE, "Allocation on device 0 would exceed allowed memory. (out of memory)"),
     (PERHAPS, "RuntimeError: Unable to find a valid cuDNN algorithm to run convolution"),
@@ -205,6 +206,14 @@ def test_call_that_failed_tells_pinned_memory_from_the_device_s():
         raise_without_room(pin_memory=True)
     assert exhausted_resource(raised.value).memory == "pinned host"
     assert exhausted_resource(RuntimeError(*raised.value.args)).memory == "device"
+
+
+def test_call_that_failed_tells_a_semaphore_from_a_full_disk():
+    error = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match="No space") as raised:
+        raise error  # as multiprocessing's SemLock does
+    assert exhausted_resource(raised.value) is SHARED_FILES
+    assert exhausted_resource(OSError(*error.args)) is OTHER
 
 
 @pytest.mark.parametrize(("memory", "allocated"), [("device", 7), ("pinned host", None)])

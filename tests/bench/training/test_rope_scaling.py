@@ -93,7 +93,7 @@ def test_checkpoint_keeps_its_scaling_by_default(tmp_path):
     assert settings.rope_parameters == {"rope_type": "default", "rope_theta": 1e4}
 
 
-def test_another_factor_keeps_the_other_numbers_of_the_checkpoint(tmp_path):
+def test_another_factor_keeps_the_checkpoints_other_numbers(tmp_path):
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32}
     words = checkpoint_of(tmp_path, {**rope, "beta_fast": 16})
     model = make_cell(*words, "model.rope_factor=3", "model.trained_len=128").model
