@@ -166,7 +166,6 @@ def test_samples_formula_has_the_interval_rank():
             f"limit of {LIMIT_WITHOUT_NOISE.loss:.0e} and {LIMIT_WITHOUT_NOISE.grad_norm:g} stands",
         ),
         (q.GRADIENTS, f"max(floor, {agreement.NOISE_FACTOR:.0f} * noise)"),
-        (q.GRADIENTS, f"{agreement.NORM_NOISE_FACTOR:.0f} * noise for the weight of a norm"),
         (q.GRADIENTS, f"without it {agreement.LIMIT_WITHOUT_NOISE:g} in 16 bit"),
         (q.GRADIENTS, ", ".join(f"{floor:g} {dtype}" for dtype, floor in agreement.FLOORS.items())),
         (q.GRADIENTS, f"2^{math.log2(agreement.SMALLEST_SHARE):.0f} * norm of all gradients'"),

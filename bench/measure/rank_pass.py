@@ -54,9 +54,15 @@ class TimedSteps:
     """Milliseconds from the start of the first timed step to the end of the last."""
     warmup: str
     """`full` if full-length steps ran before the timed ones, `short` if only a short first step did."""
-    outcomes: list[Any]
-    """Results of all full-length steps up to the last timed step, the timed steps last. The results of later
-    steps are in `Measurement.later_outcomes`."""
+    end: int
+    """Number of full-length steps that ended before or with the last timed step."""
+    started_ns: list[int]
+    """Start of each timed step, then the end of the last, by `time.time_ns`."""
+
+    @property
+    def numbers(self) -> range:
+        """Numbers of the timed steps among all full-length steps."""
+        return range(self.end - len(self.step_times_ms), self.end)
 
 
 class RankPass:
@@ -147,8 +153,8 @@ class Measurement:
         self.device = device
         self.log = log
         self.folder = folder
-        self.later_outcomes: list[Any] = []
-        """Results of the full-length steps after the last timed step."""
+        self.outcomes: list[Any] = []
+        """Results of all full-length steps so far."""
         self.raise_if_rank_failed = raise_if_rank_failed
         self.watch = AttentionWatch()
         self.tap = CommunicationTap(self.watch)
@@ -203,11 +209,11 @@ class Measurement:
             yield StepRequest.FIRST
 
     def step(self, make_context: ContextFactory) -> StepRequests:
-        """Request one full-length step that runs in a new context; its result goes to `later_outcomes`."""
+        """Request one full-length step that runs in a new context; its result goes to `outcomes`."""
         yield StepRequest.BEFORE_NEXT_STEP
         with make_context():
             outcome = yield StepRequest.STEP
-        self.later_outcomes.append(outcome)
+        self.outcomes.append(outcome)
 
     @contextmanager
     def inspect_step(self) -> Iterator[None]:

@@ -25,6 +25,8 @@ class AttentionCall:
     dq: Tensor
     dk: Tensor
     dv: Tensor
+    number: int
+    """Number of the call, which decides its inputs."""
 
 
 class Subject(ABC):
@@ -50,6 +52,8 @@ class Subject(ABC):
     """Trained model; None if attention alone is measured."""
     sequence_ranks: int = 1
     """Number of ranks that share a sequence, including this rank."""
+    spare_bytes: int = 0
+    """Bytes of tensors that only the measurement needs, which do not count as memory of the subject."""
     activation_offload: ActivationOffload | None = None
     """Mover of the layers' inputs to host memory; None if they stay on the device."""
 

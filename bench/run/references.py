@@ -23,7 +23,7 @@ from bench.measure.quality.section import QualitySection
 from bench.plan.local_cells import reason_to_skip
 from bench.plan.planned import PlannedCell
 from bench.plan.work import MAX_COMPARED_STEPS, REFERENCE_STRATEGY, is_base, work_of
-from bench.record.gradient_agreement import match_gradients
+from bench.record.gradient_agreement import match_gradients, match_moments
 from bench.record.position_agreement import describe_departure, match_positions
 from bench.record.quality_agreement import describe_quality_departure, match_quality
 from bench.record.record import Record, Status
@@ -66,6 +66,7 @@ class Trajectories:
             return record
         reference = self._references.get(work_of(cell))
         noise = {} if record.objective is None else record.objective.noise
+        gradient_noise = {} if record.objective is None else record.objective.gradient_noise
         if reference is not None and not _replaces(cell, reference.cell):
             steps = min(len(losses.loss), len(reference.losses.loss), MAX_COMPARED_STEPS)
             limit = limit_for(cell.dtype, noise)
@@ -75,7 +76,10 @@ class Trajectories:
                 compared_steps=steps,
                 compared_within=asdict(limit),
                 gradient_match=match_gradients(
-                    losses.gradients, reference.losses.gradients, cell.dtype, noise.get("grad_norm")
+                    losses.gradients, reference.losses.gradients, cell.dtype, gradient_noise
+                ),
+                moment_match=match_moments(
+                    losses.moments, reference.losses.moments, cell.dtype, gradient_noise
                 ),
                 position_match=match_positions(losses.by_position, reference.losses.by_position, limit.loss),
             )
@@ -87,6 +91,7 @@ class Trajectories:
                 compared, reference_signals, limit, movement_weight(cell.dtype, limit)
             )
             departure = departure or _gradient_departure(losses.gradient_match)
+            departure = departure or _gradient_departure(losses.moment_match)
             departure = departure or describe_departure(losses.position_match, cell.seq_len)
             if departure is not None:
                 reason = f"{departure} of {reference.cell.strategy} on the same data"
@@ -127,7 +132,8 @@ def _gradient_departure(match: GradientMatch | None) -> str | None:
         if match.difference is None
         else f"off by {match.difference:.1e} of its length"
     )
-    return f"step 0: the gradient of {match.parameter} is {size} (limit {match.limit:.1e}) against that"
+    what = "step 0: the gradient" if match.steps == 1 else f"after {match.steps} steps: the first moment"
+    return f"{what} of {match.parameter} is {size} (limit {match.limit:.1e}) against that"
 
 
 @dataclass(slots=True)

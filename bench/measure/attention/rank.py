@@ -16,9 +16,10 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from bench.attention.kernels import attend
+from bench.measure.attention.inputs import whole_input
 from bench.measure.attention.section import AttentionSection
 from bench.measure.full_length.shards import attention_rows, hidden_keys
-from bench.measure.parity.rank import random_input, with_model_strides
+from bench.measure.parity.exact import Tensors
 from bench.measure.rank_pass import RankPass, StepRequests
 from bench.measure.subject import AttentionCall
 from bench.measure.timing.clock import StepClock
@@ -43,8 +44,8 @@ class RowErrors:
     rows of the sampled tokens in its shard.
     """
 
-    def __init__(self, strategy: Strategy, device: torch.device, *, causal: bool) -> None:
-        self.cell, self.device, self.causal = strategy.cell, device, causal
+    def __init__(self, strategy: Strategy, device: torch.device, call: int, *, causal: bool) -> None:
+        self.cell, self.device, self.call, self.causal = strategy.cell, device, call, causal
         seq_len = self.cell.seq_len
         sampled = torch.linspace(1, seq_len - 1, SAMPLED_TOKENS, dtype=torch.float64).long().unique()
         self.tokens = sampled[(sampled > 0) & (sampled < seq_len)]
@@ -70,6 +71,10 @@ class RowErrors:
         ulps = self._errors_of((out_BNTD, dq_BNTD), self.tokens, self.tokens)
         return {name: float(error) for name, error in zip(COMPARED, ulps, strict=True)}
 
+    def inputs(self) -> Tensors:
+        """Return q, k, v and the gradient of the output of whole sequences, [B, heads, T, D]."""
+        return tuple(whole_input(self.cell, index, self.call, self.device) for index in range(4))
+
     def _errors_of(self, results: Sequence[Tensor], indices: Tensor, tokens: Tensor) -> list[Tensor]:
         """Return the largest error of output and query gradient at `tokens`, whose rows are `indices`."""
         indices = indices.to(self.device)
@@ -80,7 +85,7 @@ class RowErrors:
 
     def _exact_rows(self, tokens: Tensor) -> list[Tensor]:
         """Return output and query gradient of these tokens in float64, both [B, N, R, D], head by head."""
-        q, k, v, dout = (random_input(self.cell, index, self.cell.seq_len, self.device) for index in range(4))
+        q, k, v, dout = self.inputs()
         tokens = tokens.to(self.device)
         keys = torch.arange(k.shape[2], device=self.device)
         hidden_RT = hidden_keys(keys, tokens, None, causal=self.causal)
@@ -140,9 +145,9 @@ class AttentionPass(RankPass):
         sequences, or the reason for not having them.
         """
         subject, timed = self.measurement.subject, self.measurement.timed
-        clocks = timed.outcomes[-len(timed.step_times_ms) :]
+        clocks = [self.measurement.outcomes[number] for number in timed.numbers]
         forward_ms, backward_ms = zip(*(clock.step_times_ms() for clock in clocks), strict=True)
-        row_errors = RowErrors(strategy, subject.device, causal=subject.causal)
+        row_errors = RowErrors(strategy, subject.device, call.number, causal=subject.causal)
         errors = row_errors.shard_errors(call)
         if strategy.cell.replay.rank is not None:  # without other ranks' numbers, results need only be finite
             errors = {name: error for name, error in errors.items() if error == math.inf}
@@ -166,9 +171,7 @@ class AttentionPass(RankPass):
 def _add_one_device(section: AttentionSection, strategy: Strategy, row_errors: RowErrors) -> AttentionSection:
     """Return the section with times and errors of the cell's kernel on whole sequences on this device."""
     cell = strategy.cell
-    *qkv, dout = (
-        with_model_strides(random_input(cell, index, cell.seq_len, row_errors.device)) for index in range(4)
-    )
+    *qkv, dout = row_errors.inputs()
     leaves = [x.requires_grad_() for x in qkv]
     clocks: list[StepClock] = []
     calls = 1

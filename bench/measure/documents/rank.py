@@ -17,9 +17,7 @@ class DocumentsPass(RankPass):
         if trainer is None or not trainer.cell.data.packs:
             return None
         with measurement.log.run_phase("documents"):
-            timed = measurement.timed
-            end = len(timed.outcomes)
-            return count_documents(trainer, range(end - len(timed.step_times_ms), end))
+            return count_documents(trainer, measurement.timed.numbers)
 
 
 def count_documents(trainer: Trainer, steps: range) -> DocumentsSection:

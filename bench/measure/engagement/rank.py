@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
 
 from bench.measure.calls import CollectiveCall
+from bench.measure.engagement.call_log import RecordedCall, read_call_log, recorded_sends
 from bench.measure.engagement.section import EngagementSection
 from bench.measure.rank_pass import RankPass, StepRequests
 from bench.measure.tap import process_group_by_name
@@ -36,16 +39,38 @@ class EngagementPass(RankPass):
     modules: frozenset[str] = frozenset()
     """Modules with attention code that this rank entered in the first step."""
 
+    sends: Sequence[RecordedCall] = ()
+    """Sends over gloo in the last window."""
+    timed_calls: Sequence[Counter[str] | None] = ()
+    """Calls of each timed step; None for a step of which the flight recorder lacks calls."""
+    inspected_calls: Counter[str] | None = None
+    """Calls of attention in the inspected step."""
+
     @contextmanager
     def around_first_step(self) -> Iterator[None]:
         with watch_modules(self.measurement.subject.attention_modules) as modules:
             yield
         self.modules = frozenset(modules)
 
-    def around_inspected_step(self) -> AbstractContextManager[Any]:
-        return self.measurement.tap
+    @contextmanager
+    def around_window(self) -> Iterator[None]:
+        with recorded_sends() as self.sends:
+            yield
+
+    @contextmanager
+    def around_inspected_step(self) -> Iterator[None]:
+        watch = self.measurement.watch
+        to_wall_clock_ns, first = time.time_ns() - time.monotonic_ns(), len(watch.spans_ns)
+        with recorded_sends() as sends, self.measurement.tap:
+            yield
+        spans = [(start + to_wall_clock_ns, end + to_wall_clock_ns) for start, end in watch.spans_ns[first:]]
+        by_call = read_call_log(sends).by_span(spans)
+        if None not in by_call:
+            self.inspected_calls = sum(filter(None, by_call), Counter())
 
     def run(self) -> StepRequests:
+        started_ns = self.measurement.timed.started_ns
+        self.timed_calls = read_call_log(self.sends).by_span([*pairwise(started_ns)])
         if self.measurement.inspects_traced_step:
             return
         with self.measurement.log.run_phase("engagement", 1, self.measurement.step_s):
@@ -60,8 +85,24 @@ class EngagementPass(RankPass):
             attention_shapes=[sorted(map(list, measurement.watch.shapes))],
             sent_bytes={name: [sent] for name, sent in measurement.tap.sent_bytes().items()},
             calls=measurement.tap.calls_by_kind(),
+            **_compare_timed_calls(self.timed_calls, self.inspected_calls),
             messages=messages_of(measurement.tap.calls) if is_replay else None,
         )
+
+
+def _compare_timed_calls(
+    timed: Sequence[Counter[str] | None], inspected: Counter[str] | None
+) -> dict[str, Any]:
+    """Return the fields of the section about attention's calls in timed steps."""
+    complete = {step: calls for step, calls in enumerate(timed) if calls is not None}
+    kinds = inspected or Counter[str]()
+    differences = (
+        f"timed step {step} made {calls[kind]} calls of {kind}, the inspected step {count}"
+        for step, calls in complete.items()
+        for kind, count in kinds.items()
+        if calls[kind] != count
+    )
+    return {"compared_steps": [len(complete) if kinds else 0], "call_differences": [next(differences, None)]}
 
 
 def messages_of(calls: Sequence[CollectiveCall]) -> list[Messages]:

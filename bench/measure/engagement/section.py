@@ -11,13 +11,23 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bench.config import Cell, MeasureConfig
+from bench.config import USER_CODE, Cell, MeasureConfig
 from bench.measure.check import Check
-from bench.measure.facts import NOT_RUN, FaultOrigin, PassFacts, RankReport, join_by_rank, lists_by_name
+from bench.measure.facts import (
+    NO_OTHER_RANKS,
+    NOT_RUN,
+    FaultOrigin,
+    PassFacts,
+    RankReport,
+    join_by_rank,
+    lists_by_name,
+)
 from bench.measure.timing.section import affordable_steps
 from bench.ranks.log import RankStage
 from bench.strategies import STRATEGIES
 from bench.training.messages import Messages
+
+NOT_RECORDED = "torch's flight recorder has not kept all calls of any timed step; raise TORCH_FR_BUFFER_SIZE"
 
 
 class EngagementSection(Struct, frozen=True, kw_only=True):
@@ -33,6 +43,10 @@ class EngagementSection(Struct, frozen=True, kw_only=True):
     """Payload bytes that leave a rank in the step, by purpose and rank."""
     calls: dict[str, int]
     """Number of rank 0's communication calls, by purpose and kind."""
+    compared_steps: list[int] = []
+    """Number of timed steps whose attention calls were compared with those of the inspected step, by rank."""
+    call_differences: list[str | None] = []
+    """First timed step whose attention calls differ, by rank; null if none does."""
     messages: list[Messages] | None = None
     """Communication calls of a replayed rank, equal calls counted together; a receive has the bytes that
     arrive. Null without a replay."""
@@ -50,26 +64,48 @@ class EngagementFacts(PassFacts[EngagementSection, EngagementSection]):
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> EngagementSection:  # noqa: ARG002
         parts = self.parts(reports)
         sent = [{name: sent[0] for name, sent in part.sent_bytes.items()} for part in parts]
-        return replace(parts[0], **join_by_rank(parts, "attention_shapes"), sent_bytes=lists_by_name(sent))
+        by_rank = join_by_rank(parts, "attention_shapes", "compared_steps", "call_differences")
+        return replace(parts[0], **by_rank, sent_bytes=lists_by_name(sent))
 
     def gate(self, cell: Cell, section: EngagementSection) -> str | None:
-        """Return a message if shapes or bytes differ from the strategy's formula; None if they are equal.
+        """Return a message if shapes or bytes differ from the formula, or calls of timed from inspected ones.
 
-        A strategy outside the table of strategies has no formula and always passes.
+        A strategy outside the table of strategies has no formula and always passes. A user's own loop may
+        make other calls in each step.
         """
         if cell.strategy not in STRATEGIES:
             return None
-        return _why_shapes_are_wrong(cell, section) or _why_bytes_are_wrong(cell, section)
+        wrong = _why_shapes_are_wrong(cell, section) or _why_bytes_are_wrong(cell, section)
+        differs = next(filter(None, section.call_differences), None)
+        if wrong is not None or differs is None or cell.trainer == USER_CODE:
+            return wrong
+        rank = cell.running_ranks[section.call_differences.index(differs)]
+        return f"rank {rank}: {differs}; attention communicates as configured only while it is inspected"
 
     def checks(self, cell: Cell, section: EngagementSection | None) -> list[Check]:
-        """Return the checks of attention's input shapes and of the bytes that it sent in one step."""
+        """Return the checks of attention's input shapes, and of the bytes that it sent in each step."""
         unknown = None if cell.strategy in STRATEGIES else f"no formula of strategy {cell.strategy} is known"
         reason = NOT_RUN if section is None else unknown
         tokens, steps = (cell.seq_len, 1) if reason is None else (None, None)
-        return [
+        formulas = [
             Check(what=what, against="the strategy's formula", tokens=tokens, steps=steps, reason=reason)
             for what in ("shapes in attention", "bytes that attention exchanges")
         ]
+        if unknown is not None or cell.trainer == USER_CODE:
+            return formulas
+        return [*formulas, _timed_calls_check(cell, section)]
+
+
+def _timed_calls_check(cell: Cell, section: EngagementSection | None) -> Check:
+    check = Check(what="attention's calls in timed steps", against="the inspected step")
+    if section is None:
+        return replace(check, reason=NOT_RUN)
+    if cell.replay.rank is not None:
+        return replace(check, reason=NO_OTHER_RANKS)
+    if not any(name.startswith("attention ") for name in section.calls):
+        return replace(check, reason="attention makes no calls")
+    steps = min(section.compared_steps, default=0)
+    return replace(check, tokens=cell.seq_len, steps=steps) if steps else replace(check, reason=NOT_RECORDED)
 
 
 def will_share_traced_step(measure: MeasureConfig, step_s: float) -> bool:

@@ -8,7 +8,7 @@ The step itself is not touched, and no gradient is gathered or copied.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from bench.measure.losses.section import SIGNED_SUMS
 from bench.training.data import splitmix64
 from bench.training.engines.engine import Engine
-from bench.training.optimizer_facts import BETAS
+from bench.training.optimizer_facts import BETAS, OPTIMIZER_FACTS
 
 CHUNK = 2**20
 """Number of elements that are hashed at once; each takes eight bytes of memory."""
@@ -47,11 +47,24 @@ class MomentSums:
         beta1, beta2 = BETAS
         signed = (self.signed - beta1 * before.signed) / (1 - beta1)
         squares = (self.squares - beta2 * before.squares) / (1 - beta2)
-        rows = torch.cat([squares.clamp(min=0).sqrt()[:, None], signed], dim=1).tolist()
-        return {
-            name: [float(f"{number:.6e}") for number in row]  # shorter in a record
-            for name, row in zip(self.names, rows, strict=True)
-        }
+        return _rows_by_name(self.names, torch.cat([squares.clamp(min=0).sqrt()[:, None], signed], dim=1))
+
+
+def sum_first_moment(engine: Engine, device: torch.device) -> dict[str, list[float]]:
+    """Return the norm of each parameter's first moment, then SIGNED_SUMS sums of its elements with signs.
+
+    The first moment is linear in the gradients of all steps so far. Every rank must call this function.
+    """
+    key = OPTIMIZER_FACTS[engine.cell.optimizer.name].state_keys[0]
+    moments = dict(engine.optimizer_state(key))
+    offsets, is_first_replica = shard_offsets(engine, [*moments.values()], device)
+    sums = torch.zeros(len(moments), SIGNED_SUMS + 1, dtype=torch.float64, device=device)
+    if is_first_replica:
+        for row, (name, moment), offset in zip(sums, moments.items(), offsets, strict=True):
+            row[0] = moment.square().sum(dtype=torch.float64).to(device)
+            row[1:] = signed_sums(moment, name, offset).to(device)
+    dist.all_reduce(sums)
+    return _rows_by_name(moments, torch.cat([sums[:, :1].sqrt(), sums[:, 1:]], dim=1))
 
 
 def sum_moments(engine: Engine, device: torch.device) -> MomentSums:
@@ -65,6 +78,12 @@ def sum_moments(engine: Engine, device: torch.device) -> MomentSums:
             row[-1] = second[name].sum(dtype=torch.float64).to(device)
     dist.all_reduce(sums)
     return MomentSums([*first], sums[:, :-1], sums[:, -1])
+
+
+def _rows_by_name(names: Iterable[str], sums: Tensor) -> dict[str, list[float]]:
+    """Return the row of `sums` of each name, with seven digits, which are shorter in a record."""
+    rows = sums.tolist()
+    return {name: [float(f"{number:.6e}") for number in row] for name, row in zip(names, rows, strict=True)}
 
 
 def signed_sums(values: Tensor, name: str, offset: int) -> Tensor:

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from torch import Tensor
 
-from bench.measure.losses.gradient_sums import MOMENTS, sum_moments
-from bench.measure.losses.section import BOUNDARIES, PARTS, LossByPosition, LossesSection
-from bench.measure.rank_pass import RankPass
+from bench.measure.losses.gradient_sums import MOMENTS, sum_first_moment, sum_moments
+from bench.measure.losses.section import BOUNDARIES, PARTS, FirstMoment, LossByPosition, LossesSection
+from bench.measure.rank_pass import Measurement, RankPass
 from bench.training.data import StepData, batch_digest
 from bench.training.optimizer_facts import OPTIMIZER_FACTS
 from bench.training.trainers.trainer import StepOutcome, Trainer
@@ -21,6 +21,10 @@ from bench.training.trainers.trainer import StepOutcome, Trainer
 class LossesPass(RankPass):
     gradients: Mapping[str, list[float]] | None = None
     """Sums over the gradient of the first full-length step, by parameter; None if they were not computed."""
+
+    def __init__(self, measurement: Measurement) -> None:
+        super().__init__(measurement)
+        self.moments: list[FirstMoment] = []
 
     @contextmanager
     def around_first_full_step(self) -> Iterator[None]:
@@ -39,16 +43,31 @@ class LossesPass(RankPass):
         self.measurement.raise_if_rank_failed()
         self.gradients = sum_moments(trainer.engine, device).gradients_since(before)
 
+    @contextmanager
+    def around_window(self) -> Iterator[None]:
+        """Sum the first moment before and after the window, and so outside of the steps' times."""
+        self._sum_moment()
+        yield
+        self._sum_moment()
+
+    def _sum_moment(self) -> None:
+        """Sum the first moment of two or more steps; the gradient of the first is in `gradients`."""
+        trainer, steps = self.measurement.subject.trainer, len(self.measurement.outcomes)
+        if trainer is not None and steps > 1 and steps not in [moment.steps for moment in self.moments]:
+            self.measurement.raise_if_rank_failed()
+            sums = sum_first_moment(trainer.engine, self.measurement.subject.device)
+            self.moments.append(FirstMoment(steps=steps, sums=sums))
+
     def part(self) -> LossesSection | None:
         measurement = self.measurement
         trainer = measurement.subject.trainer
         if trainer is None:
             return None
         with measurement.log.run_phase("losses"):
-            outcomes = [*measurement.timed.outcomes, *measurement.later_outcomes]
             return replace(
-                collect_losses(outcomes, trainer),
+                collect_losses(measurement.outcomes, trainer),
                 gradients=self.gradients or {},
+                moments=self.moments,
                 by_position=collect_position_losses(trainer),
             )
 

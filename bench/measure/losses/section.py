@@ -19,6 +19,7 @@ COMPARED = {
     "losses and gradient norms": "finite numbers",
     "training signal": "another cell",
     "every gradient at full length": "another cell",
+    "first moments of timed steps": "another cell",
     "loss by position": "another cell",
 }
 """Names of this pass's checks, each with the source of the values that it compares with."""
@@ -45,8 +46,13 @@ SIGNED_SUMS = 4
 """Number of sums with random signs over the elements of a parameter's gradient."""
 
 
+def kind_of(parameter: str) -> str:
+    """Return a parameter's name without its layer: `model.layers.3.mlp.up_proj.weight` is an up_proj."""
+    return parameter.rpartition(".layers.")[2].lstrip("0123456789.").removeprefix("model.")
+
+
 class GradientMatch(Struct, frozen=True, kw_only=True):
-    """Comparison of every gradient in the first full-length step with that of another cell."""
+    """Comparison of every gradient of the first full-length step, or of every first moment, of two cells."""
 
     parameters: int
     """Number of compared parameters."""
@@ -59,6 +65,8 @@ class GradientMatch(Struct, frozen=True, kw_only=True):
     has no gradient of this parameter."""
     limit: float
     """Largest difference that passes."""
+    steps: int = 1
+    """Number of full-length steps after which the first moments were compared; 1 for gradients."""
 
     @property
     def is_within(self) -> bool:
@@ -99,6 +107,15 @@ class PositionMatch(Struct, frozen=True, kw_only=True):
         return self.difference is not None and self.difference <= self.limit
 
 
+class FirstMoment(Struct, frozen=True, kw_only=True):
+    """Sums over the optimizer's first moment, which is linear in the gradients of all steps so far."""
+
+    steps: int
+    """Number of full-length steps so far."""
+    sums: Mapping[str, Sequence[float | None]]
+    """Norm of the moment of each parameter, then SIGNED_SUMS sums of its elements with random signs."""
+
+
 class LossesSection(Struct, frozen=True, kw_only=True):
     """Training signal of every full-length step, equal on all ranks; inspected and traced steps come last."""
 
@@ -123,6 +140,9 @@ class LossesSection(Struct, frozen=True, kw_only=True):
     gradients: Mapping[str, Sequence[float | None]] = {}
     """Norm of each parameter's gradient in the first full-length step, after clipping, then SIGNED_SUMS sums
     of its elements with random signs; empty if they were not computed."""
+    moments: Sequence[FirstMoment] = ()
+    """First moment of the optimizer before and after the timed steps, but not after the first step alone,
+    whose gradient is in `gradients`."""
     by_position: LossByPosition | None = None
     """Losses of the first full-length step by position; null if they were not recorded."""
     compared_with: str | None = None
@@ -134,6 +154,8 @@ class LossesSection(Struct, frozen=True, kw_only=True):
     """Relative limits of the difference in the first step, by `loss` and `grad_norm`."""
     gradient_match: GradientMatch | None = None
     """Comparison of `gradients` with those of the other cell; null if one of the cells has none."""
+    moment_match: GradientMatch | None = None
+    """Comparison of `moments` after the last number of steps that both cells have; null without one."""
     position_match: PositionMatch | None = None
     """Comparison of `by_position` with that of the other cell; null if one of the cells has none."""
 
@@ -170,11 +192,12 @@ class LossesFacts(PassFacts[LossesSection, LossesSection]):
             Check(what=what, against=against, tokens=cell.seq_len, steps=steps, of_steps=steps)
             for what, against in COMPARED.items()
         ]
-        *checks, signal, gradients, positions = checks
+        *checks, signal, gradients, moments, positions = checks
         return [
             *checks,
             _training_signal_check(signal, section),
             _gradients_check(gradients, section),
+            *_moments_check(moments, section),
             _positions_check(positions, section),
         ]
 
@@ -224,15 +247,38 @@ def _gradients_check(check: Check, losses: LossesSection) -> Check:
     if losses.compared_with is None:
         return replace(check, reason=NO_REFERENCE)
     check = replace(check, against=f"cell {losses.compared_with}")
-    match, hidden_mistake = losses.gradient_match, None
+    match = losses.gradient_match
     if match is None:
         return replace(check, reason=NO_GRADIENTS)
-    if match.below_noise:
-        hidden_mistake = (
-            f"tokens of one rank alone would change a gradient by some {ONE_RANK_EFFECT:.0%}; rounding may"
-            f" change {match.below_noise} of {match.parameters} gradients as much"
-        )
-    return replace(check, steps=1, below_noise=hidden_mistake)
+    return replace(check, steps=1, below_noise=_hidden_mistake(match))
+
+
+def _moments_check(check: Check, losses: LossesSection) -> list[Check]:
+    """Return the check of all steps up to the last timed one, with a reason if not all were compared.
+
+    After a single step there is none, because its gradients are those of the first step.
+    """
+    if not losses.moments:
+        return []
+    check = replace(check, steps=0, of_steps=losses.moments[-1].steps, compares_training=True)
+    match = losses.moment_match
+    if losses.compared_with is None:
+        return [replace(check, reason=NO_REFERENCE)]
+    check = replace(check, against=f"cell {losses.compared_with}")
+    if match is None:
+        return [replace(check, reason="the other cell has no moments after as many steps")]
+    reason = f"the first {match.steps} steps are compared" if match.steps != check.of_steps else None
+    return [replace(check, steps=match.steps, reason=reason, below_noise=_hidden_mistake(match))]
+
+
+def _hidden_mistake(match: GradientMatch) -> str | None:
+    """Return a message about gradients in which rounding could hide those of one rank's tokens, or None."""
+    if not match.below_noise:
+        return None
+    return (
+        f"tokens of one rank alone would change a gradient by some {ONE_RANK_EFFECT:.0%}; rounding may"
+        f" change {match.below_noise} of {match.parameters} gradients as much"
+    )
 
 
 def _positions_check(check: Check, losses: LossesSection) -> Check:

@@ -71,15 +71,15 @@ class MemoryPass(RankPass):
         """Return all peaks; the whole life includes the steady state, so its peaks are at least as high."""
         trainer = self.measurement.subject.trainer
         highest = max(self.life, self.steady, key=lambda tracker: tracker.peak_bytes)
-        phases = self.steady.phases
+        phases, spare_bytes = self.steady.phases, self.measurement.subject.spare_bytes
         return MemorySection(
-            peak_allocated_bytes=one_rank_list(self.steady.peak_bytes),
+            peak_allocated_bytes=one_rank_list(self.steady.peak_bytes - spare_bytes),
             peak_reserved_bytes=one_rank_list(_peak_reserved_bytes(self.steady)),
             peak_phase=one_rank_list(self.steady.peak_phase),
             forward_peak_bytes=one_rank_list(phases.peak_bytes["forward"]),
             forward_saved_bytes=one_rank_list(phases.saved_bytes["forward"]),
             backward_peak_bytes=one_rank_list(phases.peak_bytes["backward"]),
-            whole_life_allocated_bytes=one_rank_list(highest.peak_bytes),
+            whole_life_allocated_bytes=one_rank_list(highest.peak_bytes - spare_bytes),
             whole_life_reserved_bytes=one_rank_list(_peak_reserved_bytes(self.life, self.steady)),
             whole_life_phase=one_rank_list(highest.peak_phase),
             peak_resident_bytes=one_rank_list(process_bytes("VmHWM")),

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bench.measure.facts import worst_by_name
+from bench.measure.losses.section import kind_of
 from bench.measure.parity.section import FLOORS
 
 FACTOR = 4.0
@@ -181,6 +183,10 @@ class GradientNoise:
         by_chance = CHANCE * max(noise.distance, min(distance, allowed)) / math.sqrt(noise.effective_count)
         scale = max(FACTOR * max(noise.scale, self.scale), ALONG_FACTOR * noise.distance, by_chance)
         return GradientLimit(allowed, max(floor, scale))
+
+    def by_kind(self) -> dict[str, float]:
+        """Return the largest error of a parameter's gradient over all layers, by `kind_of` the parameter."""
+        return worst_by_name([{kind_of(name): error.distance} for name, error in self.gradients.items()])
 
     def whole_limit(self, dtype: str) -> float:
         """Return the limit of the scale of all compared gradients as one vector.

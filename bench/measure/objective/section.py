@@ -40,6 +40,8 @@ class ObjectiveSection(Struct, frozen=True, kw_only=True):
     """Root mean square relative error, against float64, of the controls, which are equal in exact arithmetic:
     `loss` of a block of tokens, and `grad_norm`, the error of the whole gradient, which bounds the error of
     its norm. Empty unless all gradients were compared."""
+    gradient_noise: Mapping[str, float | None] = {}
+    """Largest root mean square relative error of the controls' gradients, by parameter without its layer."""
     mistakes: Mapping[str, float | None] = {}
     """Relative change that each known mistake would make to the gradient that shows it best, by mistake."""
     mistake_limits: Mapping[str, float | None] = {}

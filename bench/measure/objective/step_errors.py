@@ -133,6 +133,7 @@ class StepErrors:
             errors=errors,
             limits=limits,
             noise={"loss": noise.loss, "grad_norm": noise.grad_norm},
+            gradient_noise=noise.by_kind(),
             mistakes=mistakes,
             mistake_limits=mistake_limits,
         )

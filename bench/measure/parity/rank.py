@@ -76,14 +76,6 @@ def random_input(cell: Cell, index: int, seq_len: int, device: torch.device) -> 
     return torch.randn(shape, generator=generator, dtype=TORCH_DTYPES[cell.dtype], device=device)
 
 
-def with_model_strides(x_BHSD: Tensor) -> Tensor:
-    """Return `x_BHSD` with the strides that a model's q, k and v have.
-
-    These are the strides of a [B, heads, S, D] view of a contiguous [B, S, heads, D] tensor.
-    """
-    return x_BHSD.transpose(1, 2).contiguous().transpose(1, 2)
-
-
 def _run_attention(strategy: Strategy, inputs: Tensors, *, causal: bool) -> dict[str, Tensor]:
     """Run attention on this rank's shard; return `out`, `dq`, `dk`, `dv` of whole sequences in token order.
 

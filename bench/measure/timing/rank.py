@@ -9,8 +9,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from bench.measure.facts import one_rank_list
 from bench.measure.rank_pass import RankPass, StepRequest, StepRequests, TimedSteps
 from bench.measure.timing.clock import StepClock, synchronise
+from bench.measure.timing.device_speed import product_flops_per_s
 from bench.measure.timing.section import FIRST_STEP, WARM_UP, RankTiming, affordable_steps, warm_up_steps
 from bench.ranks.device import release_unused
 from bench.ranks.log import RankStage
@@ -22,6 +24,8 @@ The fastest of the first and of these steps decides how many timed steps fit the
 
 
 class TimingPass(RankPass):
+    product_flops_per_s: float | None = None
+
     def run(self) -> StepRequests:
         with self.measurement.log.run_phase("timing"):
             yield from self.measurement.first_step()
@@ -30,11 +34,20 @@ class TimingPass(RankPass):
                 # would count as reserved in the next, full-length step, which may be the timed one.
                 release_unused(self.measurement.subject.device)
             self.measurement.timed = yield from self.timed_steps()
+        strategy = self.measurement.subject.strategy
+        if strategy is not None:
+            with self.measurement.log.run_phase("device speed"):
+                self.product_flops_per_s = product_flops_per_s(
+                    strategy.cell.dtype, self.measurement.subject.device
+                )
 
     def part(self) -> RankTiming:
         timed = self.measurement.timed
         return RankTiming(
-            step_times_ms=[timed.step_times_ms], window_ms=[timed.window_ms], warmup=timed.warmup
+            step_times_ms=[timed.step_times_ms],
+            window_ms=[timed.window_ms],
+            warmup=timed.warmup,
+            product_flops_per_s=one_rank_list(self.product_flops_per_s),
         )
 
     def timed_steps(self) -> Generator[StepRequest, Any, TimedSteps]:
@@ -46,13 +59,13 @@ class TimingPass(RankPass):
         step, and `warmup` is "short". The launcher gets a report before each stage and none within a window.
         """
         measure, report = self.measurement.measure, self.measurement.log.report
-        outcomes: list[Any] = []
+        outcomes = self.measurement.outcomes
         n_timed, n_warmup, step_s = measure.steps, measure.warmup_steps, None
         if measure.budget_s > 0:
             report(RankStage("timing", FIRST_STEP, 1))
-            single_steps = [(yield from self._timed_window(1, outcomes, "short"))]
+            single_steps = [(yield from self._timed_window(1, "short"))]
             if measure.warmup_s > 0:
-                yield from self._settling_steps(outcomes, single_steps)
+                yield from self._settling_steps(single_steps)
             done_s = [step.window_ms / 1e3 for step in single_steps]
             step_s = min(done_s)
             n_timed = self.broadcast_count(affordable_steps(measure, step_s))
@@ -65,9 +78,11 @@ class TimingPass(RankPass):
             yield StepRequest.BEFORE_NEXT_STEP
             outcomes.append((yield StepRequest.STEP))
         report(RankStage("timing", None, n_timed, step_s))
-        return (yield from self._timed_window(n_timed, outcomes, "full"))
+        for _ in range(n_timed - 1 if measure.every_step else 0):
+            yield from self._timed_window(1, "full")
+        return (yield from self._timed_window(1 if measure.every_step else n_timed, "full"))
 
-    def _settling_steps(self, outcomes: list[Any], single_steps: list[TimedSteps]) -> StepRequests:
+    def _settling_steps(self, single_steps: list[TimedSteps]) -> StepRequests:
         """Add at most SETTLING_STEPS steps to `single_steps`, until `measure.warmup_s` seconds have passed.
 
         On a GPU the first full-length step allocates and compiles. With ZeRO-3 the second step takes 1.6 to 9
@@ -79,13 +94,12 @@ class TimingPass(RankPass):
             if self.broadcast_count(warm_up_steps(self.measurement.measure, min(done_s), done_s)) == 0:
                 return
             self.measurement.log.report(RankStage("timing", WARM_UP, 1, min(done_s)))
-            single_steps.append((yield from self._timed_window(1, outcomes, "full")))
+            single_steps.append((yield from self._timed_window(1, "full")))
 
-    def _timed_window(
-        self, steps: int, outcomes: list[Any], warmup: str
-    ) -> Generator[StepRequest, Any, TimedSteps]:
-        """Time steps with nothing but clock marks between them, and append their results to `outcomes`."""
-        device, clocks = self.measurement.subject.device, []
+    def _timed_window(self, steps: int, warmup: str) -> Generator[StepRequest, Any, TimedSteps]:
+        """Time steps with nothing but clock marks between them."""
+        device, outcomes = self.measurement.subject.device, self.measurement.outcomes
+        clocks, started_ns = list[StepClock](), list[int]()
         is_first = steps == 1 and not outcomes
         yield StepRequest.BEFORE_NEXT_STEP
         with (
@@ -100,14 +114,16 @@ class TimingPass(RankPass):
                 if step > 0:
                     yield StepRequest.BEFORE_NEXT_STEP
                 clock = StepClock(device)
+                started_ns.append(time.time_ns())
                 clock.mark()
                 outcomes.append((yield StepRequest.STEP))
                 clock.mark()
                 clocks.append(clock)
             synchronise(device)
             window_ms = (time.perf_counter() - start) * 1e3
+            started_ns.append(time.time_ns())
         step_times_ms = [clock.step_times_ms()[0] for clock in clocks]
-        return TimedSteps(step_times_ms, window_ms, warmup, outcomes)
+        return TimedSteps(step_times_ms, window_ms, warmup, len(outcomes), started_ns)
 
 
 PASS = TimingPass

@@ -7,10 +7,19 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from bench.common.rules import Name, PositiveInt, Times, check_lengths
-from bench.config import Cell, MeasureConfig
-from bench.measure.facts import PassFacts, RankReport, join_by_rank
+from bench.common.statistics import slowest_median
+from bench.config import USER_CODE, Cell, MeasureConfig
+from bench.cost.flops import (
+    CausalPairs,
+    attention_backward_flops,
+    attention_forward_flops,
+    hardware_flops,
+)
+from bench.measure.check import Check
+from bench.measure.facts import NOT_RUN, PassFacts, RankReport, join_by_rank
 from bench.ranks.log import RankStage
 
 FIRST_STEP, WARM_UP = "first step", "warm-up"
@@ -19,6 +28,8 @@ budget has no time for another, and the warm-up steps after it. The timed steps 
 
 FIRST_STEP_TOKENS = 2048
 """Largest length of the short first step."""
+FASTEST_STEP = 1.5
+"""Largest FLOP/s of a step, as a multiple of those of the fastest matrix product."""
 MAX_WARM_UP_STEPS = 100
 """Largest number of full-length warm-up steps that `measure.warmup_s` may ask for.
 
@@ -36,6 +47,9 @@ class RankTiming(Struct, frozen=True, kw_only=True):
     warmup: Name
     """`full` if full-length steps ran before the timed ones; `short` if the budget left time for the short
     first step only, which happens on a CPU."""
+    product_flops_per_s: list[float] | None = None
+    """FLOP/s of the fastest plain matrix product in a dtype of the step, by rank, measured after the timed
+    steps; null if it was not measured."""
 
     def __post_init__(self) -> None:
         check_lengths("Expected equally many step_times_ms for each rank", *self.step_times_ms)
@@ -69,8 +83,43 @@ class TimingFacts(PassFacts[RankTiming, TimingSection]):
 
     def merge(self, reports: Sequence[RankReport], cell: Cell) -> TimingSection:
         parts = self.parts(reports)
-        per_rank = join_by_rank(parts, "step_times_ms", "window_ms")
+        per_rank = join_by_rank(parts, "step_times_ms", "window_ms", "product_flops_per_s")
         return TimingSection(**per_rank, warmup=parts[0].warmup, tokens_per_step=cell.tokens_per_step)
+
+    def gate(self, cell: Cell, section: TimingSection) -> str | None:
+        """Return a message if a step has more FLOP/s than the device can have; None if not, or not known.
+
+        A user's own loop may train a part of its model only, which takes fewer FLOPs.
+        """
+        products = section.product_flops_per_s
+        if not products or cell.trainer == USER_CODE:
+            return None
+        step_s = slowest_median(section.step_times_ms) / 1e3
+        reached, possible = least_flops(cell) / cell.cluster.world_size / step_s, max(products)
+        if reached <= FASTEST_STEP * possible:
+            return None
+        return (
+            f"timing: faster than the device: the median step has {reached / 1e9:,.0f} GFLOP/s per rank, the"
+            f" fastest matrix product here {possible / 1e9:,.0f}; the step's work is not within its time"
+        )
+
+    def checks(self, cell: Cell, section: TimingSection | None) -> list[Check]:
+        """Return the check that timed steps are no faster than the device; none for a user's own loop."""
+        if cell.trainer == USER_CODE:
+            return []
+        check = Check(what="speed of timed steps", against="the fastest matrix product")
+        if section is None or not section.product_flops_per_s:
+            return [replace(check, reason=NOT_RUN)]
+        steps = len(section.step_times_ms[0])
+        return [replace(check, tokens=cell.seq_len, steps=steps, of_steps=steps)]
+
+
+def least_flops(cell: Cell) -> int:
+    """Return the FLOPs of a step on all ranks; those of attention do not count if documents are packed."""
+    if not cell.workload.trains:
+        causal = cell.workload.mask == "causal"
+        return attention_forward_flops(cell, causal=causal) + attention_backward_flops(cell, causal=causal)
+    return hardware_flops(cell, causal=True, pairs=CausalPairs(0, 0) if cell.data.packs else None)
 
 
 def affordable_steps(measure: MeasureConfig, step_s: float) -> int:

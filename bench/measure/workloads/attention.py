@@ -1,4 +1,4 @@
-"""Workload of attention alone: forward and backward of one call on random inputs of the cell's shape."""
+"""Workload of attention alone: forward and backward of calls on random inputs of the cell's shape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.measure.parity.rank import random_input, with_model_strides
+from bench.measure.attention.inputs import number_of_calls, random_rows, shard_of_call
 from bench.measure.subject import AttentionCall
 from bench.measure.timing.clock import StepClock, synchronise
 from bench.measure.workloads.workload import Workload, WorkloadRank
@@ -20,22 +20,32 @@ class AttentionWorkload(Workload):
     def __init__(self, rank: WorkloadRank) -> None:
         super().__init__(rank)
         self.causal = self.cell.workload.mask == "causal"
-        q, k, v, self.dout = (self._random_shard(index) for index in range(4))
-        self.leaves = [x.requires_grad_() for x in (q, k, v)]
-        self.out = q
+        cell, group_rank = self.cell, rank.strategy.groups.sequence_rank
+        rows = [random_rows(cell, index, group_rank, rank.device) for index in range(4)]
+        self.inputs = [[shard_of_call(cell, x, call) for x in rows] for call in range(number_of_calls(cell))]
+        """q, k, v and the gradient of the output of each call, made here so that a call makes nothing."""
+        for qkv_dout in self.inputs:
+            for leaf in qkv_dout[:3]:
+                leaf.requires_grad_()
+        shards = sum(x.nbytes for x in self.inputs[0])
+        self.spare_bytes = sum(x.nbytes for x in rows) - shards
+        self.number = 0
+        self.out = rows[0]
 
-    def step(self, number: int) -> StepClock:  # noqa: ARG002  all calls are equal
+    def step(self, number: int) -> StepClock:
         """Run one call; return a clock with marks at its start, after forward and at its end."""
         clock = StepClock(self.rank.device)
         for leaf in self.leaves:
             leaf.grad = None
-        self.out = self.leaves[0]  # free the last output before this call
+        self.number = number % len(self.inputs)
+        *_, dout = self.inputs[self.number]
+        self.out = dout  # free the last output before this call
         clock.mark()
         self.rank.phase.enter("forward")
         self.out = self._forward()
         clock.mark()
         self.rank.phase.enter("backward")
-        self.out.backward(self.dout)
+        self.out.backward(dout)
         self.rank.phase.enter(None)
         clock.mark()
         return clock
@@ -63,7 +73,12 @@ class AttentionWorkload(Workload):
 
     def attention_call(self) -> AttentionCall:
         dq, dk, dv = (leaf.grad for leaf in self.leaves if leaf.grad is not None)
-        return AttentionCall(self.out.detach(), dq, dk, dv)
+        return AttentionCall(self.out.detach(), dq, dk, dv, self.number)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """q, k and v of the last call."""
+        return self.inputs[self.number][:3]
 
     def _forward(self) -> Tensor:
         strategy = self.rank.strategy
@@ -72,12 +87,6 @@ class AttentionWorkload(Workload):
             return attention(*self.leaves)
         q, k, v = self.leaves
         return strategy.watch.run(attention, q, k, v)
-
-    def _random_shard(self, index: int) -> Tensor:
-        """Return this rank's shard of `random_input(..., index, ...)`; the whole tensor is freed."""
-        whole = random_input(self.cell, index, self.cell.seq_len, self.rank.device)
-        pieces = self.rank.strategy.slices(whole.shape[2])
-        return with_model_strides(torch.cat([whole[:, :, piece] for piece in pieces], dim=2))
 
 
 WORKLOAD = AttentionWorkload

@@ -10,13 +10,16 @@ from msgspec.structs import replace
 
 from bench.config import USER_CODE
 from bench.measure import PASSES, checks, first_failure
+from bench.measure.engagement.section import NOT_RECORDED, EngagementSection
 from bench.measure.facts import PassFacts, nearest_to_limit
 from bench.measure.full_length.section import FullLengthSection
 from bench.measure.losses.section import NO_REFERENCE, LossesSection
 from bench.measure.objective.section import ObjectiveSection
 from bench.measure.parity.section import ParitySection
+from bench.measure.timing.section import FASTEST_STEP, TimingSection, least_flops
 from bench.measure.trace.section import INSPECTED, TracedStep, TraceSection
 from bench.record.record import Check
+from bench.strategies import STRATEGIES
 from tests.support.cells import make_cell
 
 CELL = make_cell("strategy=ulysses", "seq_len=4k", "cluster.world_size=2")
@@ -104,7 +107,7 @@ def test_checks_have_unique_names_and_suit_the_workload():
     assert training - alone == {
         "every shard of the parameters", "every gradient on the cell's engine", "rotary positions",
         "tokens", "losses and gradient norms", "training signal", "every gradient at full length",
-        "loss by position",
+        "first moments of timed steps", "loss by position",
     }  # fmt: skip
     assert alone - training == {"results of a timed call", "sampled rows of a timed call"}
 
@@ -200,9 +203,57 @@ def test_kernel_of_an_own_loop_is_the_users_choice():
     assert PASSES["trace"].gate(cell, section) is None
 
 
+ENGAGEMENT = EngagementSection(
+    attention_name="bench_attention",
+    modules=[],
+    attention_shapes=[[[2048, CELL.model.num_heads, CELL.model.num_kv_heads]]] * 2,
+    sent_bytes={"attention": [STRATEGIES["ulysses"].communication_bytes(CELL)] * 2},
+    calls={"attention all_to_all": 4},
+    compared_steps=[20, 18],
+    call_differences=[None, None],
+)
+DIFFERS = "timed step 3 made 0 calls of all_to_all, the inspected step 4"
+
+
+@pytest.mark.parametrize(
+    ("fields", "trainer", "wrong", "steps", "reason"),
+    [
+        ({}, "native", None, 18, None),
+        ({"call_differences": [None, DIFFERS]}, "native", f"rank 1: {DIFFERS}; ", 18, None),
+        ({"call_differences": [None, DIFFERS]}, USER_CODE, None, None, None),
+        ({"compared_steps": [0, 20]}, "native", None, None, NOT_RECORDED),
+        ({"calls": {"gradients all_reduce": 1}}, "native", None, None, "attention makes no calls"),
+    ],
+)
+def test_timed_steps_have_the_calls_of_the_inspected_step(fields, trainer, wrong, steps, reason):
+    section, cell = replace(ENGAGEMENT, **fields), dataclasses.replace(CELL, trainer=trainer)
+    message = PASSES["engagement"].gate(cell, section)
+    assert (message or "").startswith(wrong or "")
+    assert (message is None) == (wrong is None)
+    check = checks_of("engagement", section, cell).get("attention's calls in timed steps")
+    assert (check and (check.steps, check.reason)) == (None if trainer == USER_CODE else (steps, reason))
+
+
+@pytest.mark.parametrize("words", [(), ("workload=attention",), ("data.packing=documents", "strategy=ring")])
+def test_a_step_faster_than_matrix_products_is_wrong(words):
+    cell = make_cell("strategy=ulysses", "seq_len=4k", "cluster.world_size=2", *words)
+    step_ms = least_flops(cell) / cell.cluster.world_size / (FASTEST_STEP * 1e9) * 1e3
+
+    def gate(factor, products=(1e9, 0.5e9)):
+        section = TimingSection(
+            step_times_ms=[[step_ms * factor]] * 2, window_ms=[step_ms] * 2, warmup="full",
+            tokens_per_step=4096, product_flops_per_s=products and [*products],
+        )  # fmt: skip
+        return PASSES["timing"].gate(cell, section)
+
+    assert gate(1.01) is None
+    assert gate(0.99).startswith("timing: faster than the device")
+    assert gate(0.99, products=None) is None
+
+
 def test_engagement_check_needs_a_formula_of_the_strategy():
-    unknown = checks_of("engagement", object(), dataclasses.replace(CELL, strategy=USER_CODE))
+    unknown = checks_of("engagement", ENGAGEMENT, dataclasses.replace(CELL, strategy=USER_CODE))
     (reason,) = {check.reason for check in unknown.values()}
     assert "formula" in reason
     assert "strategy own" in reason
-    assert {check.steps for check in checks_of("engagement", object()).values()} == {1}
+    assert [check.steps for check in checks_of("engagement", ENGAGEMENT).values()] == [1, 1, 18]

@@ -6,7 +6,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from bench.measure.losses.section import NO_GRADIENTS
+from bench.measure.losses.section import NO_GRADIENTS, kind_of
 from bench.measure.quality.section import QualitySection, Scores
 from bench.plan.work import MAX_COMPARED_STEPS, work_of
 from bench.run.references import Trajectories
@@ -14,6 +14,8 @@ from tests.support.cells import make_cell, run_cell
 
 WORDS = ("seq_len=512", "engine=ddp", "measure.steps=4", "measure.warmup_steps=1", "measure.budget_s=100",
          "measure.trace=false", "cluster.world_size=2")  # fmt: skip
+
+GRADIENTS, MOMENTS = "every gradient at full length", "first moments of timed steps"
 
 
 def cell_of(strategy, *more):
@@ -127,13 +129,13 @@ def with_gradients(record, change):
 
 @pytest.mark.parametrize(
     ("name", "noise", "limit"),
-    [("down_proj", 0.005, 0.1), ("down_proj", 0.02, 0.24), ("down_proj", None, 0.3), ("q_norm", 0.02, 0.48)],
+    [("down_proj", 0.001, 0.02), ("down_proj", 0.03, 0.24), ("down_proj", None, 0.3), ("q_norm", 0.02, 0.16)],
 )
 def test_compare_finds_the_gradient_of_one_parameter(local, name, noise, limit):
     cell, record = local
     (parameter,) = (parameter for parameter in record.losses.gradients if name in parameter)
-    noises = {} if noise is None else {"loss": 1e-3, "grad_norm": noise}
-    noisy = replace(record, objective=replace(record.objective, noise=noises))
+    noises = {} if noise is None else {kind_of(parameter): noise}
+    noisy = replace(record, objective=replace(record.objective, gradient_noise=noises))
     trajectories = Trajectories()
     trajectories.compare(cell, record)
 
@@ -155,13 +157,14 @@ def test_noise_that_hides_the_tokens_of_a_rank_is_said(local):
     cell, record = local
     trajectories = Trajectories()
     trajectories.compare(cell, record)
-    objective = replace(record.objective, noise={"loss": 1e-3, "grad_norm": 0.02})
-    compared = trajectories.compare(cell_of("ring"), replace(record, objective=objective))
-    (check,) = (check for check in compared.checks if check.what == "every gradient at full length")
     gradients = record.losses.gradients
     norms = [name for name in gradients if "norm" in name]
+    noise = {kind_of(name): 0.05 if name in norms else 0.02 for name in gradients}
+    objective = replace(record.objective, gradient_noise=noise)
+    compared = trajectories.compare(cell_of("ring"), replace(record, objective=objective))
+    checks = [check for check in compared.checks if check.what in (GRADIENTS, MOMENTS)]
     text = f"change {len(norms)} of {len(gradients)} gradients as much"
-    assert check.below_noise.endswith(text)
+    assert [check.below_noise.endswith(text) for check in checks] == [True, True]
 
 
 def test_compare_finds_a_gradient_that_is_missing_or_no_number(local):
@@ -183,8 +186,37 @@ def test_gradients_are_not_compared_without_sums_of_both_cells(local):
     compared = trajectories.compare(
         cell_of("ring"), replace(record, losses=replace(record.losses, gradients={}))
     )
-    (check,) = (check for check in compared.checks if check.what == "every gradient at full length")
+    (check,) = (check for check in compared.checks if check.what == GRADIENTS)
     assert (compared.status, check.is_missing, check.reason) == ("ok", True, NO_GRADIENTS)
+
+
+def with_moments(record, *steps, factor=1.0):
+    """Return the record with its last moments after each of these numbers of steps, times a factor."""
+    sums = {name: [x * factor for x in row] for name, row in record.losses.moments[-1].sums.items()}
+    moments = [replace(record.losses.moments[-1], steps=count, sums=sums) for count in steps]
+    return replace(record, losses=replace(record.losses, moments=moments))
+
+
+@pytest.mark.parametrize(
+    ("steps", "factor", "compared_steps", "reason"),
+    [
+        ((2, 5), 1.0, 5, None),
+        ((2, 7), 1.0, 2, "the first 2 steps are compared"),
+        ((3,), 1.5, 0, "the other cell has no moments after as many steps"),
+        ((2, 5), 1.5, 5, "after 5 steps: the first moment of"),
+        ((2, 7), 1.5, 2, "after 2 steps: the first moment of"),
+    ],
+)
+def test_compare_takes_the_last_moments_that_both_cells_have(local, steps, factor, compared_steps, reason):
+    cell, record = local
+    assert [moment.steps for moment in record.losses.moments] == [5]  # one warm-up step, four timed steps
+    trajectories = Trajectories()
+    trajectories.compare(cell, with_moments(record, 2, 5))
+    compared = trajectories.compare(cell_of("ring"), with_moments(record, *steps, factor=factor))
+    (check,) = (check for check in compared.checks if check.what == MOMENTS)
+    assert (check.steps, check.of_steps) == (compared_steps, steps[-1])
+    assert (compared.reason or check.reason or "").startswith(reason or "")
+    assert (compared.status == "wrong_result") == (factor > 1 and compared_steps > 0)
 
 
 def test_compare_finds_a_departure_despite_noisy_weights(local):
