@@ -1,12 +1,14 @@
 """The positions pass on a rank: it compares rotary cos and sin with those of the whole sequence.
 
 A module is taken for a rotary embedding if it returns a pair (cos, sin). The expected pair comes from the
-same module, which is called once more with the positions of the whole sequence and then restored.
+same module, which is called once more with the positions of the whole sequence and then restored. In cells,
+queries and keys of every layer are compared with their rotation by the expected pair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +26,10 @@ ULPS = 4
 """Limit of a difference in ulps, because vectorised and scalar cosines may round differently."""
 RADIUS_TOLERANCE = 2**-5
 """Largest relative difference of cos^2 + sin^2 between two tokens; bf16 rounds each square by 2^-9."""
+ROTATE = "apply_rotary_pos_emb"
+"""Name of the function by which every layer of the models of cells rotates queries and keys."""
+SAMPLED_TOKENS = slice(None, None, 32)
+CosSin = tuple[Tensor, Tensor]
 NONE_FOUND = "no module of the model returned cos and sin of this rank's tokens"
 SEVERAL_ROWS = "position_ids has several rows that differ, as for images"
 
@@ -37,7 +43,7 @@ class ModuleCall:
     """Positional arguments; hidden states are cut to one token."""
     keywords: Mapping[str, Any]
     """Keyword arguments; hidden states are cut to one token."""
-    pair: tuple[Tensor, Tensor]
+    pair: CosSin
     """Cos and sin that the call returned."""
 
 
@@ -47,6 +53,8 @@ class PositionsPass(RankPass):
     def __init__(self, measurement: Measurement) -> None:
         super().__init__(measurement)
         self.calls: dict[str, ModuleCall] = {}
+        self.layer_pairs: dict[str, CosSin] = {}
+        self.layer = ""
         self.was_inspected = False
         self.errors = DeferredErrors()
 
@@ -59,6 +67,8 @@ class PositionsPass(RankPass):
                 if not [*module.children()] and not [*module.parameters()]:
                     hook = Hook(partial(self._record_call, name))
                     hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            if network is not None and subject.trainer is not None:  # a user's model may be compiled again
+                self._record_rotations(network, hooks)
             yield
         self.was_inspected = True
         self.errors.raise_first()
@@ -86,6 +96,29 @@ class PositionsPass(RankPass):
                     pair=(pair[0].detach(), pair[1].detach()),
                 )
 
+    def _record_rotations(self, network: nn.Module, hooks: ExitStack) -> None:
+        """Record the calls of the function that rotates in layers of the network until `hooks` closes."""
+        for name, module in network.named_modules():
+            if "layer_idx" in vars(module):
+                hook = Hook(partial(self._enter_layer, name))
+                hooks.callback(module.register_forward_pre_hook(hook).remove)
+        for code in {sys.modules[type(module).__module__] for module in network.modules()}:
+            if plain := getattr(code, ROTATE, None):
+                hooks.callback(setattr, code, ROTATE, plain)
+                setattr(code, ROTATE, partial(self._rotate, plain))
+
+    def _enter_layer(self, name: str, *_: Any) -> None:
+        self.layer = name
+
+    def _rotate(self, plain: Callable[..., CosSin], *args: Any, **keywords: Any) -> CosSin:
+        """Call the function that rotates q and k, and keep the cos and sin of each layer's first call."""
+        rotated = plain(*args, **keywords)
+        with self.errors:
+            layer = f"{self.layer} in backward" if torch._C._current_graph_task_id() >= 0 else self.layer
+            if torch.is_grad_enabled() and layer not in self.layer_pairs:
+                self.layer_pairs[layer] = _applied_pair(args[:2], rotated)
+        return rotated
+
     def _compare(self) -> None:
         """Compare the recorded calls once the inspected step has run and its positions are known."""
         subject = self.measurement.subject
@@ -94,12 +127,15 @@ class PositionsPass(RankPass):
         positions = subject.input_positions()
         if positions is not None:
             with self.measurement.log.run_phase("positions"):
-                self.section = compare(self.calls, positions, subject.sequence_ranks)
-            self.calls = {}
+                pairs = {name: pair for name, pair in self.layer_pairs.items() if pair[0].isfinite().any()}
+                self.section = compare(self.calls, positions, subject.sequence_ranks, pairs)
+            self.calls, self.layer_pairs = {}, {}
 
 
 @torch.no_grad()
-def compare(calls: Mapping[str, ModuleCall], positions: Tensor, ranks: int) -> PositionsSection:
+def compare(
+    calls: Mapping[str, ModuleCall], positions: Tensor, ranks: int, layer_pairs: Mapping[str, CosSin]
+) -> PositionsSection:
     """Return the differences of each call's cos and sin from those of the whole sequence.
 
     Args:
@@ -107,6 +143,7 @@ def compare(calls: Mapping[str, ModuleCall], positions: Tensor, ranks: int) -> P
         positions: Positions of this rank's tokens, one of `ranks` equal shards of a sequence: [S], or
             [rows, S] with rows of time, height and width.
         ranks: Number of ranks that share the sequence.
+        layer_pairs: Cos and sin by which a layer rotated sampled tokens, by layer and direction.
     """
     shard_tokens, tokens = positions.shape[-1], int(positions.max()) + 1
     if bool((positions[..., 1:] > positions[..., :-1]).all()):  # if not, positions restart in every document
@@ -115,9 +152,10 @@ def compare(calls: Mapping[str, ModuleCall], positions: Tensor, ranks: int) -> P
     if positions.dim() > 1:  # the tokens of the shard, and after them the largest positions
         whole_positions = torch.cat([positions, whole_positions.expand(len(positions), -1)], dim=1)
         places = torch.arange(shard_tokens)
-    errors: dict[str, Tensor] = {}
-    limits: dict[str, float] = {}
-    rope_types, reasons = [], []
+    row = positions.view(-1, shard_tokens)[0]
+    differences: dict[str, tuple[float, int | None]] = {}
+    wholes: dict[str, CosSin] = {}
+    reasons = []
     for name, call in calls.items():
         if call.pair[0].shape[-2] != shard_tokens or not _has_constant_radius(*call.pair):
             continue
@@ -125,25 +163,24 @@ def compare(calls: Mapping[str, ModuleCall], positions: Tensor, ranks: int) -> P
         if isinstance(whole, str):
             reasons.append(f"{name}: {whole}")
             continue
-        errors[name], limits[name] = _errors_and_limit(call.pair, whole, places)
-        rope_types.append(_rope_type(call.module))
-    if not errors:
+        wholes[name] = whole
+        differences[name] = _difference(call.pair, whole, places, row)
+    if not wholes:
         reason = next(iter(reasons), NONE_FOUND)
         return PositionsSection(
             compared=0, rope_type=None, module=[None], position=[None], error=[0.0], reason=reason
         )
-    differs = {name: ~(error <= limits[name]) for name, error in errors.items()}
-    module = next((name for name in differs if bool(differs[name].any())), None)
-    position = None
-    if module is not None:
-        first_row = positions.view(-1, shard_tokens)[0].to(differs[module].device)
-        position = int(first_row[differs[module]].min())
+    first, *_ = wholes
+    for layer, pair in layer_pairs.items():
+        differences[layer] = _difference(pair, wholes[first], places[SAMPLED_TOKENS], row[SAMPLED_TOKENS])
+    wrong = next((name for name, (_, position) in differences.items() if position is not None), None)
     return PositionsSection(
-        compared=len(errors),
-        rope_type=rope_types[[*errors].index(module) if module is not None else 0],
-        module=[module],
-        position=[position],
-        error=[max(float(error.max()) for error in errors.values())],
+        compared=len(wholes),
+        rotations=len(layer_pairs),
+        rope_type=None if wrong in layer_pairs else _rope_type(calls[wrong or first].module),
+        module=[wrong],
+        position=[differences[wrong][1] if wrong is not None else None],
+        error=[max(error for error, _ in differences.values())],
         reason=next(iter(reasons), None),
     )
 
@@ -174,7 +211,7 @@ def _cut_to_one_token(value: Any) -> Any:
     return value
 
 
-def _whole_pair(call: ModuleCall, shard_tokens: int, whole_positions: Tensor) -> tuple[Tensor, Tensor] | str:
+def _whole_pair(call: ModuleCall, shard_tokens: int, whole_positions: Tensor) -> CosSin | str:
     """Return cos and sin of `whole_positions`, [T] or [rows, T], or a message (str) why there are none.
 
     `shard_tokens` is the number of tokens of this rank's shard.
@@ -238,19 +275,29 @@ def _restore_on_exit(module: nn.Module) -> Iterator[None]:
             module.get_buffer(name).copy_(copy)
 
 
-def _errors_and_limit(
-    local: tuple[Tensor, Tensor], whole: tuple[Tensor, Tensor], positions: Tensor
-) -> tuple[Tensor, float]:
-    """Return each token's largest difference of cos or sin, [S], and the largest that rounding explains."""
-    positions = positions.to(whole[0].device)
+def _difference(local: CosSin, whole: CosSin, places: Tensor, positions: Tensor) -> tuple[float, int | None]:
+    """Return the largest difference from cos and sin at `places`, and the first position beyond rounding."""
     by_token = []
     for result, exact in zip(local, whole, strict=True):
-        expected = exact[..., positions, :]
+        expected = exact[..., places.to(exact.device), :]
         first = result[..., :1, :, :] if result.dim() > 2 else result  # noqa: PLR2004  the first sequence
-        difference = (first.double() - expected.double()).abs()
+        difference = (first.double() - expected.double()).abs().where(~first.isnan(), 0)  # q or k was 0
         by_token.append(difference.transpose(-1, -2).flatten(0, -2).amax(0))
+    errors = torch.stack(by_token).amax(0).to(positions.device)
     largest = max(float(values.abs().max()) for values in whole)
-    return torch.stack(by_token).amax(0), ULPS * torch.finfo(local[0].dtype).eps * largest
+    differs = ~(errors <= ULPS * torch.finfo(local[0].dtype).eps * largest)
+    return float(errors.max()), int(positions[differs].min()) if bool(differs.any()) else None
+
+
+@torch.no_grad()
+def _applied_pair(before: Sequence[Tensor], after: Sequence[Tensor]) -> CosSin:
+    """Return cos and sin by which the heads of q and k, [B, heads, S, D], were rotated, [2, 1, tokens, D]."""
+    applied = []
+    for plain, rotated in zip(before, after, strict=True):
+        x, y = (torch.complex(*z[:1, :, SAMPLED_TOKENS].double().chunk(2, dim=-1)) for z in (plain, rotated))
+        applied.append((x.conj() * y).sum(1) / x.abs().square().sum(1))
+    angles = torch.stack(applied).repeat(1, 1, 1, 2)
+    return angles.real.to(before[0].dtype), angles.imag.to(before[0].dtype)
 
 
 def _rope_type(module: nn.Module) -> str:

@@ -18,14 +18,16 @@ class PositionsSection(Struct, frozen=True, kw_only=True):
 
     compared: int
     """Number of modules that returned cos and sin and were compared, the smallest of all ranks."""
+    rotations: int = 0
+    """Number of calls in layers whose rotated queries and keys were compared, the smallest of all ranks."""
     rope_type: str | None
-    """Rope type as the model's configuration names it; null if no module was compared."""
+    """Rope type of the named module, by the model's configuration; null for a layer, or without a module."""
     module: list[str | None]
-    """First module whose cos or sin differs by more than rounding, by rank; null if none does."""
+    """First module or layer that rotates by other angles, by rank; null if none does."""
     position: list[int | None]
-    """First position at which the cos or sin of `module` differs, by rank; null if none does."""
+    """First compared position at which `module` rotates by other angles, by rank; null if none does."""
     error: Sequence[float | None]
-    """Largest difference of a cos or sin, by rank."""
+    """Largest difference of a cos or sin, also of those by which layers rotate, by rank."""
     reason: str | None
     """Reason for comparing nothing, or not every module, on some rank; null if all were compared."""
 
@@ -46,6 +48,7 @@ class PositionsFacts(PassFacts[PositionsSection, PositionsSection]):
         return PositionsSection(
             **join_by_rank(parts, "module", "position", "error"),
             compared=min(field_by_rank(parts, "compared")),
+            rotations=min(field_by_rank(parts, "rotations")),
             rope_type=next(wrong, parts[0].rope_type),
             reason=next(filter(None, field_by_rank(parts, "reason")), None),
         )
@@ -55,7 +58,7 @@ class PositionsFacts(PassFacts[PositionsSection, PositionsSection]):
         index = next((index for index, module in enumerate(section.module) if module is not None), None)
         if index is None:
             return None
-        rank, rope_type = cell.running_ranks[index], section.rope_type or "unknown"
+        rank, rope_type = cell.running_ranks[index], section.rope_type
         cause = (
             "chooses frequencies by the largest position that a rank is given; set them for"
             f" {cell.seq_len} tokens before training, or use a rope_type that does not depend on the length,"
@@ -66,14 +69,15 @@ class PositionsFacts(PassFacts[PositionsSection, PositionsSection]):
         return (
             f"positions: rank {rank} rotates position {section.position[index]} by other angles than one"
             " device with the whole sequence. The model's code or configuration is wrong, not the strategy:"
-            f" {section.module[index]} (rope_type={rope_type}) {cause}"
+            f" {section.module[index]}{f' (rope_type={rope_type})' if rope_type else ''} {cause}"
         )
 
     def checks(self, cell: Cell, section: PositionsSection | None) -> list[Check]:
         """Return the check of rotary positions; no check if each rank holds whole sequences."""
         if cell.sp_degree == 1:
             return []
-        check = Check(what="rotary positions", against="those of the whole sequence on one device")
+        extent = f", in {section.rotations} calls of layers" if section and section.rotations else ""
+        check = Check(what="rotary positions", against=f"those of the whole sequence on one device{extent}")
         if section is None or section.compared == 0:
             return [replace(check, reason=(section and section.reason) or NOT_RUN)]
         return [replace(check, tokens=cell.seq_len, steps=1, reason=section.reason)]

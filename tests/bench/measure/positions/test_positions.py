@@ -2,12 +2,15 @@
 
 import copy
 import pickle
+import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
+from transformers.models.qwen2 import modeling_qwen2
 
 from bench.attention.layouts import LAYOUTS
 from bench.measure import PASSES
@@ -41,13 +44,15 @@ def model_of(family, rope=None):
     return AutoModel.from_config(AutoConfig.for_model(family, **SMALL, **most, **rope, pad_token_id=0))
 
 
-def part_of(model, positions, position_ids=None, *, ranks=RANKS):
+def part_of(model, positions, position_ids=None, *, ranks=RANKS, trainer=None):
     """Return the part of a rank that holds `positions` and calls its model with `position_ids`."""
-    subject = SimpleNamespace(network=model, sequence_ranks=ranks, input_positions=lambda: positions)
+    subject = SimpleNamespace(
+        network=model, sequence_ranks=ranks, input_positions=lambda: positions, trainer=trainer
+    )
     positions_pass = PositionsPass(SimpleNamespace(subject=subject, log=RankLog(lambda _: None)))
     with positions_pass.around_inspected_step():
         position_ids = positions[None] if position_ids is None else position_ids
-        model(input_ids=torch.zeros(1, positions.shape[-1], dtype=torch.long), position_ids=position_ids)
+        model(input_ids=torch.ones(1, positions.shape[-1], dtype=torch.long), position_ids=position_ids)
         pickle.dumps(copy.deepcopy(model))  # a training loop may do this within a step
     return positions_pass.part()
 
@@ -88,6 +93,41 @@ def test_model_is_restored_after_the_whole_sequence():
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     assert part_of(model, positions).module == ["rotary_emb"]
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_layer_of_a_cell_rotates_by_the_pair(family, dtype):
+    model = model_of(family, YARN).to(dtype)
+    code = sys.modules[type(model).__module__]
+    rotate = code.apply_rotary_pos_emb
+    part = part_of(model, shard_of(1), trainer="native")
+    assert (part.rotations, part.module) == (2, [None])
+    assert code.apply_rotary_pos_emb is rotate
+    assert part_of(model, shard_of(1)).rotations == 0
+
+
+def pass_on_shifted_keys(plain, q, k, cos, sin):
+    return plain(q, k, cos, sin)[0], plain(q, k, cos.roll(1, dims=-2), sin.roll(1, dims=-2))[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_that_are_rotated_otherwise_are_found(monkeypatch, dtype):
+    plain = modeling_qwen2.apply_rotary_pos_emb
+    monkeypatch.setattr(modeling_qwen2, "apply_rotary_pos_emb", partial(pass_on_shifted_keys, plain))
+    part = part_of(model_of("qwen2", DYNAMIC).to(dtype), shard_of(0, "contiguous"), trainer="native")
+    assert (part.module, part.position) == (["rotary_emb"], [1])
+    part = part_of(model_of("qwen2").to(dtype), shard_of(2), trainer="native")
+    assert (part.module, part.position) == (["layers.0.self_attn"], [128])
+    assert "layers.0.self_attn does not rotate by the position_ids" in gate_of([part])
+
+
+@pytest.mark.parametrize(("name", "compared"), [("input_layernorm", 1), ("self_attn.q_proj", 2)])
+def test_queries_that_are_not_finite_are_not_compared(name, compared):
+    model = model_of("qwen3")
+    model.layers[1].get_submodule(name).weight.data[:] = torch.inf
+    part = part_of(model, shard_of(1), trainer="native")
+    assert (part.rotations, part.module) == (compared, [None])
 
 
 class Counting(nn.Module):

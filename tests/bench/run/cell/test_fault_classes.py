@@ -19,6 +19,7 @@ from tests.support.faults.classes import (
     long,
     not_finite,
     rings,
+    rope,
     small,
     tokens,
     unwatched,
@@ -34,6 +35,7 @@ LONG = ("seq_len=2k",)
 RING = ("strategy=ring",)
 PACKED = (*RING, "data.packing=documents")
 CALL = ("workload=attention",)
+TWO_LAYERS = (*LONG, "model=qwen3_nano", "model.num_layers=2")
 FOUR = (*CALL, "cluster.world_size=4")
 """Attention alone, without a model: parity is checked first in any cell."""
 FOUR_RING = (*FOUR, *RING)
@@ -49,6 +51,7 @@ LONG_ROWS, LONG_KEYS, LONG_SUMS = (
     )
 )
 OFF_AT_LENGTH = "step 0: the gradient of model.model.layers.0.mlp.down_proj.weight is off by"
+SECOND_LAYER = "positions: rank 0 rotates position .*layers.1.self_attn does not rotate by"
 CLIP = "gradient norm that the optimizer was given is off"
 
 
@@ -89,6 +92,10 @@ FAST_ALONE = [
     (long.enlarge_the_gradient_of_the_keys, (*RING, *LONG), LONG_SUMS),
     (long.enlarge_the_gradient_of_the_values, LONG, LONG_SUMS),
     (long.enlarge_the_gradient_of_the_keys, (*CALL, *LONG), LONG_SUMS),
+    (rope.rotate_the_second_layer_one_off, (*TWO_LAYERS, "engine=fsdp2"), SECOND_LAYER),
+    (rope.rotate_one_off_on_rank_1, LONG, "positions: rank 1 rotates position 1024 .*layers.0.self_attn"),
+    (rope.rotate_one_off_while_recomputing, (*LONG, "engine=zero3", "checkpointing=true"),
+     "positions: rank 0 .*self_attn in backward does not rotate by"),
     (engine.keep_the_last_micro_step_only, ("engine=zero3", "grad_accum=2"), gradient("", "zero3")),
     (engine.enlarge_gradients_a_little, ("engine=fsdp2",), "objective on .* scale of the whole gradient is"),
     (engine.enlarge_the_gradients_of_an_mlp, (), "objective on .* scale of the gradient of .* is"),
@@ -124,6 +131,8 @@ FAST_ALONE = [
 ]  # fmt: skip
 """Faults that run by default: one for each line of a gate that no other test guards."""
 SLOW_ALONE = [
+    (rope.rotate_the_second_layer_one_off, (*RING, *TWO_LAYERS), SECOND_LAYER),
+    (rope.rotate_the_second_layer_by_interpolated_positions, (*TWO_LAYERS, "engine=zero3"), SECOND_LAYER),
     (rings.drop_the_last_round, DISTFLASH, ATTENTION + "ring step 2 is dropped"),
     (rings.keep_the_gradients_of_lent_keys, DISTFLASH, ATTENTION + "dk is off"),
     (attention.skip_the_lse_rescale, DISTFLASH, ATTENTION + "added without rescaling by their LSE"),
@@ -213,7 +222,7 @@ def test_a_fault_that_no_gate_finds_departs_from_local(
 
 
 @pytest.mark.parametrize(
-    "module", [attention, tokens, rings, long, engine, late, small, not_finite, unwatched]
+    "module", [attention, tokens, rope, rings, long, engine, late, small, not_finite, unwatched]
 )
 def test_each_fault_class_has_three_faults_all_in_a_table(module):
     functions = filter(isfunction, vars(module).values())
