@@ -85,7 +85,7 @@ def cell_names(cell):
         "layers": model.num_layers, "heads": model.num_heads, "kv_heads": model.num_kv_heads,
         "head_dim": model.head_dim, "hidden": model.hidden_size, "vocab": model.vocab_size,
         "intermediate": model.intermediate_size, "checkpointing": cell.checkpointing, "loss": cell.loss,
-        "tiled_mlp": cell.tiled_mlp,
+        "tiled_mlp": cell.tiled_mlp, "engine": cell.engine.name, "rows": cell.batch * cell.shard_len,
     }  # fmt: skip
 
 
@@ -109,11 +109,13 @@ def test_payload_formula_is_the_strategys(name, words):
     assert found == STRATEGIES[name].communication_bytes(cell)
 
 
+@pytest.mark.parametrize("engine", ["fsdp2", "zero3"])
 @pytest.mark.parametrize("tiled_mlp", ["true", "false"])
 @pytest.mark.parametrize("loss", ["untiled", "chunked"])
 @pytest.mark.parametrize("checkpointing", ["true", "false"])
-def test_mfu_formula_counts_the_codes_flops(checkpointing, loss, tiled_mlp):
-    choices = "batch=2", f"checkpointing={checkpointing}", f"loss={loss}", f"tiled_mlp={tiled_mlp}"
+def test_mfu_formula_counts_the_codes_flops(checkpointing, loss, tiled_mlp, engine):
+    words = {"checkpointing": checkpointing, "loss": loss, "tiled_mlp": tiled_mlp, "engine": engine}
+    choices = "batch=2", *(f"{key}={value}" for key, value in words.items())
     cell = make_cell(*LOOKED_UP, *choices, machine=FOUR_H100)
     given = {"ranks": 4, "step_time_ms": 1.0, "peak_flops_per_s": 1.0}
     found = cell_names(cell) | given

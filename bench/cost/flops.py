@@ -13,6 +13,7 @@ from bench.attention.documents import Documents, visible_keys
 from bench.attention.layouts import LAYOUTS
 from bench.config import Cell
 from bench.strategies import STRATEGIES
+from bench.training.engines import recomputes_last_product
 from bench.training.parameters import head_parameters, layer_parameters, matrix_parameters, mlp_parameters
 
 FORWARD_AND_BACKWARD = 3
@@ -74,22 +75,36 @@ def hardware_flops(cell: Cell, *, causal: bool, pairs: CausalPairs | None = None
     """Return the FLOPs that all ranks execute in one step: the numerator of HFU.
 
     They include padding and all recomputation: flash backward recomputes scores, checkpointing the layers, a
-    tiled MLP the MLPs, and a chunked loss the output head. `causal` and `pairs` are those of
-    `attention_forward_flops`.
+    tiled MLP the MLPs, and a chunked loss the output head. A checkpoint recomputes up to its last saved
+    tensor: not the down projection (see `recomputes_last_product`), and of a tiled MLP not the last tile,
+    which is a checkpoint of its own. `causal` and `pairs` are those of `attention_forward_flops`.
     """
     computed = (pairs or CausalPairs.for_single_documents(cell)).computed
     attention = _attention_flops(cell, computed, cell.padded_len, causal=causal)
     tokens = cell.padded_len * cell.sequences_per_step
     layers = 2 * layer_parameters(cell.model) * tokens
     head = 2 * head_parameters(cell.model) * tokens
-    recomputed = layers if cell.checkpointing else 0
+    mlps = 2 * mlp_parameters(cell.model) * tokens
+    skipped_products = 0 if recomputes_last_product(cell) else mlps // 3
+    skipped = mlps // micro_step_rows(cell) * last_tile_rows(cell) if cell.tiled_mlp else skipped_products
+    recomputed = layers - skipped if cell.checkpointing else 0
     # A strategy outside the table is assumed to recompute attention with checkpointing.
     facts = STRATEGIES.get(cell.strategy)
     recomputes_attention = cell.checkpointing if facts is None else facts.recomputes_attention(cell)
     recomputed += attention if recomputes_attention else 0
     recomputed += head if cell.loss == "chunked" else 0
-    recomputed += 2 * mlp_parameters(cell.model) * tokens if cell.tiled_mlp else 0
+    recomputed += mlps - skipped_products if cell.tiled_mlp else 0
     return int(FORWARD_AND_BACKWARD * (layers + head) + attention * (1 + FLASH_BACKWARD_FACTOR) + recomputed)
+
+
+def micro_step_rows(cell: Cell) -> int:
+    """Return the number of tokens that a rank computes in one micro-step."""
+    return cell.batch * cell.shard_len
+
+
+def last_tile_rows(cell: Cell) -> int:
+    """Return the number of tokens in the last tile of a tiled MLP."""
+    return (micro_step_rows(cell) - 1) % cell.model.hidden_size + 1
 
 
 def causal_area(cell: Cell, group_rank: int) -> int:

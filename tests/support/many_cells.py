@@ -3,6 +3,8 @@
 import json
 
 import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from bench.attention.watch import AttentionWatch
 from bench.config import Cell
@@ -37,6 +39,16 @@ def watch_offloading(job, log):
         workload.step(0)
         moved = offload.packed_bytes - before if offload else None
         results[name] = {"activations": moved, "optimizer": workload.trainer.engine.offloaded_bytes()}
+    return {"results": results}
+
+
+def count_products(job, log):
+    """Report in a rank the FLOPs of the matrix products outside attention in one step of every cell."""
+    results = {}
+    for name, workload in built_workloads(job, log):
+        with FlopCounterMode(display=False) as counter:
+            workload.step(0)
+        results[name] = counter.get_flop_counts()["Global"].get(torch.ops.aten.mm, 0)
     return {"results": results}
 
 

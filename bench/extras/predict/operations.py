@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from bench.config import DTYPE_BYTES, Cell
+from bench.cost.flops import last_tile_rows, micro_step_rows
 from bench.cost.memory import CHUNK_ROWS
 from bench.strategies.schedule import Block
-from bench.training.engines import ENGINE_FACTS, is_autocast, stream_bytes
+from bench.training.engines import ENGINE_FACTS, is_autocast, recomputes_last_product, stream_bytes
 from bench.training.parameters import HEAD_NORM_FAMILIES, kv_size, parameters, q_size, trained_tensors
 
 INPUT_CASTS = 5
@@ -103,11 +104,8 @@ OPERATION_KINDS: Mapping[str, OperationKind] = {
 
 def micro_step_operations(cell: Cell) -> Iterator[Operation]:
     """Yield the operations of one micro-step, forward and backward, outside attention."""
-    layers, forwards = cell.model.num_layers, 2 if cell.checkpointing else 1
-    for operation in layer_forward(cell):
-        yield _repeat(operation, layers * forwards)
-    for operation in layer_backward(cell):
-        yield _repeat(operation, layers)
+    for operation in (*_layer_forward(cell), *_layer_backward(cell)):
+        yield _repeat(operation, cell.model.num_layers)
     yield from _embedding_and_loss(cell)
 
 
@@ -119,27 +117,33 @@ def update_operations(cell: Cell) -> Iterator[Operation]:
     yield _elementwise(cell, kind, tensors, max(1, count // tensors))
 
 
-def layer_forward(cell: Cell) -> Iterator[Operation]:
+def _layer_forward(cell: Cell) -> Iterator[Operation]:
     """Yield the operations of one layer's forward outside attention, including autocast's input casts."""
-    rows, model = _rows(cell), cell.model
-    yield from _products(cell, _projection_sizes(cell))
+    yield from _forward_before_mlp(cell)
+    yield from _mlp_forward(cell, micro_step_rows(cell))
+    yield _in_stream_dtype(cell, "sum", micro_step_rows(cell), cell.model.hidden_size)
+
+
+def _forward_before_mlp(cell: Cell) -> Iterator[Operation]:
+    """Yield the operations of one layer's forward up to the MLP, and the input casts of gate and up."""
+    rows, model = micro_step_rows(cell), cell.model
+    yield from _products(cell, rows, _projection_sizes(cell))
     yield _in_stream_dtype(cell, "norm", rows, model.hidden_size, 2)
     yield from _head_norms(cell, "norm")
     yield _in_stream_dtype(cell, "rotary", rows * (model.num_heads + model.num_kv_heads), model.head_dim)
-    yield _in_stream_dtype(cell, "sum", rows, model.hidden_size, 2)
+    yield _in_stream_dtype(cell, "sum", rows, model.hidden_size)
     if is_autocast(cell):
         yield _in_stream_dtype(cell, "cast", rows, model.hidden_size, INPUT_CASTS)
-    yield from _mlp_forward(cell)
 
 
-def layer_backward(cell: Cell) -> Iterator[Operation]:
+def _layer_backward(cell: Cell) -> Iterator[Operation]:
     """Yield the operations of one layer's backward outside attention: two products for each in forward.
 
-    With a tiled MLP, backward also runs the MLP's forward again. The gradients of an input that several
-    operators use are summed: two sums for the residuals, two for the input of Q, K and V, one for the input
-    of gate and up.
+    With checkpointing or a tiled MLP, backward also runs forward again (`bench.cost.flops.hardware_flops`).
+    The gradients of an input that several operators use are summed: two sums for the residuals, two for the
+    input of Q, K and V, one for the input of gate and up.
     """
-    rows, model = _rows(cell), cell.model
+    rows, model = micro_step_rows(cell), cell.model
     for columns, inner in (*_projection_sizes(cell), *_mlp_sizes(cell)):
         yield from _product_backward(cell, rows, columns, inner)
     yield _in_stream_dtype(cell, "norm_backward", rows, model.hidden_size, 2)
@@ -151,8 +155,12 @@ def layer_backward(cell: Cell) -> Iterator[Operation]:
     if is_autocast(cell):
         yield _in_stream_dtype(cell, "cast", rows, model.hidden_size, INPUT_CASTS)
     yield _elementwise(cell, "activation_backward", rows, model.intermediate_size)
-    if cell.tiled_mlp:
-        yield from _mlp_forward(cell)
+    if cell.checkpointing:
+        yield from _forward_before_mlp(cell)
+    if cell.checkpointing and cell.tiled_mlp and rows > last_tile_rows(cell):
+        yield from _mlp_forward(cell, rows - last_tile_rows(cell))
+    if cell.checkpointing or cell.tiled_mlp:
+        yield from _mlp_forward(cell, rows, skips_last=not recomputes_last_product(cell))
 
 
 def _embedding_and_loss(cell: Cell) -> Iterator[Operation]:
@@ -160,7 +168,7 @@ def _embedding_and_loss(cell: Cell) -> Iterator[Operation]:
 
     A chunked loss computes output head and loss in chunks of rows, and their forward twice.
     """
-    rows, model = _rows(cell), cell.model
+    rows, model = micro_step_rows(cell), cell.model
     is_chunked = cell.loss == "chunked"
     forwards = 2 if is_chunked else 1
     chunk_rows = min(rows, CHUNK_ROWS) if is_chunked else rows
@@ -177,9 +185,9 @@ def _embedding_and_loss(cell: Cell) -> Iterator[Operation]:
     yield _elementwise(cell, "token_loss_backward", chunk_rows, model.vocab_size, chunks)
 
 
-def _mlp_forward(cell: Cell) -> Iterator[Operation]:
-    yield from _products(cell, _mlp_sizes(cell))
-    yield _elementwise(cell, "activation", _rows(cell), cell.model.intermediate_size)
+def _mlp_forward(cell: Cell, rows: int, *, skips_last: bool = False) -> Iterator[Operation]:
+    yield from _products(cell, rows, _mlp_sizes(cell)[: -1 if skips_last else None])
+    yield _elementwise(cell, "activation", rows, cell.model.intermediate_size)
 
 
 def _projection_sizes(cell: Cell) -> tuple[tuple[int, int], ...]:
@@ -196,14 +204,15 @@ def _mlp_sizes(cell: Cell) -> tuple[tuple[int, int], ...]:
 
 def _head_norms(cell: Cell, kind: str) -> Iterator[Operation]:
     """Yield the norms of the heads of Q and K, in model families that have these norms."""
-    if cell.model.family in HEAD_NORM_FAMILIES:
-        yield _in_stream_dtype(cell, kind, _rows(cell) * cell.model.num_heads, cell.model.head_dim)
-        yield _in_stream_dtype(cell, kind, _rows(cell) * cell.model.num_kv_heads, cell.model.head_dim)
+    rows, model = micro_step_rows(cell), cell.model
+    if model.family in HEAD_NORM_FAMILIES:
+        yield _in_stream_dtype(cell, kind, rows * model.num_heads, model.head_dim)
+        yield _in_stream_dtype(cell, kind, rows * model.num_kv_heads, model.head_dim)
 
 
-def _products(cell: Cell, sizes: tuple[tuple[int, int], ...]) -> Iterator[Operation]:
+def _products(cell: Cell, rows: int, sizes: tuple[tuple[int, int], ...]) -> Iterator[Operation]:
     for columns, inner in sizes:
-        yield _product(cell, _rows(cell), columns, inner)
+        yield _product(cell, rows, columns, inner)
 
 
 def _product(cell: Cell, rows: int, columns: int, inner: int) -> Operation:
@@ -227,11 +236,6 @@ def _in_stream_dtype(cell: Cell, kind: str, rows: int, columns: int, count: int 
 
 def _repeat(operation: Operation, count: int) -> Operation:
     return replace(operation, count=operation.count * count)
-
-
-def _rows(cell: Cell) -> int:
-    """Return the number of tokens that a rank computes in one micro-step."""
-    return cell.batch * cell.shard_len
 
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5

@@ -43,3 +43,9 @@ def is_autocast(cell: Cell) -> bool:
 def stream_bytes(cell: Cell) -> int:
     """Return the bytes of one element of the hidden states between layers."""
     return FLOAT32_BYTES if is_autocast(cell) else DTYPE_BYTES[cell.dtype]
+
+
+def recomputes_last_product(cell: Cell) -> bool:
+    """Return whether a checkpoint that ends with a linear layer recomputes its product."""
+    engine = ENGINE_FACTS.get(cell.engine.name)
+    return engine is not None and engine.recomputes_last_product

@@ -73,6 +73,8 @@ class EngineFacts(ABC):
     """True if the engine keeps no replicas, so that `dp_replicate` counts as `dp_shard`."""
     has_leaf: ClassVar[bool] = False
     """True if the modules that have the engine's hooks can be chosen (`engine.leaf`)."""
+    recomputes_last_product: ClassVar[bool] = False
+    """True if a linear layer saves its input after its product, which a checkpoint thus recomputes."""
     copies_in_update: ClassVar[bool] = False
     """True if the engine scales and copies gradients in separate passes before the optimizer takes them."""
     host: ClassVar[Mapping[str, EngineHost]] = {}

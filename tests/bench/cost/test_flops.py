@@ -5,13 +5,14 @@ import torch
 from msgspec.structs import asdict
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.cost.flops import causal_area, hardware_flops, model_flops
+from bench.cost.flops import attention_forward_flops, causal_area, hardware_flops
 from bench.measure.documents.section import DocumentsSection
 from bench.run.cell.outcome import analytic
 from bench.strategies import STRATEGIES
 from bench.training.models import build_model
 from bench.training.parameters import matrix_parameters
-from tests.support.cells import FOUR_H100, make_cell
+from tests.support.cells import make_cell
+from tests.support.many_cells import count_products, results_of_cells
 
 
 def test_matrix_parameters_match_torchs_flop_counter():
@@ -25,26 +26,31 @@ def test_matrix_parameters_match_torchs_flop_counter():
     assert dense == 2 * matrix_parameters(cell.model) * 64
 
 
-@pytest.mark.parametrize("model", ["qwen3_nano", "qwen3_4b"])
-def test_recomputation_counts_in_hardware_flops_only(model):
-    """Checkpointing recomputes the layers' forward, a chunked loss the head's, both a whole forward."""
+EXECUTED = [
+    ("checkpointing=false",),
+    ("checkpointing=true",),
+    ("tiled_mlp=true",),
+    ("checkpointing=true", "tiled_mlp=true", "grad_accum=2", "batch=2"),
+    ("checkpointing=true", "tiled_mlp=true", "seq_len=64", "loss=untiled"),
+    ("checkpointing=true", "offload.activations=true", "dtype=fp32"),
+]
+
+
+def test_hardware_flops_are_those_that_ranks_execute(launcher, tmp_path):
+    """Compare the products outside attention; the last tile of an MLP has 21, 42 or all 64 tokens."""
     cells = {
-        (checkpointing, loss): make_cell(
-            f"checkpointing={checkpointing}", f"loss={loss}", f"model={model}", machine=FOUR_H100
-        )
-        for checkpointing in ("false", "true")
-        for loss in ("untiled", "chunked")
+        f"{engine} {' '.join(words)}": make_cell("seq_len=149", "strategy=local", f"engine={engine}", *words)
+        for engine in ("ddp", "fsdp2", "zero3")
+        for words in EXECUTED
     }
-    plain = cells["false", "untiled"]
-    assert len({model_flops(cell, causal=True) for cell in cells.values()}) == 1
-    added = {
-        settings: hardware_flops(cell, causal=True) - hardware_flops(plain, causal=True)
-        for settings, cell in cells.items()
-    }
-    head = 2 * plain.model.hidden_size * plain.model.vocab_size * plain.tokens_per_step
-    assert added["false", "chunked"] == head
-    assert added["true", "chunked"] == model_flops(plain, causal=True) // 3
-    assert added["true", "untiled"] == added["true", "chunked"] - head
+    counted = results_of_cells(launcher, tmp_path, cells, count_products)
+    assert counted == {name: [_products(cell)] for name, cell in cells.items()}
+
+
+def _products(cell):
+    """Return the FLOPs of a cell outside attention."""
+    attention = attention_forward_flops(cell, causal=True)
+    return hardware_flops(cell, causal=True) - int(attention * (3.5 + cell.checkpointing))
 
 
 def packed(cell, pairs, computed):

@@ -52,6 +52,7 @@ class Zero3Facts(EngineFacts):
     offloads_optimizer = True
     shards_over_all_ranks = True
     has_leaf = True
+    recomputes_last_product = True  # deepspeed/runtime/zero/linear.py, LinearFunctionForZeroStage3
     copies_in_update = True
     host: ClassVar[Mapping[str, EngineHost]] = {
         # One rank on an H100 (results/reference/h100): slope and intercept of steps with 1 and 28 layers,

@@ -22,6 +22,7 @@ CELLS = [
     ("strategy=ulysses", "checkpointing=true", "loss=untiled", "grad_accum=2"),
     ("strategy=usp", "ulysses_degree=1", "model=qwen3_0_6b", "batch=2"),
     ("strategy=local", "dp_shard=2", "tiled_mlp=true"),
+    ("strategy=local", "dp_shard=2", "tiled_mlp=true", "checkpointing=true", "engine=zero3"),
 ]
 
 
