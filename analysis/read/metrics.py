@@ -232,6 +232,7 @@ METRIC_LIST: Sequence[Metric] = (
     Metric("peak_reserved_bytes", q.OTHER_MEMORY, _worst_rank(lambda m: m.peak_reserved_bytes)),
     Metric("peak_resident_bytes", q.OTHER_MEMORY, _worst_rank(lambda m: m.peak_resident_bytes)),
     Metric("resident_above_base_bytes", q.OTHER_MEMORY, _worst_rank(_resident_above_base)),
+    Metric("outside_allocator_bytes", q.OTHER_MEMORY, _worst_rank(lambda m: m.outside_allocator_bytes)),
     Metric(
         "whole_life_allocated_bytes",
         q.PEAK_ALLOCATED,

@@ -29,7 +29,7 @@ from analysis.labels import (
 from analysis.read.metrics import METRICS, metric_text
 from analysis.read.views import View
 from analysis.show.section import Column
-from bench.common.labels import length_label, rate_range_label
+from bench.common.labels import MIB, length_label, rate_range_label
 from bench.config import UNKNOWN_HARDWARE
 from bench.record.record import Provenance
 
@@ -46,6 +46,8 @@ SPEED_UP = "speed-up"
 ATTENTION, ALL = "attention communication", "all communication"
 IN_FLIGHT = "exposed / in flight, worst rank"
 NO_PEAK = "unknown: no file in conf/hardware/ names this device"
+OUTSIDE_BYTES = 128 * MIB
+"""Smallest memory outside torch's allocator that is shown; steps of sound CPU cells took up to 2 MiB."""
 DISPENSABLE = ("95 % interval", "waiting", "transfer", "step ms", "n")
 """Headings of the columns that a narrow terminal leaves out, in this order."""
 
@@ -158,9 +160,15 @@ def _interval_text(cell: CellRow) -> str:
 def _peak_text(cell: CellRow) -> str:
     """Return `14.5 MiB (7.1 %)`, or for a prediction `14.5 MiB (14.0 MiB to 15.1 MiB), 7.1 %`."""
     size, share = value_with_band(cell, "peak_allocated{}_bytes"), percent_label(cell["capacity_share"])
-    if not size or not share:
-        return size
-    return f"{size}, {share}" if size.endswith(")") else f"{size} ({share})"
+    if size and share:
+        size = f"{size}, {share}" if size.endswith(")") else f"{size} ({share})"
+    return size + _outside_text(cell)
+
+
+def _outside_text(cell: CellRow) -> str:
+    """Return ` + 200.0 MiB outside torch` if a step took at least OUTSIDE_BYTES that no tensor explains."""
+    size = metric_text(cell, "outside_allocator_bytes")
+    return f" + {size} outside torch" if size and cell["outside_allocator_bytes"] >= OUTSIDE_BYTES else ""
 
 
 def _share_with_range(share: str, cell: CellRow) -> str:
@@ -264,7 +272,12 @@ COLUMNS: Sequence[Column] = (
     metric_column("step_time_ms", "step ms", TERMINAL),
     Column("peak allocated (of capacity)", _peak_text, sorted_by="peak_allocated_bytes", views=WIDE),
     Column("peak allocated", _peak_text, sorted_by="peak_allocated_bytes", views=FIRST_SCREEN),
-    metric_column("peak_allocated_bytes", "peak", TERMINAL),
+    Column(
+        "peak",
+        lambda cell: metric_text(cell, "peak_allocated_bytes") + _outside_text(cell),
+        sorted_by="peak_allocated_bytes",
+        views=TERMINAL,
+    ),
     *_share_columns("transfer"),
     *_share_columns("waiting"),
     Column(

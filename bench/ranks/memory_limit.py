@@ -37,6 +37,17 @@ def process_bytes(field: str) -> int:
     return next((int(line[1]) * KIB for line in lines if line[0] == f"{field}:"), 0)
 
 
+def reset_peak_resident_bytes() -> bool:
+    """Return freed memory to the system and set `VmHWM` to `VmRSS`; return False if this is not allowed."""
+    try:
+        with Path("/proc/self/clear_refs").open("w") as file:
+            ctypes.CDLL(None).malloc_trim(0)
+            file.write("5")
+    except OSError:
+        return False
+    return True
+
+
 def set_memory_limit(limit_gib: float, device: torch.device) -> int:
     """Make allocations beyond a limit fail; every rank must call this once it has used all libraries.
 

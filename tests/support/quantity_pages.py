@@ -25,6 +25,7 @@ MEMORY = {
     "device_used_bytes": [100, 103, 102],
     "peak_resident_bytes": [500, 650, 600],
     "base_resident_bytes": [300, 510, 410],
+    "outside_allocator_bytes": [21, 23, 22],
     "offloaded_activation_bytes": [7, 9, 8],
     "offloaded_optimizer_bytes": [11, 12, 14],
 }

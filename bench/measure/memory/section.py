@@ -46,6 +46,9 @@ class MemorySection(Struct, frozen=True, kw_only=True):
     """Peak resident bytes of the rank process (VmHWM)."""
     base_resident_bytes: SizesPerRank | None = None
     """Resident bytes of the rank process before it builds anything."""
+    outside_allocator_bytes: SizesPerRank | None = None
+    """Bytes by which resident memory rose in the inspected step above twice the rise of tensors to their
+    peak; null on a GPU, and if the system does not let a process reset VmHWM."""
     peak_phase: list[str] | None = None
     """Phase in which the steady state first reached its peak."""
     forward_peak_bytes: SizesPerRank | None = None

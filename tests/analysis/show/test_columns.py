@@ -6,10 +6,11 @@ from rich.console import Console
 
 from analysis.answers.no_result import failure_reasons
 from analysis.read.views import View
-from analysis.show.columns import DISPENSABLE, columns_of, named_rows
+from analysis.show.columns import DISPENSABLE, OUTSIDE_BYTES, columns_of, named_rows
 from analysis.show.markdown import markdown_table
 from analysis.show.section import Column, Section, Table
 from analysis.show.terminal import print_section, print_table
+from bench.common.labels import GIB, MIB
 from tests.support.records import (
     ATTENTION_CHECKED,
     TRAINING_COMPARED,
@@ -52,6 +53,15 @@ def test_row_has_readable_units(cells_of):
     # 11 of 110 ms exposed, of which 3 are waiting.
     assert row["all communication: transfer / waiting"] == "7.3 % / 2.7 %"
     assert (row[TRANSFER], row[WAITING], row["traced steps"]) == ("3.6 %", "2.7 %", "n=1")
+
+
+@pytest.mark.parametrize(("outside", "text"), [(MIB, ""), (OUTSIDE_BYTES, " + 128.0 MiB outside torch")])
+def test_memory_outside_torch_stands_next_to_the_peak(cells_of, outside, text):
+    memory = {"peak_allocated_bytes": [2 * GIB] * 2, "outside_allocator_bytes": [MIB, outside]}
+    cells = cells_of([make_record(memory=memory)])
+    (row,), (printed,) = rows_of(cells, View.SUMMARY), rows_of(cells, View.TERMINAL)
+    assert row["peak allocated (of capacity)"] == "2.0 GiB (2.5 %)" + text
+    assert printed["peak"] == "2.0 GiB" + text
 
 
 def test_traced_steps_show_range_and_number_left_out(cells_of):

@@ -2,7 +2,9 @@
 
 import json
 import os
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +15,8 @@ from bench.ranks.log import StepPhase
 from bench.run.node.worker import run_cell as run_in_rank
 from bench.training.engines import ENGINE_FACTS
 from tests.support.cells import CHECKS, run_cell, tiny_cell
+from tests.support.faults.classes import memory
+from tests.support.faults.classes.tampering import run_with_fault
 
 MIB = 2**20
 
@@ -46,6 +50,20 @@ def test_peak_phase_is_the_phase_that_first_reached_the_peak():
             block = mib(size)
             del block
     assert tracker.peak_phase == "backward"
+
+
+@pytest.mark.parametrize(
+    ("fault", "outside_mib"),
+    [(memory.fill_an_array_before_building, 0), (memory.fill_an_array_in_every_call, 200)],
+)
+def test_memory_that_no_tensor_explains_is_recorded(launcher, tmp_path, fault, outside_mib):
+    """Arrays have 200 MiB. They all count in the resident peak of the whole life."""
+    cell = tiny_cell("strategy=ulysses", "cluster.world_size=2")
+    record, _ = run_cell(launcher, cell, tmp_path, partial(run_with_fault, fault), without=CHECKS)
+    assert record.status == "ok", record.reason
+    assert record.memory.outside_allocator_bytes == pytest.approx([outside_mib * MIB] * 2, abs=30 * MIB)
+    resident = np.subtract(record.memory.peak_resident_bytes, record.memory.base_resident_bytes)
+    assert min(resident) > 180 * MIB
 
 
 def compare_with_the_profiler(job, log):
