@@ -375,8 +375,6 @@ class MeasureConfig:
     """Whether some steps run under torch.profiler."""
     keep_traces: Flag = False
     """Whether the median traced step of each rank is written to a file."""
-    gradients: Flag = False
-    """Whether the full gradients of one step are written to a file."""
     weights: Flag = False
     """Whether the weights after the last step are written to a folder, as a checkpoint."""
     hang_timeout_s: SecondsOrZero = 0.0

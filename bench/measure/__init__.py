@@ -33,7 +33,6 @@ PASS_NAMES = (
     "updates",
     "quality",
     "objective",
-    "gradients",
     "weights",
     "timing",
     "parity",

@@ -36,7 +36,6 @@ def work_of(cell: Cell) -> str:
     work["data"] = {key: value for key, value in fields["data"].items() if key != "rank_order"}
     extra = {
         "sequences_per_step": cell.sequences_per_step,
-        "gradients": cell.measure.gradients,
         "objective_tokens": min(objective_tokens(cell.padded_len, multiple), cell.seq_len),
         "first_step_tokens": min(first_step_tokens(cell.padded_len, multiple), cell.seq_len),
     }

@@ -1,12 +1,13 @@
 """Comparison of every parameter's gradient, and of the optimizer's first moment, in two equal trainings.
 
-A gradient enters by its norm and by sums of its elements with random signs, each element in one of the sums
-(a count sketch, doi:10.1007/3-540-45465-9_59). For the difference e of two gradients the squares of the sums
-add up to |e|^2 on average over the signs, which estimates |e|. The difference of the norms is at most |e|.
+A gradient enters by sums of its elements with random signs, each element in one of the sums (a count sketch,
+doi:10.1007/3-540-45465-9_59). The squares of the sums add up to the squared length of the gradient on average
+over the signs, and so they do for the difference of two gradients.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +15,7 @@ from bench.config import LOW_PRECISION
 from bench.measure.losses.section import ONE_RANK_EFFECT, FirstMoment, GradientMatch, kind_of
 
 Gradients = Mapping[str, Sequence[float | None]]
-"""Norm of each parameter's gradient, then its sums with random signs, by parameter."""
+"""Sums with random signs over the elements of each parameter's gradient."""
 FLOORS: Mapping[str, float] = {"fp64": 1e-6, "fp32": 1e-3, "fp16": 2e-2, "bf16": 2e-2}
 """Smallest limit of each dtype, even if less noise was measured. In bf16 gradients of random weights differed
 by up to 1.2e-2, with ZeRO-3, which also reduces them in bf16."""
@@ -63,7 +64,7 @@ def match_gradients(
     if not gradients or not reference:
         return None
     values, expected = (_without_null(sums) for sums in (gradients, reference))
-    least_norm = SMALLEST_SHARE * math.hypot(*(sums[0] for sums in expected.values()))
+    least_norm = SMALLEST_SHARE * math.hypot(*itertools.chain.from_iterable(expected.values()))
     limits = {name: gradient_limit(name, dtype, noise) for name in sorted({**gradients, **reference})}
     differences = {
         name: _difference(values[name], expected[name], least_norm)
@@ -93,5 +94,4 @@ def _without_null(gradients: Gradients) -> dict[str, list[float]]:
 
 def _difference(values: Sequence[float], expected: Sequence[float], least_norm: float) -> float:
     """Return the length of the difference relative to the larger of the expected norm and `least_norm`."""
-    length = max(abs(values[0] - expected[0]), math.dist(values[1:], expected[1:]))
-    return length / (max(expected[0], least_norm) or 1.0)
+    return math.dist(values, expected) / (max(math.hypot(*expected), least_norm) or 1.0)

@@ -144,7 +144,6 @@ def replay_refusals(cell: Cell) -> list[str]:
     shared = f"cluster.ranks_per_gpu={cluster.ranks_per_gpu} needs several ranks; leave it out"
     reasons = (
         (is_stack(cell.trainer), stack),
-        (measure.gradients, "measure.gradients=true needs the gradients of all ranks; leave it out"),
         (measure.weights, "measure.weights=true needs a trained model; leave it out"),
         (measure.keep_traces, "measure.keep_traces=true needs a traced step; leave it out"),
         (

@@ -144,7 +144,7 @@ def _attention_cell(cell: Cell) -> Cell:
         checkpointing=False,
         tiled_mlp=False,
         offload=OffloadConfig(),
-        measure=replace(cell.measure, gradients=False, weights=False),
+        measure=replace(cell.measure, weights=False),
     )
 
 

@@ -24,7 +24,9 @@ class OptimizerFacts:
     state_keys: tuple[str, ...]
     """Keys in `optimizer.state` of the tensors with a parameter's shape, beginning with the first moment."""
     first_share: float
-    """Share of the gradient that the first moment holds after the first update."""
+    """Share of an update's gradient in the first moment."""
+    decay: float
+    """Share of the first moment that stays in the next update."""
 
     @property
     def moments(self) -> int:
@@ -46,6 +48,6 @@ def _sgd(parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
 
 
 OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
-    "adamw": OptimizerFacts(_adamw, ("exp_avg", "exp_avg_sq"), 1 - BETAS[0]),
-    "sgd": OptimizerFacts(_sgd, ("momentum_buffer",), 1.0),
+    "adamw": OptimizerFacts(_adamw, ("exp_avg", "exp_avg_sq"), 1 - BETAS[0], BETAS[0]),
+    "sgd": OptimizerFacts(_sgd, ("momentum_buffer",), 1.0, MOMENTUM),
 }

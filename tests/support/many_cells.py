@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.attention.watch import AttentionWatch
 from bench.config import Cell
-from bench.measure.gradients import rank as gradients
 from bench.measure.tap import CommunicationTap
 from bench.measure.workloads import load_workload_class
 from bench.measure.workloads.workload import WorkloadRank
@@ -18,14 +18,26 @@ from bench.request.legality import refusal
 from bench.run.node.worker import join
 from bench.strategies import STRATEGIES, load_strategy_class
 
-CELLS = "cells.json"
+CELLS, GRADIENTS = "cells.json", "gradients.npz"
 
 
 def write_gradients(job, log):
-    """Write in a rank the loss, gradient norm and gradients of every cell, each into its own folder."""
+    """Run step 0 of every cell; rank 0 writes its loss, gradient norm and gradients before the update."""
     for name, workload in built_workloads(job, log):
-        (job.folder / name).mkdir(exist_ok=True)
-        gradients.write_gradients(workload.trainer, job.folder / name)
+        trainer = workload.trainer
+        loss_sum, valid_tokens = trainer.accumulate(0, trainer.cell.padded_len)
+        # Copy the gradients before the update, in which clipping scales them in place.
+        arrays = {
+            parameter: gradient.detach().double().cpu().numpy().copy()
+            for parameter, gradient in trainer.engine.full_gradients()
+        }
+        total = loss_sum.double()
+        dist.all_reduce(total)
+        arrays["loss"] = float(total / valid_tokens.clamp(min=1))
+        arrays |= {"grad_norm": float(trainer.engine.update()), "valid_tokens": int(valid_tokens)}
+        if dist.get_rank() == 0:
+            (job.folder / name).mkdir(exist_ok=True)
+            np.savez(job.folder / name / GRADIENTS, **arrays)
     return {}
 
 
@@ -109,10 +121,7 @@ def run_together(launcher, folder, cells, entry):
 def gradients_of(launcher, folder, cells):
     """Return the arrays of every cell, or the failures of its ranks if they did not reach it."""
     ran = run_together(launcher, folder, cells, write_gradients)
-    return {
-        name: _read(place / name / gradients.FILE_NAME) or _failures(ends)
-        for name, (ends, place) in ran.items()
-    }
+    return {name: _read(place / name / GRADIENTS) or _failures(ends) for name, (ends, place) in ran.items()}
 
 
 def results_of_cells(launcher, folder, cells, entry=look_inside):

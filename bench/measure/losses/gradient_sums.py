@@ -1,15 +1,14 @@
-"""Sums over every parameter's gradient in one full-length step, from the optimizer's state around the step.
+"""Sums over every parameter's gradient, from the optimizer's first moment before and after a step.
 
-AdamW updates its moments linearly: m <- beta1 m + (1 - beta1) g and v <- beta2 v + (1 - beta2) g^2. A linear
-function of g, or of g^2, therefore follows from the same function of the moments before and after the update.
-The step itself is not touched, and no gradient is gathered or copied.
+The first moment is linear in the gradient g: m <- decay * m + share * g. A linear function of g therefore
+follows from the same function of the moments before and after the update. The step itself is not touched, and
+no gradient is gathered or copied.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -18,72 +17,41 @@ from torch import Tensor
 from bench.measure.losses.section import SIGNED_SUMS
 from bench.training.data import splitmix64
 from bench.training.engines.engine import Engine
-from bench.training.optimizer_facts import BETAS, OPTIMIZER_FACTS
+from bench.training.optimizer_facts import OPTIMIZER_FACTS, OptimizerFacts
 
 CHUNK = 2**20
 """Number of elements that are hashed at once; each takes eight bytes of memory."""
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Keys of AdamW's running means of gradients and of squared gradients."""
+Sums = Mapping[str, Sequence[float]]
+"""SIGNED_SUMS sums of the elements with random signs, by parameter."""
 
 
-@dataclass(frozen=True, slots=True)
-class MomentSums:
-    """Sums over the optimizer's moments of all ranks."""
+def sum_first_moment(engine: Engine, device: torch.device) -> Sums:
+    """Return the sums over all shards of the first moment, with replicas counted once.
 
-    names: Sequence[str]
-    """Names of the parameters."""
-    signed: Tensor
-    """Sums of the first moment's elements with random signs, [parameters, SIGNED_SUMS]."""
-    squares: Tensor
-    """Sum of the second moment's elements, [parameters]."""
-
-    def gradients_since(self, before: MomentSums) -> dict[str, list[float]]:
-        """Return each parameter's sums over the gradient of the only update since `before`.
-
-        Returns:
-            The Euclidean norm of the clipped gradient, then SIGNED_SUMS sums of its elements with signs, by
-            parameter.
-        """
-        beta1, beta2 = BETAS
-        signed = (self.signed - beta1 * before.signed) / (1 - beta1)
-        squares = (self.squares - beta2 * before.squares) / (1 - beta2)
-        return _rows_by_name(self.names, torch.cat([squares.clamp(min=0).sqrt()[:, None], signed], dim=1))
-
-
-def sum_first_moment(engine: Engine, device: torch.device) -> dict[str, list[float]]:
-    """Return the norm of each parameter's first moment, then SIGNED_SUMS sums of its elements with signs.
-
-    The first moment is linear in the gradients of all steps so far. Every rank must call this function.
+    Every rank must call this function.
     """
-    key = OPTIMIZER_FACTS[engine.cell.optimizer.name].state_keys[0]
-    moments = dict(engine.optimizer_state(key))
+    moments = dict(engine.optimizer_state(OPTIMIZER_FACTS[engine.cell.optimizer.name].state_keys[0]))
     offsets, is_first_replica = shard_offsets(engine, [*moments.values()], device)
-    sums = torch.zeros(len(moments), SIGNED_SUMS + 1, dtype=torch.float64, device=device)
+    sums = torch.zeros(len(moments), SIGNED_SUMS, dtype=torch.float64, device=device)
     if is_first_replica:
         for row, (name, moment), offset in zip(sums, moments.items(), offsets, strict=True):
-            row[0] = moment.square().sum(dtype=torch.float64).to(device)
-            row[1:] = signed_sums(moment, name, offset).to(device)
+            row[:] = signed_sums(moment, name, offset).to(device)
     dist.all_reduce(sums)
-    return _rows_by_name(moments, torch.cat([sums[:, :1].sqrt(), sums[:, 1:]], dim=1))
+    return dict(zip(moments, sums.tolist(), strict=True))
 
 
-def sum_moments(engine: Engine, device: torch.device) -> MomentSums:
-    """Return the sums over all shards, with replicas counted once; every rank must call it."""
-    first, second = (dict(engine.optimizer_state(key)) for key in MOMENTS)
-    offsets, is_first_replica = shard_offsets(engine, [*first.values()], device)
-    sums = torch.zeros(len(first), SIGNED_SUMS + 1, dtype=torch.float64, device=device)
-    if is_first_replica:
-        for row, name, offset in zip(sums, first, offsets, strict=True):
-            row[:-1] = signed_sums(first[name], name, offset).to(device)
-            row[-1] = second[name].sum(dtype=torch.float64).to(device)
-    dist.all_reduce(sums)
-    return MomentSums([*first], sums[:, :-1], sums[:, -1])
+def sums_of_gradient(before: Sums, after: Sums, optimizer: OptimizerFacts) -> Sums:
+    """Return the sums over the gradient of the only update between two sums over the first moment."""
+    decay, share = optimizer.decay, optimizer.first_share
+    return {
+        name: [(new - decay * old) / share for old, new in zip(before[name], sums, strict=True)]
+        for name, sums in after.items()
+    }
 
 
-def _rows_by_name(names: Iterable[str], sums: Tensor) -> dict[str, list[float]]:
-    """Return the row of `sums` of each name, with seven digits, which are shorter in a record."""
-    rows = sums.tolist()
-    return {name: [float(f"{number:.6e}") for number in row] for name, row in zip(names, rows, strict=True)}
+def with_seven_digits(sums: Sums) -> Sums:
+    """Return the sums as they are stored in a record, where they take less space."""
+    return {name: [float(f"{number:.6e}") for number in row] for name, row in sums.items()}
 
 
 def signed_sums(values: Tensor, name: str, offset: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from torch import Tensor
 
-from bench.measure.losses.gradient_sums import MOMENTS, sum_first_moment, sum_moments
+from bench.measure.losses.gradient_sums import Sums, sum_first_moment, sums_of_gradient, with_seven_digits
 from bench.measure.losses.section import BOUNDARIES, PARTS, FirstMoment, LossByPosition, LossesSection
 from bench.measure.rank_pass import Measurement, RankPass
 from bench.training.data import StepData, batch_digest
@@ -19,8 +19,8 @@ from bench.training.trainers.trainer import StepOutcome, Trainer
 
 
 class LossesPass(RankPass):
-    gradients: Mapping[str, list[float]] | None = None
-    """Sums over the gradient of the first full-length step, by parameter; None if they were not computed."""
+    gradients: Sums
+    """Sums over the gradient of the first full-length step."""
 
     def __init__(self, measurement: Measurement) -> None:
         super().__init__(measurement)
@@ -32,16 +32,13 @@ class LossesPass(RankPass):
         if trainer is None:
             yield
             return
-        if OPTIMIZER_FACTS[trainer.cell.optimizer.name].state_keys != MOMENTS:
-            with _recording_positions(trainer):
-                yield
-            return
         self.measurement.raise_if_rank_failed()
-        before = sum_moments(trainer.engine, device)
+        before = sum_first_moment(trainer.engine, device)
         with _recording_positions(trainer):
             yield
         self.measurement.raise_if_rank_failed()
-        self.gradients = sum_moments(trainer.engine, device).gradients_since(before)
+        optimizer = OPTIMIZER_FACTS[trainer.cell.optimizer.name]
+        self.gradients = sums_of_gradient(before, sum_first_moment(trainer.engine, device), optimizer)
 
     @contextmanager
     def around_window(self) -> Iterator[None]:
@@ -56,7 +53,7 @@ class LossesPass(RankPass):
         if trainer is not None and steps > 1 and steps not in [moment.steps for moment in self.moments]:
             self.measurement.raise_if_rank_failed()
             sums = sum_first_moment(trainer.engine, self.measurement.subject.device)
-            self.moments.append(FirstMoment(steps=steps, sums=sums))
+            self.moments.append(FirstMoment(steps=steps, sums=with_seven_digits(sums)))
 
     def part(self) -> LossesSection | None:
         measurement = self.measurement
@@ -66,7 +63,7 @@ class LossesPass(RankPass):
         with measurement.log.run_phase("losses"):
             return replace(
                 collect_losses(measurement.outcomes, trainer),
-                gradients=self.gradients or {},
+                gradients=with_seven_digits(self.gradients),
                 moments=self.moments,
                 by_position=collect_position_losses(trainer),
             )

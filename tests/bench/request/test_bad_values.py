@@ -39,7 +39,6 @@ FROM_ZERO = (
 SECONDS = ("measure.timeout_s", "measure.budget_s")
 FLAGS = (
     "checkpointing", "tiled_mlp", "offload.activations", "offload.optimizer", "measure.trace",
-    "measure.gradients",
 )  # fmt: skip
 CHOICES = (
     "dtype", "kernel", "layout", "loss", "mode", "cluster.device", "optimizer.schedule",

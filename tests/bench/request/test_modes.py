@@ -65,7 +65,6 @@ def test_invalid_replay_request_is_refused(words, message):
     [
         "trainer=transformers",
         "cluster=slurm",
-        "measure.gradients=true",
         "measure.keep_traces=true",
     ],
 )

@@ -10,7 +10,7 @@ from tests.support.cells import make_cell
 from tests.support.many_cells import gradients_of
 
 EMBEDDING = "model.model.embed_tokens.weight"
-LONG = ("seq_len=8k", "measure.gradients=true")
+LONG = ("seq_len=8k",)
 EXACT = ("strategy=local", "engine=ddp", "dtype=fp32")
 BF16 = [("local", "ddp"), ("ulysses", "fsdp2"), ("ulysses", "zero3")]
 UNTIED = ("model=qwen3_nano", "model.tied_embeddings=false")

@@ -63,7 +63,7 @@ IN_TWO_DIMENSIONS = {
 }
 """Entries as in ALONE, with words only for one rank, which accumulates the sequences of all ranks. Most ranks
 hold no token that counts."""
-RANKS = ("cluster.world_size=4", "measure.gradients=true", "model=qwen3_nano", "model.intermediate_size=1600")
+RANKS = ("cluster.world_size=4", "model=qwen3_nano", "model.intermediate_size=1600")
 """Words for a model whose MLP ZeRO-3 shards; it shards no weight of fewer than 100,000 elements."""
 
 
