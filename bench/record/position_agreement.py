@@ -6,7 +6,7 @@ import math
 
 from bench.measure.losses.section import PARTS, LossByPosition, PositionMatch
 
-LIMIT_FACTOR = 2.0
+LIMIT_FACTOR = 4.0
 """Limit of the loss of a part with NOISE_TOKENS labels or more, over the limit of the whole loss.
 
 Two updates have passed before the first full-length step."""

@@ -315,3 +315,12 @@ def make_predicted(*, config=None, **prediction):
         "trace": make_trace(1, step_ms=[step_ms]),
         "engagement": None,
     }
+
+
+def matches_of(record):
+    """Yield the comparisons of a record with another cell, each with the name of its field or section."""
+    for name, section in record.sections.items():
+        for field in () if section is None else section.__struct_fields__:
+            match = getattr(section, field)
+            if hasattr(match, "is_within"):
+                yield name if field == "match" else field, match

@@ -1,5 +1,6 @@
 """Faults that begin beyond the 1,024 tokens of the short checks."""
 
+import torch
 from torch.nn.functional import linear
 
 import bench.strategies.ring.attention as ring
@@ -83,6 +84,28 @@ def feed_other_tokens_than_noted(job):
         return plain(ids.roll(-1, dims=1) if is_long else ids)
 
     change_the_model(lambda model: wrap(model.model.model.embed_tokens, "forward", embed))
+
+
+def lose_half_of_the_embedding_gradient(job):
+    """Lose the gradient of the embedding at every second token, in long sequences."""
+
+    def embed(plain, ids):
+        out = plain(ids)
+        is_kept = torch.arange(ids.shape[1]) % 2 < (
+            1 if ids.shape[1] * job.cell.sp_degree > MAX_TOKENS else 2
+        )
+        return torch.where(is_kept[:, None], out, out.detach())
+
+    change_the_model(lambda model: wrap(model.model.model.embed_tokens, "forward", embed))
+
+
+def exchange_the_ends_of_shards(job):
+    """Exchange the keys of a shard's first and last token, in long sequences."""
+
+    def exchanged(plain, self, q, k, v, causal):
+        return plain(self, q, torch.cat([k[:, :, -1:], k[:, :, 1:-1], k[:, :, :1]], dim=2), v, causal=causal)
+
+    replace_attention(job, exchanged, is_long)
 
 
 def train_a_matrix_on_the_tokens_of_rank_0(job):
