@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -21,53 +21,35 @@ from torch._C import _distributed_c10d
 DUMPS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
 """Functions of torch that return the flight recorder's calls as JSON, by backend."""
 Spans = Sequence[tuple[int, int]]
-"""Start and end of each span, in order of time."""
+"""Start and end of each span, by `time.time_ns`."""
+RecordedCall = tuple[int, str]
+"""Time of a call, by `time.time_ns`, and its kind, sizes and group."""
 
 
-class RecordedCall(NamedTuple):
-    """One call, with the time at which it was made, by `time.time_ns`."""
-
-    made_ns: int
-    what: str
-    """Kind, sizes and group of the call, equal for calls that send equally much to the same ranks."""
-
-
-class CallLog(NamedTuple):
-    """Calls that this rank has made, in order of time."""
-
-    calls: Sequence[RecordedCall]
-    complete_from_ns: int
-    """Time from which no call is missing."""
-
-    def by_span(self, spans: Spans) -> list[Counter[str] | None]:
-        """Return the number of calls of each kind in each span; None for a span with missing calls."""
-        times = [call.made_ns for call in self.calls]
-        return [
-            None
-            if start < self.complete_from_ns
-            else Counter(
-                call.what for call in self.calls[bisect_right(times, start) : bisect_right(times, end)]
-            )
-            for start, end in spans
-        ]
-
-
-def read_call_log(sends: Sequence[RecordedCall]) -> CallLog:
-    """Return the calls that the flight recorder still has, and `sends`."""
+def calls_by_span(spans: Spans, sends: Sequence[RecordedCall]) -> list[Counter[str] | None]:
+    """Return the number of calls of each kind in each span; None if the recorder has not kept all of them."""
     dump = getattr(_distributed_c10d, DUMPS.get(dist.get_backend(), ""), None)
     entries: list[dict[str, Any]] = json.loads(dump(True, False)).get("entries", []) if dump else []
-    calls = [RecordedCall(entry["time_created_ns"], _description(entry)) for entry in entries]
-    is_complete = not entries or entries[0]["record_id"] == 0
-    return CallLog(sorted([*calls, *sends]), 0 if is_complete else calls[0].made_ns)
+    calls = sorted([*((entry["time_created_ns"], _description(entry)) for entry in entries), *sends])
+    complete_from_ns = entries[0]["time_created_ns"] if entries and entries[0]["record_id"] > 0 else 0
+    times = [made_ns for made_ns, _ in calls]
+
+    def count(start: int, end: int) -> Counter[str] | None:
+        if start < complete_from_ns:
+            return None
+        return Counter(what for _, what in calls[bisect_right(times, start) : bisect_right(times, end)])
+
+    return [count(*span) for span in spans]
+
+
+def wall_clock_offset_ns() -> int:
+    """Return the time that the recorder's clock is ahead of the monotonic clock."""
+    return time.time_ns() - time.monotonic_ns()
 
 
 def _description(entry: dict[str, Any]) -> str:
-    kind = entry["profiling_name"].partition(":")[2]
-    (group, _), sizes = (
-        entry["process_group"],
-        [*zip(entry["input_sizes"], entry["input_dtypes"], strict=False)],
-    )
-    return f"{kind} of {sizes} in group {group}"
+    kind, group = entry["profiling_name"].partition(":")[2], entry["process_group"][0]
+    return f"{kind} of {entry['input_sizes']} {entry['input_dtypes']} in group {group}"
 
 
 @contextmanager
@@ -77,16 +59,14 @@ def recorded_sends() -> Iterator[list[RecordedCall]]:
     if dist.get_backend() != "gloo":
         yield sends
         return
-    plain = dist.ProcessGroup.send
+    method, plain = vars(dist.ProcessGroup)["send"], dist.ProcessGroup.send  # only `method` binds an instance
 
     def send(group: dist.ProcessGroup, tensors: list[Tensor], *args: Any) -> Any:
-        sends.append(
-            RecordedCall(time.time_ns(), f"send of {tensors[0].nbytes} bytes in group {group.group_name}")
-        )
+        sends.append((time.time_ns(), f"send of {tensors[0].nbytes} bytes in group {group.group_name}"))
         return plain(group, tensors, *args)
 
     dist.ProcessGroup.send = send  # type: ignore[method-assign, assignment]
     try:
         yield sends
     finally:
-        dist.ProcessGroup.send = plain  # type: ignore[method-assign]
+        dist.ProcessGroup.send = method  # type: ignore[method-assign]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,12 @@ from typing import Any
 import torch.distributed as dist
 
 from bench.measure.calls import CollectiveCall
-from bench.measure.engagement.call_log import RecordedCall, read_call_log, recorded_sends
+from bench.measure.engagement.call_log import (
+    RecordedCall,
+    calls_by_span,
+    recorded_sends,
+    wall_clock_offset_ns,
+)
 from bench.measure.engagement.section import EngagementSection
 from bench.measure.rank_pass import RankPass, StepRequests
 from bench.measure.tap import process_group_by_name
@@ -31,6 +35,8 @@ ATTENTION_CODE = (
     "torch.distributed.tensor.experimental",
 )
 """Prefixes of the names of modules that hold code of attention."""
+CLOCK_STEP_NS = 10_000_000
+"""Change of the wall clock against the monotonic clock from which the recorder's times are not used."""
 STRATEGY_BASE = "bench.strategies.strategy"
 """Module of the strategies' base class. It is not recorded, because every strategy enters it."""
 
@@ -44,7 +50,9 @@ class EngagementPass(RankPass):
     timed_calls: Sequence[Counter[str] | None] = ()
     """Calls of each timed step; None for a step of which the flight recorder lacks calls."""
     inspected_calls: Counter[str] | None = None
-    """Calls of attention in the inspected step."""
+    """Calls of attention in the inspected step; None if some are missing, or if the wall clock was set."""
+    clock_offset_ns: int
+    """Offset of the wall clock from the monotonic clock before the timed steps."""
 
     @contextmanager
     def around_first_step(self) -> Iterator[None]:
@@ -54,23 +62,26 @@ class EngagementPass(RankPass):
 
     @contextmanager
     def around_window(self) -> Iterator[None]:
+        self.clock_offset_ns = wall_clock_offset_ns()
+        if self.measurement.subject.strategy is None:  # a user's loop has no check of timed calls
+            yield
+            return
         with recorded_sends() as self.sends:
             yield
 
     @contextmanager
     def around_inspected_step(self) -> Iterator[None]:
-        watch = self.measurement.watch
-        to_wall_clock_ns, first = time.time_ns() - time.monotonic_ns(), len(watch.spans_ns)
+        watch, first = self.measurement.watch, len(self.measurement.watch.spans_ns)
         with recorded_sends() as sends, self.measurement.tap:
             yield
-        spans = [(start + to_wall_clock_ns, end + to_wall_clock_ns) for start, end in watch.spans_ns[first:]]
-        by_call = read_call_log(sends).by_span(spans)
-        if None not in by_call:
+        offset_ns = wall_clock_offset_ns()
+        spans = [(start + offset_ns, end + offset_ns) for start, end in watch.spans_ns[first:]]
+        by_call = calls_by_span(spans, sends)
+        if None not in by_call and abs(offset_ns - self.clock_offset_ns) < CLOCK_STEP_NS:
             self.inspected_calls = sum(filter(None, by_call), Counter())
 
     def run(self) -> StepRequests:
-        started_ns = self.measurement.timed.started_ns
-        self.timed_calls = read_call_log(self.sends).by_span([*pairwise(started_ns)])
+        self.timed_calls = calls_by_span([*pairwise(self.measurement.timed.started_ns)], self.sends)
         if self.measurement.inspects_traced_step:
             return
         with self.measurement.log.run_phase("engagement", 1, self.measurement.step_s):
