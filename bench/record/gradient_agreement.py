@@ -45,13 +45,19 @@ def gradient_limit(name: str, dtype: str, noise: Noise) -> float:
 def match_moments(
     moments: Sequence[FirstMoment], reference: Sequence[FirstMoment], dtype: str, noise: Noise
 ) -> GradientMatch | None:
-    """Return the comparison after the largest number of steps that both trainings have; None without one."""
+    """Return the comparison after the largest number of steps that both trainings have; None without one.
+
+    If a gradient was beyond its limit after fewer steps, return the comparison after these.
+    """
     expected = {moment.steps: moment.sums for moment in reference}
-    common = [moment for moment in moments if moment.steps in expected]
-    if not common:
-        return None
-    last = max(common, key=lambda moment: moment.steps)
-    return match_gradients(last.sums, expected[last.steps], dtype, noise, last.steps)
+    matches = [
+        match_gradients(moment.sums, expected[moment.steps], dtype, noise, moment.steps)
+        for moment in moments
+        if moment.steps in expected
+    ]
+    return next(
+        (match for match in matches if match and not match.is_within), matches[-1] if matches else None
+    )
 
 
 def match_gradients(
@@ -59,13 +65,15 @@ def match_gradients(
 ) -> GradientMatch | None:
     """Return the comparison with the gradients of a reference; None if one of the trainings has none.
 
-    The gradients may also be first moments after a number of `steps`.
+    The gradients may also be first moments after a number of `steps`. The limit grows with the root of this
+    number, because rounding makes the weights of two trainings drift apart like a random walk.
     """
     if not gradients or not reference:
         return None
     values, expected = (_without_null(sums) for sums in (gradients, reference))
     least_norm = SMALLEST_SHARE * math.hypot(*itertools.chain.from_iterable(expected.values()))
-    limits = {name: gradient_limit(name, dtype, noise) for name in sorted({**gradients, **reference})}
+    names = sorted({**gradients, **reference})
+    limits = {name: math.sqrt(steps) * gradient_limit(name, dtype, noise) for name in names}
     differences = {
         name: _difference(values[name], expected[name], least_norm)
         if name in values and name in expected

@@ -154,7 +154,8 @@ class LossesSection(Struct, frozen=True, kw_only=True):
     gradient_match: GradientMatch | None = None
     """Comparison of `gradients` with those of the other cell; null if one of the cells has none."""
     moment_match: GradientMatch | None = None
-    """Comparison of `moments` after the last number of steps that both cells have; null without one."""
+    """Comparison of `moments` after the last number of steps that both cells have, or after the first with a
+    departure; null without one."""
     position_match: PositionMatch | None = None
     """Comparison of `by_position` with that of the other cell; null if one of the cells has none."""
 

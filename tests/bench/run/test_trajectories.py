@@ -1,6 +1,7 @@
 """Trajectories compare loss and gradient norm of every step with those of another cell of the same work."""
 
 import dataclasses
+import math
 
 import pytest
 from msgspec.structs import replace
@@ -8,6 +9,7 @@ from msgspec.structs import replace
 from bench.measure.losses.section import kind_of
 from bench.measure.quality.section import QualitySection, Scores
 from bench.plan.work import MAX_COMPARED_STEPS, work_of
+from bench.record.gradient_agreement import FLOORS
 from bench.run.references import Trajectories
 from tests.support.cells import make_cell, run_cell
 
@@ -183,7 +185,8 @@ def with_moments(record, *steps, factor=1.0):
         ((2, 5), 1.0, 5, None),
         ((2, 7), 1.0, 2, "the first 2 steps are compared"),
         ((3,), 1.5, 0, "the other cell has no moments after as many steps"),
-        ((2, 5), 1.5, 5, "after 5 steps: the first moment of"),
+        ((2, 5), 1.5, 2, "after 2 steps: the first moment of"),
+        ((5,), 1.5, 5, "after 5 steps: the first moment of"),
         ((2, 7), 1.5, 2, "after 2 steps: the first moment of"),
     ],
 )
@@ -197,6 +200,18 @@ def test_compare_takes_the_last_moments_that_both_cells_have(local, steps, facto
     assert (check.steps, check.of_steps) == (compared_steps, steps[-1])
     assert (compared.reason or check.reason or "").startswith(reason or "")
     assert (compared.status == "wrong_result") == (factor > 1 and compared_steps > 0)
+
+
+@pytest.mark.parametrize("steps", [4, 16])
+def test_limit_of_moments_grows_with_the_root_of_steps(local, steps):
+    cell, record = local
+    trajectories = Trajectories()
+    trajectories.compare(cell, with_moments(record, steps))
+    assert 8 * min(record.objective.gradient_noise.values()) < FLOORS["bf16"]
+    limit = FLOORS["bf16"] * math.sqrt(steps)
+    for factor, status in ((1 + 0.95 * limit, "ok"), (1 + 1.05 * limit, "wrong_result")):
+        moments = with_moments(record, steps, factor=factor)
+        assert trajectories.compare(cell_of("ring"), moments).status == status
 
 
 def test_compare_finds_a_departure_despite_noisy_weights(local):
