@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bench.config import Cell
 from bench.measure.timing.section import MAX_WARM_UP_STEPS
-from bench.strategies import STRATEGIES
+from bench.strategies.strategy import Strategy
 from bench.training.models import TORCH_DTYPES
 
 SEED = 7
@@ -40,16 +40,8 @@ def shard_of_call(cell: Cell, rows: Tensor, call: int) -> Tensor:
     return tokens.view(cell.batch, cell.shard_len, *rows.shape[1:]).transpose(1, 2)
 
 
-def whole_input(cell: Cell, index: int, call: int, device: torch.device) -> Tensor:
+def whole_input(strategy: Strategy, index: int, call: int, device: torch.device) -> Tensor:
     """Return the input of a call for whole sequences, [B, heads, T, D], made of the shards of all ranks."""
-    whole_BTHD: Tensor | None = None
-    for rank in range(cell.sp_degree):
-        shard_BSHD = shard_of_call(cell, random_rows(cell, index, rank, device), call).transpose(1, 2)
-        if whole_BTHD is None:
-            whole_BTHD = shard_BSHD.new_empty(cell.batch, cell.seq_len, *shard_BSHD.shape[2:])
-        first = 0
-        for piece in STRATEGIES[cell.strategy].slices(cell, cell.seq_len, rank):
-            end = first + len(range(cell.seq_len)[piece])
-            whole_BTHD[:, piece], first = shard_BSHD[:, first:end], end
-    assert whole_BTHD is not None
-    return whole_BTHD.transpose(1, 2)
+    cell = strategy.cell
+    rows = (random_rows(cell, index, rank, device) for rank in range(cell.sp_degree))
+    return strategy.unshard([shard_of_call(cell, x, call).transpose(1, 2) for x in rows]).transpose(1, 2)

@@ -45,7 +45,8 @@ class RowErrors:
     """
 
     def __init__(self, strategy: Strategy, device: torch.device, call: int, *, causal: bool) -> None:
-        self.cell, self.device, self.call, self.causal = strategy.cell, device, call, causal
+        self.strategy, self.cell, self.call = strategy, strategy.cell, call
+        self.device, self.causal = device, causal
         seq_len = self.cell.seq_len
         sampled = torch.linspace(1, seq_len - 1, SAMPLED_TOKENS, dtype=torch.float64).long().unique()
         self.tokens = sampled[(sampled > 0) & (sampled < seq_len)]
@@ -73,7 +74,7 @@ class RowErrors:
 
     def inputs(self) -> Tensors:
         """Return q, k, v and the gradient of the output of whole sequences, [B, heads, T, D]."""
-        return tuple(whole_input(self.cell, index, self.call, self.device) for index in range(4))
+        return tuple(whole_input(self.strategy, index, self.call, self.device) for index in range(4))
 
     def _errors_of(self, results: Sequence[Tensor], indices: Tensor, tokens: Tensor) -> list[Tensor]:
         """Return the largest error of output and query gradient at `tokens`, whose rows are `indices`."""

@@ -161,5 +161,8 @@ def test_inputs_have_the_strides_of_a_models_attention_inputs(one_rank):
         ALL_ATTENTION_FUNCTIONS[wiring.attention_name] = attention
         model = empty_model(cell.model, attention_name=wiring.attention_name, max_positions=cell.seq_len)
         model.to_empty(device="cpu")(torch.zeros(2, cell.seq_len, dtype=torch.long)).logits.sum().backward()
-    inputs = dict(zip("qkv", workload.leaves, strict=True), dout=workload.dout)
-    assert {name: x.stride() for name, x in inputs.items()} == strides
+    for inputs in (workload.inputs[0], workload.inputs[3]):
+        assert {name: x.stride() for name, x in zip(("q", "k", "v", "dout"), inputs, strict=True)} == strides
+    assert len({float(out_gradient.sum()) for *_, out_gradient in workload.inputs}) == len(workload.inputs)
+    rows = len(workload.inputs) * cell.model.head_dim * 2
+    assert workload.spare_bytes == rows * 2 * (cell.model.num_heads + cell.model.num_kv_heads)
