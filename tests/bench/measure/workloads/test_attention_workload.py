@@ -163,6 +163,7 @@ def test_inputs_have_the_strides_of_a_models_attention_inputs(one_rank):
         model.to_empty(device="cpu")(torch.zeros(2, cell.seq_len, dtype=torch.long)).logits.sum().backward()
     for inputs in (workload.inputs[0], workload.inputs[3]):
         assert {name: x.stride() for name, x in zip(("q", "k", "v", "dout"), inputs, strict=True)} == strides
-    assert len({float(out_gradient.sum()) for *_, out_gradient in workload.inputs}) == len(workload.inputs)
+    first_rows = {tuple(dout[0, 0, 0].tolist()) for *_, dout in workload.inputs}
+    assert len(first_rows) == len(workload.inputs)
     rows = len(workload.inputs) * cell.model.head_dim * 2
     assert workload.spare_bytes == rows * 2 * (cell.model.num_heads + cell.model.num_kv_heads)
