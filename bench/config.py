@@ -380,8 +380,6 @@ class MeasureConfig:
     hang_timeout_s: SecondsOrZero = 0.0
     """Seconds without progress of any rank after which the launcher ends a cell as a hang; 0 to detect no
     hangs. The launcher always waits for the time of at least ten steps of the cell."""
-    every_step: Flag = False
-    """Whether gradients are summed after every step, as in a reference, whose time is not reported."""
     nvtx: Flag = False
     """Whether ranks on GPUs mark passes and phases of steps with NVTX ranges, for Nsight Systems."""
 
@@ -566,9 +564,8 @@ class Cell:
             del model["trained_len"], model["rope_scaling"], model["rope_factor"]
         if self.model.init_std == DEFAULT_INIT_STD:
             del model["init_std"]
-        for name in ("weights", "every_step"):
-            if not fields["measure"][name]:
-                del fields["measure"][name]
+        if not self.measure.weights:
+            del fields["measure"]["weights"]
         if self.quality == QualityConfig():
             del fields["quality"]
         path = Path(self.model.path or "")

@@ -91,6 +91,9 @@ class RankPass:
         """Return the context of the inspected step, a step with instruments that is not timed."""
         return nullcontext()
 
+    def after_checked_steps(self) -> None:
+        """Examine what the first few full-length steps did; every rank calls this between two steps."""
+
     def before_steps(self) -> None:
         """Prepare the pass before any step changes the parameters; every rank calls this."""
 
@@ -190,6 +193,11 @@ class Measurement:
     def around_window(self) -> AbstractContextManager[None]:
         """Enter the contexts of all passes for a window of timed steps."""
         return self._enter_all(lambda rank_pass: rank_pass.around_window())
+
+    def after_checked_steps(self) -> None:
+        """Call `after_checked_steps` of all passes."""
+        for rank_pass in self.passes.values():
+            rank_pass.after_checked_steps()
 
     def steps(self, subject: Subject) -> StepRequests:
         """Prepare all passes for the built subject, then run one after another; yield their requests."""

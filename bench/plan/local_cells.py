@@ -140,7 +140,6 @@ def reference_of(cell: Cell) -> Cell | None:
             timeout_s=min(cell.measure.timeout_s, cell.measure.reference_budget_s),
             trace=False,
             keep_traces=False,
-            every_step=True,
         ),
     )
     return reference if work_of(reference) == work_of(cell) else None

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from bench.config import LOW_PRECISION
+from bench.config import LOW_PRECISION, Cell
 from bench.measure.losses.section import ONE_RANK_EFFECT, FirstMoment, GradientMatch, kind_of
 
 Gradients = Mapping[str, Sequence[float | None]]
@@ -25,6 +25,8 @@ NOISE_FACTOR = 8.0
 """Largest difference of a parameter's gradient or first moment in two correct trainings, in multiples of the
 noise of its kind. The noise is the error against float64 of the same step on one device in the cell's dtype,
 which the objective pass computes in three equivalent ways at up to 1,024 tokens."""
+USUAL_LEARNING_RATE = 1e-3
+"""Learning rate of AdamW up to which the limit does not depend on it."""
 SMALLEST_SHARE = 2.0**-14
 """Smallest share of the whole gradient's norm to which a difference is relative. Shorter gradients, such as
 that of the bias of K, would be zero without rounding."""
@@ -34,34 +36,30 @@ Noise = Mapping[str, float | None]
 """Measured relative error of gradients, by kind of parameter; empty if it was not measured."""
 
 
-def gradient_limit(name: str, dtype: str, noise: Noise) -> float:
-    """Return the largest difference of the gradient of the parameter `name` in two correct trainings."""
-    measured = noise.get(kind_of(name))
+def gradient_limit(name: str, cell: Cell, noise: Noise) -> float:
+    """Return the largest difference of the gradient of the parameter `name` in two correct trainings.
+
+    Two updates precede the first full-length step. AdamW's are as long as the learning rate is, also in
+    elements that are rounding errors.
+    """
+    measured, dtype = noise.get(kind_of(name)), cell.dtype
     if measured is None:
         return LIMIT_WITHOUT_NOISE if dtype in LOW_PRECISION else FLOORS[dtype]
-    return max(FLOORS[dtype], NOISE_FACTOR * measured)
+    drift = cell.optimizer.learning_rate / USUAL_LEARNING_RATE if cell.optimizer.name == "adamw" else 1.0
+    return max(1.0, drift) * max(FLOORS[dtype], NOISE_FACTOR * measured)
 
 
 def match_moments(
-    moments: Sequence[FirstMoment], reference: Sequence[FirstMoment], dtype: str, noise: Noise
+    moment: FirstMoment | None, reference: FirstMoment | None, cell: Cell, noise: Noise
 ) -> GradientMatch | None:
-    """Return the comparison after the largest number of steps that both trainings have; None without one.
-
-    If a gradient was beyond its limit after fewer steps, return the comparison after these.
-    """
-    expected = {moment.steps: moment.sums for moment in reference}
-    matches = [
-        match_gradients(moment.sums, expected[moment.steps], dtype, noise, moment.steps)
-        for moment in moments
-        if moment.steps in expected
-    ]
-    return next(
-        (match for match in matches if match and not match.is_within), matches[-1] if matches else None
-    )
+    """Return the comparison of first moments; None if they are of different numbers of steps."""
+    if moment is None or reference is None or moment.steps != reference.steps:
+        return None
+    return match_gradients(moment.sums, reference.sums, cell, noise, moment.steps)
 
 
 def match_gradients(
-    gradients: Gradients, reference: Gradients, dtype: str, noise: Noise, steps: int = 1
+    gradients: Gradients, reference: Gradients, cell: Cell, noise: Noise, steps: int = 1
 ) -> GradientMatch | None:
     """Return the comparison with the gradients of a reference; None if one of the trainings has none.
 
@@ -73,7 +71,7 @@ def match_gradients(
     values, expected = (_without_null(sums) for sums in (gradients, reference))
     least_norm = SMALLEST_SHARE * math.hypot(*itertools.chain.from_iterable(expected.values()))
     names = sorted({**gradients, **reference})
-    limits = {name: math.sqrt(steps) * gradient_limit(name, dtype, noise) for name in names}
+    limits = {name: math.sqrt(steps) * gradient_limit(name, cell, noise) for name in names}
     differences = {
         name: _difference(values[name], expected[name], least_norm)
         if name in values and name in expected

@@ -42,7 +42,7 @@ def measure_config(raw: Raw, device: str) -> MeasureConfig:
     settings = {key: defaults.get(key, value) if value == AUTO else value for key, value in raw.items()}
     for key in ("budget_s", "repeats_budget_s", "timeout_s"):  # only bench.observe may use 0
         values.convert(f"measure.{key}", settings[key], Seconds)
-    measure = values.section("measure", settings, MeasureConfig, every_step=False)
+    measure = values.section("measure", settings, MeasureConfig)
     if device == "cpu" and measure.nvtx:
         raise ConfigError("measure.nvtx=true: the ranks run on the CPU, not on a GPU; leave it out")
     return measure

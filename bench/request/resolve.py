@@ -71,7 +71,7 @@ CHECKED_QUESTIONS = 20
 """Number of generated questions that are checked to fit into a sequence, some of each task."""
 AGENT_KEYS = ("hosts", "interface", "start")
 """Keys of `cluster` for the connection to processes on other nodes, which are not part of a cell."""
-DERIVED_FIELDS = ("options", "padding", "inject_fault", "rank_order", "every_step", "backend")
+DERIVED_FIELDS = ("options", "padding", "inject_fault", "rank_order", "backend")
 """Fields of a cell and its sections that no key sets, because they follow from others or an experiment."""
 SWEEP_KEYS = ("lease", "plan", "resume", "sweep_dir")
 """Keys that apply to a whole sweep and are not part of a cell."""

@@ -76,11 +76,9 @@ class Trajectories:
                 compared_steps=steps,
                 compared_within=asdict(limit),
                 gradient_match=match_gradients(
-                    losses.gradients, reference.losses.gradients, cell.dtype, gradient_noise
+                    losses.gradients, reference.losses.gradients, cell, gradient_noise
                 ),
-                moment_match=match_moments(
-                    losses.moments, reference.losses.moments, cell.dtype, gradient_noise
-                ),
+                moment_match=match_moments(losses.moment, reference.losses.moment, cell, gradient_noise),
                 position_match=match_positions(losses.by_position, reference.losses.by_position, limit.loss),
             )
             quality = match_quality(record.quality, reference.quality, reference.cell.cell_id, limit.loss)
@@ -132,7 +130,11 @@ def _gradient_departure(match: GradientMatch | None) -> str | None:
         if match.difference is None
         else f"off by {match.difference:.1e} of its length"
     )
-    what = "step 0: the gradient" if match.steps == 1 else f"after {match.steps} steps: the first moment"
+    what = (
+        "step 0: the gradient"
+        if match.steps == 1
+        else f"after {match.steps} steps: the mean gradient (AdamW's first moment)"
+    )
     return f"{what} of {match.parameter} is {size} (limit {match.limit:.1e}) against that"
 
 

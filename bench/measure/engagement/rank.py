@@ -76,9 +76,11 @@ class EngagementPass(RankPass):
             yield
         offset_ns = wall_clock_offset_ns()
         spans = [(start + offset_ns, end + offset_ns) for start, end in watch.spans_ns[first:]]
-        by_call = calls_by_span(spans, sends)
-        if None not in by_call and abs(offset_ns - self.clock_offset_ns) < CLOCK_STEP_NS:
-            self.inspected_calls = sum(filter(None, by_call), Counter())
+        calls = sum(filter(None, calls_by_span(spans, sends)), Counter[str]())
+        tapped = [call for call in self.measurement.tap.calls if call.purpose == "attention"]
+        is_complete = calls.total() >= sum(call.kind != "recv" for call in tapped)
+        if is_complete and abs(offset_ns - self.clock_offset_ns) < CLOCK_STEP_NS:
+            self.inspected_calls = calls
 
     def run(self) -> StepRequests:
         self.timed_calls = calls_by_span([*pairwise(self.measurement.timed.started_ns)], self.sends)
@@ -108,7 +110,7 @@ def _compare_timed_calls(
     complete = {step: calls for step, calls in enumerate(timed) if calls is not None}
     kinds = inspected or Counter[str]()
     differences = (
-        f"timed step {step} made {calls[kind]} calls of {kind}, the inspected step {count}"
+        f"timed step {step} has {calls[kind]} calls of {kind}, and the inspected step has {count}"
         for step, calls in complete.items()
         for kind, count in kinds.items()
         if calls[kind] != count

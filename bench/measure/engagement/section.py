@@ -27,7 +27,9 @@ from bench.ranks.log import RankStage
 from bench.strategies import STRATEGIES
 from bench.training.messages import Messages
 
-NOT_RECORDED = "torch's flight recorder has not kept all calls of any timed step; raise TORCH_FR_BUFFER_SIZE"
+NOT_RECORDED = (
+    "torch's flight recorder has not kept all calls of any timed step; set TORCH_FR_BUFFER_SIZE above 2000"
+)
 
 
 class EngagementSection(Struct, frozen=True, kw_only=True):
@@ -80,7 +82,7 @@ class EngagementFacts(PassFacts[EngagementSection, EngagementSection]):
         if wrong is not None or differs is None or cell.trainer == USER_CODE:
             return wrong
         rank = cell.running_ranks[section.call_differences.index(differs)]
-        return f"rank {rank}: {differs}; attention communicates as configured only while it is inspected"
+        return f"rank {rank}: {differs}; attention sends other data when it is inspected"
 
     def checks(self, cell: Cell, section: EngagementSection | None) -> list[Check]:
         """Return the checks of attention's input shapes, and of the bytes that it sent in each step."""

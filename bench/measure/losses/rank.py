@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bench.measure.losses.gradient_sums import Sums, sum_first_moment, sums_of_gradient, with_seven_digits
 from bench.measure.losses.section import BOUNDARIES, PARTS, FirstMoment, LossByPosition, LossesSection
-from bench.measure.rank_pass import Measurement, RankPass
+from bench.measure.rank_pass import RankPass
 from bench.training.data import StepData, batch_digest
 from bench.training.optimizer_facts import OPTIMIZER_FACTS
 from bench.training.trainers.trainer import StepOutcome, Trainer
@@ -21,10 +21,7 @@ from bench.training.trainers.trainer import StepOutcome, Trainer
 class LossesPass(RankPass):
     gradients: Sums
     """Sums over the gradient of the first full-length step."""
-
-    def __init__(self, measurement: Measurement) -> None:
-        super().__init__(measurement)
-        self.moments: list[FirstMoment] = []
+    moment: FirstMoment | None = None
 
     @contextmanager
     def around_first_full_step(self) -> Iterator[None]:
@@ -40,20 +37,13 @@ class LossesPass(RankPass):
         optimizer = OPTIMIZER_FACTS[trainer.cell.optimizer.name]
         self.gradients = sums_of_gradient(before, sum_first_moment(trainer.engine, device), optimizer)
 
-    @contextmanager
-    def around_window(self) -> Iterator[None]:
-        """Sum the first moment before and after the window, and so outside of the steps' times."""
-        self._sum_moment()
-        yield
-        self._sum_moment()
-
-    def _sum_moment(self) -> None:
+    def after_checked_steps(self) -> None:
         """Sum the first moment of two or more steps; the gradient of the first is in `gradients`."""
         trainer, steps = self.measurement.subject.trainer, len(self.measurement.outcomes)
-        if trainer is not None and steps > 1 and steps not in [moment.steps for moment in self.moments]:
+        if trainer is not None and steps > 1:
             self.measurement.raise_if_rank_failed()
             sums = sum_first_moment(trainer.engine, self.measurement.subject.device)
-            self.moments.append(FirstMoment(steps=steps, sums=with_seven_digits(sums)))
+            self.moment = FirstMoment(steps=steps, sums=with_seven_digits(sums))
 
     def part(self) -> LossesSection | None:
         measurement = self.measurement
@@ -64,7 +54,7 @@ class LossesPass(RankPass):
             return replace(
                 collect_losses(measurement.outcomes, trainer),
                 gradients=with_seven_digits(self.gradients),
-                moments=self.moments,
+                moment=self.moment,
                 by_position=collect_position_losses(trainer),
             )
 

@@ -19,7 +19,7 @@ COMPARED = {
     "losses and gradient norms": "finite numbers",
     "training signal": "another cell",
     "every gradient at full length": "another cell",
-    "first moments of timed steps": "another cell",
+    "gradients of the first steps": "another cell",
     "loss by position": "another cell",
 }
 """Names of this pass's checks, each with the source of the values that it compares with."""
@@ -139,9 +139,9 @@ class LossesSection(Struct, frozen=True, kw_only=True):
     gradients: Mapping[str, Sequence[float | None]] = {}
     """SIGNED_SUMS sums over the elements, with random signs, of each parameter's gradient in the first
     full-length step, after clipping."""
-    moments: Sequence[FirstMoment] = ()
-    """First moment of the optimizer before and after the timed steps, but not after the first step alone,
-    whose gradient is in `gradients`."""
+    moment: FirstMoment | None = None
+    """First moment of the optimizer after four full-length steps, or after the last timed step if fewer ran;
+    null after a single step, whose gradient is in `gradients`."""
     by_position: LossByPosition | None = None
     """Losses of the first full-length step by position; null if they were not recorded."""
     compared_with: str | None = None
@@ -154,8 +154,7 @@ class LossesSection(Struct, frozen=True, kw_only=True):
     gradient_match: GradientMatch | None = None
     """Comparison of `gradients` with those of the other cell; null if one of the cells has none."""
     moment_match: GradientMatch | None = None
-    """Comparison of `moments` after the last number of steps that both cells have, or after the first with a
-    departure; null without one."""
+    """Comparison of `moment` with that of the other cell; null if they are of different numbers of steps."""
     position_match: PositionMatch | None = None
     """Comparison of `by_position` with that of the other cell; null if one of the cells has none."""
 
@@ -197,7 +196,7 @@ class LossesFacts(PassFacts[LossesSection, LossesSection]):
             *checks,
             _training_signal_check(signal, section),
             _gradients_check(gradients, section),
-            *_moments_check(moments, section),
+            *_moment_check(moments, section),
             _positions_check(positions, section),
         ]
 
@@ -248,22 +247,18 @@ def _gradients_check(check: Check, losses: LossesSection) -> Check:
     return replace(check, against=against, steps=1, below_noise=_hidden_mistake(match))
 
 
-def _moments_check(check: Check, losses: LossesSection) -> list[Check]:
-    """Return the check of all steps up to the last timed one, with a reason if not all were compared.
-
-    After a single step there is none, because its gradients are those of the first step.
-    """
-    if not losses.moments:
+def _moment_check(check: Check, losses: LossesSection) -> list[Check]:
+    """Return the check of the first steps; none after a single step, whose gradients are compared already."""
+    match, moment = losses.moment_match, losses.moment
+    if moment is None:
         return []
-    check = replace(check, steps=0, of_steps=losses.moments[-1].steps, compares_training=True)
-    match = losses.moment_match
+    check = replace(check, steps=0, of_steps=None, compares_training=True)
     if losses.compared_with is None:
         return [replace(check, reason=NO_REFERENCE)]
     check = replace(check, against=f"cell {losses.compared_with}")
     if match is None:
-        return [replace(check, reason="the other cell has no moments after as many steps")]
-    reason = f"the first {match.steps} steps are compared" if match.steps != check.of_steps else None
-    return [replace(check, steps=match.steps, reason=reason, below_noise=_hidden_mistake(match))]
+        return [replace(check, reason=f"the other cell ran fewer or more than {moment.steps} steps")]
+    return [replace(check, steps=match.steps, below_noise=_hidden_mistake(match))]
 
 
 def _hidden_mistake(match: GradientMatch) -> str | None:

@@ -107,7 +107,7 @@ def test_checks_have_unique_names_and_suit_the_workload():
     assert training - alone == {
         "every shard of the parameters", "every gradient on the cell's engine", "rotary positions",
         "tokens", "losses and gradient norms", "training signal", "every gradient at full length",
-        "first moments of timed steps", "loss by position",
+        "gradients of the first steps", "loss by position",
     }  # fmt: skip
     assert alone - training == {"results of a timed call", "sampled rows of a timed call"}
 
@@ -212,7 +212,7 @@ ENGAGEMENT = EngagementSection(
     compared_steps=[20, 18],
     call_differences=[None, None],
 )
-DIFFERS = "timed step 3 made 0 calls of all_to_all, the inspected step 4"
+DIFFERS = "timed step 3 has 0 calls of all_to_all, and the inspected step has 4"
 
 
 @pytest.mark.parametrize(

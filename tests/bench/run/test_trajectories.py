@@ -8,15 +8,16 @@ from msgspec.structs import replace
 
 from bench.measure.losses.section import kind_of
 from bench.measure.quality.section import QualitySection, Scores
+from bench.measure.timing.rank import CHECKED_STEPS
 from bench.plan.work import MAX_COMPARED_STEPS, work_of
-from bench.record.gradient_agreement import FLOORS
+from bench.record.gradient_agreement import FLOORS, gradient_limit
 from bench.run.references import Trajectories
 from tests.support.cells import make_cell, run_cell
 
 WORDS = ("seq_len=512", "engine=ddp", "measure.steps=4", "measure.warmup_steps=1", "measure.budget_s=100",
          "measure.trace=false", "cluster.world_size=2")  # fmt: skip
 
-GRADIENTS, MOMENTS = "every gradient at full length", "first moments of timed steps"
+GRADIENTS, MOMENTS = "every gradient at full length", "gradients of the first steps"
 
 
 def cell_of(strategy, *more):
@@ -40,7 +41,7 @@ def test_compare_records_the_reference_and_the_compared_steps(launcher, tmp_path
     signal, gradients, moments, positions = (check for check in record.checks if check.compares_training)
     against = f"cell {local[0].cell_id}"
     assert (signal.against, signal.steps, signal.of_steps) == (against, 6, 6)
-    assert (moments.against, moments.steps, moments.of_steps) == (against, 5, 5)
+    assert (moments.against, moments.steps) == (against, 4)
     for check in (gradients, positions):
         assert (check.against, check.steps, check.tokens) == (against, 1, 512)
     assert 0 <= losses.position_match.difference < losses.position_match.limit / 2
@@ -172,46 +173,45 @@ def test_compare_finds_a_gradient_that_is_missing_or_no_number(local):
         assert reason.startswith(f"step 0: the gradient of {name} is missing or not finite (limit")
 
 
-def with_moments(record, *steps, factor=1.0):
-    """Return the record with its last moments after each of these numbers of steps, times a factor."""
-    sums = {name: [x * factor for x in row] for name, row in record.losses.moments[-1].sums.items()}
-    moments = [replace(record.losses.moments[-1], steps=count, sums=sums) for count in steps]
-    return replace(record, losses=replace(record.losses, moments=moments))
+def with_moment(record, steps, factor=1.0):
+    """Return the record with its first moment times a factor, as that of another number of steps."""
+    sums = {name: [x * factor for x in row] for name, row in record.losses.moment.sums.items()}
+    return replace(
+        record, losses=replace(record.losses, moment=replace(record.losses.moment, steps=steps, sums=sums))
+    )
 
 
-@pytest.mark.parametrize(
-    ("steps", "factor", "compared_steps", "reason"),
-    [
-        ((2, 5), 1.0, 5, None),
-        ((2, 7), 1.0, 2, "the first 2 steps are compared"),
-        ((3,), 1.5, 0, "the other cell has no moments after as many steps"),
-        ((2, 5), 1.5, 2, "after 2 steps: the first moment of"),
-        ((5,), 1.5, 5, "after 5 steps: the first moment of"),
-        ((2, 7), 1.5, 2, "after 2 steps: the first moment of"),
-    ],
-)
-def test_compare_takes_the_last_moments_that_both_cells_have(local, steps, factor, compared_steps, reason):
-    cell, record = local
-    assert [moment.steps for moment in record.losses.moments] == [5]  # one warm-up step, four timed steps
-    trajectories = Trajectories()
-    trajectories.compare(cell, with_moments(record, 2, 5))
-    compared = trajectories.compare(cell_of("ring"), with_moments(record, *steps, factor=factor))
-    (check,) = (check for check in compared.checks if check.what == MOMENTS)
-    assert (check.steps, check.of_steps) == (compared_steps, steps[-1])
-    assert (compared.reason or check.reason or "").startswith(reason or "")
-    assert (compared.status == "wrong_result") == (factor > 1 and compared_steps > 0)
-
-
-@pytest.mark.parametrize("steps", [4, 16])
+@pytest.mark.parametrize("steps", [2, 4])
 def test_limit_of_moments_grows_with_the_root_of_steps(local, steps):
     cell, record = local
+    assert record.losses.moment.steps == CHECKED_STEPS
     trajectories = Trajectories()
-    trajectories.compare(cell, with_moments(record, steps))
+    trajectories.compare(cell, with_moment(record, steps))
     assert 8 * min(record.objective.gradient_noise.values()) < FLOORS["bf16"]
     limit = FLOORS["bf16"] * math.sqrt(steps)
-    for factor, status in ((1 + 0.95 * limit, "ok"), (1 + 1.05 * limit, "wrong_result")):
-        moments = with_moments(record, steps, factor=factor)
-        assert trajectories.compare(cell_of("ring"), moments).status == status
+    sound = trajectories.compare(cell_of("ring"), with_moment(record, steps, 1 + 0.95 * limit))
+    (check,) = (check for check in sound.checks if check.what == MOMENTS)
+    assert (sound.status, check.steps, check.reason) == ("ok", steps, None)
+    wrong = trajectories.compare(cell_of("ring"), with_moment(record, steps, 1 + 1.05 * limit))
+    assert wrong.reason.startswith(f"after {steps} steps: the mean gradient (AdamW's first moment) of model.")
+
+
+def test_moments_of_other_numbers_of_steps_are_not_compared(local):
+    cell, record = local
+    trajectories = Trajectories()
+    trajectories.compare(cell, record)
+    compared = trajectories.compare(cell_of("ring"), with_moment(record, 3, factor=9.0))
+    (check,) = (check for check in compared.checks if check.what == MOMENTS)
+    assert (compared.status, check.steps) == ("ok", 0)
+    assert check.reason == "the other cell ran fewer or more than 3 steps"
+
+
+@pytest.mark.parametrize(("words", "factor"), [((), 1), (("optimizer.learning_rate=5e-3",), 5)])
+def test_limit_of_gradients_grows_with_a_large_learning_rate(words, factor):
+    cell = cell_of("ring", *words)
+    assert gradient_limit("x.layers.0.y", cell, {"y": 0.01}) == pytest.approx(0.08 * factor)
+    sgd = cell_of("ring", *words, "optimizer=sgd")
+    assert gradient_limit("x.layers.0.y", sgd, {"y": 0.01}) == 0.08
 
 
 def test_compare_finds_a_departure_despite_noisy_weights(local):
