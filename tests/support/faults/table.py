@@ -154,7 +154,7 @@ SLOW_ALONE = [
 ]  # fmt: skip
 FAST_COMPARED = [
     (window.attend_locally_from_the_second_step, LONG, "after 4 steps: the mean gradient"),
-    (long.lose_a_quarter_of_the_embedding_gradient, LONG, "step 0: the gradient of"),
+    (long.lose_a_quarter_of_the_embedding_gradient, LONG, "step 0: the gradient"),
     (long.train_a_matrix_on_the_tokens_of_rank_0, LONG, OFF_AT_LENGTH),
     (long.train_a_matrix_on_the_tokens_of_rank_0, (*LONG, "engine=fsdp2"), OFF_AT_LENGTH),
     (long.train_a_matrix_on_the_tokens_of_rank_0, (*RING, *LONG, "engine=zero3"), OFF_AT_LENGTH),
