@@ -28,9 +28,7 @@ TRACED_STEPS = 5
 TRACED_PART = 0.5
 """Largest duration of all traced steps, as a share of `measure.budget_s`."""
 
-ONLY_WHILE_INSPECTED = "the checks of the inspected step do not hold for steps without instruments"
 UNEQUAL_RANKS = "Expected values of equally many ranks"
-INSPECTED = "the only traced step was the inspected one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,26 +195,15 @@ class TraceFacts(PassFacts[RankTracedSteps, TraceSection]):
         )
 
     def gate(self, cell: Cell, section: TraceSection) -> str | None:
-        """Return a message about an attention kernel other than the cell's, or about the first traced step
-        whose calls differ from the inspected step's; None without either.
-
-        Neither fails a user's own training loop, which chooses its kernel and may differ from step to step.
-        """
-        if cell.trainer == USER_CODE:
-            return None
+        """Return a message about an attention kernel other than the cell's; a user's loop may choose one."""
         others = {*(section.torch_attention or ())}.difference(KERNEL_FACTS[cell.kernel].sdpa_operators)
-        if others:
-            return f"the traced step ran {', '.join(sorted(others))}, not kernel={cell.kernel}"
-        for number, step in enumerate(section.steps):
-            for rank, difference in enumerate(step.call_differences):
-                if difference is not None:
-                    return f"rank {rank}, traced step {number}: {difference}; {ONLY_WHILE_INSPECTED}"
-        return None
+        if cell.trainer == USER_CODE or not others:
+            return None
+        return f"the traced step ran {', '.join(sorted(others))}, not kernel={cell.kernel}"
 
     def checks(self, cell: Cell, section: TraceSection | None) -> list[Check]:
-        """Return the checks of the traced steps' calls and, unless a user's loop chose it, of the kernel."""
-        checks = [self._calls_check(cell, section)]
-        return checks if cell.trainer == USER_CODE else [*checks, self._kernel_check(cell, section)]
+        """Return the check of the attention kernel, unless a user's loop chose it."""
+        return [] if cell.trainer == USER_CODE else [self._kernel_check(cell, section)]
 
     def _kernel_check(self, cell: Cell, section: TraceSection | None) -> Check:
         check = Check(what="attention kernel", against="torch's operators in the traced step")
@@ -225,21 +212,6 @@ class TraceFacts(PassFacts[RankTracedSteps, TraceSection]):
         if not section.torch_attention:
             return replace(check, reason=f"torch.profiler shows no operator of kernel={cell.kernel}")
         return replace(check, tokens=cell.seq_len)
-
-    def _calls_check(self, cell: Cell, section: TraceSection | None) -> Check:
-        """Return the check of calls; if purposes are unknown on any rank, no step counts as compared."""
-        check = Check(what="collective calls of traced steps", against="the inspected step")
-        if section is None:
-            return replace(check, reason=_why_no_section(cell))
-        differences = [next(filter(None, step.call_differences), None) for step in section.steps]
-        purposes_unknown = (
-            INSPECTED if section.is_inspected else next(filter(None, section.purposes_unknown), None)
-        )
-        unknown = section.failure or purposes_unknown
-        equal_steps = 0 if unknown else differences.count(None)
-        reason = unknown or next(filter(None, differences), None)
-        n_steps = len(section.steps)
-        return replace(check, tokens=cell.seq_len, steps=equal_steps, of_steps=n_steps, reason=reason)
 
 
 def _why_no_section(cell: Cell) -> str:

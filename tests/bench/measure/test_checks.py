@@ -17,7 +17,7 @@ from bench.measure.losses.section import NO_REFERENCE, LossesSection
 from bench.measure.objective.section import ObjectiveSection
 from bench.measure.parity.section import ParitySection
 from bench.measure.timing.section import FASTEST_STEP, TimingSection, least_flops
-from bench.measure.trace.section import INSPECTED, TracedStep, TraceSection
+from bench.measure.trace.section import TracedStep, TraceSection
 from bench.record.record import Check
 from bench.strategies import STRATEGIES
 from tests.support.cells import make_cell
@@ -153,20 +153,6 @@ def test_parity_check_names_the_other_cell_that_was_checked():
     assert of_other_cell["attention"] == Check(what="attention", against="float64, in cell abc", tokens=512)
     of_cell = checks_of("parity", replace(section, checked_cell=CELL.cell_id))
     assert [(check.against, check.reason) for check in of_cell.values()] == [("float64", None)]
-
-
-@pytest.mark.parametrize(
-    ("section", "steps", "reason"),
-    [
-        (trace_section(None, None, None), 3, None),
-        (trace_section(None, "it made 2 calls", None), 2, "it made 2 calls"),
-        (trace_section(None, is_inspected=True), 0, INSPECTED),
-        (trace_section(None, None, purposes_unknown=[None, "no marks"]), 0, "no marks"),
-    ],
-)
-def test_trace_check_counts_steps_whose_calls_were_compared(section, steps, reason):
-    check = checks_of("trace", section)["collective calls of traced steps"]
-    assert (check.steps, check.of_steps, check.reason) == (steps, len(section.steps), reason)
 
 
 FLASH, CUDNN = (f"aten::_scaled_dot_product_{name}_attention" for name in ("flash", "cudnn"))

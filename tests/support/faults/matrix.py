@@ -147,7 +147,7 @@ def is_not_traced(reason, record):
     results = Results(as_record(record), {})
     assert results.median_ms > 0
     assert (results.straggler_gap_ms, results.attention_shares, results.valid_trace) == (None, None, None)
-    (check,) = (check for check in record["checks"] if check["what"] == "collective calls of traced steps")
+    (check,) = (check for check in record["checks"] if check["what"] == "attention kernel")
     texts = (record["trace"]["failure"], check["reason"], results.note.rpartition("shares: ")[2])
     return all(text.startswith(reason) for text in texts)
 
