@@ -95,7 +95,8 @@ class EngagementFacts(PassFacts[EngagementSection, EngagementSection]):
         ]
         if unknown is not None or cell.trainer == USER_CODE:
             return formulas
-        return [*formulas, _timed_calls_check(cell, section)]
+        communicates = STRATEGIES[cell.strategy].communication_bytes(cell) > 0
+        return [*formulas, _timed_calls_check(cell, section)] if communicates else formulas
 
 
 def _timed_calls_check(cell: Cell, section: EngagementSection | None) -> Check:
@@ -104,8 +105,6 @@ def _timed_calls_check(cell: Cell, section: EngagementSection | None) -> Check:
         return replace(check, reason=NOT_RUN)
     if cell.replay.rank is not None:
         return replace(check, reason=NO_OTHER_RANKS)
-    if not any(name.startswith("attention ") for name in section.calls):
-        return replace(check, reason="attention makes no calls")
     steps = min(section.compared_steps, default=0)
     return replace(check, tokens=cell.seq_len, steps=steps) if steps else replace(check, reason=NOT_RECORDED)
 
