@@ -66,4 +66,5 @@ def test_cells_of_reference_plans_survive_the_round_trip():
     for path in REPOSITORY.glob("results/reference/**/config.yaml"):
         _, cells = read_plan(path.parent)
         for cell in cells:  # a later field has its default
+            cell.pop("measure.gradients")  # a setting that is gone
             assert Cell.from_flat(cell).flat() | cell == Cell.from_flat(cell).flat()

@@ -196,8 +196,10 @@ class TraceFacts(PassFacts[RankTracedSteps, TraceSection]):
 
     def gate(self, cell: Cell, section: TraceSection) -> str | None:
         """Return a message about an attention kernel other than the cell's; a user's loop may choose one."""
+        if cell.trainer == USER_CODE:
+            return None
         others = {*(section.torch_attention or ())}.difference(KERNEL_FACTS[cell.kernel].sdpa_operators)
-        if cell.trainer == USER_CODE or not others:
+        if not others:
             return None
         return f"the traced step ran {', '.join(sorted(others))}, not kernel={cell.kernel}"
 
