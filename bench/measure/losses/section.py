@@ -46,7 +46,7 @@ SIGNED_SUMS = 8
 
 
 def kind_of(parameter: str) -> str:
-    """Return a parameter's name without its layer: `model.layers.3.mlp.up_proj.weight` is an up_proj."""
+    """Return a parameter's name within its layer, such as `mlp.up_proj.weight` of `model.layers.3`."""
     return parameter.rpartition(".layers.")[2].lstrip("0123456789.").removeprefix("model.")
 
 
