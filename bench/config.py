@@ -566,7 +566,7 @@ class Cell:
             del model["init_std"]
         if not self.measure.weights:
             del fields["measure"]["weights"]
-        fields["measure"]["gradients"] = False  # a setting that is gone, in the ids of results/reference
+        fields["measure"]["gradients"] = False  # a removed setting, in the ids of results/reference
         if self.quality == QualityConfig():
             del fields["quality"]
         path = Path(self.model.path or "")

@@ -252,12 +252,16 @@ def _moment_check(check: Check, losses: LossesSection) -> list[Check]:
     match, moment = losses.moment_match, losses.moment
     if moment is None:
         return []
-    check = replace(check, steps=0, of_steps=None, compares_training=True)
+    check = replace(check, steps=0, of_steps=moment.steps, compares_training=True)
     if losses.compared_with is None:
         return [replace(check, reason=NO_REFERENCE)]
     check = replace(check, against=f"cell {losses.compared_with}")
     if match is None:
-        return [replace(check, reason=f"the other cell ran fewer or more than {moment.steps} steps")]
+        return [
+            replace(
+                check, of_steps=None, reason=f"the other cell ran fewer or more than {moment.steps} steps"
+            )
+        ]
     return [replace(check, steps=match.steps, below_noise=_hidden_mistake(match))]
 
 
