@@ -1,4 +1,7 @@
-"""The settings of one cell (`Cell`), which every rank receives and every record stores as its `config`."""
+"""The settings of one cell (`Cell`), which every rank receives and every record stores as its `config`.
+
+The comments in conf/ say what each setting means.
+"""
 
 from __future__ import annotations
 
@@ -145,34 +148,23 @@ class ModelConfig:
     family: str
     """Architecture, a transformers model type such as `qwen3` or `llama`."""
     path: str | None
-    """Folder of a local checkpoint to load weights from; None for random weights."""
+    """Folder of a local checkpoint; None for random weights."""
     vocab_size: Count
     hidden_size: Count
     intermediate_size: Count
-    """Width of the MLP."""
     num_layers: Count
     num_heads: Count
-    """Query heads of a layer."""
     num_kv_heads: Count
-    """Key/value heads of a layer."""
     head_dim: Count
     tied_embeddings: Flag
-    """Whether the output head shares its weight with the token embedding."""
     attention_bias: Flag
-    """Whether the projections to queries, keys and values have a bias."""
     rope_theta: Annotated[float, positive_rule("1e4")]
-    """Base of the rotary position embedding."""
     norm_eps: Annotated[float, positive_rule("1e-6")]
-    """Epsilon of the RMS norms."""
     trained_len: Count | None = None
-    """Tokens of the longest sequence that the model was trained on, from which RoPE scaling starts; None if
-    it is not known."""
+    """Longest training sequence, from which RoPE scaling starts; None if it is not known."""
     rope_scaling: str = "none"
-    """Type of RoPE scaling, a `rope_type` of transformers; `none` for plain RoPE."""
     rope_factor: Annotated[float, positive_rule("4.0")] | None = None
-    """Factor by which RoPE scaling extends `trained_len`; None for the one that reaches the cell's length."""
     init_std: Annotated[float, positive_rule("0.02")] = DEFAULT_INIT_STD
-    """Standard deviation of random weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,23 +172,15 @@ class DataConfig:
     """Source of the tokens, and how they become sequences."""
 
     name: str
-    """`text`: read `path`; `synthetic`: compute tokens from the seed."""
     path: str | None
-    """File or folder of text, JSON lines, Parquet or Arrow for `text`; None for the documentation that ships
-    with Python."""
     tokenizer: str | None
-    """Folder of a local tokenizer; None to use the bytes of the text as tokens."""
     prompt_tokens: CountOrZero
-    """Number of tokens at the start of a sequence, or of a packed document, that the loss leaves out."""
     rank_order: Annotated[str, _one_of(RANK_ORDERS)] = "in_order"
     """Order in which data-parallel ranks and micro-steps receive the sequences of a step."""
     packing: Annotated[str, _one_of(PACKING)] = "none"
-    """`documents`: pack whole documents into a sequence, with attention within each document only; `none`:
-    treat the text as one document."""
 
     @property
     def packs(self) -> bool:
-        """Whether a sequence holds several documents."""
         return self.packing == "documents"
 
 
@@ -205,26 +189,17 @@ class ClusterConfig:
     """Number of ranks, and the machines and devices that they run on."""
 
     name: str
-    """Name of the cluster's file in conf/cluster/."""
     world_size: Count
-    """Number of ranks."""
     ranks_per_gpu: Count
-    """Number of ranks that share a GPU. Above 1 the results can be checked, but the times mean nothing."""
     device: str
-    """`cpu` or `cuda`."""
     backend: str
-    """Backend of the process groups: `nccl` or `gloo`."""
     threads_per_rank: Count
-    """CPU threads of a rank."""
     memory_limit_gib: float | None
-    """Limit on the memory that a rank may allocate, in GiB; None for no limit. On a CPU the memory that the
-    rank took to load and first use its libraries does not count."""
+    """Limit of a rank in GiB; on a CPU libraries do not count."""
     nodes: Count = 1
     """Number of machines. Each runs the same number of consecutive ranks."""
     network: str | None = None
-    """User's name for the network between the machines; None on one machine."""
     numa_binding: Annotated[str, _one_of(NUMA_BINDINGS)] | None = None
-    """CPUs near its GPU that a rank is bound to; None to leave the binding to the system."""
 
     def __post_init__(self) -> None:
         if self.world_size % self.nodes:
@@ -239,10 +214,7 @@ class ClusterConfig:
         return self.world_size // self.nodes
 
     def min_nodes_for(self, ranks: int) -> int:
-        """Return the smallest number of nodes that can hold `ranks` ranks.
-
-        The ranks are divided evenly among the nodes, at most `ranks_per_node` on each.
-        """
+        """Return the smallest number of nodes that hold `ranks` ranks, the same number on each node."""
         return next(
             nodes
             for nodes in range(1, ranks + 1)
@@ -250,14 +222,10 @@ class ClusterConfig:
         )
 
     def ranks_on_node(self, node: int) -> range:
-        """Return the ranks on node number `node`."""
         return range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
 
     def device_index(self, local_rank: int) -> int:
-        """Return the index of a rank's GPU among the visible GPUs of its machine.
-
-        Consecutive ranks share a GPU.
-        """
+        """Return the index of a rank's GPU on its machine. Consecutive ranks share a GPU."""
         return local_rank // self.ranks_per_gpu
 
     def ranks_sharing_gpu(self, local_rank: int) -> int:
@@ -271,13 +239,10 @@ class WorkloadConfig:
     """Contents of a step."""
 
     name: str
-    """`train`: a training step; `attention`: one attention call, forward and backward."""
     mask: Annotated[str, _one_of(MASKS)]
-    """Attention mask: `causal` or `full`. Training needs `causal`."""
 
     @property
     def trains(self) -> bool:
-        """Whether a step trains a model, with an engine and an optimizer."""
         return self.name == "train"
 
 
@@ -286,10 +251,7 @@ class EngineConfig:
     """Sharding of parameters, gradients and optimizer state."""
 
     name: str
-    """`ddp`, `fsdp2` or `zero3`; NOT_USED when nothing is trained."""
     leaf: Annotated[str, _one_of(ENGINE_LEAVES)] = NOT_USED
-    """Module that ZeRO-3 gathers as a whole: `layer` for a decoder layer, NOT_USED for every single
-    module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,17 +259,11 @@ class OptimizerConfig:
     """Optimizer, its learning rate and gradient clipping."""
 
     name: str = "adamw"
-    """Key in the table of optimizers; NOT_USED when nothing is trained."""
     learning_rate: Annotated[float, positive_rule("1e-3")] = 1e-3
-    """Learning rate after the warm-up, before the schedule lowers it."""
     schedule: Annotated[str, _one_of(SCHEDULES)] = "constant"
-    """Learning rate schedule, named as in transformers."""
     warmup_steps: CountOrZero = 0
-    """Optimizer steps over which the learning rate rises to its full value. `constant` ignores it."""
     schedule_steps: Count = 1000
-    """Optimizer steps after which `linear` and `cosine` reach 0."""
     max_grad_norm: Annotated[float, positive_rule("1.0", or_zero=True)] = 1.0
-    """Norm to which larger gradients are clipped; 0 for no clipping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,10 +271,7 @@ class OffloadConfig:
     """Tensors that stay in host memory while they are not used."""
 
     activations: Flag = False
-    """Whether the checkpointed inputs of the layers are offloaded."""
     optimizer: Flag = False
-    """Whether optimizer state, gradients and float32 weights are offloaded. The CPU then runs the
-    optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +279,6 @@ class ReplayConfig:
     """Rank that runs in a cell with `mode=replay`."""
 
     rank: CountOrZero | None = None
-    """Number of the only rank that runs; None when all ranks run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,14 +286,9 @@ class QualityConfig:
     """Questions that `experiment=quality` scores."""
 
     questions: Count = 20
-    """Number of questions of each task."""
     depths: Count = 5
-    """Number of depths at which the asked statements of generated questions stand."""
     chunks: CountOrZero = 0
-    """Number of retrieved chunks that replace the context when the questions are scored again; 0 not to score
-    them again."""
     chunk_tokens: Count = 64
-    """Tokens of a chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,39 +296,20 @@ class MeasureConfig:
     """Number of steps and repeats, time limits, and optional outputs of the measurement."""
 
     steps: Count
-    """Largest number of timed steps; `budget_s` may allow fewer."""
     warmup_steps: CountOrZero
-    """Full-length steps before the timed steps."""
     warmup_s: SecondsOrZero = 0.0
-    """Seconds for which full-length steps run before the timed steps, until a GPU's temperature and clocks
-    settle; 0 to count `warmup_steps` only."""
     min_timed_steps: CountOrZero = 0
-    """Number of timed steps that run, after one full-length step, even if they exceed `budget_s`. With 0 at
-    least one step is timed."""
     budget_s: SecondsOrZero = 0.0
-    """Seconds for the timed steps; 0 in an observed loop, which only `steps` limits."""
+    """0 in an observed loop, which only `steps` limits."""
     repeats: Count | Literal["auto"] = 1
-    """Number of times that the cell runs, each time in fresh processes; AUTO to choose it within
-    `repeats_budget_s`."""
     repeats_budget_s: SecondsOrZero = 0.0
-    """With `repeats=auto`, repeats are added only while the estimated total of the sweep stays below this
-    many seconds."""
     reference_budget_s: SecondsOrZero = 0.0
-    """Seconds that a reference (a cell of `local` that others are compared with) may take; 0 for no
-    reference."""
     timeout_s: SecondsOrZero = 0.0
-    """Seconds after which the launcher ends the processes of a cell."""
     trace: Flag = True
-    """Whether some steps run under torch.profiler."""
     keep_traces: Flag = False
-    """Whether the median traced step of each rank is written to a file."""
     weights: Flag = False
-    """Whether the weights after the last step are written to a folder, as a checkpoint."""
     hang_timeout_s: SecondsOrZero = 0.0
-    """Seconds without progress of any rank after which the launcher ends a cell as a hang; 0 to detect no
-    hangs. The launcher always waits for the time of at least ten steps of the cell."""
     nvtx: Flag = False
-    """Whether ranks on GPUs mark passes and phases of steps with NVTX ranges, for Nsight Systems."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,60 +320,40 @@ class Cell:
     """
 
     seq_len: Count
-    """Tokens of a whole sequence, before it is sharded and without padding."""
     batch: Count
-    """Sequences of one micro-step in each data-parallel group."""
     grad_accum: Count
-    """Micro-steps of one optimizer step."""
     strategy: str
-    """Name of the strategy: how attention is split over the ranks of a sequence."""
     options: tuple[tuple[str, str], ...]
-    """Options of the strategy as pairs (name, value)."""
     layout: str
-    """Tokens that a rank holds: `contiguous`, `zigzag` or `striped`."""
     kernel: str
-    """Name of the kernel: the implementation of attention on one device."""
     dtype: Annotated[str, _one_of(DTYPE_BYTES)]
-    """Dtype of parameters, activations and attention communication."""
     model: ModelConfig
     engine: EngineConfig
     trainer: str
-    """Training loop that runs: `native`, `accelerate`, `transformers`, `trl`; `own` for the user's."""
+    """`own` in an observed loop."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """Optimizer. Records made before this field existed used AdamW with its default values."""
     workload: WorkloadConfig
     data: DataConfig
     mode: str
-    """`measure`: all ranks run; `replay`: one rank runs; `predict`: no rank runs, numbers are computed."""
     hardware: str
-    """Name of a file in conf/hardware/: the device whose peak rates MFU and predictions use; UNKNOWN_HARDWARE
-    for a GPU without a file."""
+    """File in conf/hardware/, or UNKNOWN_HARDWARE."""
     cluster: ClusterConfig
     sp_degree: Count
-    """Number of ranks that share a sequence (context parallel size)."""
     ulysses_degree: Count
-    """Number of the `sp_degree` ranks that split the heads (Ulysses). Rings are made of the other factor."""
     dp_replicate: Count
-    """Number of copies of the sharded model."""
     dp_shard: Count
-    """Number of data-parallel groups over which one copy of the model is sharded."""
     checkpointing: bool
-    """Whether backward recomputes each layer from its saved input."""
     loss: str
-    """`chunked`: compute logits and loss in chunks of tokens; `untiled`: all at once; `own`: by user code."""
+    """`own` if user code computes it."""
     measure: MeasureConfig
     seed: CountOrZero
-    """Seed of weights, data and the order of repeats."""
     env: tuple[tuple[str, str], ...]
-    """Environment variables of the rank processes as pairs (name, value)."""
     experiment: str
-    """Name of the experiment that planned the cell, or `none`."""
     inject_fault: str = NO_FAULT
     """Name of a wrong computation made on purpose, to test that a check finds it."""
     padding: CountOrZero = 0
     """Tokens appended to a sequence so that the layout can divide it. Loss and rates leave them out."""
     tiled_mlp: bool = False
-    """Whether MLPs are computed in tiles along the sequence, and recomputed in backward."""
     offload: OffloadConfig = OffloadConfig()
     replay: ReplayConfig = ReplayConfig()
     quality: QualityConfig = QualityConfig()
@@ -464,30 +372,17 @@ class Cell:
         return range(self.cluster.world_size) if rank is None else range(rank, rank + 1)
 
     def option(self, name: str) -> str:
-        """Return the value of a strategy option.
-
-        Args:
-            name: Name of an option that the strategy declares in its facts.
-
-        Returns:
-            The value as text. `flag` and `number` convert it.
-
-        Raises:
-            KeyError: If the strategy has no option of this name.
-        """
+        """Return the value of a strategy option as text; `flag` and `number` convert it."""
         return dict(self.options)[name]
 
     def flag(self, name: str) -> bool:
-        """Return the value of a strategy option that is true or false."""
         return self.option(name) == "true"
 
     def number(self, name: str) -> int:
-        """Return the value of a strategy option that is a whole number."""
         return int(self.option(name))
 
     @property
     def dp_degree(self) -> int:
-        """Number of data-parallel groups. Each has `sp_degree` ranks and processes its own sequences."""
         return self.dp_replicate * self.dp_shard
 
     @property
@@ -527,7 +422,6 @@ class Cell:
 
     @property
     def padded_len(self) -> int:
-        """Tokens of a whole sequence including padding."""
         return self.seq_len + self.padding
 
     @property

@@ -60,7 +60,7 @@ class Metric:
     """One metric: a column of the frame and of summary.csv."""
 
     name: str
-    """Name of the column, which ends with the unit: `_ms`, `_bytes`."""
+    """Name of the column, which ends with the unit."""
     quantity: Quantity
     """Quantity that the metric measures, with its page."""
     from_record: FromRecord | None = None

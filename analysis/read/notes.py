@@ -10,7 +10,6 @@ from analysis.labels import percent_label
 from analysis.read.traced_shares import TracedShares
 from bench.measure.parity.section import ParitySection
 from bench.measure.telemetry.section import TelemetrySection
-from bench.measure.trace.section import TraceSection
 from bench.record.record import Record
 
 MIN_STEPS = 6
@@ -22,7 +21,6 @@ SEVERE_FENCE = 3.0
 BUSY = 2.0
 """Load average over cores above which other processes must be running next to the sweep."""
 PURPOSES_UNKNOWN = "communication by purpose unknown: the traced step made other calls than the inspected one"
-OTHER_CALLS = "a traced step made other calls than the inspected one"
 
 
 def note_of(record: Record, steps_ms: Sequence[float], shares: TracedShares | None) -> str | None:
@@ -37,7 +35,7 @@ def note_of(record: Record, steps_ms: Sequence[float], shares: TracedShares | No
     notes = [
         "warmed up with shorter steps only" if record.timing and record.timing.warmup == "short" else None,
         void_note(shares) if shares else None,
-        _other_calls_note(record.trace) if record.trace else None,
+        PURPOSES_UNKNOWN if record.trace and any(record.trace.purposes_unknown) else None,
         f"no communication shares: {untraced}" if untraced else None,
         _throttling_note(record.telemetry) if record.telemetry else None,
         load_note(record),
@@ -91,16 +89,6 @@ def _range_text(ratios: Sequence[float]) -> str:
     """Return `1.31`, or `0.62 to 1.40` of different ratios."""
     ends = dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))
     return " to ".join(ends)
-
-
-def _other_calls_note(trace: TraceSection) -> str | None:
-    """Return a note on traced steps that made other collective calls than the inspected step, else None.
-
-    Void steps count too.
-    """
-    if any(trace.purposes_unknown):
-        return PURPOSES_UNKNOWN
-    return OTHER_CALLS if any(any(step.call_differences) for step in trace.steps) else None
 
 
 def _throttling_note(telemetry: TelemetrySection) -> str | None:

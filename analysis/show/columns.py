@@ -95,12 +95,12 @@ def _share_columns(part: str) -> Iterator[Column]:
 
 
 def is_predicted(cell: CellRow) -> bool:
-    """Whether the cost model predicted the cell and nothing ran."""
+    """Return whether the cost model predicted the cell and nothing ran."""
     return bool(cell["provenance"] == Provenance.PREDICTED)
 
 
 def is_replayed(cell: CellRow) -> bool:
-    """Whether one rank of the cell ran without the others."""
+    """Return whether one rank of the cell ran without the others."""
     return bool(cell["provenance"] == Provenance.REPLAYED)
 
 

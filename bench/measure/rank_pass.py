@@ -32,8 +32,7 @@ class StepRequest(Enum):
     """Request of a pass to the workload or training loop that runs the steps."""
 
     BEFORE_NEXT_STEP = auto()
-    """Resume the pass just before the next step starts, so that instruments it then turns on see only that
-    step."""
+    """Resume the pass just before the next step, so that its instruments see that step only."""
     FIRST = auto()
     """Run the cheapest step that triggers all one-time work, such as lazy imports."""
     STEP = auto()
@@ -53,7 +52,6 @@ class TimedSteps:
     window_ms: float
     """Milliseconds from the start of the first timed step to the end of the last."""
     warmup: str
-    """`full` if full-length steps ran before the timed ones, `short` if only a short first step did."""
     end: int
     """Number of full-length steps that ended before or with the last timed step."""
     started_ns: list[int]
@@ -98,11 +96,7 @@ class RankPass:
         """Prepare the pass before any step changes the parameters; every rank calls this."""
 
     def run(self) -> StepRequests:
-        """Run the pass; every rank calls this.
-
-        Yields:
-            A request for each step that the pass needs. The result of a full-length step is sent back.
-        """
+        """Run the pass: yield a request for each step and receive its result; every rank calls this."""
         yield from ()
 
     def broadcast_count(self, count: int) -> int:
@@ -113,11 +107,7 @@ class RankPass:
         return int(decision.item())
 
     def part(self) -> Any:
-        """Return what this rank adds to the pass's section. Every rank calls this after the last step.
-
-        Returns:
-            A value of type `PassFacts.part_type`; None if this rank has nothing to report.
-        """
+        """Return what this rank adds to the section, a `PassFacts.part_type` or None, after the last step."""
         return None
 
 
@@ -125,9 +115,7 @@ class Measurement:
     """State of a measurement on one rank, which its passes share."""
 
     subject: Subject
-    """Subject of the measurement; set by `steps`."""
     timed: TimedSteps
-    """Times of the timed steps; set by the timing pass."""
 
     def __init__(
         self,
@@ -183,19 +171,15 @@ class Measurement:
         return statistics.median(self.timed.step_times_ms) / 1e3
 
     def around_building(self) -> AbstractContextManager[None]:
-        """Enter the contexts of all passes for building the subject."""
         return self._enter_all(lambda rank_pass: rank_pass.around_building())
 
     def around_first_full_step(self) -> AbstractContextManager[None]:
-        """Enter the contexts of all passes for the first full-length step."""
         return self._enter_all(lambda rank_pass: rank_pass.around_first_full_step())
 
     def around_window(self) -> AbstractContextManager[None]:
-        """Enter the contexts of all passes for a window of timed steps."""
         return self._enter_all(lambda rank_pass: rank_pass.around_window())
 
     def after_checked_steps(self) -> None:
-        """Call `after_checked_steps` of all passes."""
         for rank_pass in self.passes.values():
             rank_pass.after_checked_steps()
 

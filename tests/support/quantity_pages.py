@@ -105,7 +105,7 @@ def distinct_trace():
     )
     trace["steps"] = [
         traced_step([100.0, 104.0, 101.0], attention=([9.0, 8.0, 7.5], [4.0, 1.0, 2.0])),
-        {**trace, "call_differences": [None] * 3},
+        trace.copy(),
         traced_step([118.0, 117.0, 116.0], attention=([8.0, 6.0, 9.0], [1.0, 2.5, 5.0])),
         traced_step([119.0, 118.0, 117.0], attention=([8.5, 7.0, 9.0], [1.5, 2.0, 3.0])),
         traced_step([150.0, 140.0, 130.0], attention=([70.0, 60.0, 50.0], [2.0, 2.0, 2.0])),
@@ -121,7 +121,6 @@ def traced_step(step_ms, attention):
         "step_ms": step_ms,
         "purpose_exposed_ms": {"attention": exposed, "parameters": [2.0, 0.0, 0.0]},
         "purpose_exposed_waiting_ms": {"attention": waiting, "parameters": [1.0, 0.0, 0.0]},
-        "call_differences": [None] * 3,
     }
 
 

@@ -182,16 +182,15 @@ def make_trace(ranks, attention_ms=60.0, **overrides):
     } | overrides
     step = {name: trace[name] for name in ("step_ms", "purpose_exposed_ms", "purpose_exposed_waiting_ms")}
     known = step | {"purpose_exposed_ms": step["purpose_exposed_ms"] or {}}
-    return {"steps": [known | {"call_differences": [None] * ranks}]} | trace
+    return {"steps": [known]} | trace
 
 
-def make_step(step_ms, exposed_ms=None, waiting_ms=None, call_differences=None):
+def make_step(step_ms, exposed_ms=None, waiting_ms=None):
     """Return one of several traced steps, by default with 7 ms of exposed attention, 3 of them waiting."""
     return {
         "step_ms": step_ms,
         "purpose_exposed_ms": {"attention": exposed_ms or [7.0] * len(step_ms)},
         "purpose_exposed_waiting_ms": {"attention": waiting_ms or [3.0] * len(step_ms)},
-        "call_differences": call_differences or [None] * len(step_ms),
     }
 
 

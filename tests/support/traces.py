@@ -93,5 +93,4 @@ def rank_trace(timeline):
     return RankTrace(
         split=split(timeline), start_us=timeline.step[0], communications=[*timeline.communications],
         clock="one host", purposes_unknown=timeline.purposes_unknown, unmatched=timeline.unmatched,
-        call_difference=None,
     )  # fmt: skip

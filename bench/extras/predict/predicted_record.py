@@ -66,7 +66,6 @@ def _trace(parts: PredictedParts) -> TraceSection:
         step_ms=[parts.step_ms],
         purpose_exposed_ms=exposed_ms,
         purpose_exposed_waiting_ms=waiting_ms,
-        call_differences=[None],
     )
     return TraceSection(
         step_ms=[parts.step_ms],

@@ -28,9 +28,7 @@ from bench.strategies.strategy import Strategy
 
 SAMPLED_TOKENS = 32
 COMPARED = ("out", "dq")
-"""Tensors whose rows of sampled tokens are compared with float64."""
-ONLY_FINITE = ("dk", "dv")
-"""Tensors that only have to be finite, because an exact row of them takes the scores of all queries."""
+ONLY_FINITE = ("dk", "dv")  # an exact row of them takes the scores of all queries
 MAX_CALLS = 5
 """Largest number of timed calls on one device after the first call."""
 

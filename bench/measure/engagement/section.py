@@ -28,7 +28,8 @@ from bench.strategies import STRATEGIES
 from bench.training.messages import Messages
 
 NOT_RECORDED = (
-    "torch's flight recorder has not kept all calls of any timed step; set TORCH_FR_BUFFER_SIZE above 2000"
+    "torch's flight recorder has not kept all calls of any timed step (TORCH_FR_BUFFER_SIZE raises its limit"
+    " of 2000), or the system's clock was set"
 )
 
 
@@ -36,7 +37,6 @@ class EngagementSection(Struct, frozen=True, kw_only=True):
     """Shapes, bytes and modules of attention in one full-length step, as proof of the configuration."""
 
     attention_name: str
-    """Name under which the attention is registered in transformers."""
     modules: list[str]
     """Python modules with attention code that rank 0 entered in its first step."""
     attention_shapes: list[list[list[int]]]

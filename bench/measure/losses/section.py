@@ -54,22 +54,18 @@ class GradientMatch(Struct, frozen=True, kw_only=True):
     """Comparison of every gradient of the first full-length step, or of every first moment, of two cells."""
 
     parameters: int
-    """Number of compared parameters."""
     below_noise: int
     """Number of parameters whose limit is at least ONE_RANK_EFFECT."""
     parameter: str
     """Parameter whose gradient is nearest to its limit."""
     difference: float | None
-    """Length of the difference, relative to the length of the other cell's gradient; null if one of the cells
-    has no gradient of this parameter."""
+    """Length of the difference over that of the other gradient; null if a cell has no such gradient."""
     limit: float
-    """Largest difference that passes."""
     steps: int = 1
-    """Number of full-length steps after which the first moments were compared; 1 for gradients."""
+    """Number of full-length steps in the compared first moments; 1 for gradients."""
 
     @property
     def is_within(self) -> bool:
-        """True if the difference is up to the limit."""
         return self.difference is not None and self.difference <= self.limit
 
 
@@ -77,7 +73,7 @@ class LossByPosition(Struct, frozen=True, kw_only=True):
     """Mean token losses in parts of the sequence, in the first full-length step, over all ranks."""
 
     loss: Annotated[list[float | None], Meta(min_length=1)]
-    """Mean loss in each of 16 equal parts of the sequence; null for a part without valid labels."""
+    """Mean loss in each of 16 equal parts; null for a part without valid labels."""
     boundary_loss: float | None
     """Mean loss at positions where shards may end: the last position of each 96th of the sequence. Null with
     padding and packed documents, as shards then end elsewhere."""
@@ -89,20 +85,16 @@ class PositionMatch(Struct, frozen=True, kw_only=True):
     """Comparison of `LossByPosition` with that of another cell."""
 
     part: int | None
-    """Part of the sequence, from 0, that is nearest to its limit; null for the boundary positions."""
+    """Part nearest to its limit, from 0; null for the boundary positions."""
     value: float | None
-    """Mean loss of the part; null without valid labels."""
     reference: float | None
-    """Mean loss of the same part in the other cell; null without valid labels."""
     difference: float | None
     """Difference of the two losses, relative to that of the other cell or to its mean over the sequence,
     whichever is larger; null if only one cell has a loss."""
     limit: float
-    """Largest difference that passes."""
 
     @property
     def is_within(self) -> bool:
-        """True if the difference is up to the limit."""
         return self.difference is not None and self.difference <= self.limit
 
 
@@ -110,7 +102,6 @@ class FirstMoment(Struct, frozen=True, kw_only=True):
     """Sums over the optimizer's first moment, which is linear in the gradients of all steps so far."""
 
     steps: int
-    """Number of full-length steps so far."""
     sums: Mapping[str, Sequence[float | None]]
     """SIGNED_SUMS sums over the elements of each parameter's moment, with random signs."""
 
@@ -119,7 +110,7 @@ class LossesSection(Struct, frozen=True, kw_only=True):
     """Training signal of every full-length step, equal on all ranks; inspected and traced steps come last."""
 
     loss: Annotated[list[float | None], Meta(min_length=1)]
-    """Mean loss per valid token of each step. Numbers in this section that are not finite are null."""
+    """Mean loss per valid token of each step. Numbers that are not finite are null."""
     grad_norm: Sequence[float | None]
     """Norm of the whole gradient of each step before clipping, the worst of all ranks."""
     valid_tokens: list[int]
@@ -128,14 +119,13 @@ class LossesSection(Struct, frozen=True, kw_only=True):
     """Digest by step of the (position, token, label) triples that entered the models, summed over ranks so
     that it does not depend on the sharding."""
     expected_digest: list[str]
-    """Digest by step of the triples in the unsharded data, to which `tokens_digest` has to be equal."""
+    """Digest by step of the unsharded data, to which `tokens_digest` has to be equal."""
     loss_sums: Sequence[Sequence[float | None]]
     """Sum of a rank's own token losses, by rank and step."""
     logged_loss: Sequence[float | None] | None = None
     """Loss of each step as a training stack logs it on its main process; null for `trainer=native`."""
     logged_max_difference: float | None = None
-    """Largest difference between a logged loss and `loss`, which is computed alike for every trainer; null
-    without logged losses."""
+    """Largest difference between a logged loss and `loss`; null without logged losses."""
     gradients: Mapping[str, Sequence[float | None]] = {}
     """SIGNED_SUMS sums over the elements, with random signs, of each parameter's gradient in the first
     full-length step, after clipping."""
@@ -143,20 +133,14 @@ class LossesSection(Struct, frozen=True, kw_only=True):
     """First moment of the optimizer after four full-length steps, or after the last timed step if fewer ran;
     null after a single step, whose gradient is in `gradients`."""
     by_position: LossByPosition | None = None
-    """Losses of the first full-length step by position; null if they were not recorded."""
     compared_with: str | None = None
-    """Cell with the same workload whose losses and gradient norms were compared with these; null without
-    one."""
+    """Cell with the same workload that came before; null without one."""
     compared_steps: int = 0
-    """Number of steps, counted from the first, that both cells ran."""
     compared_within: dict[str, float] = {}
     """Relative limits of the difference in the first step, by `loss` and `grad_norm`."""
     gradient_match: GradientMatch | None = None
-    """Comparison of `gradients` with those of the other cell; null if one of the cells has none."""
     moment_match: GradientMatch | None = None
-    """Comparison of `moment` with that of the other cell; null if they are of different numbers of steps."""
     position_match: PositionMatch | None = None
-    """Comparison of `by_position` with that of the other cell; null if one of the cells has none."""
 
 
 class LossesFacts(PassFacts[LossesSection, LossesSection]):

@@ -16,18 +16,14 @@ from bench.measure.telemetry import section as telemetry
 
 
 class BlockClass(Struct, frozen=True, kw_only=True):
-    """Live blocks of memory with equal role, dtype and shape."""
+    """Live blocks of memory with equal role; dtype and shape are those of the largest tensor in a block."""
 
     role: str
-    """Role of the blocks: parameter, gradient, optimizer state, activation or other."""
+    """Parameter, gradient, optimizer state, activation or other."""
     dtype: str
-    """Dtype of the largest tensor in a block."""
     shape: list[int]
-    """Shape of the largest tensor in a block."""
     count: int
-    """Number of blocks."""
     total_bytes: int
-    """Bytes of all these blocks together."""
 
 
 class MemorySection(Struct, frozen=True, kw_only=True):
@@ -39,7 +35,6 @@ class MemorySection(Struct, frozen=True, kw_only=True):
     """
 
     peak_allocated_bytes: SizesPerRank | None
-    """Peak bytes of tensors in steady state."""
     peak_reserved_bytes: SizesPerRank | None = None
     """Peak bytes that CUDA's allocator reserved in steady state; null on a CPU."""
     peak_resident_bytes: SizesPerRank | None = None
@@ -47,34 +42,26 @@ class MemorySection(Struct, frozen=True, kw_only=True):
     base_resident_bytes: SizesPerRank | None = None
     """Resident bytes of the rank process before it builds anything."""
     outside_allocator_bytes: SizesPerRank | None = None
-    """Bytes by which resident memory rose in the inspected step above twice the rise of tensors to their
-    peak; null on a GPU, and if the system does not let a process reset VmHWM."""
+    """Rise of resident memory in the inspected step above twice that of tensors; null on a GPU."""
     peak_phase: list[str] | None = None
     """Phase in which the steady state first reached its peak."""
     forward_peak_bytes: SizesPerRank | None = None
-    """Peak of a forward pass above the bytes live at its start; with `workload=attention` of the forward of
-    one attention call."""
+    """Peak of a forward pass above the bytes live at its start."""
     forward_saved_bytes: SizesPerRank | None = None
     """Bytes live at the end of a forward pass less those at its start: tensors saved for backward, and the
     result."""
     backward_peak_bytes: SizesPerRank | None = None
-    """Peak of a backward pass above the bytes live at its start."""
     whole_life_allocated_bytes: SizesPerRank | None = None
-    """Peak bytes of tensors over the whole life."""
     whole_life_reserved_bytes: SizesPerRank | None = None
     """Peak bytes that CUDA's allocator reserved over the whole life; null on a CPU."""
     whole_life_phase: list[str] | None = None
-    """Phase in which the whole life first reached its peak."""
     device_used_bytes: Annotated[list[NonNegativeFloat], Meta(min_length=1)] | None = None
     """Largest memory in use on the rank's whole device within the timed window, by NVML."""
     device_used_reason: str | None = None
-    """Reason why `device_used_bytes` is null."""
     limit_base_bytes: SizesPerRank | None = None
-    """Bytes that `cluster.memory_limit_gib` does not count. On a CPU the rank process held them when the
-    limit was set; on a GPU they are 0. Null without a limit."""
+    """Bytes that `cluster.memory_limit_gib` does not count; null without a limit."""
     allocator_settings: dict[str, str] | None = None
-    """Settings that CUDA's allocator reports on the first rank, with torch's names; all ranks have the same
-    settings. Null on a CPU."""
+    """Settings of CUDA's allocator on the first rank, with torch's names; null on a CPU."""
     offloaded_activation_bytes: SizesPerRank | None = None
     """Bytes of layer inputs that one step moves to host memory and later back. A CPU rank counts them without
     a copy, because host memory is its only memory. Null without `offload.activations`, and for training

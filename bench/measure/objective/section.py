@@ -24,11 +24,8 @@ class ObjectiveSection(Struct, frozen=True, kw_only=True):
     """
 
     tokens: int
-    """Number of tokens of each sequence."""
     sequences: int
-    """Number of sequences of the step."""
     parameters: int = 0
-    """Number of parameters whose gradients were compared."""
     errors: Mapping[str, float | None] = {}
     """Relative errors against float64 by name: `loss`; `gradient of` the parameter whose gradient is
     nearest to its limit; `scale of the gradient of` a parameter, the part of the error along the exact

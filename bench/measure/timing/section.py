@@ -48,8 +48,7 @@ class RankTiming(Struct, frozen=True, kw_only=True):
     """`full` if full-length steps ran before the timed ones; `short` if the budget left time for the short
     first step only, which happens on a CPU."""
     product_flops_per_s: list[float] | None = None
-    """FLOP/s of the fastest plain matrix product in a dtype of the step, by rank, measured after the timed
-    steps; null if it was not measured."""
+    """FLOP/s of the fastest plain matrix product, by rank; null if it was not measured."""
 
     def __post_init__(self) -> None:
         check_lengths("Expected equally many step_times_ms for each rank", *self.step_times_ms)
@@ -59,7 +58,6 @@ class TimingSection(RankTiming, frozen=True, kw_only=True):
     """Timed steps of all ranks."""
 
     tokens_per_step: PositiveInt
-    """Tokens of one step, of all ranks together."""
 
 
 class TimingFacts(PassFacts[RankTiming, TimingSection]):

@@ -53,9 +53,6 @@ class TracedStep(Struct, frozen=True, kw_only=True):
     """Exposed communication by purpose and rank: in flight while the rank computed nothing."""
     purpose_exposed_waiting_ms: dict[str, PerRank] | None
     """Part of `purpose_exposed_ms` before the last rank arrived, by purpose and rank; null if unknown."""
-    call_differences: list[str | None]
-    """Message by rank about the first kind of call whose number differs from the inspected step's; null if no
-    number differs."""
 
     def __post_init__(self) -> None:
         waiting_ms = self.purpose_exposed_waiting_ms or {}
@@ -79,13 +76,10 @@ class TraceSection(Struct, frozen=True, kw_only=True):
     """Part of `total_ms` in which the rank computed nothing. Communication in flight behind compute counts in
     `total_ms` only."""
     communication_ms: dict[str, list[float]] = {}
-    """Time in flight by kind of communication and rank."""
     calls: dict[str, list[int]] = {}
     """Number of communication calls by kind and rank."""
     purpose_total_ms: dict[str, PerRank] = {}
-    """Time in flight by purpose and rank."""
     purpose_exposed_ms: dict[str, PerRank] = {}
-    """Exposed communication by purpose and rank."""
     purpose_waiting_ms: dict[str, PerRank] | None = None
     """Time by purpose and rank from this rank's arrival until the last rank of the collective arrives; null
     if the ranks' clocks or calls cannot be compared, for the reason in `waiting_unknown`."""
@@ -97,8 +91,7 @@ class TraceSection(Struct, frozen=True, kw_only=True):
     idle_ms: PerRank | None = None
     """Time by rank without compute, communication or copies."""
     causal_area: list[int] | None = None
-    """Number of (query, key, head) triples by rank that the mask leaves, in one layer of one sequence; with
-    packed documents the mean over sequences. Null if the strategy's share of each rank is unknown."""
+    """(query, key, head) triples by rank that the mask leaves in a layer of a sequence; null if unknown."""
     purposes_unknown: list[str | None] = []
     """Reason by rank why purposes are unknown; null if they are known."""
     steps: list[TracedStep] = []
@@ -106,8 +99,7 @@ class TraceSection(Struct, frozen=True, kw_only=True):
     median_step: int = 0
     """Index in `steps` of the step of median length, which all other fields and the kept trace describe."""
     is_inspected: bool = False
-    """Whether the only traced step was also the inspected step, because the budget left no time for
-    another."""
+    """Whether the only traced step was also the inspected step, because time was short."""
     clock_bound_us: float | None = None
     """Largest error of the comparison of the hosts' clocks, over all ranks; lateness below it counts as 0.
     Null if all ranks read one clock."""
@@ -117,7 +109,7 @@ class TraceSection(Struct, frozen=True, kw_only=True):
     """Time of GPU copies and fills without a kernel that neither compute nor communication covers, by part
     and rank: `packing` in attention, `optimizer`, `other`. Empty on a CPU."""
     torch_attention: list[str] | None = None
-    """Operators of torch's `scaled_dot_product_attention` in the step, of all ranks."""
+    """Operators of `scaled_dot_product_attention` in the step, of all ranks."""
     failure: str | None = None
     """Reason why there is no traced step: the rank, and the error of its profiler or trace."""
 
@@ -240,7 +232,6 @@ def _traced_step(traces: Sequence[RankTrace]) -> TracedStep:
             ]
         ),
         purpose_exposed_waiting_ms=None if isinstance(waiting, str) else waiting.exposed_ms,
-        call_differences=[trace.call_difference for trace in traces],
     )
 
 

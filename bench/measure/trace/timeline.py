@@ -191,18 +191,3 @@ def pair_calls(
     if tap_counts != profiler_counts:
         raise MatchError(f"the tap recorded the calls {tap_counts}, the profiler {profiler_counts}")
     return [pair for kind, of_kind in issued.items() for pair in zip(of_kind, tapped[kind], strict=True)]
-
-
-def describe_call_difference(
-    issued: Mapping[str, Sequence[IssuedCall]], calls: Sequence[CollectiveCall]
-) -> str | None:
-    """Return a message about the first kind whose number of calls differs from the inspected step's `calls`.
-
-    For example `it made 0 calls of all_to_all, the inspected step 8 (attention)`. None if no kind differs.
-    """
-    for kind in dict.fromkeys([*(call.kind for call in calls), *issued]):
-        count, purposes = len(issued.get(kind, ())), [call.purpose for call in calls if call.kind == kind]
-        if count != len(purposes):
-            names = f" ({', '.join(dict.fromkeys(purposes))})" if purposes else ""
-            return f"it made {count} calls of {kind}, the inspected step {len(purposes)}{names}"
-    return None

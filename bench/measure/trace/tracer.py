@@ -33,7 +33,6 @@ from bench.measure.trace.timeline import (
     IssuedCall,
     StepRegions,
     Timeline,
-    describe_call_difference,
     issued_calls,
     on_host_clock,
 )
@@ -180,7 +179,6 @@ def read_step(traced: StepTrace, calls: Sequence[CollectiveCall], device_type: s
         clock=_clock_id(),
         purposes_unknown=timeline.purposes_unknown,
         unmatched=timeline.unmatched,
-        call_difference=describe_call_difference(issued, calls),
         torch_attention=[name for name in sorted(tracks["operators"].names) if TORCH_ATTENTION.match(name)],
     )
 

@@ -38,8 +38,6 @@ class RankTrace:
     """Reason why the purposes of the calls are unknown; None if they are known."""
     unmatched: str | None
     """Reason why the calls cannot be compared with those of other ranks; None if they can."""
-    call_difference: str | None
-    """Message about the first kind of call whose number differs from the inspected step's, or None."""
     torch_attention: list[str] = field(default_factory=list)
     """Names of the operators of torch's `scaled_dot_product_attention` that ran."""
     offset: ClockOffset | None = None

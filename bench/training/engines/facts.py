@@ -43,7 +43,6 @@ class EngineHost(NamedTuple):
     """Milliseconds that an engine's Python code takes on a typical host, without torch's operators."""
 
     layer_ms: float
-    """Forward and backward of one layer in one micro-step."""
     checkpointed_layer_ms: float
     """Forward and backward of one checkpointed layer, whose forward runs twice."""
     step_ms: float
@@ -58,9 +57,7 @@ class EngineFacts(ABC):
     """Facts of one engine."""
 
     name: ClassVar[str]
-    """Name of the engine: its key in the table, its folder and its YAML file."""
     dtypes: ClassVar[tuple[str, ...]]
-    """Dtypes in which the engine can train."""
     package: ClassVar[str | None] = None
     """Distribution whose code runs; None for torch."""
     wrapper: ClassVar[str | None] = None

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import convert
 
-from analysis.read.notes import OTHER_CALLS, PURPOSES_UNKNOWN
+from analysis.read.notes import PURPOSES_UNKNOWN
 from analysis.read.traced_shares import traced_shares
 from bench.measure.trace.section import TraceSection
 from tests.support.records import make_record, make_step, make_trace, metrics_of
@@ -60,8 +60,6 @@ def test_note_on_other_calls_even_if_every_step_is_void():
         PURPOSES_UNKNOWN
         in metrics_of(with_steps(far, purposes_unknown=["the tap saw 1", None], step_ms=[200.0] * 2)).note
     )
-    one = make_step([200.0] * 2, call_differences=[None, "it made 0 calls of send"])
-    assert OTHER_CALLS in metrics_of(with_steps(far, one, step_ms=[200.0] * 2)).note
 
 
 def test_shares_of_repeats_have_the_ends_of_all_steps(summary_of):

@@ -33,7 +33,7 @@ CALL = {
 FLIGHT = {"call": CALL, "arrival": 0.0, "start": 0.0, "end": 1.0}
 STEP = {
     "split": SPLIT, "start_us": 0.0, "communications": [FLIGHT], "clock": "one",
-    "purposes_unknown": None, "unmatched": None, "call_difference": None,
+    "purposes_unknown": None, "unmatched": None,
 }  # fmt: skip
 TELEMETRY = {
     "cpus": ["0"],

@@ -17,7 +17,7 @@ from bench.measure.losses.section import NO_REFERENCE, LossesSection
 from bench.measure.objective.section import ObjectiveSection
 from bench.measure.parity.section import ParitySection
 from bench.measure.timing.section import FASTEST_STEP, TimingSection, least_flops
-from bench.measure.trace.section import TracedStep, TraceSection
+from bench.measure.trace.section import TraceSection
 from bench.record.record import Check
 from bench.strategies import STRATEGIES
 from tests.support.cells import make_cell
@@ -41,17 +41,8 @@ def checks_of(name, section, cell=CELL):
     return {check.what: check for check in PASSES[name].checks(cell, section)}
 
 
-def trace_section(*differences, **fields):
-    steps = [
-        TracedStep(
-            step_ms=[1.0, 1.0],
-            purpose_exposed_ms={},
-            purpose_exposed_waiting_ms=None,
-            call_differences=[None, difference],
-        )
-        for difference in differences
-    ]
-    return TraceSection(step_ms=[1.0] * 2, total_ms=[0.0] * 2, exposed_ms=[0.0] * 2, steps=steps, **fields)
+def trace_section(**fields):
+    return TraceSection(step_ms=[1.0] * 2, total_ms=[0.0] * 2, exposed_ms=[0.0] * 2, **fields)
 
 
 @pytest.mark.parametrize(
@@ -162,14 +153,14 @@ UNTRACED = dataclasses.replace(CELL, measure=dataclasses.replace(CELL.measure, t
 @pytest.mark.parametrize(
     ("section", "cell", "reason", "message"),
     [
-        (trace_section(None, torch_attention=[FLASH]), CELL, None, None),
+        (trace_section(torch_attention=[FLASH]), CELL, None, None),
         (
-            trace_section(None, torch_attention=[CUDNN, FLASH]),
+            trace_section(torch_attention=[CUDNN, FLASH]),
             CELL,
             None,
             f"the traced step ran {CUDNN}, not",
         ),
-        (trace_section(None, torch_attention=[]), CELL, "shows no operator of kernel=torch_flash", None),
+        (trace_section(torch_attention=[]), CELL, "shows no operator of kernel=torch_flash", None),
         (TraceSection(failure="no file"), CELL, "no file", None),
         (None, UNTRACED, "measure.trace=false", None),
     ],
@@ -184,7 +175,7 @@ def test_attention_kernel_is_compared_with_the_traced_operators(section, cell, r
 
 
 def test_kernel_of_an_own_loop_is_the_users_choice():
-    section, cell = trace_section(None, torch_attention=[CUDNN]), dataclasses.replace(CELL, trainer=USER_CODE)
+    section, cell = trace_section(torch_attention=[CUDNN]), dataclasses.replace(CELL, trainer=USER_CODE)
     assert "attention kernel" not in checks_of("trace", section, cell)
     assert PASSES["trace"].gate(cell, section) is None
 

@@ -10,7 +10,6 @@ from bench.measure.facts import RankReport
 from bench.measure.trace.cpu_timeline import GLOO_EVENTS, cpu_timeline
 from bench.measure.trace.section import RankTracedSteps, traced_steps
 from bench.measure.trace.split import split
-from bench.measure.trace.timeline import describe_call_difference, issued_calls
 from tests.support.cells import make_cell
 from tests.support.traces import (
     MAIN,
@@ -19,7 +18,6 @@ from tests.support.traces import (
     call,
     event,
     rank_trace,
-    read,
     timeline_of,
 )
 
@@ -194,26 +192,6 @@ def test_section_describes_the_median_step_and_lists_all():
         [approx(30), approx(0)], [approx(5), approx(0)], [approx(0), approx(10)], None,
     ]  # fmt: skip
     assert trace.steps[1].purpose_exposed_ms == trace.purpose_exposed_ms
-
-
-ISSUED = [event("c10d::allreduce_", 0, 1), event("c10d::alltoall_base_", 2, 3), event("c10d::send", 4, 5)]
-INSPECTED = [call("all_reduce", "gradients"), call("all_to_all", "attention"), call("send", "attention")]
-
-
-@pytest.mark.parametrize(
-    ("events", "calls", "message"),
-    [
-        (ISSUED, INSPECTED, None),
-        ([], [], None),
-        (ISSUED[::2], INSPECTED, "it made 0 calls of all_to_all, the inspected step 1 (attention)"),
-        (ISSUED, INSPECTED[:2], "it made 1 calls of send, the inspected step 0"),
-        ([*ISSUED, event("c10d::send", 200, 201)], INSPECTED, None),
-    ],
-    ids=["equal", "none", "one less", "one more", "one after the step"],
-)
-def test_call_difference_names_the_first_kind_that_differs(events, calls, message):
-    tracks, regions = read(events, step=(0, 100))
-    assert describe_call_difference(issued_calls(tracks["operators"], regions), calls) == message
 
 
 @pytest.mark.parametrize(
