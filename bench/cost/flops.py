@@ -28,7 +28,6 @@ class CausalPairs:
     """Numbers of (query, key) pairs that the causal mask leaves to all sequences of one step."""
 
     unpadded: int
-    """Pairs without padding."""
     computed: int
     """Pairs including padding."""
 

@@ -48,7 +48,6 @@ class TracedStep(Struct, frozen=True, kw_only=True):
     """One of several traced steps. Times are milliseconds by rank."""
 
     step_ms: Times
-    """Length of the step by rank."""
     purpose_exposed_ms: dict[str, PerRank]
     """Exposed communication by purpose and rank: in flight while the rank computed nothing."""
     purpose_exposed_waiting_ms: dict[str, PerRank] | None
@@ -104,7 +103,6 @@ class TraceSection(Struct, frozen=True, kw_only=True):
     """Largest error of the comparison of the hosts' clocks, over all ranks; lateness below it counts as 0.
     Null if all ranks read one clock."""
     waiting_unknown: str | None = None
-    """Reason why waiting is null."""
     copies_ms: dict[str, PerRank] = {}
     """Time of GPU copies and fills without a kernel that neither compute nor communication covers, by part
     and rank: `packing` in attention, `optimizer`, `other`. Empty on a CPU."""

@@ -40,13 +40,11 @@ class EngineMemory:
 
 
 class EngineHost(NamedTuple):
-    """Milliseconds that an engine's Python code takes on a typical host, without torch's operators."""
+    """Milliseconds of an engine's Python code on a typical host: per layer of a micro-step, and per step."""
 
     layer_ms: float
     checkpointed_layer_ms: float
-    """Forward and backward of one checkpointed layer, whose forward runs twice."""
     step_ms: float
-    """Work per step that does not depend on the number of layers."""
 
 
 NOT_MEASURED = EngineHost(0, 0, 0)
