@@ -195,7 +195,7 @@ class ClusterConfig:
     backend: str
     threads_per_rank: Count
     memory_limit_gib: float | None
-    """Limit of a rank in GiB; on a CPU libraries do not count."""
+    """Limit of a rank; on a CPU the memory of its libraries does not count. None for no limit."""
     nodes: Count = 1
     """Number of machines. Each runs the same number of consecutive ranks."""
     network: str | None = None

@@ -134,7 +134,7 @@ class LossesSection(Struct, frozen=True, kw_only=True):
     null after a single step, whose gradient is in `gradients`."""
     by_position: LossByPosition | None = None
     compared_with: str | None = None
-    """Cell with the same workload that came before; null without one."""
+    """Cell with the same workload that these losses were compared with; null without one."""
     compared_steps: int = 0
     compared_within: dict[str, float] = {}
     """Relative limits of the difference in the first step, by `loss` and `grad_norm`."""

@@ -42,7 +42,7 @@ class MemorySection(Struct, frozen=True, kw_only=True):
     base_resident_bytes: SizesPerRank | None = None
     """Resident bytes of the rank process before it builds anything."""
     outside_allocator_bytes: SizesPerRank | None = None
-    """Rise of resident memory in the inspected step above twice that of tensors; null on a GPU."""
+    """Rise of resident memory in the inspected step above twice that of tensors; null if not measured."""
     peak_phase: list[str] | None = None
     """Phase in which the steady state first reached its peak."""
     forward_peak_bytes: SizesPerRank | None = None

@@ -90,7 +90,7 @@ class TraceSection(Struct, frozen=True, kw_only=True):
     idle_ms: PerRank | None = None
     """Time by rank without compute, communication or copies."""
     causal_area: list[int] | None = None
-    """(query, key, head) triples by rank that the mask leaves in a layer of a sequence; null if unknown."""
+    """Unmasked (query, key, head) triples by rank in a layer, the mean over sequences; null if unknown."""
     purposes_unknown: list[str | None] = []
     """Reason by rank why purposes are unknown; null if they are known."""
     steps: list[TracedStep] = []
